@@ -1,0 +1,41 @@
+"""Packaging of tff_dpftrl: a core of maths, and an extra with TensorFlow."""
+
+import pathlib
+import re
+
+import setuptools
+
+_HERE = pathlib.Path(__file__).parent
+_VERSION = re.search(
+    r'^__version__ = "([^"]+)"', (_HERE / "tff_dpftrl/version.py").read_text(), re.MULTILINE
+).group(1)
+
+setuptools.setup(
+    name="tff_dpftrl",
+    version=_VERSION,
+    description=(
+        "DP-FTRL for TensorFlow Federated: correlated-noise aggregators with honest privacy "
+        "statements."
+    ),
+    long_description=(_HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=setuptools.find_packages(include=["tff_dpftrl", "tff_dpftrl.*"]),
+    package_data={"tff_dpftrl": ["mechanisms/zoo/*.json", "*/README.md"]},
+    python_requires=">=3.10",
+    install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6"],
+    extras_require={
+        # TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
+        # dp-accounting 0.4.3: see "Environment" in README.md before using this extra.
+        "tff": [
+            "tensorflow-federated==0.87.0",
+            "tensorflow-privacy==0.9.0",
+            "tensorflow-text~=2.14.0",
+            "matplotlib",
+            "tqdm",
+            "tomli; python_version < '3.11'",
+        ],
+        "plots": ["matplotlib"],
+    },
+    entry_points={"console_scripts": ["tff-dpftrl=tff_dpftrl.cli.main:main"]},
+)

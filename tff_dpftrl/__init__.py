@@ -1,0 +1,1 @@
+"""Differentially private federated learning without sampling assumptions."""

@@ -1,0 +1,117 @@
+"""What every strategy of the matrix mechanism can be asked.
+
+A strategy is the lower-triangular matrix C of the factorisation A = B C of the
+prefix-sum matrix A. The server releases, round after round, the sum x_t of the
+clipped updates plus (C⁻¹ z)_t, with z i.i.d. Gaussian
+(McMahan, Xu & Zhang 2024, section 2; Denisov et al. 2022).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.participation import schema as schema_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """L2 sensitivity of `C x` when one client's contributions are zeroed out.
+
+    It is stated for clip norm 1; multiply by the clip norm.
+
+    Attributes:
+      squared: The square S² of the sensitivity, or an upper bound of it.
+      exact: False if `squared` is only an upper bound.
+      method: How it was found, in a few words.
+    """
+
+    squared: float
+    exact: bool
+    method: str
+
+    @property
+    def value(self) -> float:
+        """The sensitivity S."""
+        return math.sqrt(self.squared)
+
+
+class Strategy(abc.ABC):
+    """One strategy matrix C, in float64, for one or for any number of rounds."""
+
+    mechanism: ClassVar[str]
+    """Name of the mechanism in files and on the command line, like "blt"."""
+
+    @property
+    def max_rounds(self) -> int | None:
+        """Largest number of rounds this C is defined for; None if any."""
+        return None
+
+    @abc.abstractmethod
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
+        """C, dense, shape [m, num_rounds]; m = num_rounds but for trees."""
+
+    @abc.abstractmethod
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
+        """The linear map from the i.i.d. draws z to the emitted noise.
+
+        Args:
+          num_rounds: Number of rounds n.
+
+        Returns:
+          Shape [n, m], lower triangular in time. It is C⁻¹ for a square C and a
+          left inverse of C for a tree.
+        """
+
+    @abc.abstractmethod
+    def sensitivity(self, schema: schema_lib.MinSep) -> Sensitivity:
+        """Sensitivity under `schema`, never understated."""
+
+    @abc.abstractmethod
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
+        """Squared row norms of B = A C⁻¹, shape [num_rounds].
+
+        Entry t is the variance of the noise in the sum of rounds 0 ... t, per
+        coordinate, for clip norm and noise multiplier 1.
+        """
+
+    @abc.abstractmethod
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
+        """Squared row norms of C⁻¹, shape [num_rounds].
+
+        Entry t is the variance of the noise emitted in round t, per coordinate,
+        for clip norm and noise multiplier 1.
+        """
+
+    @abc.abstractmethod
+    def noise_recipe(self) -> noise_recipe.NoiseRecipe:
+        """The numbers needed to stream C⁻¹ z."""
+
+    @abc.abstractmethod
+    def memory_copies(self, num_rounds: int) -> int:
+        """Model-sized tensors kept between rounds to stream C⁻¹ z."""
+
+    @abc.abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Parameters as JSON-compatible values, with the key "mechanism"."""
+
+    def max_error(self, num_rounds: int) -> float:
+        """MaxError(B) = max_t ‖B[t, :]‖₂ (McMahan, Xu & Zhang 2024, section 2)."""
+        return math.sqrt(float(np.max(self.prefix_noise_variance(num_rounds))))
+
+    def rms_error(self, num_rounds: int) -> float:
+        """RmsError(B) = ‖B‖_F / √n (McMahan, Xu & Zhang 2024, section 2)."""
+        return math.sqrt(float(np.mean(self.prefix_noise_variance(num_rounds))))
+
+    def max_loss(self, schema: schema_lib.MinSep) -> float:
+        """MaxError times sensitivity under `schema`."""
+        return self.sensitivity(schema).value * self.max_error(schema.num_rounds)
+
+    def rms_loss(self, schema: schema_lib.MinSep) -> float:
+        """RmsError times sensitivity under `schema`."""
+        return self.sensitivity(schema).value * self.rms_error(schema.num_rounds)

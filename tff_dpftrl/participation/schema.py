@@ -1,0 +1,98 @@
+"""How often, and how closely spaced, one client may take part.
+
+The guarantee of DP-FTRL rests on a *participation schema* instead of on random
+sampling. `MinSep` is the schema of all five papers ("(k, b)-participation" in
+McMahan, Xu & Zhang 2024, section 2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Iterator, Sequence
+
+
+def _positive_int(name: str, value: int) -> int:
+    try:
+        as_int = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}.") from None
+    if as_int < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}.")
+    return as_int
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSep:
+    """A client takes part at most `max_participations` times, `min_sep` apart.
+
+    `min_sep` is a **stride**: any two rounds i < j of one client satisfy
+    `j - i >= min_sep`, as in the BLT paper and in jax_privacy. TensorFlow
+    Privacy, and the tables of the Gboard paper, count the rounds *in between*
+    (`j - i - 1`, here called the gap): use `MinSep.from_gap` for those numbers.
+
+    Attributes:
+      num_rounds: Number of rounds n; rounds are numbered 0 ... n - 1.
+      min_sep: Smallest allowed stride b between two rounds of one client.
+      max_participations: Largest number k of rounds of one client.
+    """
+
+    num_rounds: int
+    min_sep: int
+    max_participations: int
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = _positive_int(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+
+    @classmethod
+    def from_gap(cls, num_rounds: int, min_sep_gap: int, max_participations: int) -> MinSep:
+        """Builds the schema from a *gap*, the number of rounds in between.
+
+        Args:
+          num_rounds: Number of rounds n.
+          min_sep_gap: Smallest number of rounds strictly between two rounds of
+            one client (`j - i - 1`); 0 allows consecutive rounds.
+          max_participations: Largest number of rounds of one client.
+
+        Returns:
+          The schema with `min_sep = min_sep_gap + 1`.
+
+        Raises:
+          ValueError: If an argument is not an integer or out of range.
+        """
+        return cls(num_rounds, _positive_int("min_sep_gap + 1", min_sep_gap + 1), max_participations)
+
+    @property
+    def min_sep_gap(self) -> int:
+        """Rounds strictly between two rounds of one client, `min_sep - 1`."""
+        return self.min_sep - 1
+
+    @property
+    def effective_participations(self) -> int:
+        """`max_participations`, or fewer if `num_rounds` has no room for them."""
+        return min(self.max_participations, -(-self.num_rounds // self.min_sep))
+
+    def allows(self, rounds: Sequence[int]) -> bool:
+        """Whether one client may take part in exactly these rounds."""
+        ordered = sorted(rounds)
+        return (
+            len(ordered) <= self.max_participations
+            and all(0 <= t < self.num_rounds for t in ordered)
+            and all(j - i >= self.min_sep for i, j in itertools.pairwise(ordered))
+        )
+
+    def patterns(self) -> Iterator[tuple[int, ...]]:
+        """Yields every allowed, non-empty set of rounds; exponentially many."""
+
+        def extend(prefix: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+            start = prefix[-1] + self.min_sep if prefix else 0
+            for t in range(start, self.num_rounds):
+                pattern = (*prefix, t)
+                yield pattern
+                if len(pattern) < self.max_participations:
+                    yield from extend(pattern)
+
+        return extend(())
