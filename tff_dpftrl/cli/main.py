@@ -17,14 +17,10 @@ from tff_dpftrl import version
 _SUBCOMMANDS = ("train", "optimize", "compare", "account", "calibrate", "plan")
 
 
-class UserError(ValueError):
-    """The user's input cannot be used; the message names it and the remedy."""
-
-
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tff-dpftrl",
-        description="Federated learning with DP-FTRL: train, optimise mechanisms, account for them.",
+        description="Federated learning with DP-FTRL: train, optimise mechanisms, account.",
     )
     parser.add_argument("--version", action="version", version=version.__version__)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

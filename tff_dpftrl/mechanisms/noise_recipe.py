@@ -8,7 +8,7 @@ standard Gaussian draws z (later scaled by noise_multiplier · clip_norm).
 from __future__ import annotations
 
 import dataclasses
-from typing import Union
+from typing import TypeAlias
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,5 +93,7 @@ class RestartedNoise:
     starts: tuple[int, ...]
 
 
-BlockRecipe = Union[IdentityNoise, BufferedNoise, TreeNoise, BandedNoise, InverseBandedNoise]
-NoiseRecipe = Union[BlockRecipe, RestartedNoise]
+BlockRecipe: TypeAlias = (
+    IdentityNoise | BufferedNoise | TreeNoise | BandedNoise | InverseBandedNoise
+)
+NoiseRecipe: TypeAlias = BlockRecipe | RestartedNoise

@@ -63,7 +63,9 @@ class MinSep:
         Raises:
           ValueError: If an argument is not an integer or out of range.
         """
-        return cls(num_rounds, _positive_int("min_sep_gap + 1", min_sep_gap + 1), max_participations)
+        return cls(
+            num_rounds, _positive_int("min_sep_gap + 1", min_sep_gap + 1), max_participations
+        )
 
     @property
     def min_sep_gap(self) -> int:
