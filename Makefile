@@ -1,0 +1,59 @@
+# Two commands: `make train` and `make test`. Both set up .venv when it is missing or stale.
+
+VENV := .venv
+# The first Python 3.11 on PATH; TensorFlow Federated 0.87 needs 3.9 to 3.11, the lock file 3.11.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RESULTS ?= results/quickstart
+TRAIN_FLAGS ?=
+
+.PHONY: help train test test-slow lint format notebooks bazel-test lock clean
+help:
+	@echo "make train      train a private next-word model on the embedded corpus (results/quickstart)"
+	@echo "make test       run the default test suite"
+	@echo "make test-slow  run the tests that are left out of it for their length"
+	@echo "make lint       check style with ruff"
+	@echo "make format     rewrite files to the style that lint checks"
+	@echo "make notebooks  execute every notebook in colabs/ on small data"
+	@echo "make bazel-test run the tests with Bazel, offline"
+	@echo "make lock       regenerate requirements.lock from requirements/ (needs uv)"
+	@echo "make clean      remove .venv and caches"
+
+$(READY): requirements.lock setup.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	  echo "Python 3.11 is needed (TensorFlow Federated 0.87 allows no newer one): install it, e.g. 'apt-get install python3.11-venv' or 'pyenv install 3.11', or name one with 'make PYTHON=/path/to/python3.11 ...'." >&2; exit 2; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+train: $(READY)
+	$(BIN)/tff-dpftrl train --config configs/quickstart.toml --output $(RESULTS) $(TRAIN_FLAGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+notebooks: $(READY)
+	$(BIN)/python colabs/execute.py
+
+bazel-test: $(READY)
+	. $(BIN)/activate && bazel test //tests/...
+
+lock:
+	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
+	  --override requirements/overrides.txt requirements/requirements.in --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,36 @@
+"""One library a package and one test a file, without a list to forget to extend."""
+
+load("@rules_python//python:defs.bzl", "py_library", "py_test")
+
+def package_library(deps = [], data = []):
+    """Declares the library of a folder: all its Python files.
+
+    Args:
+      deps: Libraries of our own that it imports.
+      data: Files it reads at run time.
+    """
+    py_library(
+        name = native.package_name().split("/")[-1],
+        srcs = native.glob(["*.py"]),
+        data = data,
+        visibility = ["//visibility:public"],
+        deps = deps,
+    )
+
+def package_tests(deps, data = []):
+    """Declares a `py_test` for every `*_test.py` of a folder.
+
+    Args:
+      deps: Libraries of our own that the tests import.
+      data: Files that the tests read.
+    """
+    helpers = native.glob(["*.py"], exclude = ["*_test.py"])
+    for source in native.glob(["*_test.py"]):
+        py_test(
+            name = source[:-len(".py")],
+            size = "large",
+            srcs = [source] + helpers,
+            data = data + ["//:pyproject.toml"],
+            main = source,
+            deps = deps,
+        )
