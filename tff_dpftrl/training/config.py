@@ -1,0 +1,254 @@
+"""The one frozen description of a training run.
+
+Flags of `tff-dpftrl train`, keys of a TOML file and the resolved `config.json`
+of a run are all the fields of `TrainingConfig`: what is claimed and what is run
+cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+Mechanism = Literal["blt", "tree", "banded-toeplitz", "bisr", "identity", "none"]
+ServerOptimizer = Literal["sgd", "momentum", "adam"]
+
+
+def _option(default: Any, help: str, group: str, minimum: float | None = None) -> Any:
+    return dataclasses.field(
+        default=default, metadata={"help": help, "group": group, "minimum": minimum}
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides what a training run does.
+
+    Attributes carry their meaning, unit and group in their field metadata, which
+    is what `tff-dpftrl train --help` prints.
+    """
+
+    data: str = _option(
+        "docs",
+        "Corpus: 'docs' (docstrings of installed packages, a user is a module), a .jsonl or "
+        '.jsonl.gz file of {"user_id", "examples"} lines, or a .sqlite file in the layout of '
+        "tff.simulation.datasets.",
+        "data",
+    )
+    vocabulary: str = _option(
+        "docs",
+        "Public source of the vocabulary: 'docs' (docstrings of the standard library) or a file, "
+        "either one word a line (.txt) or a corpus (.jsonl, .jsonl.gz). 'private' learns it from "
+        "the training users, which the privacy statement then does not cover.",
+        "data",
+    )
+    vocabulary_size: int = _option(4000, "Number of words in the vocabulary.", "data", 1)
+    lower_case: bool = _option(True, "Lower-case the text.", "data")
+    sequence_length: int = _option(20, "Tokens in a training sequence.", "data", 1)
+    batch_size: int = _option(16, "Sequences in a client's batch.", "data", 1)
+    max_sequences_per_client: int = _option(
+        256, "Sequences of one client used in a round, at most.", "data", 1
+    )
+    max_users: int | None = _option(
+        None, "Use only the first so many training users; all if not given.", "data", 2
+    )
+
+    embedding_size: int = _option(96, "Width of the word embedding.", "model", 1)
+    lstm_size: int = _option(128, "Width of the LSTM's state.", "model", 1)
+    tie_embeddings: bool = _option(
+        True, "Use one matrix as input embedding and as output layer.", "model"
+    )
+
+    num_rounds: int = _option(100, "Rounds of training.", "federated learning", 1)
+    clients_per_round: int = _option(
+        20, "Clients in a round's cohort (the report goal).", "federated learning", 1
+    )
+    client_epochs: int = _option(
+        1, "Passes of a client over its sequences.", "federated learning", 1
+    )
+    client_learning_rate: float = _option(
+        0.5, "Learning rate of the clients' SGD.", "federated learning", 0.0
+    )
+    server_optimizer: ServerOptimizer = _option(
+        "momentum", "Optimizer of the server: sgd, momentum or adam.", "federated learning"
+    )
+    server_learning_rate: float = _option(
+        0.5, "Learning rate of the server's optimizer.", "federated learning", 0.0
+    )
+    server_momentum: float = _option(
+        0.9, "Momentum of the server's optimizer 'momentum'.", "federated learning", 0.0
+    )
+
+    mechanism: Mechanism = _option(
+        "blt",
+        "Noise: blt, tree, banded-toeplitz, bisr, identity (independent noise), or none (no "
+        "clipping, no noise, no privacy).",
+        "privacy",
+    )
+    noise_multiplier: float | None = _option(
+        None, "Standard deviation of the noise draws per unit of clip norm.", "privacy", 0.0
+    )
+    target_epsilon: float | None = _option(
+        None, "Instead of a noise multiplier: the largest ε the whole run may spend.", "privacy"
+    )
+    delta: float = _option(1e-10, "δ of the (ε, δ) statement.", "privacy")
+    clip_norm: float = _option(
+        1.0, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
+    )
+    min_sep: int | None = _option(
+        None,
+        "Smallest difference between the indices of two rounds of one client (a stride, not the "
+        "gap in between); if not given, the largest that the population allows.",
+        "privacy",
+        1,
+    )
+    max_participations: int | None = _option(
+        None,
+        "Largest number of rounds of one client; if not given, as many as min_sep allows.",
+        "privacy",
+        1,
+    )
+    buffers: int | None = _option(
+        None, "Buffers of the BLT mechanism; chosen automatically if not given.", "privacy", 1
+    )
+
+    eval_every: int = _option(10, "Rounds between evaluations on held-out users.", "run", 1)
+    eval_sequences: int = _option(
+        4000, "Held-out sequences used in an evaluation, at most.", "run", 1
+    )
+    seed: int = _option(
+        0, "Public seed of the cohorts, the shuffling and the initial model (not of noise).", "run"
+    )
+    deterministic_noise_seed: int | None = _option(
+        None,
+        "Seed of the noise, for debugging only: whoever knows it can subtract the noise, so that "
+        "the run is NOT private. If not given, the operating system's generator is used.",
+        "run",
+    )
+
+    def __post_init__(self):
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _convert(field.name, getattr(self, field.name), hints[field.name])
+            minimum = field.metadata["minimum"]
+            if minimum is not None and value is not None and not value >= minimum:
+                raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
+            object.__setattr__(self, field.name, value)
+        for name in ("client_learning_rate", "clip_norm", "server_learning_rate", "target_epsilon"):
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ValueError(f"{name} must be positive, got {value!r}.")
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}.")
+        if not self.server_momentum < 1.0:
+            raise ValueError(f"server_momentum must be below 1, got {self.server_momentum!r}.")
+        self._check_noise()
+
+    def _check_noise(self):
+        given = [n for n in ("noise_multiplier", "target_epsilon") if getattr(self, n) is not None]
+        if self.mechanism == "none":
+            if given:
+                raise ValueError(f"{given[0]} has no meaning with mechanism 'none': leave it out.")
+        elif len(given) != 1:
+            raise ValueError(
+                f"mechanism {self.mechanism!r} needs either noise_multiplier or target_epsilon, "
+                f"got {'both' if given else 'neither'}."
+            )
+        if self.buffers is not None and self.mechanism != "blt":
+            raise ValueError(f"buffers applies to mechanism 'blt' only, not {self.mechanism!r}.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON-compatible values."""
+        return dataclasses.asdict(self)
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    """Checks `value` against the field's type; numbers may arrive as int for float."""
+    alternatives = typing.get_args(hint) if typing.get_origin(hint) is not Literal else (hint,)
+    alternatives = alternatives or (hint,)
+    if value is None and type(None) in alternatives:
+        return None
+    for kind in alternatives:
+        if typing.get_origin(kind) is Literal:
+            if value in typing.get_args(kind):
+                return value
+            choices = ", ".join(typing.get_args(kind))
+            raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value!r}.")
+            return float(value)
+        if kind is not type(None) and type(value) is kind:
+            return value
+    expected = " or ".join(k.__name__ for k in alternatives if k is not type(None))
+    raise ValueError(f"{name} must be of type {expected}, got {value!r}.")
+
+
+def config_from_mapping(values: Mapping[str, Any], source: str) -> TrainingConfig:
+    """Builds a config, refusing unknown keys.
+
+    Args:
+      values: Field names and values.
+      source: Where they come from, for error messages.
+
+    Returns:
+      The validated config.
+
+    Raises:
+      ValueError: If a key is unknown or a value cannot be used.
+    """
+    known = {field.name for field in dataclasses.fields(TrainingConfig)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(
+            f"{source} has the unknown option {unknown[0]!r}; known are: "
+            f"{', '.join(sorted(known))}."
+        )
+    return TrainingConfig(**values)
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Reads the options of a TOML file.
+
+    Options may stand at the top level or, for order's sake, in tables of any
+    name: `[privacy]` followed by `clip_norm = 1.0` is the same as the latter alone.
+
+    Args:
+      path: The file.
+
+    Returns:
+      Option names and values; nothing is validated but the TOML syntax.
+
+    Raises:
+      ValueError: If the file is missing, is not TOML, or gives an option twice.
+    """
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ValueError(f"Cannot read the config file {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"The config file {path} is not valid TOML: {error}.") from error
+    options: dict[str, Any] = {}
+    for key, value in document.items():
+        for name, entry in value.items() if isinstance(value, dict) else [(key, value)]:
+            if name in options:
+                raise ValueError(f"The config file {path} gives the option {name!r} twice.")
+            options[name] = entry
+    return options
+
+
+def read_resolved(path: str | os.PathLike[str]) -> TrainingConfig:
+    """Reads the config that a run wrote to its `config.json`."""
+    with open(path, encoding="utf-8") as file:
+        return config_from_mapping(json.load(file)["config"], str(path))

@@ -1,0 +1,78 @@
+"""Ends TFF's worker processes when the training process is gone, however it went.
+
+TFF's runtime is a child process, `worker_binary`, that outlives a parent which
+ends without Python's clean-up (SIGTERM, SIGKILL, a crash) and keeps its
+terminal or pipe open. The watchdog is a small process of its own session: it
+notes the workers of its parent and kills them once the pipe to the parent
+closes, which the kernel does for every kind of death.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+_WORKER = "worker_binary"
+_POLL_SECONDS = 0.2
+_POLL_SECONDS_ONCE_FOUND = 2.0
+
+
+def start() -> subprocess.Popen[bytes]:
+    """Starts the watchdog of this process.
+
+    Call it before the first TFF computation runs. It needs Linux's /proc; where
+    there is none it runs, but finds no workers.
+
+    Returns:
+      The watchdog's process. It ends by itself after this one.
+    """
+    # -I -S: neither the user's site packages nor the environment slow its start.
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def _parent_and_start_time(pid: int) -> tuple[int, str] | None:
+    """Parent's id and start time of a process named like TFF's worker, else None."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
+    except OSError:
+        return None
+    fields = rest.split()
+    return (int(fields[1]), fields[19]) if name == _WORKER else None
+
+
+def _workers(parent: int) -> dict[int, str]:
+    """Ids and start times of the workers whose parent is `parent`."""
+    found = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        facts = _parent_and_start_time(int(entry)) if entry.isdigit() else None
+        if facts is not None and facts[0] == parent:
+            found[int(entry)] = facts[1]
+    return found
+
+
+def _watch(parent: int) -> None:
+    workers: dict[int, str] = {}
+    timeout = _POLL_SECONDS
+    while not select.select([sys.stdin], [], [], timeout)[0]:
+        workers = _workers(parent) or workers
+        timeout = _POLL_SECONDS_ONCE_FOUND if workers else _POLL_SECONDS
+    time.sleep(0.1)  # A parent that ends cleanly ends its worker by itself.
+    for pid, start_time in workers.items():
+        facts = _parent_and_start_time(pid)
+        if facts is not None and facts[1] == start_time:  # Not another process with the same id.
+            os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _watch(int(sys.argv[1]))
