@@ -1,0 +1,130 @@
+"""`tff-dpftrl train`: a private next-word model, with its privacy statement."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import types
+import typing
+
+from tff_dpftrl.training import config as config_lib
+
+_DESCRIPTION = """\
+Train a next-word model with federated learning and DP-FTRL, and state its privacy.
+
+The output folder receives config.json, metrics.csv, curves.png, TensorBoard events,
+model.npz (the weights, fit to publish), and privacy_statement.md and .json. Its folder
+private/ (checkpoints with the noise's seed, the ledger of participation) is what --resume
+goes on from; whoever reads it can undo the privacy of the run.
+"""
+
+_EPILOG = """\
+examples:
+  # Docstrings of the installed packages, a BLT mechanism, 100 rounds of 20 clients.
+  tff-dpftrl train --mechanism blt --noise-multiplier 0.5 --rounds 100 --output results/blt
+
+  # Your own text, noise calibrated to a target, options kept in a file.
+  tff-dpftrl train --config my_run.toml --data users.jsonl.gz --target-epsilon 8 --output out
+
+  # Go on after an interruption; the config is the one that the run began with.
+  tff-dpftrl train --resume --output out
+
+A TOML file given with --config holds the same options, with underscores instead of hyphens
+(num_rounds = 100), in tables of any name; flags overrule it.
+"""
+
+_SHORT_FLAGS = {"num_rounds": ["--rounds"]}
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a next-word model with DP-FTRL and state its privacy",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
+    parser.add_argument(
+        "--resume", action="store_true", help="Go on with the interrupted run in --output."
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    hints = typing.get_type_hints(config_lib.TrainingConfig)
+    for field in dataclasses.fields(config_lib.TrainingConfig):
+        group = field.metadata["group"]
+        if group not in groups:
+            groups[group] = parser.add_argument_group(group)
+        _add_flag(groups[group], field, hints[field.name])
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
+    flags = _SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
+    default = "" if field.default is None else f" Default: {field.default}."
+    text = (field.metadata["help"] + default).replace("%", "%%")
+    if hint is bool:
+        group.add_argument(
+            *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+        )
+        return
+    if typing.get_origin(hint) is typing.Literal:
+        choices, kind = typing.get_args(hint), str
+    else:
+        choices = None
+        kind = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
+    metavar = {int: "N", float: "X"}.get(kind, "NAME")
+    group.add_argument(
+        *flags,
+        dest=field.name,
+        type=kind,
+        choices=choices,
+        metavar=metavar,
+        default=argparse.SUPPRESS,
+        help=text,
+    )
+
+
+def _given_options(args: argparse.Namespace) -> dict[str, object]:
+    names = {field.name for field in dataclasses.fields(config_lib.TrainingConfig)}
+    return {name: value for name, value in vars(args).items() if name in names}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trains, or resumes, and returns the exit status."""
+    output = pathlib.Path(args.output)
+    flags = _given_options(args)
+    if args.resume:
+        if flags or args.config:
+            raise ValueError(
+                "--resume goes on with the config that the run began with: leave out "
+                f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
+            )
+        resolved = None
+    else:
+        options = config_lib.read_toml(args.config) if args.config else {}
+        overruled = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
+        for flag, other in overruled.items():
+            if flag in flags and other not in flags:
+                options.pop(other, None)
+        if flags.get("mechanism") == "none":
+            for name in overruled:
+                options.pop(name, None)
+        resolved = config_lib.config_from_mapping(
+            options | flags, args.config if args.config else "the command line"
+        )
+
+    from tff_dpftrl.training import run as run_lib
+
+    try:
+        results = run_lib.train(resolved, output)
+    except KeyboardInterrupt:
+        print(
+            f"\nInterrupted. Every committed round is kept: tff-dpftrl train --resume "
+            f"--output {output}"
+        )
+        return 130
+    print(f"\n{results.summary}\nResults are in {output}/")
+    return 0
