@@ -1,0 +1,70 @@
+"""The interface of a noise kernel: one recipe, one tensor, one round at a time."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import TypeAlias
+
+import tensorflow as tf
+
+Draw: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
+"""Maps an int64 scalar i to the i-th float32 vector of independent N(0, 1)."""
+
+
+class Kernel(abc.ABC):
+    """Emits the noise (C⁻¹ z)_t of one block, coordinate by coordinate.
+
+    A round with t = 0 ignores what is in the buffer, so that a restart needs
+    nothing but fresh draws.
+    """
+
+    num_buffers: int = 0
+    """Rows of the buffer: vectors kept between rounds."""
+
+    max_rounds: int | None = None
+    """Number of rounds the recipe is defined for; None if any."""
+
+    @abc.abstractmethod
+    def step(
+        self, buffer: tf.Tensor | None, t: tf.Tensor, draw: Draw
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Emits the noise of one round.
+
+        Args:
+          buffer: float32 tensor of shape [num_buffers, size], zeros before the
+            first round; None if `num_buffers` is 0.
+          t: int64 scalar, the round within its block, from 0.
+          draw: The draws of this tensor and block; the same i always gives the
+            same vector of shape [size].
+
+        Returns:
+          The noise, float32 of shape [size], and the new buffer.
+        """
+
+
+def within_horizon(kernel: Kernel, t: tf.Tensor) -> tf.Tensor:
+    """Returns `t`, failing when the op runs if the recipe has no such round.
+
+    Args:
+      kernel: A kernel.
+      t: int64 scalar, the round within its block.
+
+    Returns:
+      `t`, to be used in place of the argument.
+
+    Raises:
+      tf.errors.InvalidArgumentError: When run, if `t >= kernel.max_rounds`.
+    """
+    if kernel.max_rounds is None:
+        return t
+    check = tf.debugging.assert_less(
+        t,
+        tf.constant(kernel.max_rounds, tf.int64),
+        message=(
+            f"This noise is defined for {kernel.max_rounds} rounds, which have all been run; "
+            "noise beyond them would be too weak. Build the strategy for more rounds."
+        ),
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(t)

@@ -1,0 +1,150 @@
+"""The noise of one stream, for all tensors of a model, round after round.
+
+Pure TensorFlow. A stream is a recipe of `mechanisms.noise_recipe` together with
+the shapes of the tensors it covers. Its noise is a pure function of the stream's
+seed, the round, the position of the tensor and the coordinate.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.aggregators import kernel
+from tff_dpftrl.aggregators import matrix_kernels
+from tff_dpftrl.aggregators import seeds
+from tff_dpftrl.aggregators import tree_kernels
+from tff_dpftrl.mechanisms import noise_recipe
+
+
+@functools.singledispatch
+def build_kernel(recipe: noise_recipe.BlockRecipe) -> kernel.Kernel:
+    """The kernel that runs `recipe`.
+
+    Args:
+      recipe: A recipe without restarts.
+
+    Returns:
+      Its kernel.
+
+    Raises:
+      ValueError: If `recipe` is not a recipe for one block.
+    """
+    raise ValueError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.IdentityNoise) -> kernel.Kernel:
+    del recipe  # It has no parameters.
+    return matrix_kernels.IdentityKernel()
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.BufferedNoise) -> kernel.Kernel:
+    return matrix_kernels.BufferedKernel(recipe)
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.BandedNoise) -> kernel.Kernel:
+    return matrix_kernels.BandedKernel(recipe)
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.InverseBandedNoise) -> kernel.Kernel:
+    return matrix_kernels.InverseBandedKernel(recipe)
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.TreeNoise) -> kernel.Kernel:
+    if recipe.variance_reduction:
+        return tree_kernels.ReducedTreeKernel(recipe)
+    return tree_kernels.VanillaTreeKernel(recipe)
+
+
+class NoiseStream:
+    """Unit noise C⁻¹ z for a list of tensors; multiply it by z · clip norm.
+
+    Attributes:
+      starts: First rounds of the blocks; (0,) without restarts.
+    """
+
+    def __init__(self, recipe: noise_recipe.NoiseRecipe, shapes: Sequence[Sequence[int]]):
+        """Initialises the stream.
+
+        Args:
+          recipe: How the noise of a round follows from the draws.
+          shapes: Static shapes of the tensors, in a fixed order.
+
+        Raises:
+          ValueError: If `recipe` is unknown or its restarts do not begin with
+            round 0 and increase.
+        """
+        if isinstance(recipe, noise_recipe.RestartedNoise):
+            self.starts = tuple(recipe.starts)
+            block_recipe = recipe.recipe
+        else:
+            self.starts = (0,)
+            block_recipe = recipe
+        if self.starts[:1] != (0,) or any(np.diff(self.starts) <= 0):
+            raise ValueError(
+                f"starts must begin with 0 and increase strictly, got {list(self.starts)}."
+            )
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self._kernel = build_kernel(block_recipe)
+
+    def initial_buffers(self) -> tuple[tf.Tensor, ...]:
+        """Buffers before the first round; an empty tuple if nothing is kept."""
+        rows = self._kernel.num_buffers
+        if rows == 0:
+            return ()
+        return tuple(tf.zeros([rows, size], tf.float32) for size in self._sizes)
+
+    def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The block a round lies in, and the round's number within it.
+
+        Args:
+          round_index: int64 scalar.
+
+        Returns:
+          Two int64 scalars.
+        """
+        starts = tf.constant(self.starts, tf.int64)
+        block = tf.reduce_sum(tf.cast(starts <= round_index, tf.int64)) - 1
+        return block, round_index - tf.gather(starts, block)
+
+    def next(
+        self, buffers: Sequence[tf.Tensor], round_index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
+        """The noise of one round and the buffers after it.
+
+        Args:
+          buffers: What `initial_buffers` or the previous round returned.
+          round_index: int64 scalar, from 0; rounds must be run in order.
+          seed: int64 tensor of shape [2], the stream's own.
+
+        Returns:
+          float32 tensors of the stream's shapes, and the new buffers.
+
+        Raises:
+          tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
+        """
+        block, t = self.block(round_index)
+        t = kernel.within_horizon(self._kernel, t)
+        block_seed = seeds.derive(seed, block)
+        noise, new_buffers = [], []
+        for position, (shape, size) in enumerate(zip(self._shapes, self._sizes, strict=True)):
+            tensor_seed = seeds.derive(block_seed, position)
+
+            def draw(index, tensor_seed=tensor_seed, size=size):
+                return seeds.normal(seeds.derive(tensor_seed, index), size)
+
+            buffer = buffers[position] if buffers else None
+            values, buffer = self._kernel.step(buffer, t, draw)
+            noise.append(tf.reshape(values, shape))
+            if buffer is not None:
+                new_buffers.append(buffer)
+        return noise, tuple(new_buffers)
