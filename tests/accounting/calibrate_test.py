@@ -1,0 +1,84 @@
+"""Calibrated noise meets its target, and only just."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tff_dpftrl.accounting import calibrate, gaussian, guarantee
+from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.participation import schema as schema_lib
+
+_SCHEMA = schema_lib.MinSep(200, 30, 5)
+
+
+@given(
+    target=st.floats(-3.0, 3.0).map(lambda exponent: 10.0**exponent),
+    delta=st.floats(-30.0, -1.0).map(lambda exponent: 10.0**exponent),
+    inflation=st.floats(1.0, 1.5),
+)
+@settings(max_examples=50, deadline=None)
+def test_target_epsilon_is_met_and_not_wasted(target, delta, inflation):
+    mechanism = tree.Tree(200)
+    noise = calibrate.calibrate_noise_multiplier(
+        mechanism, _SCHEMA, target_epsilon=target, delta=delta, clip_norm_inflation=inflation
+    )
+    found = guarantee.dp_ftrl_guarantee(
+        mechanism,
+        noise_multiplier=noise,
+        schema=_SCHEMA,
+        delta=delta,
+        clip_norm_inflation=inflation,
+    )
+    assert target * (1 - 1e-8) - 1e-9 * found.mu <= found.epsilon <= target
+
+
+@given(target=st.floats(-6.0, 4.0).map(lambda exponent: 10.0**exponent))
+@settings(max_examples=50, deadline=None)
+def test_target_rho_is_met_and_not_wasted(target):
+    mechanism = tree.Tree(200)
+    noise = calibrate.calibrate_noise_multiplier(mechanism, _SCHEMA, target_rho=target)
+    found = guarantee.dp_ftrl_guarantee(
+        mechanism, noise_multiplier=noise, schema=_SCHEMA, delta=1e-10
+    )
+    assert target * (1 - 1e-9) <= found.rho_zcdp <= target
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({}, "exactly one"),
+        ({"target_epsilon": 1.0, "target_rho": 1.0, "delta": 1e-6}, "exactly one"),
+        ({"target_epsilon": 1.0}, "delta"),
+        ({"target_epsilon": 0.0, "delta": 1e-6}, "target_epsilon"),
+        ({"target_rho": math.inf}, "target_rho"),
+        ({"target_epsilon": math.nan, "delta": 1e-6}, "target_epsilon"),
+    ],
+)
+def test_errors_name_the_argument(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate.calibrate_noise_multiplier(tree.Tree(200), _SCHEMA, **kwargs)
+
+
+@pytest.mark.parametrize("initial", [1e-3, 1.0, 1e3])
+def test_bisection_ends_just_above_the_smallest_noise(initial):
+    def epsilon(noise):
+        return gaussian.epsilon(1.0 / noise, 1e-8)
+
+    found = calibrate.smallest_noise(epsilon, target_epsilon=2.0, initial=initial)
+    assert epsilon(found) <= 2.0
+    smallest = 1.0 / gaussian.mu(2.0, 1e-8)
+    assert smallest <= found <= smallest * (1 + 1.01e-4)
+
+
+def test_bisection_gives_up_on_the_impossible():
+    with pytest.raises(ValueError, match="out of reach"):
+        calibrate.smallest_noise(lambda noise: 3.0, target_epsilon=2.0)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

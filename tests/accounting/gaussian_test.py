@@ -1,0 +1,142 @@
+"""The exact Gaussian against 400-digit arithmetic, dp_accounting and published numbers."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import dp_accounting
+import mpmath
+import pytest
+from dp_accounting import rdp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tff_dpftrl.accounting import gaussian
+
+_DELTAS = (1e-300, 1e-100, 1e-10, 1e-5, 0.1, 0.9)
+_mus = st.floats(-12.0, 4.0).map(lambda exponent: 10.0**exponent)
+_deltas = st.floats(-300.0, -0.01).map(lambda exponent: 10.0**exponent)
+
+
+def _log_delta(mu: float, epsilon: float) -> float:
+    """Balle & Wang 2018, Theorem 8, in 400 digits."""
+    with mpmath.workdps(400):
+        mu, epsilon = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        upper = mpmath.ncdf(mu / 2 - epsilon / mu)
+        return float(mpmath.log(upper - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)))
+
+
+@pytest.mark.parametrize("mu", [1e-12, 1e-8, 1e-4, 0.01, 0.3, 0.7, 0.71, 1.0, 3.0, 10.0, 40.0])
+@pytest.mark.parametrize("s", [-7.0, -3.0, -0.1, 0.5, 2.0, 6.0, 20.0, 36.0])
+def test_log_delta_agrees_with_high_precision(mu, s):
+    epsilon = mu * (max(s, -mu / 2) + mu / 2)
+    expected = _log_delta(mu, epsilon)
+    # 1e-11 of the argument's own rounding is amplified by at most |d log delta / d s| <= s + 1.
+    assert gaussian.log_delta(mu, epsilon) == pytest.approx(expected, rel=1e-11, abs=1e-11)
+
+
+@given(mu=_mus, delta=_deltas)
+@settings(max_examples=60, deadline=None)
+def test_epsilon_is_smallest_that_keeps_delta(mu, delta):
+    epsilon = gaussian.epsilon(mu, delta)
+    assert gaussian.log_delta(mu, epsilon) <= math.log(delta)
+    if epsilon > 0.0:
+        less = epsilon - (1e-9 * epsilon + 1e-9 * mu)
+        assert less < 0.0 or gaussian.log_delta(mu, less) > math.log(delta)
+
+
+@given(mu=_mus, delta=_deltas)
+@settings(max_examples=60, deadline=None)
+def test_mu_inverts_epsilon_on_the_safe_side(mu, delta):
+    epsilon = gaussian.epsilon(mu, delta)
+    found = gaussian.mu(epsilon, delta)
+    assert gaussian.log_delta(found, epsilon) <= math.log(delta)
+    if epsilon > 0.0:
+        assert found == pytest.approx(mu, rel=1e-9)
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.5, 1.0, 2.0, 5.0])
+@pytest.mark.parametrize("delta", [1e-10, 1e-6, 1e-2])
+def test_agrees_with_dp_accounting(mu, delta):
+    event = dp_accounting.GaussianDpEvent(1.0 / mu)
+    pld = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event)
+    assert gaussian.epsilon(mu, delta) == pytest.approx(pld.get_epsilon(delta), abs=1e-6, rel=1e-6)
+    orders = [1.0 + 1.01**i for i in range(-500, 700)]
+    renyi = rdp.RdpAccountant(orders).compose(event).get_epsilon(delta)
+    ours = gaussian.epsilon_from_rho_by_rdp(mu**2 / 2, delta)
+    assert renyi * (1 - 1e-4) <= ours <= renyi * (1 + 1e-9)
+
+
+@given(mu=_mus, delta=_deltas)
+@settings(max_examples=60, deadline=None)
+def test_conversions_from_rho_are_ordered(mu, delta):
+    rho = mu**2 / 2
+    exact = gaussian.epsilon(mu, delta)
+    by_rdp = gaussian.epsilon_from_rho_by_rdp(rho, delta)
+    classic = gaussian.epsilon_from_rho_classic(rho, delta)
+    assert exact <= by_rdp * (1 + 1e-9) + 2e-12 * mu
+    assert by_rdp <= classic * (1 + 1e-9)
+
+
+@given(
+    mu=_mus,
+    delta=_deltas,
+    mu_factor=st.floats(1.0, 10.0),
+    delta_factor=st.floats(1.0, 10.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_epsilon_is_monotone(mu, delta, mu_factor, delta_factor):
+    epsilon = gaussian.epsilon(mu, delta)
+    slack = 1e-11 * (epsilon + mu)
+    assert gaussian.epsilon(mu * mu_factor, delta) >= epsilon - slack
+    if delta * delta_factor < 1.0:
+        assert gaussian.epsilon(mu, delta * delta_factor) <= epsilon + slack
+
+
+# Gboard paper (Xu et al. 2023): Appendix A and Table 2, epsilon at delta = 1e-10 of a printed rho.
+@pytest.mark.parametrize(
+    "rho, epsilon",
+    [(0.25, 4.49), (1.86, 13.69), (0.89, 9.01), (0.61, 7.31), (0.32, 5.13), (0.99, 9.56)],
+)
+def test_published_epsilons_of_rho(rho, epsilon):
+    assert gaussian.epsilon(gaussian.mu_from_rho(rho), 1e-10) == pytest.approx(epsilon, abs=0.0051)
+
+
+def test_es_es_of_2022_by_both_conversions():
+    # McMahan & Thakurta 2022: rho = .81 is S² = 79 at z = 7; epsilon was given as 8.90.
+    rho = 79 / 98
+    assert gaussian.epsilon(gaussian.mu_from_rho(rho), 1e-10) == pytest.approx(8.5261, abs=1e-4)
+    assert gaussian.epsilon_from_rho_by_rdp(rho, 1e-10) == pytest.approx(8.90, abs=0.005)
+
+
+@pytest.mark.parametrize("delta", _DELTAS)
+def test_limits(delta):
+    assert gaussian.epsilon(0.0, delta) == 0.0
+    assert gaussian.epsilon(math.inf, delta) == math.inf
+    assert gaussian.log_delta(0.0, 1.0) == -math.inf
+    assert gaussian.delta(math.inf, 1.0) == 1.0
+    assert gaussian.epsilon_from_rho_by_rdp(0.0, delta) == 0.0
+    assert gaussian.epsilon_from_rho_by_rdp(math.inf, delta) == math.inf
+
+
+@pytest.mark.parametrize(
+    "call, name",
+    [
+        (lambda: gaussian.epsilon(-1.0, 1e-6), "mu"),
+        (lambda: gaussian.epsilon(math.nan, 1e-6), "mu"),
+        (lambda: gaussian.epsilon(1.0, 0.0), "delta"),
+        (lambda: gaussian.epsilon(1.0, 1.0), "delta"),
+        (lambda: gaussian.delta(1.0, -0.1), "epsilon"),
+        (lambda: gaussian.mu(1.0, math.nan), "delta"),
+        (lambda: gaussian.epsilon_from_rho_by_rdp(-1.0, 1e-6), "rho"),
+        (lambda: gaussian.mu_from_rho(-1.0), "rho"),
+    ],
+)
+def test_errors_name_the_argument(call, name):
+    with pytest.raises(ValueError, match=name):
+        call()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,48 @@
+"""`DpEvent`s of our mechanisms, which dp_accounting's own accountants accept.
+
+TensorFlow Privacy's tree aggregators emit an `UnsupportedDpEvent`, which no
+accountant can turn into an epsilon. A DP-FTRL run is one Gaussian mechanism, so
+its event *is* a `GaussianDpEvent`, with the facts it was derived from added.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attr
+import dp_accounting
+
+
+@attr.s(frozen=True, slots=True, auto_attribs=True)
+class DpFtrlDpEvent(dp_accounting.GaussianDpEvent):
+    """One whole run of a matrix mechanism under a participation schema.
+
+    The accountants treat it as the Gaussian mechanism that it is; composing it
+    twice is running twice on the same clients. Neighbours zero out one client.
+
+    Attributes:
+      noise_multiplier: Of the equivalent Gaussian: standard deviation over
+        sensitivity, z / (S · clip_norm_inflation). Inherited.
+      strategy_noise_multiplier: z, the noise per unit clip norm.
+      sensitivity_squared: S², for clip norm 1.
+      clip_norm_inflation: Norm bound of what is summed over the clip norm.
+      num_rounds: Rounds of the run.
+      min_sep: Smallest stride between two rounds of one client.
+      max_participations: Largest number of rounds of one client.
+    """
+
+    strategy_noise_multiplier: float
+    sensitivity_squared: float
+    clip_norm_inflation: float
+    num_rounds: int
+    min_sep: int
+    max_participations: int
+
+    def __attrs_post_init__(self):
+        sensitivity = math.sqrt(self.sensitivity_squared) * self.clip_norm_inflation
+        expected = self.strategy_noise_multiplier / sensitivity
+        if not math.isclose(self.noise_multiplier, expected, rel_tol=1e-9):
+            raise ValueError(
+                f"noise_multiplier of a DpFtrlDpEvent must be z / (S · inflation) = {expected!r}, "
+                f"got {self.noise_multiplier!r}; build the event with Guarantee.to_dp_event()."
+            )

@@ -1,0 +1,211 @@
+"""Privacy of one Gaussian mechanism, exactly and by the older, looser conversions.
+
+A matrix mechanism with sensitivity S and noise multiplier z is a Gaussian
+mechanism with `mu = S / z` (sensitivity over standard deviation), that is
+mu-Gaussian DP (Dong, Roth & Su 2022), and rho-zCDP with `rho = mu² / 2`.
+`epsilon` and `delta` below are the exact trade-off of that mechanism (Balle &
+Wang 2018, Theorem 8); the conversions that only know rho are named after what
+they convert from, and are never smaller.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import optimize, special
+
+_SQRT2 = math.sqrt(2.0)
+_SQRT_PI = math.sqrt(math.pi)
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
+# Results are moved to the safe side by this much, more than the rounding errors above it.
+_SAFETY = 1e-12
+
+
+def check_delta(delta: float) -> None:
+    """Raises a ValueError unless 0 < delta < 1."""
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta must be strictly between 0 and 1, got {delta!r}; try 1e-10.")
+
+
+def _check_mu(mu: float) -> None:
+    if not mu >= 0.0:
+        raise ValueError(f"mu (sensitivity / stddev) must be at least 0, got {mu!r}.")
+
+
+def _check_rho(rho: float) -> None:
+    if not rho >= 0.0:
+        raise ValueError(f"rho must be at least 0, got {rho!r}.")
+
+
+def mu_from_rho(rho: float) -> float:
+    """The mu of a Gaussian mechanism that is exactly rho-zCDP, √(2 rho)."""
+    _check_rho(rho)
+    return math.sqrt(2.0 * rho)
+
+
+def _minus_erfcx_slope(x: np.ndarray) -> np.ndarray:
+    """−erfcx′(x) = 2/√π − 2x·erfcx(x) for x > −1, without cancellation at large x."""
+    inverse = 1.0 / np.maximum(x, 1.0) ** 2
+    series = inverse * (1 - inverse * (1.5 - inverse * (3.75 - inverse * 13.125))) / _SQRT_PI
+    return np.where(x > 60.0, series, 2.0 / _SQRT_PI - 2.0 * x * special.erfcx(x))
+
+
+def _log_delta_at(mu: float, s: float) -> float:
+    """Log of delta(epsilon) at epsilon = mu·(s + mu/2), for s >= −mu/2 and mu > 0.
+
+    With u = s/√2 and v = (s + mu)/√2, Balle & Wang's
+    Φ(−s) − e^epsilon Φ(−s − mu) is ½ e^(−u²) (erfcx(u) − erfcx(v)).
+    """
+    u, width = s / _SQRT2, mu / _SQRT2
+    v = u + width
+    if u < -5.0:
+        upper = special.log_ndtr(-s)
+        return float(upper + np.log1p(-0.5 * special.erfcx(v) * math.exp(-u * u - upper)))
+    if width < 0.5:
+        points = u + width * (_NODES + 1.0) / 2.0
+        difference = width / 2.0 * float(_WEIGHTS @ _minus_erfcx_slope(points))
+    else:
+        difference = float(special.erfcx(u) - special.erfcx(v))
+    return -u * u + math.log(0.5 * difference)
+
+
+def log_delta(mu: float, epsilon: float) -> float:
+    """Natural logarithm of the smallest delta, also where delta underflows.
+
+    Args:
+      mu: Sensitivity over standard deviation, at least 0.
+      epsilon: At least 0.
+
+    Returns:
+      log delta; −inf if the mechanism is (epsilon, 0)-DP (mu = 0).
+
+    Raises:
+      ValueError: If an argument is negative or not a number.
+    """
+    _check_mu(mu)
+    if not epsilon >= 0.0:
+        raise ValueError(f"epsilon must be at least 0, got {epsilon!r}.")
+    if mu == 0.0 or (math.isinf(epsilon) and math.isfinite(mu)):
+        return -math.inf
+    if math.isinf(mu):
+        return 0.0
+    return _log_delta_at(mu, epsilon / mu - mu / 2.0)
+
+
+def delta(mu: float, epsilon: float) -> float:
+    """Smallest delta for which the mechanism is (epsilon, delta)-DP.
+
+    Balle & Wang 2018, Theorem 8. Arguments and errors as for `log_delta`.
+    """
+    return math.exp(log_delta(mu, epsilon))
+
+
+def epsilon(mu: float, delta: float) -> float:
+    """Smallest epsilon for which the mechanism is (epsilon, delta)-DP.
+
+    Args:
+      mu: Sensitivity over standard deviation, at least 0 (inf: no noise).
+      delta: Strictly between 0 and 1; 1e-300 is fine.
+
+    Returns:
+      Epsilon, rounded up by a relative 1e-12; inf if mu is inf.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    _check_mu(mu)
+    check_delta(delta)
+    if mu == 0.0:
+        return 0.0
+    if math.isinf(mu):
+        return math.inf
+    target = math.log(delta)
+    lowest, highest = -mu / 2.0, math.sqrt(-2.0 * target)
+    if _log_delta_at(mu, lowest) <= target:
+        return 0.0
+    # delta <= Φ(−s) < e^(−s²/2), so the root lies below √(2 log 1/delta).
+    root = optimize.brentq(
+        lambda s: _log_delta_at(mu, s) - target, lowest, highest, xtol=1e-14, rtol=1e-15
+    )
+    return mu * (root + mu / 2.0) * (1.0 + _SAFETY) + mu * _SAFETY
+
+
+def mu(epsilon: float, delta: float) -> float:
+    """Largest mu whose mechanism is (epsilon, delta)-DP.
+
+    Args:
+      epsilon: At least 0.
+      delta: Strictly between 0 and 1.
+
+    Returns:
+      mu, rounded down by a relative 1e-12. A noise standard deviation of
+      sensitivity / mu meets the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    check_delta(delta)
+    target = math.log(delta)
+    low = high = 1.0
+    while log_delta(low, epsilon) > target:
+        low /= 4.0
+    while log_delta(high, epsilon) <= target:
+        high *= 4.0
+    root = optimize.brentq(
+        lambda log_mu: log_delta(math.exp(log_mu), epsilon) - target,
+        math.log(low),
+        math.log(high),
+        xtol=1e-15,
+        rtol=1e-15,
+    )
+    return math.exp(root) * (1.0 - _SAFETY)
+
+
+def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
+    """Epsilon of *any* rho-zCDP mechanism, by its Rényi divergences.
+
+    The best order α > 1 of Canonne, Kamath & Steinke 2020, Proposition 12:
+    `rho α + log(1 − 1/α) + (log(1/delta) − log α) / (α − 1)`. For a Gaussian it
+    is looser than `epsilon`.
+
+    Args:
+      rho: The zCDP parameter, at least 0 (inf: no guarantee).
+      delta: Strictly between 0 and 1.
+
+    Returns:
+      Epsilon.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    _check_rho(rho)
+    check_delta(delta)
+    if rho == 0.0 or math.isinf(rho):
+        return rho
+    log_inverse_delta = -math.log(delta)
+
+    def bound(log_excess: float) -> float:
+        excess = math.exp(log_excess)
+        order = 1.0 + excess
+        return (
+            rho * order - math.log1p(1.0 / excess) + (log_inverse_delta - math.log(order)) / excess
+        )
+
+    # Every order gives a valid bound: the search only decides how tight it is.
+    centre = 0.5 * math.log(log_inverse_delta / rho)
+    best = optimize.minimize_scalar(
+        bound, bounds=(centre - 6.0, centre + 6.0), method="bounded", options={"xatol": 1e-9}
+    )
+    return max(0.0, float(best.fun))
+
+
+def epsilon_from_rho_classic(rho: float, delta: float) -> float:
+    """Epsilon by `rho + 2 √(rho log(1/delta))`, the conversion of the oldest papers.
+
+    Bun & Steinke 2016, Proposition 1.3. Arguments and errors as for
+    `epsilon_from_rho_by_rdp`, which is never larger.
+    """
+    _check_rho(rho)
+    check_delta(delta)
+    return rho + 2.0 * math.sqrt(-rho * math.log(delta))

@@ -1,0 +1,214 @@
+"""From a strategy, a noise multiplier and a participation schema to a guarantee.
+
+With i.i.d. Gaussian noise of standard deviation z per unit clip norm, a strategy
+of sensitivity S is a Gaussian mechanism with mu = S / z (Denisov et al. 2022;
+McMahan, Xu & Zhang 2024, section 2): `rho = S² / (2 z²)`-zCDP and exactly as
+(epsilon, delta)-DP as that Gaussian. Everything after the noise (momentum, Adam,
+publishing every checkpoint) is post-processing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from tff_dpftrl.accounting import events, gaussian
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """What one run of a matrix mechanism guarantees to every well-behaved client.
+
+    Neighbouring data sets differ by zeroing out all contributions of one client.
+    `noise_multiplier` 0 gives infinite rho and epsilon: no guarantee.
+
+    Attributes:
+      mechanism: Name of the strategy, like "blt".
+      noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      schema: The participation schema that is relied upon.
+      sensitivity: Of the strategy under `schema`, for clip norm 1.
+      delta: The delta that `epsilon` is stated for.
+      clip_norm_inflation: Norm bound of what the clients send over the clip norm
+        that z is relative to; above 1 with discretised secure aggregation whose
+        noise was not scaled up (Xu et al. 2023, section 2.4).
+    """
+
+    mechanism: str
+    noise_multiplier: float
+    schema: schema_lib.MinSep
+    sensitivity: strategy_lib.Sensitivity
+    delta: float
+    clip_norm_inflation: float = 1.0
+
+    def __post_init__(self):
+        gaussian.check_delta(self.delta)
+        if not self.noise_multiplier >= 0.0:
+            raise ValueError(f"noise_multiplier must be at least 0, got {self.noise_multiplier!r}.")
+        if not 1.0 <= self.clip_norm_inflation < math.inf:
+            raise ValueError(
+                "clip_norm_inflation must be at least 1 and finite, got "
+                f"{self.clip_norm_inflation!r}; it is the inflated norm over the clip norm."
+            )
+
+    @property
+    def mu(self) -> float:
+        """Sensitivity over standard deviation of the equivalent Gaussian."""
+        if self.noise_multiplier == 0.0:
+            return math.inf
+        return self.sensitivity.value * self.clip_norm_inflation / self.noise_multiplier
+
+    @property
+    def rho_zcdp(self) -> float:
+        """The zCDP parameter, `S² · inflation² / (2 z²)`."""
+        return self.mu**2 / 2.0
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon at `delta`, exact for the equivalent Gaussian."""
+        return self.epsilon_at(self.delta)
+
+    @property
+    def epsilon_rdp(self) -> float:
+        """Epsilon at `delta` by the looser conversion from zCDP, for comparison."""
+        return gaussian.epsilon_from_rho_by_rdp(self.rho_zcdp, self.delta)
+
+    def epsilon_at(self, delta: float) -> float:
+        """Epsilon at another delta, exact for the equivalent Gaussian."""
+        return gaussian.epsilon(self.mu, delta)
+
+    def delta_at(self, epsilon: float) -> float:
+        """Delta at a given epsilon, exact for the equivalent Gaussian."""
+        return gaussian.delta(self.mu, epsilon)
+
+    def to_dp_event(self) -> events.DpFtrlDpEvent:
+        """The run as an event for dp_accounting's accountants."""
+        inflated = self.sensitivity.value * self.clip_norm_inflation
+        return events.DpFtrlDpEvent(
+            noise_multiplier=self.noise_multiplier / inflated,
+            strategy_noise_multiplier=self.noise_multiplier,
+            sensitivity_squared=self.sensitivity.squared,
+            clip_norm_inflation=self.clip_norm_inflation,
+            num_rounds=self.schema.num_rounds,
+            min_sep=self.schema.min_sep,
+            max_participations=self.schema.max_participations,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers as JSON-compatible values; None where there is no bound."""
+
+        def finite(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        return {
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "num_rounds": self.schema.num_rounds,
+            "min_sep": self.schema.min_sep,
+            "max_participations": self.schema.max_participations,
+            "sensitivity_squared": self.sensitivity.squared,
+            "sensitivity_exact": self.sensitivity.exact,
+            "clip_norm_inflation": self.clip_norm_inflation,
+            "rho_zcdp": finite(self.rho_zcdp),
+            "epsilon": finite(self.epsilon),
+            "delta": self.delta,
+            "epsilon_rdp": finite(self.epsilon_rdp),
+        }
+
+
+def dp_ftrl_guarantee(
+    strategy: strategy_lib.Strategy,
+    *,
+    noise_multiplier: float,
+    schema: schema_lib.MinSep,
+    delta: float,
+    clip_norm_inflation: float = 1.0,
+) -> Guarantee:
+    """The guarantee of a whole run.
+
+    With adaptive clipping, `noise_multiplier` is the total z of Theorem 1 (Xu et
+    al. 2023), not the larger multiplier of the update stream: see
+    `adaptive_clipping`. With restarts, `strategy` is the block-diagonal one.
+
+    Args:
+      strategy: The strategy matrix C that generates the noise.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      schema: Who may take part how often; `schema.num_rounds` rounds are charged.
+      delta: The delta to state epsilon for.
+      clip_norm_inflation: See `Guarantee`.
+
+    Returns:
+      The guarantee.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    return Guarantee(
+        mechanism=strategy.mechanism,
+        noise_multiplier=float(noise_multiplier),
+        schema=schema,
+        sensitivity=strategy.sensitivity(schema),
+        delta=float(delta),
+        clip_norm_inflation=float(clip_norm_inflation),
+    )
+
+
+def epsilon_so_far(
+    strategy: strategy_lib.Strategy,
+    *,
+    noise_multiplier: float,
+    schema: schema_lib.MinSep,
+    rounds_released: int,
+    delta: float,
+    clip_norm_inflation: float = 1.0,
+) -> float:
+    """Epsilon of what the first rounds released, never more than the whole run's.
+
+    Args:
+      strategy: As for `dp_ftrl_guarantee`.
+      noise_multiplier: As for `dp_ftrl_guarantee`.
+      schema: The declared schema of the whole run.
+      rounds_released: Rounds whose noised sums have left the aggregator, counted
+        from the first one; 0 costs nothing.
+      delta: The delta to state epsilon for.
+      clip_norm_inflation: See `Guarantee`.
+
+    Returns:
+      Epsilon at `delta`.
+
+    Raises:
+      ValueError: If an argument is out of range or `rounds_released` exceeds
+        the schema's rounds.
+    """
+    if not 0 <= rounds_released <= schema.num_rounds:
+        raise ValueError(
+            f"rounds_released must be between 0 and num_rounds={schema.num_rounds}, got "
+            f"{rounds_released!r}; a longer run needs a schema that declares its rounds."
+        )
+    if rounds_released == 0:
+        return 0.0
+    return dp_ftrl_guarantee(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        schema=dataclasses.replace(schema, num_rounds=rounds_released),
+        delta=delta,
+        clip_norm_inflation=clip_norm_inflation,
+    ).epsilon
+
+
+def composed_rho(guarantees: Iterable[Guarantee]) -> float:
+    """Rho-zCDP of several runs or streams that see the same clients.
+
+    Gaussian mechanisms compose to a Gaussian one: `gaussian.epsilon` of
+    `gaussian.mu_from_rho(composed_rho(...))` is the tight epsilon.
+
+    Args:
+      guarantees: One for each run or stream.
+
+    Returns:
+      The sum of their rho.
+    """
+    return math.fsum(guarantee.rho_zcdp for guarantee in guarantees)
