@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -125,7 +126,7 @@ class CheckpointFolder:
             with np.load(path, allow_pickle=False) as file:
                 metrics = json.loads(str(file["metrics"]))
                 leaves = [file[name] for name in sorted(file.files) if name != "metrics"]
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise CheckpointError(
                 f"Cannot read the checkpoint {path} that the ledger names as the last one: {error}."
                 " The run cannot go on from an older one without releasing noise twice."

@@ -1,0 +1,83 @@
+"""Tests of the training config: types, bounds, TOML."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl.training import config
+
+
+def test_every_option_has_help_and_a_group():
+    for field in dataclasses.fields(config.TrainingConfig):
+        assert field.metadata["help"].endswith("."), field.name
+        assert field.metadata["group"], field.name
+
+
+def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
+    made = config.TrainingConfig(noise_multiplier=1)
+    assert made.noise_multiplier == 1.0 and isinstance(made.noise_multiplier, float)
+    with pytest.raises(ValueError, match="num_rounds must be of type int, got '5'"):
+        config.TrainingConfig(noise_multiplier=1.0, num_rounds="5")
+    with pytest.raises(ValueError, match="num_rounds must be of type int, got True"):
+        config.TrainingConfig(noise_multiplier=1.0, num_rounds=True)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({}, "needs either noise_multiplier or target_epsilon, got neither"),
+        ({"noise_multiplier": 1.0, "target_epsilon": 1.0}, "got both"),
+        ({"mechanism": "none", "noise_multiplier": 1.0}, "no meaning with mechanism 'none'"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be at least 0"),
+        ({"noise_multiplier": float("nan")}, "noise_multiplier must be finite"),
+        ({"target_epsilon": 0.0}, "target_epsilon must be positive"),
+        ({"noise_multiplier": 1.0, "delta": 1.0}, "delta must lie strictly between 0 and 1"),
+        ({"noise_multiplier": 1.0, "clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"noise_multiplier": 1.0, "num_rounds": 0}, "num_rounds must be at least 1"),
+        ({"noise_multiplier": 1.0, "mechanism": "laplace"}, "mechanism must be one of blt, tree"),
+        ({"noise_multiplier": 1.0, "mechanism": "tree", "buffers": 2}, "buffers applies to"),
+        ({"noise_multiplier": 1.0, "server_momentum": 1.0}, "server_momentum must be below 1"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        config.TrainingConfig(**options)
+
+
+def test_toml_options_may_stand_in_tables(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n')
+    made = config.config_from_mapping(config.read_toml(path), str(path))
+    assert (made.num_rounds, made.noise_multiplier, made.mechanism) == (7, 2.0, "tree")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("num_rounds = ", "not valid TOML"),
+        ("clip_norm = 1.0\n[privacy]\nclip_norm = 2.0\n", "gives the option 'clip_norm' twice"),
+        ("rounds = 5\nnoise_multiplier = 1.0\n", "unknown option 'rounds'"),
+    ],
+)
+def test_bad_toml_is_refused(tmp_path, content, message):
+    path = tmp_path / "run.toml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        config.config_from_mapping(config.read_toml(path), str(path))
+
+
+def test_a_missing_toml_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match="nothing.toml: No such file"):
+        config.read_toml(tmp_path / "nothing.toml")
+
+
+def test_resolved_config_round_trips(tmp_path):
+    made = config.TrainingConfig(target_epsilon=3.0, mechanism="tree", max_users=30)
+    (tmp_path / "config.json").write_text(json.dumps({"config": made.to_dict()}))
+    assert config.read_resolved(tmp_path / "config.json") == made
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
