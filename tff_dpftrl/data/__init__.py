@@ -1,1 +1,1 @@
-"""data."""
+"""Text keyed by user: corpora, tokens, splits, client datasets and a baseline."""

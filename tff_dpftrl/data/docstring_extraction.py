@@ -1,0 +1,116 @@
+"""Sentences of the docstrings of Python source files, without importing them.
+
+It needs the standard library only and is also a program, so that
+`tff_dpftrl.data.docstrings` can run several copies of it: a JSON list of paths on
+standard input, one JSON list of docstrings (lists of sentences) a line on standard
+output.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pathlib
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+
+_TRIPLE_QUOTED = re.compile(r'"""(.*?)"""|\'\'\'(.*?)\'\'\'', re.DOTALL)
+_MIN_QUOTED_WORDS = 100
+"""Files with fewer words between triple quotes are not parsed: it takes most of the time."""
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_NEW_PARAGRAPH = re.compile(r"\s*(?:[-*+•]\s|:\w|\d+[.)]\s|@\w|\.\.\s|#)")
+_SECTION_HEADING = re.compile(r"\s*[\w ]+:\s*$|\s*[-=~^*#_`+|. ]+$")
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"'(\[])")
+_LETTERS = re.compile(r"[^\W\d_]+")
+
+
+def docstrings_of_file(path: str) -> list[list[str]]:
+    """Returns the docstrings of one file.
+
+    Args:
+      path: A Python source file.
+
+    Returns:
+      For each docstring of a module, class or function, in the file's order, its
+      sentences; docstrings without a sentence are left out. Empty for a file that
+      cannot be read or parsed, or has fewer than 100 words in triple quotes.
+    """
+    try:
+        source = pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return []
+    quoted = sum(len((a or b).split()) for a, b in _TRIPLE_QUOTED.findall(source))
+    if quoted < _MIN_QUOTED_WORDS:
+        return []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [found for text in _docstrings(tree) if (found := sentences(text))]
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    """Yields docstrings of `node` and what is defined in it, not within expressions."""
+    if isinstance(node, _DOCUMENTED) and node.body:
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            if isinstance(first.value.value, str):
+                yield first.value.value
+    for child in getattr(node, "body", ()):
+        if isinstance(child, (*_DOCUMENTED, ast.If, ast.Try, ast.With)):
+            yield from _docstrings(child)
+
+
+def sentences(docstring: str) -> list[str]:
+    """Splits a docstring into sentences of prose.
+
+    Examples of code, headings and rulers are left out, wrapped lines are joined,
+    and each item of a list begins a sentence.
+
+    Args:
+      docstring: A raw docstring, with its indentation.
+
+    Returns:
+      Sentences of at least three words, most of whose characters are letters.
+    """
+    paragraphs: list[list[str]] = [[]]
+    in_fence = in_doctest = False
+    for line in inspect.cleandoc(docstring).splitlines():
+        stripped = line.strip()
+        if stripped.startswith(("```", "~~~")):
+            in_fence = not in_fence
+        in_doctest = stripped.startswith(">>>") or (in_doctest and bool(stripped))
+        if in_fence or in_doctest or not stripped or _SECTION_HEADING.match(line):
+            paragraphs.append([])
+            continue
+        if _NEW_PARAGRAPH.match(line):
+            paragraphs.append([])
+        paragraphs[-1].append(stripped)
+    return [
+        sentence
+        for paragraph in paragraphs
+        for sentence in _SENTENCE_END.split(" ".join(paragraph))
+        if _is_prose(sentence)
+    ]
+
+
+def _is_prose(sentence: str) -> bool:
+    letters = _LETTERS.findall(sentence)
+    visible = len(sentence) - sentence.count(" ")
+    return len(letters) >= 3 and sum(map(len, letters)) >= 0.7 * visible
+
+
+def main() -> None:
+    """Answers one request on standard input."""
+    for path in json.load(sys.stdin):
+        print(json.dumps(docstrings_of_file(path)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

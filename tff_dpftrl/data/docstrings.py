@@ -1,0 +1,235 @@
+"""The embedded corpus: docstrings of what is installed. A user is a module.
+
+Real text by real authors on any machine, without a download. The users are the
+modules of the installed packages. The standard library is kept apart, as the
+public text from which the vocabulary is made (`tff_dpftrl.data.vocabulary`), so
+that nothing but the packages' text is protected and nothing of it is given away.
+
+Near-duplicates are removed: a docstring is left out if more than half of its words
+are in sentences that earlier modules, or the standard library, have already, and a
+sentence counts once per module. Packages that were copied or vendored thus leave
+one user, not two that say the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from tff_dpftrl.data import docstring_extraction, jsonl, user_text
+
+MIN_WORDS = 100
+"""Words a module must have, after the removal of near-duplicates, to be a user."""
+
+_FORMAT = 1
+"""Raise it when the same environment yields another corpus: it names cache files."""
+
+_SKIPPED_FOLDERS = frozenset(
+    ["__pycache__", "dist-packages", "site-packages", "test", "testing", "tests", "lib2to3"]
+)
+_OWN_PACKAGE = "tff_dpftrl"
+_MAX_PROCESSES = 4
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the number of files read so far, and of all files."""
+
+_WORD = re.compile(r"\w+")
+
+
+def read(
+    packages: Sequence[str] | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> user_text.UserText:
+    """Returns the docstrings of the installed packages by module.
+
+    The first call in an environment reads its source files, some ten seconds; the
+    result is then cached under a name made of the names and versions of all that
+    is installed.
+
+    Args:
+      packages: Top-level names to read, like `("numpy", "scipy")`; all packages
+        on `sys.path` in folders called site-packages or dist-packages if None.
+      cache_dir: Folder of the cache; `$XDG_CACHE_HOME/tff_dpftrl`, or else
+        `~/.cache/tff_dpftrl`, if None. A folder that cannot be written to is
+        ignored.
+      progress: Told how many files have been read.
+
+    Returns:
+      Modules with at least 100 words; user ids are dotted module names, sorted.
+
+    Raises:
+      ValueError: If a package is not installed, or fewer than two modules have
+        enough text.
+    """
+    public = read_standard_library(cache_dir=cache_dir, progress=progress)
+    roots = _package_roots()
+    installed = sorted({name for root in roots for name in os.listdir(root)})
+    if packages is not None:
+        for package in packages:
+            if not {package, f"{package}.py"} & set(installed):
+                raise ValueError(
+                    f"packages: {package!r} is not installed; install it or leave it out."
+                )
+        chosen = frozenset(packages)
+    else:
+        chosen = None
+    key = [sys.version, installed, sorted(chosen) if chosen is not None else None]
+
+    def extract() -> dict[str, list[str]]:
+        files = [
+            found
+            for root in roots
+            for found in _source_files(root, chosen)
+            if found[0].partition(".")[0] != _OWN_PACKAGE
+        ]
+        return _distinct_modules(files, seen=public.texts(), progress=progress)
+
+    corpus = _cached("docs", key, cache_dir, extract)
+    return user_text.require_several_users(corpus)
+
+
+def read_standard_library(
+    *, cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None
+) -> user_text.UserText:
+    """Returns the docstrings of Python's standard library by module.
+
+    Args:
+      cache_dir: As in `read`.
+      progress: As in `read`.
+
+    Returns:
+      Modules with at least 100 words; user ids are dotted module names, sorted.
+    """
+    root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+
+    def extract() -> dict[str, list[str]]:
+        return _distinct_modules(_source_files(root, None), seen=(), progress=progress)
+
+    return _cached("standard-library", [sys.version], cache_dir, extract)
+
+
+def _package_roots() -> list[pathlib.Path]:
+    folders = (pathlib.Path(entry) for entry in sys.path)
+    return [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder.name in ("site-packages", "dist-packages") and folder.is_dir()
+    ]
+
+
+def _source_files(root: pathlib.Path, chosen: frozenset[str] | None) -> list[tuple[str, str]]:
+    """Returns (module name, path) of the source files below `root`, sorted by name."""
+    found = []
+    for folder, subfolders, files in os.walk(root):
+        parts = pathlib.Path(folder).relative_to(root).parts
+        subfolders[:] = [
+            name
+            for name in subfolders
+            if name.isidentifier()
+            and name not in _SKIPPED_FOLDERS
+            and (parts or chosen is None or name in chosen)
+        ]
+        for file in files:
+            name, extension = os.path.splitext(file)
+            if extension != ".py" or (not parts and chosen is not None and name not in chosen):
+                continue
+            module = ".".join(parts if name == "__init__" else (*parts, name))
+            found.append((module, os.path.join(folder, file)))
+    return sorted(found)
+
+
+def _distinct_modules(
+    files: Sequence[tuple[str, str]], seen: Iterable[str], progress: Progress | None
+) -> dict[str, list[str]]:
+    """Reads the files and removes near-duplicates, in the order given."""
+    seen_keys = {_sentence_key(sentence) for sentence in seen}
+    modules: dict[str, list[str]] = {}
+    with contextlib.closing(_extract_all([path for _, path in files])) as extracted:
+        for done, ((module, _), docstrings) in enumerate(
+            zip(files, extracted, strict=True), start=1
+        ):
+            own: dict[bytes, str] = {}
+            for sentences in docstrings:
+                words = {_sentence_key(text): len(_WORD.findall(text)) for text in sentences}
+                repeated = sum(n for key, n in words.items() if key in seen_keys)
+                if 2 * repeated <= sum(words.values()):
+                    own.update((_sentence_key(text), text) for text in sentences)
+            seen_keys.update(own)
+            if sum(len(_WORD.findall(text)) for text in own.values()) >= MIN_WORDS:
+                modules.setdefault(module, list(own.values()))
+            if progress is not None:
+                progress(done, len(files))
+    return modules
+
+
+def _sentence_key(sentence: str) -> bytes:
+    normal = " ".join(_WORD.findall(sentence.lower()))
+    return hashlib.blake2b(normal.encode("utf-8"), digest_size=8).digest()
+
+
+def _extract_all(paths: Sequence[str]) -> Iterator[list[list[str]]]:
+    """Yields the docstrings of each file in order, read by a few child processes.
+
+    The children are plain subprocesses, not multiprocessing: they neither import
+    the caller's `__main__` nor inherit TensorFlow's threads, and they end by
+    themselves when this process dies, as nobody reads what they write.
+    """
+    count = max(1, min(_MAX_PROCESSES, os.cpu_count() or 1, len(paths) // 100))
+    command = [sys.executable, "-I", docstring_extraction.__file__]
+    children = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
+    ]
+    try:
+        for index, child in enumerate(children):
+            json.dump(list(paths[index::count]), child.stdin)
+            child.stdin.close()
+        for index in range(len(paths)):
+            line = children[index % count].stdout.readline()
+            if not line:
+                raise RuntimeError(f"A process that extracts docstrings died at {paths[index]}.")
+            yield json.loads(line)
+    finally:
+        for child in children:
+            child.kill()
+            child.stdout.close()
+            child.wait()
+
+
+def _cached(
+    name: str,
+    key: object,
+    cache_dir: str | os.PathLike[str] | None,
+    extract: Callable[[], dict[str, list[str]]],
+) -> user_text.UserText:
+    """Returns the cached corpus for `key`, extracting and caching it if needed."""
+    if cache_dir is None:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        cache_dir = os.path.join(base, _OWN_PACKAGE)
+    digest = hashlib.sha256(json.dumps([_FORMAT, MIN_WORDS, key]).encode("utf-8")).hexdigest()
+    path = pathlib.Path(cache_dir, f"{name}-{digest[:16]}.jsonl.gz")
+    if path.exists():
+        with contextlib.suppress(ValueError):  # A damaged cache file is made anew.
+            return _name_corpus(name, jsonl.read(path))
+    extracted = extract()
+    corpus = _name_corpus(name, user_text.UserText.from_mapping(name, extracted))
+    with contextlib.suppress(OSError):  # An unwritable cache costs time, nothing else.
+        jsonl.write(corpus, path)
+    return corpus
+
+
+def _name_corpus(name: str, corpus: user_text.UserText) -> user_text.UserText:
+    return user_text.UserText(
+        name, "one module of an installed package", corpus.user_ids, corpus.read_examples
+    )

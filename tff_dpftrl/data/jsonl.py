@@ -1,0 +1,104 @@
+"""Corpora in JSON lines: one line a user, `{"user_id": ..., "examples": [...]}`."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pathlib
+import tempfile
+import zlib
+from typing import Any
+
+from tff_dpftrl.data import user_text
+
+
+def read(path: str | os.PathLike[str]) -> user_text.UserText:
+    """Reads a corpus from a JSONL file, gzip-compressed if it ends in `.gz`.
+
+    Each line is an object with the keys `user_id`, a string, and `examples`, a
+    list of strings; other keys are ignored, and so are blank lines.
+
+    Args:
+      path: The file, UTF-8.
+
+    Returns:
+      The corpus, in memory, users in the file's order.
+
+    Raises:
+      ValueError: If the file is missing or unreadable, a line is not as
+        described (the message has file and line number), a user comes twice, or
+        there are fewer than two users.
+    """
+    path = pathlib.Path(path)
+    examples_by_user: dict[str, list[str]] = {}
+    line_of_user: dict[str, int] = {}
+    number = 0
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                user_id, examples = _parse_line(line, f"{path}:{number}")
+                if user_id in line_of_user:
+                    raise ValueError(
+                        f"{path}:{number}: user_id {user_id!r} was already on line "
+                        f"{line_of_user[user_id]}; put all examples of a user on one line."
+                    )
+                line_of_user[user_id] = number
+                examples_by_user[user_id] = examples
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        where = f"{path}, after line {number}" if number else str(path)
+        raise ValueError(f"{where}: cannot be read: {reason}.") from error
+    corpus = user_text.UserText.from_mapping(
+        str(path), examples_by_user, user_unit="one user_id, that is one line of the file"
+    )
+    return user_text.require_several_users(corpus)
+
+
+def write(corpus: user_text.UserText, path: str | os.PathLike[str]) -> None:
+    """Writes a corpus in the format that `read` reads, whole or not at all.
+
+    Args:
+      corpus: The corpus; nothing but its ids and texts is kept.
+      path: The file, gzip-compressed if it ends in `.gz`; replaced if it exists.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, partial = tempfile.mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            compressed = path.suffix == ".gz"
+            stream = gzip.GzipFile("", "wb", 6, raw, mtime=0) if compressed else raw
+            with stream:
+                for user_id in corpus.user_ids:
+                    row = {"user_id": user_id, "examples": corpus.examples(user_id)}
+                    stream.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _parse_line(line: bytes, where: str) -> tuple[str, list[str]]:
+    try:
+        row: Any = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8: {error}.") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON: {error}.") from error
+    if not isinstance(row, dict):
+        raise ValueError(
+            f'{where}: must be an object {{"user_id": ..., "examples": [...]}}, got '
+            f"{type(row).__name__}."
+        )
+    user_id = row.get("user_id")
+    if not isinstance(user_id, str) or not user_id:
+        raise ValueError(f"{where}: user_id must be a non-empty string, got {user_id!r}.")
+    examples = row.get("examples")
+    if not isinstance(examples, list) or not all(isinstance(text, str) for text in examples):
+        raise ValueError(
+            f"{where}: examples must be a list of strings, got {str(examples)[:60]!r}."
+        )
+    return user_id, examples

@@ -1,0 +1,143 @@
+"""Counted n-grams: the accuracy that a language model has to beat."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tff_dpftrl.data import vocabulary as vocabulary_lib
+
+MAX_ORDER = 3
+"""Trigrams."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramAccuracy:
+    """Share of targets that were predicted, with the counts behind it.
+
+    Attributes:
+      top1_in_vocab: Over targets in the vocabulary only.
+      top1_oov_wrong: Over all words, those out of vocabulary counted as wrong
+        (McMahan et al. 2018, AccuracyTop1).
+      num_in_vocab: Number of targets in the vocabulary.
+      num_words: Number of targets, out-of-vocabulary words included.
+    """
+
+    top1_in_vocab: float
+    top1_oov_wrong: float
+    num_in_vocab: int
+    num_words: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+    """The most frequent target after each context seen."""
+
+    contexts: np.ndarray  # Sorted, int64.
+    best: np.ndarray
+
+    @classmethod
+    def count(cls, contexts: np.ndarray, targets: np.ndarray, size: int) -> _Table:
+        pairs, counts = np.unique(contexts * size + targets, return_counts=True)
+        contexts, targets = np.divmod(pairs, size)
+        # By context, then falling count, then target: the first of a context is best.
+        order = np.lexsort((targets, -counts, contexts))
+        contexts, targets = contexts[order], targets[order]
+        first = np.ones(len(contexts), bool)
+        first[1:] = contexts[1:] != contexts[:-1]
+        return cls(contexts[first], targets[first])
+
+    def look_up(self, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the best targets, and whether each context was seen."""
+        place = np.searchsorted(self.contexts, contexts)
+        place = np.minimum(place, len(self.contexts) - 1)
+        return self.best[place], self.contexts[place] == contexts
+
+
+class NgramModel:
+    """Predicts the word most often seen after the last one or two words.
+
+    A context that was not seen gives way to the next shorter one. Only words of the
+    vocabulary are predicted, which favours it over a model that may also predict the
+    end of a sequence. Counts are of the pooled text, without any privacy: it is a
+    yardstick, not a release.
+    """
+
+    def __init__(self, sequences: np.ndarray, vocabulary: vocabulary_lib.Vocabulary):
+        """Counts.
+
+        Args:
+          sequences: Ids, shape [n, T + 1], as in `sequences.SequenceCorpus`.
+          vocabulary: The vocabulary of the ids.
+
+        Raises:
+          ValueError: If `sequences` holds no word of the vocabulary as a target.
+        """
+        self._vocabulary = vocabulary
+        size = vocabulary.size
+        before, last, targets = _contexts(sequences)
+        is_word = (targets != vocabulary_lib.PAD) & (targets <= len(vocabulary.words))
+        if not is_word.any():
+            raise ValueError("sequences must hold at least one word of the vocabulary to count.")
+        before, last, targets = before[is_word], last[is_word], targets[is_word]
+        self._tables = (
+            _Table.count(np.zeros_like(last), targets, size),
+            _Table.count(last, targets, size),
+            _Table.count(before * size + last, targets, size),
+        )
+
+    def predict(self, sequences: np.ndarray, order: int) -> np.ndarray:
+        """Returns the predicted id at each position.
+
+        Args:
+          sequences: Ids, shape [n, T + 1].
+          order: 1 for unigrams, 2 for bigrams, 3 for trigrams, with back-off.
+
+        Returns:
+          Ids, int64, shape [n, T].
+
+        Raises:
+          ValueError: If `order` is not 1, 2 or 3.
+        """
+        if not 1 <= order <= MAX_ORDER:
+            raise ValueError(f"order must be 1, 2 or 3, got {order!r}.")
+        before, last, targets = _contexts(sequences)
+        contexts = (np.zeros_like(last), last, before * self._vocabulary.size + last)
+        predicted, _ = self._tables[0].look_up(contexts[0])
+        for table, context in zip(self._tables[1:order], contexts[1:order], strict=True):
+            best, was_seen = table.look_up(context)
+            predicted = np.where(was_seen, best, predicted)
+        return predicted.reshape(len(sequences), -1)
+
+    def evaluate(self, sequences: np.ndarray, order: int) -> NgramAccuracy:
+        """Returns the accuracy on held-out sequences.
+
+        Padding, beginnings and ends of sequences are not targets.
+
+        Args:
+          sequences: Ids, shape [n, T + 1].
+          order: As in `predict`.
+
+        Returns:
+          The accuracy.
+
+        Raises:
+          ValueError: If no target is in the vocabulary.
+        """
+        targets = np.asarray(sequences)[:, 1:]
+        vocabulary = self._vocabulary
+        in_vocab = (targets != vocabulary_lib.PAD) & (targets <= len(vocabulary.words))
+        num_in_vocab = int(in_vocab.sum())
+        if num_in_vocab == 0:
+            raise ValueError("sequences must hold at least one word of the vocabulary.")
+        num_words = num_in_vocab + int((targets == vocabulary.oov).sum())
+        correct = int((in_vocab & (self.predict(sequences, order) == targets)).sum())
+        return NgramAccuracy(correct / num_in_vocab, correct / num_words, num_in_vocab, num_words)
+
+
+def _contexts(sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the word before the last, the last word, and the target; flat int64."""
+    sequences = np.asarray(sequences, np.int64)
+    before = np.pad(sequences, [[0, 0], [1, 0]], constant_values=vocabulary_lib.PAD)[:, :-2]
+    return before.ravel(), sequences[:, :-1].ravel(), sequences[:, 1:].ravel()

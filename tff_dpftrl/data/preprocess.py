@@ -1,0 +1,244 @@
+"""Client datasets of next-word prediction, for TFF.
+
+Two ways to the same batches. `client_dataset` makes a dataset of ids that were
+tokenised on the host and kept: it is what a training round calls.
+`create_preprocess_fn` is the same as a graph, from text to batches, to be mapped
+over any `tff.simulation.datasets.ClientData` of texts, such as `text_client_data`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.data import sequences, tokenizer, user_text
+from tff_dpftrl.data import vocabulary as vocabulary_lib
+
+TEXT_FEATURE = "tokens"
+"""Key of the text in an element, as in TFF's Stack Overflow."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSpec:
+    """What one client trains on in one round.
+
+    Attributes:
+      batch_size: Number of sequences in a batch; the last one may be smaller.
+      max_sequences: Largest number of sequences in one epoch; all if None.
+      num_epochs: Number of passes over them.
+    """
+
+    batch_size: int = 16
+    max_sequences: int | None = 128
+    num_epochs: int = 1
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value!r}.")
+
+
+def element_spec(sequence_length: int) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+    """Returns the type of a batch (x, y): int32, shape [None, sequence_length]."""
+    spec = tf.TensorSpec([None, sequence_length], tf.int32)
+    return spec, spec
+
+
+def client_dataset(
+    corpus: sequences.SequenceCorpus, user_id: str, spec: ClientSpec, seed: int
+) -> tf.data.Dataset:
+    """Returns one client's batches for one round.
+
+    Args:
+      corpus: The corpus.
+      user_id: One of its users.
+      spec: Batch size and caps.
+      seed: Non-negative; give another one in each round. Which sequences are
+        taken, and their order, depend on it and the user id only.
+
+    Returns:
+      A dataset of (x, y), both int32 of shape [<= batch_size, sequence_length]; y is
+      x shifted by one word. It has no batch if the user has no text.
+
+    Raises:
+      ValueError: If there is no such user.
+    """
+    return _batches(_client_rows(corpus, user_id, spec, seed), spec)
+
+
+def text_client_data(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
+    """Returns a corpus of texts as TFF's `ClientData`.
+
+    Args:
+      corpus: The corpus.
+
+    Returns:
+      Clients are the users; elements are `OrderedDict(tokens=text)`, as in TFF's
+      Stack Overflow. `serializable_dataset_fn`, and so `preprocess` and
+      `dataset_computation`, embed the whole corpus in a graph: for one over a
+      gigabyte, use SQLite and `tff.simulation.datasets.SqlClientData`.
+    """
+    return _TextClientData(corpus)
+
+
+def sequence_client_data(
+    corpus: sequences.SequenceCorpus, spec: ClientSpec, seed: int = 0
+) -> tff.simulation.datasets.ClientData:
+    """Returns the batches of `client_dataset` as TFF's `ClientData`.
+
+    Args:
+      corpus: The corpus.
+      spec: Batch size and caps.
+      seed: As in `client_dataset`; the same for every round.
+
+    Returns:
+      Clients are the users; elements are batches (x, y). Only
+      `serializable_dataset_fn` and what builds on it read the whole corpus.
+    """
+    return _SequenceClientData(corpus, spec, seed)
+
+
+def create_preprocess_fn(
+    vocabulary: vocabulary_lib.Vocabulary,
+    sequence_spec: sequences.SequenceSpec,
+    client_spec: ClientSpec,
+    *,
+    is_tokenized: bool = False,
+    shuffle_seed: int | None = None,
+    shuffle_buffer_size: int = 10_000,
+) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
+    """Returns a graph from texts to batches, for `ClientData.preprocess`.
+
+    Args:
+      vocabulary: The words.
+      sequence_spec: How texts become sequences.
+      client_spec: Batch size and caps.
+      is_tokenized: Whether texts are words separated by spaces already.
+      shuffle_seed: Seed of the order of the sequences; the texts' order if None.
+      shuffle_buffer_size: How many sequences are shuffled at a time.
+
+    Returns:
+      A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar
+      string, to a dataset of (x, y), as in `client_dataset`.
+    """
+    rule = tokenizer.Tokenizer(vocabulary.lower_case, is_tokenized)
+    length = sequence_spec.sequence_length
+
+    def preprocess_fn(dataset: tf.data.Dataset) -> tf.data.Dataset:
+        table = tf.lookup.StaticHashTable(
+            tf.lookup.KeyValueTensorInitializer(
+                list(vocabulary.words), tf.range(1, len(vocabulary.words) + 1, dtype=tf.int32)
+            ),
+            default_value=vocabulary.oov,
+        )
+
+        def text_to_sequences(element) -> tf.data.Dataset:
+            words = rule.split(tf.reshape(element[TEXT_FEATURE], [1])).values
+            if not sequence_spec.split_long_texts:
+                words = words[:length]
+            ids = tf.concat([[vocabulary.bos], table.lookup(words), [vocabulary.eos]], axis=0)
+            # The PADs at the end complete the last sequence, whatever its length.
+            ids = tf.pad(ids, [[0, length]], constant_values=vocabulary_lib.PAD)
+            count = -(-tf.size(words) // length)
+            starts = tf.range(count)[:, None] * length
+            rows = tf.gather(ids, starts + tf.range(length + 1)[None, :])
+            return tf.data.Dataset.from_tensor_slices(rows)
+
+        dataset = dataset.flat_map(text_to_sequences)
+        if shuffle_seed is not None:
+            dataset = dataset.shuffle(shuffle_buffer_size, seed=shuffle_seed)
+        if client_spec.max_sequences is not None:
+            dataset = dataset.take(client_spec.max_sequences)
+        dataset = dataset.repeat(client_spec.num_epochs).batch(client_spec.batch_size)
+        return dataset.map(
+            lambda batch: (
+                tf.ensure_shape(batch[:, :-1], [None, length]),
+                tf.ensure_shape(batch[:, 1:], [None, length]),
+            )
+        )
+
+    return preprocess_fn
+
+
+class _InMemoryClientData(tff.simulation.datasets.ClientData):
+    """Client datasets made from arrays on the host, or from a graph that embeds them."""
+
+    @property
+    def client_ids(self) -> list[str]:
+        return list(self._user_ids)
+
+    def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
+        return self._dataset(self._rows(client_id))
+
+    @property
+    def serializable_dataset_fn(self) -> Callable[[tf.Tensor], tf.data.Dataset]:
+        rows = [self._rows(user_id) for user_id in self._user_ids]
+        values = np.concatenate(rows)
+        ends = np.cumsum([len(part) for part in rows])
+
+        def create_dataset(client_id: tf.Tensor) -> tf.data.Dataset:
+            index_of = tf.lookup.StaticHashTable(
+                tf.lookup.KeyValueTensorInitializer(
+                    list(self._user_ids), tf.range(len(rows), dtype=tf.int64)
+                ),
+                default_value=-1,
+            )
+            index = index_of.lookup(client_id)
+            starts = tf.constant(np.concatenate([[0], ends[:-1]]))
+            own = tf.constant(values)[starts[index] : tf.constant(ends)[index]]
+            return self._dataset(own)
+
+        return create_dataset
+
+    @property
+    def element_type_structure(self):
+        return self._dataset(self._rows(self._user_ids[0])).element_spec
+
+
+class _TextClientData(_InMemoryClientData):
+    """Texts."""
+
+    def __init__(self, corpus: user_text.UserText):
+        self._user_ids = corpus.user_ids
+        self._corpus = corpus
+
+    def _rows(self, user_id: str) -> np.ndarray:
+        return np.array([text.encode("utf-8") for text in self._corpus.examples(user_id)], object)
+
+    def _dataset(self, rows) -> tf.data.Dataset:
+        rows = tf.convert_to_tensor(rows, tf.string)
+        return tf.data.Dataset.from_tensor_slices(collections.OrderedDict([(TEXT_FEATURE, rows)]))
+
+
+class _SequenceClientData(_InMemoryClientData):
+    """Batches of sequences."""
+
+    def __init__(self, corpus: sequences.SequenceCorpus, spec: ClientSpec, seed: int):
+        self._user_ids = corpus.user_ids
+        self._corpus = corpus
+        self._spec = spec
+        self._seed = seed
+
+    def _rows(self, user_id: str) -> np.ndarray:
+        return _client_rows(self._corpus, user_id, self._spec, self._seed)
+
+    def _dataset(self, rows) -> tf.data.Dataset:
+        return _batches(rows, self._spec)
+
+
+def _client_rows(
+    corpus: sequences.SequenceCorpus, user_id: str, spec: ClientSpec, seed: int
+) -> np.ndarray:
+    return corpus.sample(
+        user_id, max_sequences=spec.max_sequences, num_epochs=spec.num_epochs, seed=seed
+    )
+
+
+def _batches(rows, spec: ClientSpec) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(spec.batch_size)

@@ -1,0 +1,159 @@
+"""Texts as arrays of word ids of one length, ready for a language model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from tff_dpftrl.data import tokenizer, user_text
+from tff_dpftrl.data import vocabulary as vocabulary_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceSpec:
+    """How texts become sequences.
+
+    Attributes:
+      sequence_length: Number of positions T that a model predicts.
+      split_long_texts: If True, a text longer than a sequence continues in the
+        next one, which begins with the last word of the one before. If False it is
+        cut off, as in TFF's Stack Overflow task.
+    """
+
+    sequence_length: int = 20
+    split_long_texts: bool = True
+
+    def __post_init__(self):
+        if self.sequence_length < 1:
+            raise ValueError(f"sequence_length must be at least 1, got {self.sequence_length!r}.")
+
+
+class SequenceCorpus:
+    """The sequences of a corpus by user, tokenised when first asked for.
+
+    A sequence is T + 1 ids, T the sequence length: a model reads ids 0 to T − 1
+    and predicts ids 1 to T. A text is BOS, its words and EOS, then PAD; a text that
+    fills its last sequence to the end loses its EOS, as in TFF's task.
+    """
+
+    def __init__(
+        self,
+        corpus: user_text.UserText,
+        vocabulary: vocabulary_lib.Vocabulary,
+        spec: SequenceSpec | None = None,
+    ):
+        """Creates the view; nothing is read yet.
+
+        Args:
+          corpus: The texts.
+          vocabulary: The words.
+          spec: How texts become sequences; the default spec if None.
+        """
+        self.corpus = corpus
+        self.vocabulary = vocabulary
+        self.spec = SequenceSpec() if spec is None else spec
+        self._tokenizer = tokenizer.Tokenizer(vocabulary.lower_case, corpus.is_tokenized)
+        self._cache: dict[str, np.ndarray] = {}
+
+    @property
+    def user_ids(self) -> tuple[str, ...]:
+        """The corpus's users."""
+        return self.corpus.user_ids
+
+    def sequences(self, user_id: str) -> np.ndarray:
+        """Returns all sequences of one user.
+
+        Args:
+          user_id: One of `user_ids`.
+
+        Returns:
+          Ids, int32, shape [n, T + 1], in the texts' order; do not modify it.
+
+        Raises:
+          ValueError: If there is no such user.
+        """
+        cached = self._cache.get(user_id)
+        if cached is None:
+            cached = self._encode(self.corpus.examples(user_id))
+            cached.flags.writeable = False
+            self._cache[user_id] = cached
+        return cached
+
+    def sample(
+        self, user_id: str, *, max_sequences: int | None, num_epochs: int = 1, seed: int
+    ) -> np.ndarray:
+        """Returns sequences of one user in random order, all or some of them.
+
+        Args:
+          user_id: One of `user_ids`.
+          max_sequences: Largest number of sequences; all if None.
+          num_epochs: How often they are repeated, each time in another order.
+          seed: Non-negative. The result depends on it and the user only.
+
+        Returns:
+          Ids, int32, shape [num_epochs · min(n, max_sequences), T + 1].
+
+        Raises:
+          ValueError: If there is no such user, or a number is not positive.
+        """
+        if max_sequences is not None and max_sequences < 1:
+            raise ValueError(f"max_sequences must be at least 1 or None, got {max_sequences!r}.")
+        if num_epochs < 1:
+            raise ValueError(f"num_epochs must be at least 1, got {num_epochs!r}.")
+        sequences = self.sequences(user_id)
+        user_key = int.from_bytes(hashlib.sha256(user_id.encode("utf-8")).digest()[:8], "big")
+        rng = np.random.default_rng([seed, user_key])
+        chosen = rng.permutation(len(sequences))[:max_sequences]
+        later_epochs = [rng.permutation(chosen) for _ in range(num_epochs - 1)]
+        return sequences[np.concatenate([chosen, *later_epochs])]
+
+    def pooled(
+        self, user_ids: Sequence[str] | None = None, max_sequences: int | None = None, seed: int = 0
+    ) -> np.ndarray:
+        """Returns the sequences of many users in one array.
+
+        Args:
+          user_ids: Users; all if None.
+          max_sequences: If given, a random sample of so many of the pooled sequences,
+            from users in random order, so that few are read.
+          seed: Non-negative; the sample depends on it.
+
+        Returns:
+          Ids, int32, shape [n, T + 1].
+        """
+        user_ids = list(self.user_ids if user_ids is None else user_ids)
+        parts = [np.zeros([0, self.spec.sequence_length + 1], np.int32)]
+        if max_sequences is None:
+            return np.concatenate([*parts, *map(self.sequences, user_ids)])
+        # Twice the size asked for, so that a long user does not fill the sample alone.
+        count = 0
+        for index in np.random.default_rng([seed, 0]).permutation(len(user_ids)):
+            if count >= 2 * max_sequences:
+                break
+            parts.append(self.sequences(user_ids[index]))
+            count += len(parts[-1])
+        pool = np.concatenate(parts)
+        order = np.random.default_rng([seed, 1]).permutation(len(pool))
+        return pool[np.sort(order[:max_sequences])]
+
+    def _encode(self, texts: Sequence[str]) -> np.ndarray:
+        length = self.spec.sequence_length
+        bos, eos = self.vocabulary.bos, self.vocabulary.eos
+        rows = []
+        for text in texts:
+            words = self._tokenizer.words(text)
+            if not words:
+                continue
+            if not self.spec.split_long_texts:
+                words = words[:length]
+            ids = [bos, *self.vocabulary.ids(words), eos]
+            # One sequence ends with the id that the next begins with.
+            for start in range(0, max(1, len(words)), length):
+                rows.append(ids[start : start + length + 1])
+        encoded = np.full([len(rows), length + 1], vocabulary_lib.PAD, np.int32)
+        for row, ids in zip(encoded, rows, strict=True):
+            row[: len(ids)] = ids
+        return encoded

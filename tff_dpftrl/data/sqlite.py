@@ -1,0 +1,111 @@
+"""Corpora in the SQLite layout of TFF's `SqlClientData`, such as Stack Overflow.
+
+Table `examples` has the columns `split_name`, `client_id` and
+`serialized_example_proto`, a `tf.train.Example`; table `client_metadata` has
+`client_id` and `split_name`
+(tensorflow_federated/python/simulation/datasets/sql_client_data.py). TensorFlow is
+imported when the first example is parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sqlite3
+
+from tff_dpftrl.data import user_text
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    split_name: str | None = None,
+    text_feature: str = "tokens",
+    is_tokenized: bool = True,
+) -> user_text.UserText:
+    """Opens a corpus; texts are read when they are asked for.
+
+    The defaults fit the Stack Overflow file of
+    `tff.simulation.datasets.stackoverflow.load_data`.
+
+    Args:
+      path: The SQLite file; it is opened for reading only.
+      split_name: Read only this split ("train", "heldout" or "test" in Stack
+        Overflow); all of them if None.
+      text_feature: Name of the bytes feature that holds the text, UTF-8.
+      is_tokenized: Whether that text is words separated by spaces.
+
+    Returns:
+      The corpus, users sorted by id, examples in the file's order.
+
+    Raises:
+      ValueError: If the file is missing or is not such a database, there is no
+        such split, or fewer than two users; and, when examples are read, if one
+        is not a `tf.train.Example` with `text_feature`.
+    """
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise ValueError(f"{path}: cannot be read: no such file.")
+    reader = _ExampleReader(path, split_name, text_feature)
+    corpus = user_text.UserText(
+        name=str(path) if split_name is None else f"{path} (split {split_name!r})",
+        user_unit="one client_id of the database",
+        user_ids=reader.client_ids(),
+        read_examples=reader.examples,
+        is_tokenized=is_tokenized,
+    )
+    return user_text.require_several_users(corpus)
+
+
+class _ExampleReader:
+    """Queries one database; every call opens it anew, so that it can be copied."""
+
+    def __init__(self, path: pathlib.Path, split_name: str | None, text_feature: str):
+        self._path = path
+        self._split_name = split_name
+        self._text_feature = text_feature
+
+    def _query(self, query: str, *values: str) -> list[tuple]:
+        if self._split_name is not None:
+            query += (" AND" if values else " WHERE") + " split_name = ?"
+            values = (*values, self._split_name)
+        try:
+            connection = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True)
+            try:
+                return connection.execute(query, values).fetchall()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise ValueError(
+                f"{self._path}: not a database in the layout of TFF's SqlClientData: {error}."
+            ) from error
+
+    def client_ids(self) -> tuple[str, ...]:
+        rows = self._query("SELECT DISTINCT client_id FROM client_metadata")
+        if not rows and self._split_name is not None:
+            raise ValueError(
+                f"split_name {self._split_name!r} has no clients in {self._path}; try None for "
+                "all splits."
+            )
+        return tuple(sorted(client_id for (client_id,) in rows))
+
+    def examples(self, client_id: str) -> list[str]:
+        query = "SELECT serialized_example_proto FROM examples WHERE client_id = ?"
+        return [self._parse(proto, client_id) for (proto,) in self._query(query, client_id)]
+
+    def _parse(self, proto: bytes, client_id: str) -> str:
+        import tensorflow as tf  # Slow to import, and not needed to list the users.
+        from google.protobuf import message
+
+        where = f"{self._path}: an example of client {client_id!r}"
+        try:
+            features = tf.train.Example.FromString(proto).features.feature
+        except message.DecodeError as error:
+            raise ValueError(f"{where} is not a tf.train.Example.") from error
+        values = features[self._text_feature].bytes_list.value
+        if len(values) != 1:
+            raise ValueError(
+                f"{where} has {len(values)} values of text_feature {self._text_feature!r}, "
+                f"expected 1; its features are {sorted(features)}."
+            )
+        return values[0].decode("utf-8", errors="replace")

@@ -1,0 +1,116 @@
+"""A corpus of texts keyed by user: what every source of data yields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UserText:
+    """Users in a fixed order, and the texts of each.
+
+    Attributes:
+      name: What the corpus is called in reports: a file name, or "docs".
+      user_unit: What one user is, for the privacy statement; for instance
+        "one line (user_id) of the file".
+      user_ids: Identifiers, unique, in the corpus's own order.
+      read_examples: Maps a user id to that user's texts, in their order. It may
+        read them lazily; call `examples` instead.
+      is_tokenized: True if the texts are words already, separated by spaces.
+    """
+
+    name: str
+    user_unit: str
+    user_ids: tuple[str, ...]
+    read_examples: Callable[[str], Sequence[str]] = dataclasses.field(repr=False)
+    is_tokenized: bool = False
+
+    def __post_init__(self):
+        known = frozenset(self.user_ids)
+        if len(known) != len(self.user_ids):
+            raise ValueError(
+                f"user_ids of {self.name!r} must be unique, but {len(self.user_ids) - len(known)} "
+                "of them are repeated; merge the examples of one user."
+            )
+        object.__setattr__(self, "_known", known)
+
+    @classmethod
+    def from_mapping(
+        cls,
+        name: str,
+        examples_by_user: Mapping[str, Sequence[str]],
+        *,
+        user_unit: str = "one user_id",
+        is_tokenized: bool = False,
+    ) -> UserText:
+        """Builds a corpus held in memory, users in the mapping's order."""
+        examples_by_user = {user: tuple(texts) for user, texts in examples_by_user.items()}
+        return cls(
+            name, user_unit, tuple(examples_by_user), examples_by_user.__getitem__, is_tokenized
+        )
+
+    def __len__(self) -> int:
+        return len(self.user_ids)
+
+    def examples(self, user_id: str) -> list[str]:
+        """Returns the texts of one user.
+
+        Args:
+          user_id: One of `user_ids`.
+
+        Returns:
+          The user's texts, in order.
+
+        Raises:
+          ValueError: If there is no such user.
+        """
+        if user_id not in self._known:
+            raise ValueError(f"user_id {user_id!r} is not a user of {self.name!r}; see user_ids.")
+        return list(self.read_examples(user_id))
+
+    def texts(self) -> Iterator[str]:
+        """Yields the texts of all users, user after user."""
+        for user_id in self.user_ids:
+            yield from self.read_examples(user_id)
+
+    def select(self, user_ids: Sequence[str]) -> UserText:
+        """Returns the corpus restricted to some users, in the order given.
+
+        Args:
+          user_ids: Users of this corpus; may be none.
+
+        Returns:
+          A corpus that reads its texts from this one.
+
+        Raises:
+          ValueError: If a user is unknown or repeated.
+        """
+        unknown = [user_id for user_id in user_ids if user_id not in self._known]
+        if unknown:
+            raise ValueError(
+                f"user_ids must be users of {self.name!r}, but {unknown[0]!r} is not; see user_ids."
+            )
+        return dataclasses.replace(self, user_ids=tuple(user_ids))
+
+
+def require_several_users(corpus: UserText) -> UserText:
+    """Returns `corpus`, or refuses it if it has fewer than two users.
+
+    Args:
+      corpus: A whole corpus, as read from its source.
+
+    Returns:
+      The same corpus.
+
+    Raises:
+      ValueError: If the corpus has no user or only one.
+    """
+    if len(corpus) == 0:
+        raise ValueError(f"{corpus.name}: the corpus is empty; it needs at least two users.")
+    if len(corpus) == 1:
+        raise ValueError(
+            f"{corpus.name}: the corpus has a single user, {corpus.user_ids[0]!r}; federated "
+            "training needs at least two. Split the text by who wrote it."
+        )
+    return corpus
