@@ -1,0 +1,1 @@
+"""DP-FedAvg and DP-FedSGD with sampled clients, and the DP-FTRL server update."""

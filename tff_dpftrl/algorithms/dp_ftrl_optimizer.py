@@ -1,0 +1,106 @@
+"""The server update of DP-FTRL, written with prefix sums.
+
+θ^{t+1} = θ⁰ − η · (sum of the updates of rounds 0 ... t). Our aggregators emit
+per-round residuals whose prefix sums carry the correlated noise, so plain SGD on
+them gives the same weights; this optimizer shows it, and avoids that the
+rounding of each step adds up in the weights.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+_MOMENTUM = "momentum"
+_STEP = "step"
+_INITIAL_WEIGHTS = "initial_weights"
+_PREFIX_SUM = "prefix_sum"
+_VELOCITY_SUM = "velocity_sum"
+
+
+class _DpFtrl(tff.learning.optimizers.Optimizer):
+    """See `build_dp_ftrl_optimizer`."""
+
+    def __init__(self, learning_rate: float, momentum: float):
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+
+    def initialize(self, specs: Any) -> collections.OrderedDict[str, Any]:
+        def zeros():
+            return tf.nest.map_structure(lambda spec: tf.zeros(spec.shape, spec.dtype), specs)
+
+        state = collections.OrderedDict()
+        state[tff.learning.optimizers.LEARNING_RATE_KEY] = self._learning_rate
+        state[_STEP] = tf.constant(0, tf.int64)
+        state[_INITIAL_WEIGHTS] = zeros()
+        state[_PREFIX_SUM] = zeros()
+        if self._momentum > 0:
+            state[_MOMENTUM] = self._momentum
+            state[_VELOCITY_SUM] = zeros()
+        return state
+
+    def next(self, state, weights, gradients):
+        gradients = tff.learning.optimizers.handle_indexed_slices_gradients(gradients)
+        tff.learning.optimizers.check_weights_gradients_match(weights, gradients)
+        new_state = collections.OrderedDict(state)
+        new_state[_STEP] = state[_STEP] + 1
+        initial = tf.nest.map_structure(
+            lambda now, kept: tf.where(state[_STEP] == 0, now, kept),
+            weights,
+            state[_INITIAL_WEIGHTS],
+        )
+        total = tf.nest.map_structure(tf.add, state[_PREFIX_SUM], gradients)
+        new_state[_INITIAL_WEIGHTS] = initial
+        new_state[_PREFIX_SUM] = total
+        if _MOMENTUM in state:
+            momentum = state[_MOMENTUM]
+            total = tf.nest.map_structure(
+                lambda v, s: tf.cast(momentum, v.dtype) * v + s, state[_VELOCITY_SUM], total
+            )
+            new_state[_VELOCITY_SUM] = total
+        learning_rate = state[tff.learning.optimizers.LEARNING_RATE_KEY]
+        new_weights = tf.nest.map_structure(
+            lambda w0, s: w0 - tf.cast(learning_rate, s.dtype) * s, initial, total
+        )
+        return new_state, new_weights
+
+    def get_hparams(self, state):
+        keys = (tff.learning.optimizers.LEARNING_RATE_KEY, _MOMENTUM)
+        return collections.OrderedDict((key, state[key]) for key in keys if key in state)
+
+    def set_hparams(self, state, hparams):
+        return collections.OrderedDict(state, **hparams)
+
+
+def build_dp_ftrl_optimizer(
+    learning_rate: float, momentum: float = 0.0
+) -> tff.learning.optimizers.Optimizer:
+    """The DP-FTRL server optimizer (Kairouz et al. 2021, Algorithm 1).
+
+    With updates g_t, prefix sums s_t = g_0 + ... + g_t and v_t = momentum ·
+    v_{t−1} + s_t, the weights after round t are θ⁰ − learning_rate · v_t. These are
+    the weights of `tff.learning.optimizers.build_sgdm` with the same arguments,
+    up to rounding.
+
+    θ⁰ are the weights that the first step is applied to. Weights that are set
+    from outside after it have no effect on later steps, and neither does the past
+    forget a changed learning rate: unlike SGD, it applies to the whole sum.
+
+    Args:
+      learning_rate: η, positive.
+      momentum: In [0, 1); 0 for none.
+
+    Returns:
+      The optimizer. Its state holds two copies of the model, three with momentum.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    if not learning_rate > 0:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate!r}.")
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be in [0, 1), got {momentum!r}.")
+    return _DpFtrl(float(learning_rate), float(momentum))

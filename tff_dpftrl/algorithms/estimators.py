@@ -1,0 +1,97 @@
+"""The two estimators of the average update of a sampled cohort.
+
+Clients join a round independently with probability q. With weights w_k in
+[0, 1] and updates of norm at most S, dividing by the weight that happened to
+show up has no useful sensitivity; these two have (McMahan et al. 2018,
+section 2 and Lemma 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TypeAlias
+
+import tensorflow as tf
+
+
+def _check(sampling_probability: float, name: str, weight: float) -> None:
+    if not 0 < sampling_probability <= 1:
+        raise ValueError(
+            "sampling_probability must be in (0, 1], the probability with which each client "
+            f"joins a round, got {sampling_probability!r}."
+        )
+    if not 0 < weight < math.inf:
+        raise ValueError(
+            f"{name} must be positive and finite, a sum of client weights that is public "
+            f"knowledge, got {weight!r}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedDenominator:
+    """f̃_f = Σ w_k Δ_k / (q W): divides by the expected weight of a cohort.
+
+    Attributes:
+      sampling_probability: q, with which each client joins a round.
+      total_weight: W, the sum of w_k over the population, or an estimate of it;
+        with equal weights the number of clients. It must be public: neither the
+        noise nor the sensitivity depends on what it is in truth.
+    """
+
+    sampling_probability: float
+    total_weight: float
+
+    def __post_init__(self):
+        _check(self.sampling_probability, "total_weight", self.total_weight)
+
+    @property
+    def expected_weight(self) -> float:
+        """The expected sum of weights of a cohort, q W."""
+        return self.sampling_probability * self.total_weight
+
+    @property
+    def unit_sensitivity(self) -> float:
+        """L2 change of the estimate when a client of clip norm 1 comes or goes."""
+        return 1 / self.expected_weight
+
+    def divisor(self, cohort_weight: tf.Tensor) -> tf.Tensor:
+        """What the sum is divided by: q W, whoever showed up."""
+        return tf.constant(self.expected_weight, cohort_weight.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClippedDenominator:
+    """f̃_c = Σ w_k Δ_k / max(q W_min, Σ w_k): a mean, but for small cohorts.
+
+    It needs twice the noise of `FixedDenominator` with W = W_min, and adapts to
+    the weight that shows up.
+
+    Attributes:
+      sampling_probability: q, with which each client joins a round.
+      min_total_weight: W_min, a public number that the sum of w_k over the
+        population is believed to exceed; the privacy does not depend on it.
+    """
+
+    sampling_probability: float
+    min_total_weight: float
+
+    def __post_init__(self):
+        _check(self.sampling_probability, "min_total_weight", self.min_total_weight)
+
+    @property
+    def min_expected_weight(self) -> float:
+        """The smallest divisor, q W_min."""
+        return self.sampling_probability * self.min_total_weight
+
+    @property
+    def unit_sensitivity(self) -> float:
+        """L2 change of the estimate when a client of clip norm 1 comes or goes."""
+        return 2 / self.min_expected_weight
+
+    def divisor(self, cohort_weight: tf.Tensor) -> tf.Tensor:
+        """What the sum is divided by: max(q W_min, Σ w_k)."""
+        return tf.maximum(tf.constant(self.min_expected_weight, cohort_weight.dtype), cohort_weight)
+
+
+Estimator: TypeAlias = FixedDenominator | ClippedDenominator

@@ -1,0 +1,185 @@
+"""One face for the two kinds of TFF models: gradients of a batch, and metrics.
+
+Client updates are written once, on tuples of trainable tensors, and work with a
+`tff.learning.models.VariableModel` and a `tff.learning.models.FunctionalModel`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+Model: TypeAlias = (
+    Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
+)
+"""What TFF's own builders take: a function that makes a model, or a functional model."""
+
+
+class LocalModel(abc.ABC):
+    """A model at one client during one round, inside a TensorFlow computation."""
+
+    @abc.abstractmethod
+    def load(self, weights: tff.learning.models.ModelWeights) -> Any:
+        """Takes over the round's weights; returns the initial state of the metrics."""
+
+    @abc.abstractmethod
+    def gradients(
+        self, trainable: tuple[tf.Tensor, ...], metrics: Any, batch: Any
+    ) -> tuple[tuple[tf.Tensor, ...], Any]:
+        """Gradients of a batch's loss, and the metrics with this batch included.
+
+        Args:
+          trainable: Trainable weights to take the gradient at.
+          metrics: State of the metrics.
+          batch: A batch, as the model's `input_spec` describes it.
+
+        Returns:
+          Dense gradients like `trainable`, and the new state of the metrics.
+        """
+
+    @abc.abstractmethod
+    def unfinalized_metrics(self, metrics: Any) -> Any:
+        """What the metrics aggregator gets from this client."""
+
+
+class _VariableLocalModel(LocalModel):
+    """The weights and the metrics live in the model's variables."""
+
+    def __init__(self, model: tff.learning.models.VariableModel):
+        self._model = model
+
+    def load(self, weights):
+        variables = tff.learning.models.ModelWeights.from_model(self._model)
+        tf.nest.map_structure(lambda v, w: v.assign(w), variables, weights)
+        return ()
+
+    def gradients(self, trainable, metrics, batch):
+        variables = list(self._model.trainable_variables)
+        for variable, value in zip(variables, trainable, strict=True):
+            variable.assign(value)
+        with tf.GradientTape() as tape:
+            output = self._model.forward_pass(batch, training=True)
+        return _dense_gradients(tape, output.loss, variables), metrics
+
+    def unfinalized_metrics(self, metrics):
+        del metrics  # They are in the model.
+        return self._model.report_local_unfinalized_metrics()
+
+
+class _FunctionalLocalModel(LocalModel):
+    """Weights and metrics are passed around as tensors."""
+
+    def __init__(self, model: tff.learning.models.FunctionalModel):
+        self._model = model
+        self._non_trainable = ()
+
+    def load(self, weights):
+        self._non_trainable = weights.non_trainable
+        return self._model.initialize_metrics_state()
+
+    def gradients(self, trainable, metrics, batch):
+        x, y = (batch["x"], batch["y"]) if isinstance(batch, Mapping) else batch
+        with tf.GradientTape() as tape:
+            tape.watch(trainable)
+            predictions = self._model.predict_on_batch(
+                (trainable, self._non_trainable), x, training=True
+            )
+            loss = self._model.loss(output=predictions, label=y)
+        batch_output = tff.learning.models.BatchOutput(
+            loss=loss, predictions=predictions, num_examples=num_examples(batch)
+        )
+        metrics = self._model.update_metrics_state(metrics, batch_output=batch_output, labels=y)
+        return _dense_gradients(tape, loss, trainable), metrics
+
+    def unfinalized_metrics(self, metrics):
+        return metrics
+
+
+def _dense_gradients(tape, loss, sources) -> tuple[tf.Tensor, ...]:
+    gradients = tape.gradient(loss, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return tuple(tf.convert_to_tensor(g) for g in gradients)
+
+
+def num_examples(batch: Any) -> tf.Tensor:
+    """Number of examples in a batch: the size of its first dimension, int64."""
+    return tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
+
+
+def build_local_model(model_fn: Model) -> LocalModel:
+    """Wraps a model; call it inside a TensorFlow computation.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+
+    Returns:
+      The model at a client.
+    """
+    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+        return _FunctionalLocalModel(model_fn)
+    return _VariableLocalModel(model_fn())
+
+
+def build_initial_weights(model_fn: Model) -> tff.Computation:
+    """Builds the computation that makes the initial model weights.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+
+    Returns:
+      A computation without arguments that returns `ModelWeights`.
+
+    Raises:
+      ValueError: If `model_fn` is neither.
+    """
+    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+
+        @tff.tensorflow.computation
+        def initial_weights():
+            trainable, non_trainable = model_fn.initial_weights
+            return tff.learning.models.ModelWeights(
+                tuple(tf.convert_to_tensor(w) for w in trainable),
+                tuple(tf.convert_to_tensor(w) for w in non_trainable),
+            )
+
+        return initial_weights
+    if not callable(model_fn):
+        raise ValueError(
+            "model_fn must be a function that makes a tff.learning.models.VariableModel, or a "
+            f"tff.learning.models.FunctionalModel, got {model_fn!r}."
+        )
+
+    @tff.tensorflow.computation
+    def initial_weights_of_variables():
+        return tff.learning.models.ModelWeights.from_model(model_fn())
+
+    return initial_weights_of_variables
+
+
+def input_and_metrics(
+    model_fn: Model, metrics_aggregator: Callable[..., tff.Computation]
+) -> tuple[tff.Type, tff.Computation]:
+    """The type of a client's data, and the aggregation of its metrics.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      metrics_aggregator: Like `tff.learning.metrics.sum_then_finalize`.
+
+    Returns:
+      The sequence type of the batches, and a computation from the clients'
+      unfinalized metrics to metrics at the server.
+    """
+    if isinstance(model_fn, tff.learning.models.FunctionalModel):
+        input_spec, finalizers = model_fn.input_spec, model_fn.finalize_metrics
+        unfinalized = tff.tensorflow.computation(model_fn.initialize_metrics_state)
+        aggregation = metrics_aggregator(finalizers, unfinalized.type_signature.result)
+    else:
+        # The variables of this model are needed nowhere else.
+        with tf.Graph().as_default():
+            model = model_fn()
+            input_spec = model.input_spec
+            aggregation = metrics_aggregator(model.metric_finalizers())
+    return tff.SequenceType(tff.types.tensorflow_to_type(input_spec)), aggregation
