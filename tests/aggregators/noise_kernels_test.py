@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.aggregators import noise_ops
-from tff_dpftrl.aggregators import tree_kernels
+from tff_dpftrl.aggregators import noise_ops, tree_kernels
 from tff_dpftrl.mechanisms import noise_recipe
 
 # Published production BLT (Google, min-sep 400, n = 2000).
@@ -66,7 +65,7 @@ def _tree_residual_covariance(num_rounds, variance_reduction):
     num_leaves = 2**height
     estimates, variances = [np.eye(num_leaves, 2 * num_leaves)], [1.0]
     next_column = num_leaves
-    for level in range(1, height + 1):
+    for _ in range(height):
         children = estimates[-1][0::2] + estimates[-1][1::2]
         own = np.zeros_like(children)
         own[np.arange(len(own)), next_column + np.arange(len(own))] = 1.0
@@ -178,7 +177,12 @@ def test_draws_a_round_of_a_reduced_tree_needs():
     kernel = tree_kernels.ReducedTreeKernel(noise_recipe.TreeNoise(11, True))
     for t in range(0, 2047, 7):
         ids = []
-        kernel.step(None, tf.constant(t, tf.int64), lambda i: ids.append(int(i)) or tf.zeros([1]))
+
+        def draw(i, ids=ids):
+            ids.append(int(i))
+            return tf.zeros([1])
+
+        kernel.step(None, tf.constant(t, tf.int64), draw)
         assert len(set(ids)) == len(ids)
         draws.append(len(ids))
     assert max(draws) <= 2 * 11

@@ -43,27 +43,27 @@ class Kernel(abc.ABC):
         """
 
 
-def within_horizon(kernel: Kernel, t: tf.Tensor) -> tf.Tensor:
-    """Returns `t`, failing when the op runs if the recipe has no such round.
+def within_horizon(t: tf.Tensor, max_rounds: int | None) -> tf.Tensor:
+    """Returns `t`, failing when the op runs if no round t is defined.
 
     Args:
-      kernel: A kernel.
-      t: int64 scalar, the round within its block.
+      t: int64 scalar, a round, from 0.
+      max_rounds: Number of rounds; None if there is no limit.
 
     Returns:
       `t`, to be used in place of the argument.
 
     Raises:
-      tf.errors.InvalidArgumentError: When run, if `t >= kernel.max_rounds`.
+      tf.errors.InvalidArgumentError: When run, if `t >= max_rounds`.
     """
-    if kernel.max_rounds is None:
+    if max_rounds is None:
         return t
     check = tf.debugging.assert_less(
         t,
-        tf.constant(kernel.max_rounds, tf.int64),
+        tf.constant(max_rounds, tf.int64),
         message=(
-            f"This noise is defined for {kernel.max_rounds} rounds, which have all been run; "
-            "noise beyond them would be too weak. Build the strategy for more rounds."
+            f"This noise is defined for {max_rounds} rounds, which have all been run; noise "
+            "beyond them would be too weak. Build the strategy for more rounds."
         ),
     )
     with tf.control_dependencies([] if check is None else [check]):

@@ -77,7 +77,9 @@ class BandedKernel(kernel.Kernel):
         weights = tf.where(lag_minus_one < t, weights, 0.0)
         noise -= tf.matmul(weights[tf.newaxis], buffer)[0]
         slot = tf.math.floormod(t, size)
-        buffer = tf.tensor_scatter_nd_update(buffer, slot[tf.newaxis, tf.newaxis], noise[tf.newaxis])
+        buffer = tf.tensor_scatter_nd_update(
+            buffer, slot[tf.newaxis, tf.newaxis], noise[tf.newaxis]
+        )
         return noise, buffer
 
 

@@ -13,10 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.aggregators import kernel
-from tff_dpftrl.aggregators import matrix_kernels
-from tff_dpftrl.aggregators import seeds
-from tff_dpftrl.aggregators import tree_kernels
+from tff_dpftrl.aggregators import kernel, matrix_kernels, seeds, tree_kernels
 from tff_dpftrl.mechanisms import noise_recipe
 
 
@@ -71,12 +68,20 @@ class NoiseStream:
       starts: First rounds of the blocks; (0,) without restarts.
     """
 
-    def __init__(self, recipe: noise_recipe.NoiseRecipe, shapes: Sequence[Sequence[int]]):
+    def __init__(
+        self,
+        recipe: noise_recipe.NoiseRecipe,
+        shapes: Sequence[Sequence[int]],
+        *,
+        max_rounds: int | None = None,
+    ):
         """Initialises the stream.
 
         Args:
           recipe: How the noise of a round follows from the draws.
           shapes: Static shapes of the tensors, in a fixed order.
+          max_rounds: Number of rounds the strategy is defined for, all blocks
+            together; None if any.
 
         Raises:
           ValueError: If `recipe` is unknown or its restarts do not begin with
@@ -94,6 +99,7 @@ class NoiseStream:
             )
         self._shapes = [tuple(shape) for shape in shapes]
         self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self._max_rounds = max_rounds
         self._kernel = build_kernel(block_recipe)
 
     def initial_buffers(self) -> tuple[tf.Tensor, ...]:
@@ -132,8 +138,8 @@ class NoiseStream:
         Raises:
           tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
         """
-        block, t = self.block(round_index)
-        t = kernel.within_horizon(self._kernel, t)
+        block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
+        t = kernel.within_horizon(t, self._kernel.max_rounds)
         block_seed = seeds.derive(seed, block)
         noise, new_buffers = [], []
         for position, (shape, size) in enumerate(zip(self._shapes, self._sizes, strict=True)):

@@ -58,7 +58,9 @@ class VanillaTreeKernel(kernel.Kernel):
         ones = tf.cast(_bits(t, self._num_levels), tf.int64)
         completed = tf.reduce_sum(tf.math.cumprod(ones))
         ids = levels * _LEVEL_STRIDE + tf.where(levels < completed, spine - 1, spine)
-        weights = tf.where(levels < completed, -1.0, tf.where(levels == completed, 1.0, 0.0))
+        # Not `==`: in the graphs that TFF builds it compares identities.
+        is_top = tf.cast(tf.equal(levels, completed), tf.float32)
+        weights = tf.where(levels < completed, -1.0, is_top)
         return _weighted_draws(ids, weights, draw), buffer
 
 

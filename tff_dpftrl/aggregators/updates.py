@@ -1,0 +1,62 @@
+"""Client updates as flat lists of tensors, whatever their nesting and dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+class UpdateType:
+    """The type of a client's update: a nesting of floating-point tensors.
+
+    Attributes:
+      specs: `tf.TensorSpec`s of the tensors, in the order of `tf.nest.flatten`.
+      shapes: Their static shapes.
+    """
+
+    def __init__(self, value_type: tff.Type):
+        """Checks and flattens the type.
+
+        Args:
+          value_type: Type of one client's update, as given to a factory's `create`.
+
+        Raises:
+          ValueError: If it is not a nesting of at least one floating-point tensor,
+            all with static shapes.
+        """
+        if not tff.types.is_structure_of_tensors(value_type):
+            raise ValueError(f"value_type must be a nesting of tensors, got {value_type}.")
+        self._structure = tff.types.type_to_tf_tensor_specs(value_type)
+        self.specs = tf.nest.flatten(self._structure)
+        if not self.specs:
+            raise ValueError(f"value_type must have at least one tensor, got {value_type}.")
+        if not all(spec.dtype.is_floating for spec in self.specs):
+            raise ValueError(
+                f"value_type must have only tensors of floats, got {value_type}: cast the others "
+                "on the clients."
+            )
+        if not all(spec.shape.is_fully_defined() for spec in self.specs):
+            raise ValueError(
+                f"value_type must have static shapes, got {value_type}: the noise of a tensor of "
+                "unknown size cannot be kept from round to round."
+            )
+        self.shapes = [tuple(spec.shape.as_list()) for spec in self.specs]
+
+    def flatten(self, value: Any) -> list[tf.Tensor]:
+        """The update's tensors as float32, inside a TensorFlow computation."""
+        if isinstance(value, tff.structure.Struct):
+            value = tff.structure.to_odict_or_tuple(value)
+        return [tf.cast(tensor, tf.float32) for tensor in tf.nest.flatten(value)]
+
+    def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Nests tensors like the update, keeping their dtypes."""
+        return tf.nest.pack_sequence_as(self._structure, list(tensors))
+
+    def pack_as_update(self, tensors: Sequence[tf.Tensor]) -> Any:
+        """Nests tensors like the update, cast to its dtypes."""
+        return self.pack(
+            [tf.cast(tensor, spec.dtype) for tensor, spec in zip(tensors, self.specs, strict=True)]
+        )
