@@ -1,1 +1,1 @@
-"""encoding."""
+"""Sizes and sensitivities of the discretisation that secure aggregation needs."""

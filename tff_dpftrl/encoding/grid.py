@@ -1,0 +1,382 @@
+"""The integer grid of secure aggregation: sizes, moduli and inflated sensitivity.
+
+Secure aggregation adds integers modulo M, so a client scales its clipped update
+to a grid, rotates it at random and rounds it (Xu et al. 2023, "Federated
+Learning of Gboard Language Models with Differential Privacy", section 2.4 and
+Algorithm 2; the rounding is that of Kairouz, Liu & Steinke 2021, section 4.1).
+Rounding can lengthen a vector, and the noise has to cover the longer one.
+
+Everything is stated relative to the clip norm: an encoding is fixed by K, the
+clip norm counted in grid steps (s·C in the paper). When adaptive clipping moves
+C, the grid step C/K moves along, and neither the modulus nor the ratio of the
+inflated clip norm to the clip norm changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import sys
+from typing import Any
+
+MAX_COORDINATE = 2**22
+"""Largest rounded coordinate, so that float32 still resolves half grid steps."""
+
+MAX_MODULUS = 2**31 - 1
+"""Largest modulus of an int32 secure sum."""
+
+DEFAULT_REJECTION_BOUND = math.exp(-0.5)
+"""The bound α used in the production training of Xu et al. 2023."""
+
+
+def padded_dim(dim: int) -> int:
+    """The smallest power of two that is at least `dim`."""
+    return 1 << (dim - 1).bit_length()
+
+
+def coordinate_factor(dim: int, linf_stddevs: float | None = None) -> float:
+    """Ratio of the largest allowed coordinate to the L2 norm of a rotated vector.
+
+    Args:
+      dim: Dimension of the rotated vector, a power of two.
+      linf_stddevs: Bound on a coordinate in standard deviations (1/√dim of the
+        norm); None for the 2 ln(dim) of Xu et al. 2023, Algorithm 2.
+
+    Returns:
+      The factor, at most 1: no coordinate exceeds the norm.
+    """
+    if linf_stddevs is None:
+        # The paper's formula is 0 for a scalar and below 1 for two coordinates.
+        linf_stddevs = 2 * math.log(dim) if dim > 2 else math.inf
+    return min(1.0, linf_stddevs / math.sqrt(dim))
+
+
+def inflated_norm_squared(
+    norm: float, dim: int, rejection_bound: float = DEFAULT_REJECTION_BOUND
+) -> float:
+    """Bound on the squared norm of an accepted, rounded vector, in grid steps².
+
+    The vector has norm at most `norm` before rounding. A stochastic rounding
+    exceeds the bound with probability at most `rejection_bound`
+    (Kairouz, Liu & Steinke 2021, section 4.1; Xu et al. 2023, section 2.4);
+    no rounding exceeds norm + √dim, which is used where it is smaller.
+
+    Args:
+      norm: L2 norm bound K before rounding, in grid steps.
+      dim: Number of coordinates d that are rounded.
+      rejection_bound: α in (0, 1).
+
+    Returns:
+      min(K² + d/4 + √(2 ln(1/α)) (K + √d/2), (K + √d)²).
+    """
+    slack = math.sqrt(2 * math.log(1 / rejection_bound))
+    root = math.sqrt(dim)
+    return min(norm**2 + dim / 4 + slack * (norm + root / 2), (norm + root) ** 2)
+
+
+def inflated_clip_norm(
+    clip_norm: float,
+    granularity: float,
+    dim: int,
+    rejection_bound: float = DEFAULT_REJECTION_BOUND,
+) -> float:
+    """C_inflated, the L2 sensitivity to one client after rounding (Xu et al. 2023, 2.4).
+
+    Args:
+      clip_norm: L2 clip norm C before rounding.
+      granularity: Width 1/s of a grid step, in the unit of `clip_norm`.
+      dim: Number of rounded coordinates d: the padded dimension.
+      rejection_bound: α in (0, 1).
+
+    Returns:
+      C_inflated ≥ C, in the unit of `clip_norm`.
+    """
+    squared = inflated_norm_squared(clip_norm / granularity, dim, rejection_bound)
+    return granularity * math.sqrt(squared)
+
+
+@dataclasses.dataclass(frozen=True)
+class GridEncoding:
+    """One choice of grid, with everything that follows from it.
+
+    `dim` is the number of model parameters and is padded to a power of two for
+    the Walsh–Hadamard transform; all the padded coordinates are sent.
+
+    Attributes:
+      dim: Number of model parameters, before padding.
+      max_clients: Largest number of clients whose sum must not wrap around. It
+        must cover over-selection, not only the report goal.
+      scaled_clip_norm: The clip norm in grid steps, K = s·C.
+      rejection_bound: α: a rounding is drawn anew with at most this probability.
+      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None
+        for the 2 ln(padded_dim) of the paper. Clipping a coordinate distorts the
+        client's vector but never lengthens it, so this costs no privacy;
+        see `linf_clip_probability`.
+    """
+
+    dim: int
+    max_clients: int
+    scaled_clip_norm: float
+    rejection_bound: float = DEFAULT_REJECTION_BOUND
+    linf_stddevs: float | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "dim", _positive_int("dim", self.dim))
+        object.__setattr__(self, "max_clients", _positive_int("max_clients", self.max_clients))
+        for name in ("scaled_clip_norm", "linf_stddevs"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+        if not 0 < self.rejection_bound < 1:
+            raise ValueError(
+                f"rejection_bound must lie strictly between 0 and 1, got {self.rejection_bound!r}."
+                " exp(-0.5) is usual."
+            )
+        if self.max_coordinate > MAX_COORDINATE:
+            raise ValueError(
+                f"scaled_clip_norm {self.scaled_clip_norm!r} makes coordinates of up to "
+                f"{self.max_coordinate} grid steps, which float32 cannot round faithfully. Lower it "
+                f"until they are at most {MAX_COORDINATE}."
+            )
+        if self._inflated_norm_squared >= 2**62:
+            raise ValueError(
+                f"scaled_clip_norm {self.scaled_clip_norm!r} makes squared norms that overflow an "
+                "int64 sum. Lower it below 2**31."
+            )
+        if self.modulus > MAX_MODULUS:
+            raise ValueError(
+                f"scaled_clip_norm {self.scaled_clip_norm!r} with max_clients {self.max_clients} "
+                f"needs the modulus {self.modulus}, above the largest of an int32 sum, "
+                f"{MAX_MODULUS}. Lower either."
+            )
+
+    @property
+    def padded_dim(self) -> int:
+        """Number d of integers a client sends."""
+        return padded_dim(self.dim)
+
+    @property
+    def max_coordinate(self) -> int:
+        """C_∞: no rounded coordinate is larger in absolute value."""
+        factor = coordinate_factor(self.padded_dim, self.linf_stddevs)
+        return math.ceil(self.scaled_clip_norm * factor)
+
+    @property
+    def modulus(self) -> int:
+        """M = 2 C_∞ max_clients + 1, the smallest that never wraps around."""
+        return 2 * self.max_coordinate * self.max_clients + 1
+
+    @property
+    def bits_per_parameter(self) -> int:
+        """Bits of one integer modulo M."""
+        return (self.modulus - 1).bit_length()
+
+    @property
+    def power_of_two_modulus(self) -> int:
+        """The smallest power of two that is at least `modulus`."""
+        return 1 << self.bits_per_parameter
+
+    @property
+    def upload_bytes(self) -> int:
+        """Bytes of one client's encoded update, before the protocol's own overhead."""
+        return -(-self.padded_dim * self.bits_per_parameter // 8)
+
+    @property
+    def max_squared_norm(self) -> int:
+        """Largest squared L2 norm, in grid steps², of an integer vector that is sent."""
+        return math.floor(self._inflated_norm_squared)
+
+    @property
+    def inflation(self) -> float:
+        """C_inflated / C ≥ 1: the noise and the accounting are charged with it."""
+        return max(1.0, math.sqrt(self._inflated_norm_squared) / self.scaled_clip_norm)
+
+    @property
+    def linf_clip_probability(self) -> float:
+        """Bound on the probability that one client's update has a coordinate clipped.
+
+        Each coordinate of a randomly rotated vector is sub-Gaussian; the bound is
+        Hoeffding's and a union over coordinates. It holds for an update chosen
+        before the rotation seed.
+        """
+        factor = coordinate_factor(self.padded_dim, self.linf_stddevs)
+        if factor == 1:
+            return 0.0
+        return _sub_gaussian_tail(self.padded_dim, factor * math.sqrt(self.padded_dim))
+
+    @property
+    def rounding_bias_bound(self) -> float:
+        """Bound on ‖E[rounded | accepted] − x‖₂ for one client, in grid steps.
+
+        Own derivation. Let A be the event of acceptance, P(A) ≥ 1 − α, and u a
+        unit vector. The bias along u is Cov(u·x̃, 1_A) / P(A), at most
+        sd(u·x̃) √(P(A)(1 − P(A))) / P(A). Coordinates are rounded independently,
+        each with variance at most 1/4, so sd(u·x̃) ≤ 1/2 whatever the dimension,
+        and the bias is at most √(α / (1 − α)) / 2.
+        """
+        return math.sqrt(self.rejection_bound / (1 - self.rejection_bound)) / 2
+
+    def granularity(self, clip_norm: float) -> float:
+        """Width of a grid step (1/s) in the unit of `clip_norm`."""
+        return clip_norm / self.scaled_clip_norm
+
+    def inflated_clip_norm(self, clip_norm: float) -> float:
+        """C_inflated, the L2 sensitivity to one client, in the unit of `clip_norm`."""
+        return clip_norm * self.inflation
+
+    def rounding_stddev_bound(self, clip_norm: float, num_clients: int) -> float:
+        """Bound on the stddev that rounding adds to a coordinate of the sum.
+
+        For independently rounded clients; each rounding has variance at most 1/4.
+
+        Args:
+          clip_norm: L2 clip norm C.
+          num_clients: Number of clients in the sum.
+
+        Returns:
+          √num_clients / 2 grid steps, in the unit of `clip_norm`.
+        """
+        return math.sqrt(num_clients) / 2 * self.granularity(clip_norm)
+
+    def wraparound_probability(self, modulus: int) -> float:
+        """Bound on the probability of a wrap-around if coordinates were not clipped.
+
+        It is for a comparison with implementations that leave out the ℓ∞ clip
+        and rely on a large modulus (Xu et al. 2023, footnote 2), where a
+        wrap-around raises the sensitivity to √d·M grid steps or less. This
+        package always clips; with `modulus >= self.modulus` it never wraps.
+
+        The sum of `max_clients` rotated vectors has norm at most K·max_clients
+        and sub-Gaussian coordinates (Hoeffding), and rounding moves a coordinate
+        by less than `max_clients`.
+
+        Args:
+          modulus: The modulus M of the sum.
+
+        Returns:
+          A bound in (0, 1]; tiny ones are reported as the smallest normal float.
+        """
+        modulus = _positive_int("modulus", modulus)
+        room = (modulus - 1) / 2 - self.max_clients
+        stddev = self.max_clients * self.scaled_clip_norm / math.sqrt(self.padded_dim)
+        return _sub_gaussian_tail(self.padded_dim, room / stddev) if room > 0 else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Parameters and costs as JSON-compatible values, for results and statements."""
+        return {
+            "dim": self.dim,
+            "padded_dim": self.padded_dim,
+            "max_clients": self.max_clients,
+            "scaled_clip_norm": self.scaled_clip_norm,
+            "rejection_bound": self.rejection_bound,
+            "linf_stddevs": self.linf_stddevs,
+            "max_coordinate": self.max_coordinate,
+            "modulus": self.modulus,
+            "bits_per_parameter": self.bits_per_parameter,
+            "upload_bytes": self.upload_bytes,
+            "inflation": self.inflation,
+        }
+
+    @property
+    def _inflated_norm_squared(self) -> float:
+        return inflated_norm_squared(self.scaled_clip_norm, self.padded_dim, self.rejection_bound)
+
+
+def for_bits(
+    dim: int,
+    max_clients: int,
+    bits_per_parameter: int,
+    *,
+    rejection_bound: float = DEFAULT_REJECTION_BOUND,
+    linf_stddevs: float | None = None,
+) -> GridEncoding:
+    """The finest grid whose integers fit in `bits_per_parameter` bits.
+
+    Args:
+      dim: Number of model parameters.
+      max_clients: Largest number of clients in one sum.
+      bits_per_parameter: Largest number of bits of an integer modulo M.
+      rejection_bound: α of the conditional rounding.
+      linf_stddevs: See `GridEncoding`.
+
+    Returns:
+      The encoding. It uses fewer bits where float32 has no use for a finer grid.
+
+    Raises:
+      ValueError: If an argument is out of range or the bits are too few.
+    """
+    dim = _positive_int("dim", dim)
+    max_clients = _positive_int("max_clients", max_clients)
+    bits_per_parameter = _positive_int("bits_per_parameter", bits_per_parameter)
+    largest = (min(2**bits_per_parameter, MAX_MODULUS) - 1) // (2 * max_clients)
+    if largest < 1:
+        raise ValueError(
+            f"bits_per_parameter {bits_per_parameter} cannot hold a sum over max_clients "
+            f"{max_clients}: use at least {(2 * max_clients).bit_length()} bits."
+        )
+    largest = min(largest, MAX_COORDINATE)
+    factor = coordinate_factor(padded_dim(dim), linf_stddevs)
+    norm = largest / factor
+    while math.ceil(norm * factor) > largest:
+        norm = math.nextafter(norm, 0.0)
+    return GridEncoding(dim, max_clients, norm, rejection_bound, linf_stddevs)
+
+
+def for_inflation(
+    dim: int,
+    max_clients: int,
+    inflation: float,
+    *,
+    rejection_bound: float = DEFAULT_REJECTION_BOUND,
+    linf_stddevs: float | None = None,
+) -> GridEncoding:
+    """The coarsest grid that inflates the sensitivity by at most `inflation`.
+
+    Args:
+      dim: Number of model parameters.
+      max_clients: Largest number of clients in one sum.
+      inflation: Largest allowed C_inflated / C, above 1 (1.01 costs 1 % of noise).
+      rejection_bound: α of the conditional rounding.
+      linf_stddevs: See `GridEncoding`.
+
+    Returns:
+      The encoding, with the fewest bits.
+
+    Raises:
+      ValueError: If an argument is out of range or needs too large a modulus.
+    """
+    if not 1 < inflation < math.inf:
+        raise ValueError(f"inflation must be above 1 and finite, got {inflation!r}; try 1.01.")
+    size = padded_dim(_positive_int("dim", dim))
+
+    def encoding(norm: float) -> GridEncoding:
+        return GridEncoding(dim, max_clients, norm, rejection_bound, linf_stddevs)
+
+    encoding(1.0)  # Checks the other arguments.
+    # Inflation² − 1 = slack/K + (d/4 + slack √d/2)/K² is a quadratic in 1/K.
+    slack = math.sqrt(2 * math.log(1 / rejection_bound))
+    constant = size / 4 + slack * math.sqrt(size) / 2
+    excess = (inflation - 1) * (inflation + 1)
+    norm = (slack + math.sqrt(slack**2 + 4 * excess * constant)) / (2 * excess)
+    # The other bound, (K + √d)/K, may allow a coarser grid.
+    norm = min(norm, math.sqrt(size) / (inflation - 1))
+    while inflated_norm_squared(norm, size, rejection_bound) > (inflation * norm) ** 2:
+        norm = math.nextafter(norm, math.inf)
+    return encoding(norm)
+
+
+def _sub_gaussian_tail(dim: int, stddevs: float) -> float:
+    """Union bound 2 dim exp(−x²/2) on any of `dim` sub-Gaussian coordinates."""
+    log_probability = math.log(2 * dim) - stddevs**2 / 2
+    return max(math.exp(min(log_probability, 0.0)), sys.float_info.min)
+
+
+def _positive_int(name: str, value: int) -> int:
+    try:
+        as_int = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, got {value!r}.") from None
+    if as_int < 1:
+        raise ValueError(f"{name} must be at least 1, got {value!r}.")
+    return as_int
