@@ -1,0 +1,280 @@
+"""BLT: buffered linear Toeplitz strategies (McMahan, Xu & Zhang 2024, section 2.4).
+
+C is lower-triangular Toeplitz with c_0 = 1 and c_t = Σ_i ω_i θ_i^{t-1}, so that
+C⁻¹ z streams with d model-sized buffers. C⁻¹ is a BLT again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import optimize
+
+from tff_dpftrl.mechanisms import blt_losses, strategy, toeplitz
+from tff_dpftrl.mechanisms import noise_recipe as recipe_lib
+from tff_dpftrl.participation import schema as schema_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Blt(strategy.Strategy):
+    """A BLT with positive output scales; any number of rounds.
+
+    Attributes:
+      buf_decay: Buffer decays θ, distinct, each in (0, 1); kept in decreasing
+        order. A decay within about 1 / num_rounds of 1 ties C to its number of
+        rounds.
+      output_scale: Output scales ω, one a buffer, positive.
+    """
+
+    buf_decay: tuple[float, ...]
+    output_scale: tuple[float, ...]
+
+    mechanism: ClassVar[str] = "blt"
+
+    def __post_init__(self):
+        decay = _floats("buf_decay", self.buf_decay)
+        scale = _floats("output_scale", self.output_scale)
+        if len(decay) != len(scale) or not decay:
+            raise ValueError(
+                f"buf_decay has {len(decay)} entries and output_scale {len(scale)}; give both one "
+                "entry a buffer, at least one. Identity() is the strategy without buffers."
+            )
+        if not all(0 < x < 1 for x in decay):
+            raise ValueError(f"buf_decay must lie strictly between 0 and 1, got {decay}.")
+        if not all(0 < x < math.inf for x in scale):
+            raise ValueError(
+                f"output_scale must be positive and finite, got {scale}. Drop a buffer of scale 0."
+            )
+        if len(set(decay)) < len(decay):
+            raise ValueError(
+                f"buf_decay must be distinct, got {decay}; merge equal buffers by adding scales."
+            )
+        order = sorted(range(len(decay)), key=lambda i: -decay[i])
+        object.__setattr__(self, "buf_decay", tuple(decay[i] for i in order))
+        object.__setattr__(self, "output_scale", tuple(scale[i] for i in order))
+
+    @classmethod
+    def from_pair(cls, buf_decay: Sequence[float], inverse_buf_decay: Sequence[float]) -> Blt:
+        """The BLT whose decays are θ and whose inverse has decays θ̂ (Alg. 5).
+
+        Args:
+          buf_decay: θ, shape [d].
+          inverse_buf_decay: θ̂, shape [d], interlaced with θ:
+            θ_1 > θ̂_1 > θ_2 > θ̂_2 > ..., which makes ω positive.
+
+        Returns:
+          The strategy.
+
+        Raises:
+          ValueError: If the two do not interlace or lie outside (0, 1).
+        """
+        poles = np.sort(1.0 - np.asarray(_floats("buf_decay", buf_decay)))
+        zeros = np.sort(1.0 - np.asarray(_floats("inverse_buf_decay", inverse_buf_decay)))
+        chain = np.ravel(np.column_stack([poles, zeros])) if len(poles) == len(zeros) else [0.0]
+        if not (np.all(np.diff(chain, prepend=0.0) > 0) and chain[-1] < 1):
+            raise ValueError(
+                "buf_decay and inverse_buf_decay must interlace within (0, 1), largest first "
+                f"buf_decay, got {tuple(buf_decay)} and {tuple(inverse_buf_decay)}."
+            )
+        return cls.from_complements(poles, zeros)
+
+    @classmethod
+    def from_complements(cls, poles: np.ndarray, zeros: np.ndarray) -> Blt:
+        """As `from_pair`, from 1 - θ and 1 - θ̂, which keep their digits near θ = 1.
+
+        Args:
+          poles: 1 - θ, shape [d], increasing and interlaced with `zeros`.
+          zeros: 1 - θ̂, shape [d].
+
+        Returns:
+          The strategy.
+        """
+        scale = blt_losses.pole_residues(poles, zeros)
+        return cls(tuple((1.0 - poles).tolist()), tuple(scale.tolist()))
+
+    @property
+    def num_buffers(self) -> int:
+        """Number of buffers d."""
+        return len(self.buf_decay)
+
+    @functools.cached_property
+    def _poles(self) -> np.ndarray:
+        """1 - θ, increasing; exact for θ ≥ 1/2."""
+        return 1.0 - np.asarray(self.buf_decay)
+
+    @functools.cached_property
+    def _zeros(self) -> np.ndarray:
+        """1 - θ̂, increasing, interlaced with the poles."""
+        return _zero_complements(self._poles, np.asarray(self.output_scale))
+
+    def inverse(self) -> tuple[np.ndarray, np.ndarray]:
+        """Buffer decays θ̂ and output scales ω̂ of C⁻¹, itself a BLT (Alg. 5).
+
+        Returns:
+          Two float64 vectors of length d. The scales are negative. The last
+          decay is negative where Σ_i ω_i / θ_i > 1.
+        """
+        return 1.0 - self._zeros, -blt_losses.pole_residues(self._zeros, self._poles)
+
+    def coefficients(self, num_rounds: int) -> np.ndarray:
+        """c_0 ... c_{n-1}, float64, shape [num_rounds] (paper, equation 2)."""
+        return _with_leading_one(self.buf_decay, np.asarray(self.output_scale), num_rounds)
+
+    def inverse_coefficients(self, num_rounds: int) -> np.ndarray:
+        """First column of C⁻¹, float64, shape [num_rounds]."""
+        return _with_leading_one(*self.inverse(), num_rounds)
+
+    def multiply(self, x: np.ndarray) -> np.ndarray:
+        """C x, streaming with d buffers (Alg. 2); x has shape [n, ...], float64."""
+        decay, scale, buffers = self._streaming_start(x)
+        out = np.empty(x.shape)
+        for t, x_t in enumerate(x):
+            out[t] = x_t + np.tensordot(scale, buffers, axes=1)
+            buffers = decay * buffers + x_t
+        return out
+
+    def multiply_inverse(self, z: np.ndarray) -> np.ndarray:
+        """C⁻¹ z, streaming with d buffers (Alg. 3, equation 3); z has shape [n, ...]."""
+        decay, scale, buffers = self._streaming_start(z)
+        out = np.empty(z.shape)
+        for t, z_t in enumerate(z):
+            out[t] = z_t - np.tensordot(scale, buffers, axes=1)
+            buffers = decay * buffers + out[t]
+        return out
+
+    def _streaming_start(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        shape = (self.num_buffers,) + x.shape[1:]
+        decay = np.asarray(self.buf_decay).reshape((-1,) + (1,) * (x.ndim - 1))
+        return decay, np.asarray(self.output_scale), np.zeros(shape)
+
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.matrix(self.coefficients(num_rounds), num_rounds)
+
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.matrix(self.inverse_coefficients(num_rounds), num_rounds)
+
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+        """Sensitivity in closed form, O(d² log k) for any number of rounds.
+
+        c_1 ≥ c_2 ≥ ... > 0 always, so the non-increasing theorem (Thm. 3.1)
+        applies if c_0 = 1 ≥ Σ_i ω_i = c_1. If not, c_0 is replaced by c_1, which
+        only enlarges entries of C: an upper bound, exact for one participation.
+        """
+        c_1 = math.fsum(self.output_scale)
+        scale = np.asarray(self.output_scale)
+        if c_1 <= 1 or schema.num_rounds == 1:
+            squared = blt_losses.sensitivity_squared(self._poles, scale, schema)
+            return strategy.Sensitivity(squared, True, "non-increasing Toeplitz theorem")
+        if schema.effective_participations == 1:
+            squared = blt_losses.sensitivity_squared(self._poles, scale, schema)
+            return strategy.Sensitivity(squared, True, "columns do not overlap")
+        # C / c_1 with leading coefficient 1 is a BLT whose theorem holds.
+        squared = c_1**2 * blt_losses.sensitivity_squared(self._poles, scale / c_1, schema)
+        return strategy.Sensitivity(
+            squared, False, "upper bound: non-increasing envelope of the coefficients"
+        )
+
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        constant, weight = blt_losses.prefix_noise_terms(self._poles, self._zeros)
+        column = constant + toeplitz.exponential_sums(1.0 - self._zeros, weight, num_rounds)
+        return np.cumsum(np.square(column))
+
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.round_noise_variance(self.inverse_coefficients(num_rounds))
+
+    def max_error(self, num_rounds: int) -> float:
+        """MaxError(B) in closed form, O(d²) for any number of rounds."""
+        return math.sqrt(blt_losses.max_error_squared(self._poles, self._zeros, num_rounds))
+
+    def rms_error(self, num_rounds: int) -> float:
+        """RmsError(B) in closed form, O(d²) for any number of rounds."""
+        return math.sqrt(blt_losses.rms_error_squared(self._poles, self._zeros, num_rounds))
+
+    def noise_recipe(self) -> recipe_lib.BufferedNoise:  # noqa: D102
+        return recipe_lib.BufferedNoise(self.buf_decay, self.output_scale)
+
+    def memory_copies(self, num_rounds: int) -> int:  # noqa: D102
+        return self.num_buffers
+
+    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            "mechanism": self.mechanism,
+            "buf_decay": list(self.buf_decay),
+            "output_scale": list(self.output_scale),
+        }
+
+    @classmethod
+    def from_dict(cls, parameters: dict[str, Any]) -> Blt:
+        """Inverse of `to_dict`.
+
+        Raises:
+          ValueError: If a parameter is missing or out of range.
+        """
+        try:
+            return cls(parameters["buf_decay"], parameters["output_scale"])
+        except KeyError as error:
+            raise ValueError(f"A BLT needs the parameter {error}.") from None
+
+
+def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    try:
+        return tuple(float(x) for x in values)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a sequence of numbers, got {values!r}.") from None
+
+
+def _with_leading_one(decay, scale: np.ndarray, num_rounds: int) -> np.ndarray:
+    column = np.empty(num_rounds)
+    column[0] = 1.0
+    column[1:] = toeplitz.exponential_sums(decay, scale, num_rounds - 1)
+    return column
+
+
+def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Complements of the zeros of C(x) = 1 + Σ_i ω_i x / (1 - θ_i x).
+
+    With y = 1/x = 1 - w they solve Σ_j ω_j / (w - u_j) = 1, a secular equation
+    with one root in every (u_i, u_{i+1}) and one in (u_d, u_d + Σω]. Each is
+    found as an offset from the nearer pole, so that it keeps its relative
+    precision however close the two are.
+
+    Args:
+      poles: u = 1 - θ, shape [d], increasing.
+      scale: ω, shape [d], positive.
+
+    Returns:
+      û, shape [d], increasing.
+    """
+    zeros = np.empty(len(poles))
+    for i, pole in enumerate(poles):
+        if i + 1 < len(poles):
+            half = 0.5 * (poles[i + 1] - pole)
+            anchor = i if np.sum(scale / (pole + half - poles)) < 1 else i + 1
+        else:
+            half, anchor = float(np.sum(scale)), i
+        distance = poles[anchor] - poles
+        distance[anchor] = 1.0
+
+        def balance(offset, anchor=anchor, distance=distance):
+            """The secular equation times its offset: smooth, without the nearby pole."""
+            shifted = offset + distance
+            shifted[anchor] = 1.0
+            others = scale / shifted
+            others[anchor] = 0.0
+            return scale[anchor] + offset * (np.sum(others) - 1.0)
+
+        far = half if anchor == i else -half
+        zeros[i] = poles[anchor] + _root(balance, far)
+    return zeros
+
+
+def _root(function, far: float) -> float:
+    """Root between 0, where the function is positive, and `far`."""
+    if function(far) >= 0:
+        return far
+    return optimize.brentq(function, 0.0, far, xtol=1e-300, rtol=4 * np.finfo(float).eps)

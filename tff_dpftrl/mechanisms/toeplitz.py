@@ -1,0 +1,146 @@
+"""Lower-triangular Toeplitz matrices, given by their first column.
+
+Everything here takes the coefficients c_0, c_1, ... of C[i, j] = c_{i - j} as a
+float64 vector. Coefficients beyond the end of the vector are zero, so a banded
+matrix is given by its bands.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import signal
+
+from tff_dpftrl.mechanisms import strategy
+from tff_dpftrl.participation import schema as schema_lib
+
+
+def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
+    """The first `num_rounds` coefficients, zeros where the vector has ended."""
+    coefficients = np.asarray(coefficients, dtype=np.float64)
+    if len(coefficients) >= num_rounds:
+        return coefficients[:num_rounds]
+    return np.pad(coefficients, (0, num_rounds - len(coefficients)))
+
+
+def matrix(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
+    """The dense matrix, float64, shape [num_rounds, num_rounds]."""
+    column = pad(coefficients, num_rounds)
+    lag = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
+    return np.where(lag >= 0, column[np.maximum(lag, 0)], 0.0)
+
+
+def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
+    """First column of C⁻¹, by forward substitution.
+
+    Args:
+      coefficients: c, shape [p]; c_0 must not be zero.
+      num_rounds: Number n of entries wanted.
+
+    Returns:
+      Shape [n]. Costs n · min(n, p) multiplications.
+
+    Raises:
+      ValueError: If c_0 is zero: C has no inverse.
+    """
+    column = pad(coefficients, min(len(coefficients), num_rounds))
+    if column[0] == 0:
+        raise ValueError("coefficients[0] is 0, so C has no inverse; it must be non-zero.")
+    impulse = np.zeros(num_rounds)
+    impulse[0] = 1.0
+    return signal.lfilter([1.0], column, impulse)
+
+
+def exponential_sums(decay: np.ndarray, scale: np.ndarray, length: int) -> np.ndarray:
+    """Evaluates Σ_i scale[i] · decay[i]^t for t = 0 ... length - 1.
+
+    The exponent is split as t = r · width + s with width ≈ √length, so that only
+    O(d √length) powers are computed; the rest is one matrix product.
+
+    Args:
+      decay: Shape [d].
+      scale: Shape [d].
+      length: Number of values wanted.
+
+    Returns:
+      Float64, shape [length].
+    """
+    width = max(1, int(np.sqrt(length)))
+    rows = -(-length // width)
+    decay = np.asarray(decay, dtype=np.float64)
+    coarse = np.power(decay, width * np.arange(rows)[:, np.newaxis]) * scale
+    fine = np.power(decay[:, np.newaxis], np.arange(width))
+    return (coarse @ fine).reshape(-1)[:length]
+
+
+def prefix_noise_variance(inverse: np.ndarray) -> np.ndarray:
+    """Squared row norms of B = A C⁻¹ (McMahan, Xu & Zhang 2024, Prop. 3.3).
+
+    Args:
+      inverse: First column of C⁻¹, shape [n].
+
+    Returns:
+      Shape [n], non-decreasing.
+    """
+    return np.cumsum(np.square(np.cumsum(inverse)))
+
+
+def round_noise_variance(inverse: np.ndarray) -> np.ndarray:
+    """Squared row norms of C⁻¹, from its first column, shape [n]."""
+    return np.cumsum(np.square(inverse))
+
+
+def is_non_increasing(coefficients: np.ndarray) -> bool:
+    """Whether c_0 ≥ c_1 ≥ ... ≥ 0, the premise of the sensitivity theorem."""
+    return bool(coefficients[-1] >= 0 and np.all(np.diff(coefficients) <= 0))
+
+
+def earliest_pattern_norm_squared(coefficients: np.ndarray, schema: schema_lib.MinSep) -> float:
+    """‖Σ_j C[:, j · min_sep]‖², a client taking part as early and often as it may."""
+    total = np.zeros(schema.num_rounds)
+    column = pad(coefficients, min(len(coefficients), schema.num_rounds))
+    for participation in range(schema.effective_participations):
+        start = participation * schema.min_sep
+        end = min(start + len(column), schema.num_rounds)
+        total[start:end] += column[: end - start]
+    return float(total @ total)
+
+
+def sensitivity(coefficients: np.ndarray, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+    """Sensitivity of a lower-triangular Toeplitz C; exact where a theorem allows.
+
+    * One participation, or no more bands than `min_sep`: the columns of a pattern
+      do not overlap, the first ones are longest: exact.
+    * c non-increasing and non-negative: the earliest pattern is the worst
+      (McMahan, Xu & Zhang 2024, Thm. 3.1): exact.
+    * Otherwise an upper bound: m_t = max_{s ≥ t} |c_s| is non-increasing and
+      m_t ≥ |c_t|, so every entry of CᵀC is at most that of MᵀM in magnitude, and
+      the theorem applied to M bounds the sensitivity of C for contributions of
+      any direction.
+
+    Args:
+      coefficients: c, shape [p]; any signs.
+      schema: The participation schema.
+
+    Returns:
+      The sensitivity for clip norm 1, saying whether it is exact.
+
+    Raises:
+      ValueError: If a coefficient is not finite.
+    """
+    column = pad(coefficients, min(len(coefficients), schema.num_rounds))
+    if not np.all(np.isfinite(column)):
+        raise ValueError("coefficients has entries that are not finite; all must be numbers.")
+    if schema.effective_participations == 1 or len(np.trim_zeros(column, "b")) <= schema.min_sep:
+        return strategy.Sensitivity(
+            earliest_pattern_norm_squared(column, schema), True, "columns do not overlap"
+        )
+    if is_non_increasing(column):
+        return strategy.Sensitivity(
+            earliest_pattern_norm_squared(column, schema), True, "non-increasing Toeplitz theorem"
+        )
+    envelope = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
+    return strategy.Sensitivity(
+        earliest_pattern_norm_squared(envelope, schema),
+        False,
+        "upper bound: non-increasing envelope of the coefficients",
+    )
