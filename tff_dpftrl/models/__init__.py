@@ -1,1 +1,1 @@
-"""models."""
+"""Language models, their metrics, and evaluation without TFF."""

@@ -1,0 +1,79 @@
+"""The word LSTM as a `tff.learning.models.FunctionalModel`."""
+
+from __future__ import annotations
+
+import collections
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.models import metrics, word_lstm
+
+_LOGITS = "logits"
+_POSITIONS = "positions"
+
+
+def build(
+    model: word_lstm.WordLstm, special: metrics.SpecialIds, seed: int
+) -> tff.learning.models.FunctionalModel:
+    """Builds the model for `tff.learning.algorithms`.
+
+    `predict_on_batch` returns scores at the positions without padding only, and
+    where they are (`WordLstm.compact_logits`). The loss is the mean cross-entropy of
+    a batch's targets. In simulation, `LoopImplementation.DATASET_ITERATOR` is much
+    the faster for it.
+
+    Args:
+      model: Sizes.
+      special: Ids of special tokens.
+      seed: Seed of the initial weights, non-negative.
+
+    Returns:
+      The model; batches are (x, y), int32 of shape [None, sequence_length]. Its
+      metrics are those of `metrics.finalize` and `num_sequences`.
+    """
+
+    @tf.function
+    def predict_on_batch(model_weights, x, training):
+        del training
+        logits, positions = model.compact_logits(model_weights[0], x)
+        return collections.OrderedDict([(_LOGITS, logits), (_POSITIONS, positions)])
+
+    def loss(output, label, sample_weight=None):
+        del sample_weight
+        targets = tf.gather(tf.reshape(label, [-1]), output[_POSITIONS])
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, output[_LOGITS])
+        is_target = tf.cast(targets != special.pad, losses.dtype)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses * is_target), tf.reduce_sum(is_target))
+
+    @tf.function
+    def initialize_metrics():
+        return collections.OrderedDict(
+            counts=metrics.zero_counts(), num_sequences=tf.zeros([], tf.int64)
+        )
+
+    @tf.function
+    def update_metrics(state, labels, batch_output, sample_weight=None):
+        del sample_weight
+        output = batch_output.predictions
+        targets = tf.gather(tf.reshape(labels, [-1]), output[_POSITIONS])
+        counts = metrics.count(output[_LOGITS], targets, special)
+        return collections.OrderedDict(
+            counts=metrics.add(state["counts"], counts),
+            num_sequences=state["num_sequences"] + tf.shape(labels, out_type=tf.int64)[0],
+        )
+
+    @tf.function
+    def finalize_metrics(state):
+        finalized = metrics.finalize(state["counts"])
+        finalized["num_sequences"] = state["num_sequences"]
+        return finalized
+
+    batch_spec = tf.TensorSpec([None, model.sequence_length], tf.int32)
+    return tff.learning.models.FunctionalModel(
+        initial_weights=(model.initial_weights(seed), ()),
+        predict_on_batch_fn=predict_on_batch,
+        loss_fn=loss,
+        metrics_fns=(initialize_metrics, update_metrics, finalize_metrics),
+        input_spec=(batch_spec, batch_spec),
+    )

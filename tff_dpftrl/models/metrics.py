@@ -1,0 +1,126 @@
+"""Metrics of next-word prediction as sums of counts, for TFF and without it.
+
+A target is a position to predict. Padding and the beginning of a sequence never
+are. The end of a sequence and out-of-vocabulary words are learned, so they are in
+`loss`; but accuracies and perplexity are about words (McMahan et al. 2018, appendix
+B; TFF's Stack Overflow baseline).
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+Counts = collections.OrderedDict
+"""Sums over targets, by name; scalars. Counts of two batches may be added."""
+
+_TOP = (1, 3, 5)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialIds:
+    """Ids that are not words of the vocabulary.
+
+    Attributes:
+      oov: Id of words out of the vocabulary. All words have smaller ids.
+      bos: Id of the beginning of a sequence.
+      eos: Id of the end of a sequence.
+      pad: Id of padding.
+    """
+
+    oov: int
+    bos: int
+    eos: int
+    pad: int = 0
+
+
+def zero_counts() -> Counts:
+    """Returns the counts of no targets: float32 sums of losses, int64 counts."""
+    return collections.OrderedDict(
+        loss_sum=tf.zeros([], tf.float32),
+        num_targets=tf.zeros([], tf.int64),
+        word_loss_sum=tf.zeros([], tf.float32),
+        num_words=tf.zeros([], tf.int64),
+        num_in_vocab=tf.zeros([], tf.int64),
+        **{f"num_top{k}": tf.zeros([], tf.int64) for k in _TOP},
+    )
+
+
+def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
+    """Counts the targets of one batch and how well they were predicted.
+
+    A word is among the top k if fewer than k ids, special ones included, have at
+    least its score: a tie counts against the model. A score that is not finite counts
+    as wrong.
+
+    Args:
+      logits: Scores, float32, shape [n, V].
+      targets: Ids, integer, shape [n]; padding is ignored.
+      special: The special ids.
+
+    Returns:
+      The counts, as in `zero_counts`.
+    """
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+    is_target = (targets != special.pad) & (targets != special.bos)
+    is_word = is_target & (targets != special.eos)
+    in_vocab = is_word & (targets < special.oov)
+    own = tf.gather(logits, targets, batch_dims=1)
+    rank = tf.math.count_nonzero(logits >= own[:, None], axis=1)
+    rankable = in_vocab & tf.math.is_finite(losses)
+    return collections.OrderedDict(
+        loss_sum=_masked_sum(losses, is_target),
+        num_targets=tf.math.count_nonzero(is_target),
+        word_loss_sum=_masked_sum(losses, is_word),
+        num_words=tf.math.count_nonzero(is_word),
+        num_in_vocab=tf.math.count_nonzero(in_vocab),
+        **{f"num_top{k}": tf.math.count_nonzero(rankable & (rank <= k)) for k in _TOP},
+    )
+
+
+def add(first: Counts, second: Counts) -> Counts:
+    """Returns the counts of two batches together."""
+    return collections.OrderedDict((name, first[name] + second[name]) for name in first)
+
+
+def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf.Tensor]:
+    """Returns the metrics.
+
+    Args:
+      counts: As in `zero_counts`.
+
+    Returns:
+      Scalars:
+      `loss`: mean cross-entropy in nats over all targets, the end of a sequence
+      and out-of-vocabulary words included; it is what training minimises.
+      `perplexity`: exp of the mean cross-entropy over words, those out of the
+      vocabulary included as one word, the end of a sequence not.
+      `top1_in_vocab`, `top3_in_vocab`, `top5_in_vocab`: share of the words in the
+      vocabulary that were among the 1, 3, 5 best scores.
+      `top1_oov_wrong`: share of all words that had the best score, those out of the
+      vocabulary counted as wrong even where OOV was predicted.
+      `num_targets`, `num_words`, `num_in_vocab`: the counts.
+      Means of nothing are 0.
+    """
+    metrics = collections.OrderedDict(
+        loss=_ratio(counts["loss_sum"], counts["num_targets"]),
+        perplexity=tf.exp(_ratio(counts["word_loss_sum"], counts["num_words"])),
+        top1_in_vocab=_ratio(counts["num_top1"], counts["num_in_vocab"]),
+        top1_oov_wrong=_ratio(counts["num_top1"], counts["num_words"]),
+        top3_in_vocab=_ratio(counts["num_top3"], counts["num_in_vocab"]),
+        top5_in_vocab=_ratio(counts["num_top5"], counts["num_in_vocab"]),
+    )
+    for name in ("num_targets", "num_words", "num_in_vocab"):
+        metrics[name] = counts[name]
+    return metrics
+
+
+def _masked_sum(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.where(mask, values, tf.zeros_like(values)))
+
+
+def _ratio(numerator: tf.Tensor, denominator: tf.Tensor) -> tf.Tensor:
+    return tf.math.divide_no_nan(tf.cast(numerator, tf.float32), tf.cast(denominator, tf.float32))
