@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from tff_dpftrl.aggregators import seeds
-from tff_dpftrl.aggregators import walsh_hadamard_ops
+from tff_dpftrl.aggregators import seeds, walsh_hadamard_ops
 from tff_dpftrl.encoding import grid
 
 MAX_TRIES = 64

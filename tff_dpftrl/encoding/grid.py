@@ -136,8 +136,8 @@ class GridEncoding:
         if self.max_coordinate > MAX_COORDINATE:
             raise ValueError(
                 f"scaled_clip_norm {self.scaled_clip_norm!r} makes coordinates of up to "
-                f"{self.max_coordinate} grid steps, which float32 cannot round faithfully. Lower it "
-                f"until they are at most {MAX_COORDINATE}."
+                f"{self.max_coordinate} grid steps, which float32 cannot round faithfully. Lower "
+                f"it until they are at most {MAX_COORDINATE}."
             )
         if self._inflated_norm_squared >= 2**62:
             raise ValueError(
