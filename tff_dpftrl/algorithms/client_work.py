@@ -7,13 +7,14 @@ weights, a gradient to be subtracted by the server's optimizer.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.algorithms import clipping, local_model
+from tff_dpftrl.aggregators import clip_ops
+from tff_dpftrl.algorithms import clip_schedule, local_model
 
 _LocalUpdate: TypeAlias = Callable[
     [local_model.LocalModel, tff.learning.models.ModelWeights, tf.data.Dataset, tf.Tensor],
@@ -26,7 +27,7 @@ def build_fed_avg_client_work(
     model_fn: local_model.Model,
     optimizer: tff.learning.optimizers.Optimizer,
     *,
-    clip: clipping.Clip | None,
+    clip: clip_schedule.ClipSchedule | None,
     local_epochs: int = 1,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.ClientWorkProcess:
@@ -62,9 +63,7 @@ def build_fed_avg_client_work(
             gradients, metrics = model.gradients(trainable, metrics, batch)
             optimizer_state, trainable = optimizer.next(optimizer_state, trainable, gradients)
             if clip is not None:
-                moved = [w - w0 for w, w0 in zip(trainable, initial, strict=True)]
-                moved = clip.project(moved, round_index)
-                trainable = tuple(w0 + m for w0, m in zip(initial, moved, strict=True))
+                trainable = _clipped_weights(trainable, initial, clip, round_index)
             return (
                 trainable,
                 optimizer_state,
@@ -80,6 +79,26 @@ def build_fed_avg_client_work(
         return update, num_examples // local_epochs, metrics
 
     return _build_client_work(model_fn, local_update, metrics_aggregator)
+
+
+def _norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return clip_ops.global_norm([tf.cast(tensor, tf.float32) for tensor in tensors])
+
+
+def _clipped_weights(
+    trainable: Sequence[tf.Tensor],
+    initial: Sequence[tf.Tensor],
+    clip: clip_schedule.ClipSchedule,
+    round_index: tf.Tensor,
+) -> tuple[tf.Tensor, ...]:
+    """θ⁰ + ClipFn(θ − θ⁰); weights that diverged stay so, for the aggregator to drop."""
+    moved = [tf.cast(w - w0, tf.float32) for w, w0 in zip(trainable, initial, strict=True)]
+    is_finite = tf.math.is_finite(clip_ops.global_norm(moved))
+    clipped = clip.clip(moved, round_index)
+    return tuple(
+        tf.where(is_finite, w0 + tf.cast(c, w.dtype), w)
+        for w, w0, c in zip(trainable, initial, clipped, strict=True)
+    )
 
 
 def build_fed_sgd_client_work(
@@ -150,7 +169,7 @@ def _build_client_work(
                 update_weight=tf.cast(num_examples, tf.float32),
             )
             # A client whose training diverged would make the metrics of all diverge.
-            is_finite = tf.math.is_finite(clipping.l2_norm(update))
+            is_finite = tf.math.is_finite(_norm(update))
             metrics = tf.nest.map_structure(
                 lambda metric: tf.where(is_finite, metric, tf.zeros_like(metric)),
                 model.unfinalized_metrics(metrics),

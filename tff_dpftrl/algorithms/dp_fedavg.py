@@ -13,13 +13,13 @@ from collections.abc import Callable
 import tensorflow_federated as tff
 
 from tff_dpftrl.algorithms import client_work as client_work_lib
-from tff_dpftrl.algorithms import clipping, estimators, local_model, sampled_gaussian
+from tff_dpftrl.algorithms import clip_schedule, estimators, local_model, sampled_gaussian
 
 
 def build_dp_fedavg(
     model_fn: local_model.Model,
     *,
-    clip: clipping.Clip,
+    clip: clip_schedule.ClipSchedule,
     noise_multiplier: float,
     estimator: estimators.Estimator,
     client_optimizer: tff.learning.optimizers.Optimizer,
@@ -29,6 +29,7 @@ def build_dp_fedavg(
     clip_every_step: bool = True,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     deterministic_seed: int | None = None,
+    report_non_finite_clients: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedAvg: clipped local training, one noised estimate a round.
 
@@ -53,6 +54,8 @@ def build_dp_fedavg(
       metrics_aggregator: How the training metrics are aggregated.
       deterministic_seed: Leave it None, for a seed from the operating system. A
         run with a known seed is not private; for tests.
+      report_non_finite_clients: If True, the aggregator's measurements count the
+        updates dropped as not finite: an exact count, outside the guarantee.
 
     Returns:
       A learning process, with the methods of `build_weighted_fed_avg`'s.
@@ -66,6 +69,7 @@ def build_dp_fedavg(
         estimator=estimator,
         weight_cap=weight_cap,
         deterministic_seed=deterministic_seed,
+        report_non_finite_clients=report_non_finite_clients,
     )
     client_work = client_work_lib.build_fed_avg_client_work(
         model_fn,
@@ -80,7 +84,7 @@ def build_dp_fedavg(
 def build_dp_fedsgd(
     model_fn: local_model.Model,
     *,
-    clip: clipping.Clip,
+    clip: clip_schedule.ClipSchedule,
     noise_multiplier: float,
     estimator: estimators.Estimator,
     learning_rate: float,
@@ -88,6 +92,7 @@ def build_dp_fedsgd(
     weight_cap: float = 1.0,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     deterministic_seed: int | None = None,
+    report_non_finite_clients: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedSGD: the clipped gradient of one batch of every client.
 
@@ -110,6 +115,8 @@ def build_dp_fedsgd(
       metrics_aggregator: How the training metrics are aggregated.
       deterministic_seed: Leave it None, for a seed from the operating system. A
         run with a known seed is not private; for tests.
+      report_non_finite_clients: If True, the aggregator's measurements count the
+        updates dropped as not finite: an exact count, outside the guarantee.
 
     Returns:
       A learning process, with the methods of `build_fed_sgd`'s.
@@ -123,6 +130,7 @@ def build_dp_fedsgd(
         estimator=estimator,
         weight_cap=weight_cap,
         deterministic_seed=deterministic_seed,
+        report_non_finite_clients=report_non_finite_clients,
     )
     client_work = client_work_lib.build_fed_sgd_client_work(
         model_fn, learning_rate, metrics_aggregator=metrics_aggregator
