@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import pathlib
+import signal
+import sys
 import types
 import typing
+import warnings
 
 from tff_dpftrl.training import config as config_lib
 
@@ -92,6 +96,18 @@ def _given_options(args: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in vars(args).items() if name in names}
 
 
+def _silence_startup() -> None:
+    """Keeps TensorFlow's start-up notes, its worker's too, off the progress bar."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    warnings.filterwarnings("ignore", "pkg_resources is deprecated")
+
+
+def _stop(signum: int, frame: types.FrameType | None) -> None:
+    """Ends the process like Ctrl-C does, so that files are closed."""
+    del signum, frame
+    raise KeyboardInterrupt
+
+
 def run(args: argparse.Namespace) -> int:
     """Trains, or resumes, and returns the exit status."""
     output = pathlib.Path(args.output)
@@ -116,14 +132,17 @@ def run(args: argparse.Namespace) -> int:
             options | flags, args.config if args.config else "the command line"
         )
 
+    _silence_startup()
     from tff_dpftrl.training import run as run_lib
 
+    signal.signal(signal.SIGTERM, _stop)
     try:
         results = run_lib.train(resolved, output)
     except KeyboardInterrupt:
         print(
-            f"\nInterrupted. Every committed round is kept: tff-dpftrl train --resume "
-            f"--output {output}"
+            "\nInterrupted. Every committed round is kept; go on with:\n"
+            f"  tff-dpftrl train --resume --output {output}",
+            file=sys.stderr,
         )
         return 130
     print(f"\n{results.summary}\nResults are in {output}/")

@@ -100,7 +100,7 @@ def plot_curves(
     backend_agg.FigureCanvasAgg(figure)
     accuracy, loss, spent = figure.subplots(1, 3)
     for axes, panel, names in (
-        (accuracy, "top-1 accuracy, words in the vocabulary", ("top1", "eval_top1")),
+        (accuracy, "top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab")),
         (loss, "cross-entropy (nats per word)", ("loss", "eval_loss")),
         (spent, "ε spent", ("epsilon",)),
     ):

@@ -1,0 +1,128 @@
+"""`config.json`: what a run was told, what it derived, and what it ran on.
+
+A resumed run takes mechanism and noise from here, and refuses to go on if its
+users or its vocabulary are no longer the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import pathlib
+import platform
+from collections.abc import Sequence
+
+from tff_dpftrl import version
+from tff_dpftrl.training import checkpoint, privacy, task
+from tff_dpftrl.training import config as config_lib
+
+_NAME = "config.json"
+_PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Content of a `config.json`.
+
+    Attributes:
+      config: The resolved options.
+      plan: Mechanism and noise.
+      users: Fingerprint of the training users' ids.
+      vocabulary: Fingerprint of the words.
+    """
+
+    config: config_lib.TrainingConfig
+    plan: privacy.PrivacyPlan
+    users: str
+    vocabulary: str
+
+    def check_task(self, language_task: task.LanguageTask) -> None:
+        """Refuses a task with other users or words than the run began with.
+
+        Raises:
+          ValueError: If they differ.
+        """
+        for name, then, now in (
+            ("training users", self.users, _digest(language_task.train.user_ids)),
+            ("words of the vocabulary", self.vocabulary, _digest(language_task.words.words)),
+        ):
+            if then != now:
+                raise ValueError(
+                    f"The {name} are no longer those that the run began with, so its privacy "
+                    "cannot be accounted for: restore the data"
+                    + (
+                        " (with data 'docs': the same installed packages)"
+                        if self.config.data == "docs"
+                        else ""
+                    )
+                    + " or start a new run."
+                )
+
+
+def check_is_free(output: pathlib.Path) -> None:
+    """Refuses a folder that cannot be used for a new run.
+
+    Raises:
+      ValueError: If it holds a run already, or is a file.
+    """
+    if (output / _NAME).exists():
+        raise ValueError(
+            f"--output {output} already holds a run: add --resume to go on with it (and leave out "
+            "the other options), or name another folder."
+        )
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output {output} is not a folder: name another one.")
+
+
+def write(
+    output: pathlib.Path,
+    config: config_lib.TrainingConfig,
+    plan: privacy.PrivacyPlan,
+    language_task: task.LanguageTask,
+) -> None:
+    """Writes `config.json`; from then on the folder holds a run."""
+    content = {
+        "config": config.to_dict(),
+        "derived": plan.to_dict()
+        | {
+            "training_users": len(language_task.train.user_ids),
+            "users_fingerprint": _digest(language_task.train.user_ids),
+            "vocabulary_fingerprint": _digest(language_task.words.words),
+        },
+        "versions": {
+            "tff_dpftrl": version.__version__,
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        },
+    }
+    text = json.dumps(content, indent=2) + "\n"
+    checkpoint.write_atomically(output / _NAME, text.encode("utf-8"))
+
+
+def read(output: pathlib.Path) -> Manifest:
+    """Reads the manifest of a run to resume.
+
+    Raises:
+      ValueError: If there is none in the folder, or it cannot be read.
+    """
+    path = output / _NAME
+    if not path.exists():
+        raise ValueError(f"There is no run to resume in {output}: {path} does not exist.")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        derived = content["derived"]
+        config = config_lib.config_from_mapping(content["config"], str(path))
+        return Manifest(
+            config,
+            privacy.PrivacyPlan.from_dict(derived, config),
+            derived["users_fingerprint"],
+            derived["vocabulary_fingerprint"],
+        )
+    except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as the config of a run: {error!r}.") from error
+
+
+def _digest(names: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(names).encode("utf-8"), digest_size=16).hexdigest()

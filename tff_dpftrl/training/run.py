@@ -1,0 +1,272 @@
+"""A training run from its config to its results folder, and its resumption.
+
+The folder of a run:
+
+    config.json                 resolved options, what was derived from them, versions
+    metrics.csv, curves.png, tensorboard/
+    model.npz                   trainable weights, fit to publish
+    privacy_statement.json, .md
+    private/ledger.sqlite       who took part when, and which state was committed
+    private/checkpoints/        state of the process, with seed and noise buffers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import pathlib
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+import tqdm
+
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.participation import cohorts, ledger
+from tff_dpftrl.training import checkpoint, manifest, process, results, task, worker_watchdog
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import privacy as privacy_lib
+
+_COLUMNS = (
+    "round",
+    "loss",
+    "top1",
+    "epsilon",
+    *(f"eval_{name}" for name in task.EVALUATION_METRICS),
+    "clients",
+    "seconds",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResults:
+    """What a finished run has to say.
+
+    Attributes:
+      rows: One row of metrics for each round.
+      baselines: Top-1 accuracy of n-gram models on the same held-out users.
+      statement: The privacy statement.
+      summary: The outcome in a few lines.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    baselines: Mapping[str, float]
+    statement: statement_lib.PrivacyStatement
+    summary: str
+
+
+def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> TrainingResults:
+    """Trains a model and writes everything there is to know to a folder.
+
+    Each round is committed before the next one begins: its cohort to the ledger
+    before a client runs, then state and metrics to a checkpoint, then the
+    checkpoint's fingerprint to the ledger. A run killed at any moment goes on
+    with the same cohort and the same noise.
+
+    Args:
+      config: Options of a new run, or None to go on with the run in `output`.
+      output: Folder of the run; created for a new one.
+
+    Returns:
+      Metrics, statement and summary, which are also in the folder.
+
+    Raises:
+      ValueError: If an option, the data or the folder cannot be used; nothing has
+        been written then.
+      OSError: If a file cannot be written; every committed round is kept.
+    """
+    if config is None:
+        known = manifest.read(output)
+        config = known.config
+        language_task = task.build_language_task(config)
+        known.check_task(language_task)
+        plan = known.plan
+    else:
+        known = None
+        manifest.check_is_free(output)
+        language_task = task.build_language_task(config)
+        plan = privacy_lib.plan_privacy(config, len(language_task.train.user_ids))
+    sampler = cohorts.MinSepSampler(
+        num_clients=len(language_task.train.user_ids),
+        clients_per_round=config.clients_per_round,
+        min_sep=plan.schema.min_sep,
+        max_participations=plan.schema.max_participations,
+        num_rounds=config.num_rounds,
+        seed=config.seed,
+    )
+    worker_watchdog.start()
+    learning_process = process.build_process(config, plan, language_task.functional_model())
+    state = learning_process.initialize()
+    private = output / "private"
+    checkpoints = checkpoint.CheckpointFolder(private / "checkpoints")
+    ledger_path = private / "ledger.sqlite"
+    if known is None:
+        shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
+        fingerprint = checkpoints.save(0, state, {})
+        ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
+        manifest.write(output, config, plan, language_task)
+    with ledger.Ledger.open(ledger_path, plan.schema) as book:
+        run = _Run(config, output, language_task, plan, sampler, learning_process, book)
+        run.restore(checkpoints, template=state)
+        run.run_rounds()
+        return run.finish()
+
+
+class _Run:
+    """The rounds of one process of a run."""
+
+    def __init__(
+        self,
+        config: config_lib.TrainingConfig,
+        output: pathlib.Path,
+        language_task: task.LanguageTask,
+        plan: privacy_lib.PrivacyPlan,
+        sampler: cohorts.CohortSampler,
+        learning_process: tff.learning.templates.LearningProcess,
+        book: ledger.Ledger,
+    ):
+        self._config = config
+        self._output = output
+        self._task = language_task
+        self._plan = plan
+        self._sampler = sampler
+        self._process = learning_process
+        self._ledger = book
+
+    def restore(self, checkpoints: checkpoint.CheckpointFolder, template: Any) -> None:
+        """Reads the state that the ledger committed last."""
+        last = self._ledger.last_committed_round
+        self._rounds_done = 0 if last is None else last + 1
+        self._fingerprint = self._ledger.last_checkpoint
+        self._checkpoints = checkpoints
+        self._state, row = checkpoints.load(self._rounds_done, self._fingerprint, template)
+        self._log = results.MetricsLog(self._output, _COLUMNS, self._rounds_done)
+        if row:
+            # The crash may have come between the commit and the row.
+            self._log.append(row)
+
+    def run_rounds(self) -> None:
+        """Runs the rounds that are left, with a progress bar."""
+        interval = 0.1 if sys.stderr.isatty() else 10.0
+        with tqdm.tqdm(
+            total=self._config.num_rounds,
+            initial=self._rounds_done,
+            unit="round",
+            mininterval=interval,
+            dynamic_ncols=True,
+        ) as bar:
+            while self._rounds_done < self._config.num_rounds:
+                row = self._run_round(self._rounds_done)
+                shown = {"loss": f"{row['loss']:.3f}", "top-1": f"{row['top1']:.1%}"}
+                if row["epsilon"] is not None:
+                    shown["ε"] = f"{row['epsilon']:.3g}"
+                bar.set_postfix(shown, refresh=False)
+                bar.update()
+
+    def _run_round(self, round_index: int) -> dict[str, Any]:
+        start = time.monotonic()
+        members = [self._task.train.user_ids[i] for i in self._sampler.cohort(round_index)]
+        self._ledger.begin_round(
+            round_index,
+            members,
+            noise_fingerprint=self._noise_fingerprint(),
+            checkpoint_fingerprint=self._fingerprint,
+        )
+        client_data = [self._task.client_dataset(user, round_index) for user in members]
+        output = self._process.next(self._state, client_data)
+        trained = output.metrics["client_work"]["train"]
+        row = {
+            "round": round_index + 1,
+            "loss": float(trained["loss"]),
+            "top1": float(trained["top1_in_vocab"]),
+            "epsilon": self._plan.epsilon_after(round_index + 1),
+            "clients": len(members),
+        }
+        self._state = output.state
+        if (round_index + 1) % self._config.eval_every == 0 or (
+            round_index + 1 == self._config.num_rounds
+        ):
+            weights = self._process.get_model_weights(self._state)
+            row |= {
+                f"eval_{name}": value
+                for name, value in self._task.evaluate(weights.trainable).items()
+                if name in task.EVALUATION_METRICS
+            }
+        row["seconds"] = time.monotonic() - start
+        self._fingerprint = self._checkpoints.save(round_index + 1, self._state, row)
+        self._ledger.commit_round(round_index, members, self._fingerprint)
+        self._rounds_done = round_index + 1
+        self._log.append(row)
+        return row
+
+    def _noise_fingerprint(self) -> str | None:
+        """Differs from round to round: the aggregator's state counts the rounds."""
+        if not self._plan.has_noise:
+            return None
+        return checkpoint.fingerprint(self._state.aggregator)
+
+    def finish(self) -> TrainingResults:
+        """Writes model, curves and statement."""
+        self._log.close()
+        statement = self._plan.statement(
+            self._ledger.observed(),
+            config=self._config,
+            user_unit=self._task.train.corpus.user_unit,
+            vocabulary_source=self._task.words.source,
+        )
+        write = functools.partial(_write_text, self._output)
+        write("privacy_statement.json", statement.to_json() + "\n")
+        write("privacy_statement.md", statement.to_markdown())
+        self._write_model()
+        baselines = self._task.baselines()
+        results.plot_curves(
+            self._output / "curves.png",
+            self._log.rows,
+            title=self._title(statement),
+            baselines=baselines,
+        )
+        return TrainingResults(
+            self._log.rows, baselines, statement, self._summary(statement, baselines)
+        )
+
+    def _write_model(self) -> None:
+        weights = self._process.get_model_weights(self._state)
+        content = io.BytesIO()
+        np.savez(content, **{f"weight_{i}": np.asarray(w) for i, w in enumerate(weights.trainable)})
+        checkpoint.write_atomically(self._output / "model.npz", content.getvalue())
+
+    def _title(self, statement: statement_lib.PrivacyStatement) -> str:
+        promised = (
+            f"ε = {statement.epsilon:.3g} at δ = {statement.delta:g}"
+            if statement.has_guarantee
+            else "no privacy guarantee"
+        )
+        return f"{self._config.data}: {self._config.mechanism}, {promised}"
+
+    def _summary(
+        self, statement: statement_lib.PrivacyStatement, baselines: Mapping[str, float]
+    ) -> str:
+        last = self._log.rows[-1]
+        lines = [
+            f"After {last['round']} rounds: top-1 accuracy on held-out users "
+            f"{last['eval_top1_in_vocab']:.2%} ("
+            + ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
+            + ")."
+        ]
+        if statement.has_guarantee:
+            lines.append(
+                f"Privacy: ε = {statement.epsilon:.4g} at δ = {statement.delta:g}, "
+                f"ρ-zCDP {statement.rho_zcdp:.4g}, per user; see privacy_statement.md."
+            )
+        else:
+            lines.append("Privacy: NO guarantee. " + " ".join(statement.no_guarantee))
+        return "\n".join(lines)
+
+
+def _write_text(folder: pathlib.Path, name: str, text: str) -> None:
+    checkpoint.write_atomically(folder / name, text.encode("utf-8"))

@@ -1,0 +1,147 @@
+"""Next-word prediction on a corpus: what is trained on, and how a model is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tqdm
+
+from tff_dpftrl.data import ngrams, preprocess, sequences, sources, split, user_text, vocabulary
+from tff_dpftrl.models import evaluation, functional, metrics, word_lstm
+from tff_dpftrl.training import config as config_lib
+
+EVALUATION_METRICS = (
+    "loss",
+    "perplexity",
+    "top1_in_vocab",
+    "top1_oov_wrong",
+    "top3_in_vocab",
+)
+"""Metrics of `models.metrics` that are recorded for held-out users."""
+
+_NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LanguageTask:
+    """Training users, held-out text, model and baselines of one run.
+
+    Attributes:
+      train: Sequences of the training users, the ones who are protected.
+      held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
+      words: The vocabulary.
+      client_spec: What a client does with its sequences in a round.
+      model: Sizes of the model.
+      seed: Seed of the initial model and of the order of a client's sequences.
+    """
+
+    train: sequences.SequenceCorpus
+    held_out: np.ndarray
+    words: vocabulary.Vocabulary
+    client_spec: preprocess.ClientSpec
+    model: word_lstm.WordLstm
+    seed: int
+
+    @property
+    def _special(self) -> metrics.SpecialIds:
+        return metrics.SpecialIds(oov=self.words.oov, bos=self.words.bos, eos=self.words.eos)
+
+    def functional_model(self) -> tff.learning.models.FunctionalModel:
+        """The model, with initial weights that depend on `seed` only."""
+        return functional.build(self.model, self._special, self.seed)
+
+    def client_dataset(self, user_id: str, round_index: int) -> tf.data.Dataset:
+        """One client's batches for one round, the same ones if it is repeated."""
+        seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
+        return preprocess.client_dataset(self.train, user_id, self.client_spec, seed)
+
+    @functools.cached_property
+    def evaluate(self) -> evaluation.Evaluator:
+        """Maps trainable weights to metrics on the held-out users."""
+        return evaluation.Evaluator(self.model, self._special, self.held_out)
+
+    def baselines(self) -> Mapping[str, float]:
+        """Top-1 accuracy of n-gram counts over the training users' pooled text.
+
+        For comparison in a simulation: these counts are not private.
+        """
+        ngram_model = ngrams.NgramModel(self.train.pooled(), self.words)
+        return {
+            name: ngram_model.evaluate(self.held_out, order).top1_in_vocab
+            for name, order in _NGRAM_ORDERS.items()
+        }
+
+
+def build_language_task(config: config_lib.TrainingConfig) -> LanguageTask:
+    """Reads the corpus and the vocabulary that a config names.
+
+    Args:
+      config: Options of the run.
+
+    Returns:
+      The task. Users are split by a hash of their id: about eight in ten train and
+      one in ten is the held-out set (the validation part of `data.split.by_user`;
+      the test part is never touched).
+
+    Raises:
+      ValueError: If corpus or vocabulary cannot be used.
+    """
+    corpus = _load_corpus(config.data)
+    parts = split.by_user(corpus)
+    train = parts.train
+    if config.max_users is not None:
+        train = train.select(train.user_ids[: config.max_users])
+    words = _vocabulary(config, train)
+    spec = sequences.SequenceSpec(config.sequence_length)
+    held_out = sequences.SequenceCorpus(parts.validation, words, spec).pooled(
+        max_sequences=config.eval_sequences, seed=config.seed
+    )
+    if len(held_out) == 0:
+        raise ValueError(
+            f"data {config.data!r} has too few users to hold any out for evaluation "
+            f"({len(corpus)} in all): one in ten is needed; use a larger corpus."
+        )
+    return LanguageTask(
+        train=sequences.SequenceCorpus(train, words, spec),
+        held_out=held_out,
+        words=words,
+        client_spec=preprocess.ClientSpec(
+            config.batch_size, config.max_sequences_per_client, config.client_epochs
+        ),
+        model=word_lstm.WordLstm(
+            vocabulary_size=words.size,
+            sequence_length=config.sequence_length,
+            embedding_size=config.embedding_size,
+            state_size=config.lstm_size,
+            tie_embeddings=config.tie_embeddings,
+        ),
+        seed=config.seed,
+    )
+
+
+def _load_corpus(spec: str) -> user_text.UserText:
+    with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return sources.load_user_text(spec, progress=show)
+
+
+def _vocabulary(
+    config: config_lib.TrainingConfig, train: user_text.UserText
+) -> vocabulary.Vocabulary:
+    size, lower_case = config.vocabulary_size, config.lower_case
+    match config.vocabulary:
+        case "docs":
+            return vocabulary.standard_library(size, lower_case=lower_case)
+        case "private":
+            return vocabulary.most_frequent(train, size, is_public=False, lower_case=lower_case)
+        case path:
+            return vocabulary.from_file(path, size, lower_case=lower_case)
