@@ -1,0 +1,270 @@
+"""Secure aggregation inside TFF: the sum by itself, under DP-FTRL and in learning processes."""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.aggregators import dp_ftrl, secagg, secagg_ops, seeds
+from tff_dpftrl.encoding import grid
+from tff_dpftrl.mechanisms import blt, identity
+
+_TYPE = tff.to_type(
+    collections.OrderedDict(
+        a=tff.TensorType(np.float32, [7]),
+        b=(np.float32, [tff.TensorType(np.float32, [3, 2])]),
+    )
+)
+_DIM = 14
+_CLIP_NORM = 2.0
+_ENCODING = grid.for_bits(_DIM, 5, 16)
+_BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
+
+
+@pytest.fixture(autouse=True)
+def _secure_sums_in_the_clear():
+    tff.backends.test.set_sync_test_cpp_execution_context()
+    yield
+    tff.backends.native.set_sync_local_cpp_execution_context()
+
+
+def _update(seed):
+    rng = np.random.default_rng(seed)
+    return collections.OrderedDict(
+        a=rng.normal(size=7).astype(np.float32),
+        b=(np.float32(rng.normal()), [rng.normal(size=(3, 2)).astype(np.float32)]),
+    )
+
+
+def _flat(value):
+    return np.concatenate([np.ravel(x).astype(np.float64) for x in tf.nest.flatten(value)])
+
+
+def _clipped(update):
+    flat = _flat(update)
+    return flat * min(1, _CLIP_NORM / np.linalg.norm(flat))
+
+
+def _margin(num_clients):
+    # Six standard errors of the rounding, and float32's.
+    stddev = _ENCODING.rounding_stddev_bound(_CLIP_NORM, num_clients)
+    return 6 * stddev + 2e-5 * _CLIP_NORM * num_clients
+
+
+@pytest.fixture(scope="module")
+def sum_process():
+    tff.backends.test.set_sync_test_cpp_execution_context()
+    return secagg.SecAggSumFactory(_ENCODING, _CLIP_NORM, rotation_seed=5).create(_TYPE)
+
+
+@pytest.mark.parametrize("num_clients", [0, 1, 3, 5])
+def test_sum_of_clipped_updates(sum_process, num_clients):
+    state = sum_process.initialize()
+    updates = [_update(i) for i in range(num_clients)]
+    output = sum_process.next(state, updates)
+    expected = sum((_clipped(u) for u in updates), np.zeros(_DIM))
+    assert np.max(np.abs(_flat(output.result) - expected)) <= (
+        _margin(num_clients) if num_clients else 0
+    )
+    assert output.measurements["summed_clients"] == num_clients
+    assert output.state.round_index == 1
+    assert output.result["b"][1][0].shape == (3, 2)
+
+
+def test_more_clients_than_the_modulus_is_sized_for(sum_process):
+    with pytest.raises(Exception, match="max_clients"):
+        sum_process.next(sum_process.initialize(), [_update(i) for i in range(6)])
+
+
+def test_a_client_that_is_not_finite_counts_as_zero(sum_process):
+    bad = _update(1)
+    bad["a"][3] = math.nan
+    output = sum_process.next(sum_process.initialize(), [_update(0), bad])
+    assert np.max(np.abs(_flat(output.result) - _clipped(_update(0)))) <= _margin(1)
+
+
+def test_repeated_round_is_the_same_and_the_next_one_is_rotated_anew(sum_process):
+    state = sum_process.initialize()
+    updates = [_update(i) for i in range(4)]
+    first = sum_process.next(state, updates)
+    again = sum_process.next(state, updates)
+    second = sum_process.next(first.state, updates)
+    np.testing.assert_array_equal(_flat(first.result), _flat(again.result))
+    assert np.mean(_flat(first.result) == _flat(second.result)) < 0.5
+    np.testing.assert_array_equal(first.state.rotation_seed, second.state.rotation_seed)
+    # The recorded state says which rotation a round used.
+    round_seed = seeds.derive(tf.constant(first.state.rotation_seed), 1)
+    encoded = [
+        secagg_ops.encode(tf.constant(_flat(u), tf.float32), round_seed, _ENCODING, _CLIP_NORM)
+        for u in updates
+    ]
+    replayed = secagg_ops.decode(
+        tf.add_n(encoded), tf.constant(4), round_seed, _ENCODING, _CLIP_NORM
+    )
+    np.testing.assert_allclose(replayed, _flat(second.result), atol=1e-6)
+
+
+def test_rotation_seeds_are_fresh():
+    process = secagg.SecAggSumFactory(_ENCODING, _CLIP_NORM).create(_TYPE)
+    first, second = process.initialize(), process.initialize()
+    assert np.all(first.rotation_seed != second.rotation_seed)
+    dp = secagg.build_secagg_dp_ftrl_aggregator(
+        identity.Identity(),
+        noise_multiplier=1.0,
+        clip_norm=_CLIP_NORM,
+        clients_per_round=3,
+        encoding=_ENCODING,
+    )
+    state = dp.create(_TYPE).initialize()
+    assert np.all(state.noise.seed != state.sum_state.rotation_seed)
+
+
+def test_dtypes_come_back():
+    value_type = tff.to_type([tff.TensorType(np.float32, [10]), tff.TensorType(np.float16, [4])])
+    process = secagg.SecAggSumFactory(_ENCODING, _CLIP_NORM).create(value_type)
+    value = [np.full(10, 0.1, np.float32), np.full(4, 0.2, np.float16)]
+    result = process.next(process.initialize(), [value]).result
+    assert [tensor.dtype for tensor in result] == [np.float32, np.float16]
+    np.testing.assert_allclose(result[1], 0.2, atol=0.01)
+
+
+def test_noise_is_that_of_the_plain_aggregator_for_the_inflated_norm():
+    # A coarse grid, where forgetting the inflation would show.
+    encoding = grid.for_bits(_DIM, 3, 5)
+    inflated = encoding.inflated_clip_norm(_CLIP_NORM)
+    assert inflated > 1.1 * _CLIP_NORM
+    arguments = {"noise_multiplier": 1.5, "clients_per_round": 3, "deterministic_seed": 11}
+    factory = secagg.build_secagg_dp_ftrl_aggregator(
+        _BLT, clip_norm=_CLIP_NORM, encoding=encoding, **arguments
+    )
+    assert factory.encoded_norm == inflated
+    process = factory.create(_TYPE)
+    plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, clip_norm=inflated, **arguments).create(_TYPE)
+    state, plain_state = process.initialize(), plain.initialize()
+    for _ in range(3):
+        output = process.next(state, [])
+        plain_output = plain.next(plain_state, [])
+        np.testing.assert_allclose(
+            _flat(output.result), _flat(plain_output.result), rtol=1e-5, atol=1e-6
+        )
+        assert output.measurements["noise_stddev"] == pytest.approx(1.5 * inflated)
+        state, plain_state = output.state, plain_output.state
+
+
+def test_without_noise_it_is_the_plain_aggregator_up_to_rounding():
+    arguments = {"noise_multiplier": 0.0, "clip_norm": _CLIP_NORM, "clients_per_round": 4}
+    process = secagg.build_secagg_dp_ftrl_aggregator(_BLT, encoding=_ENCODING, **arguments).create(
+        _TYPE
+    )
+    plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, **arguments).create(_TYPE)
+    state = process.initialize()
+    for t in range(3):
+        updates = [_update(10 * t + i) for i in range(3)]
+        output = process.next(state, updates)
+        expected = _flat(plain.next(plain.initialize(), updates).result)
+        assert np.max(np.abs(_flat(output.result) - expected)) <= _margin(3) / 4
+        assert output.measurements["summed_clients"] == 3
+        state = output.state
+
+
+def test_nothing_of_a_client_is_summed_in_the_clear():
+    process = secagg.build_secagg_dp_ftrl_aggregator(
+        _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4, encoding=_ENCODING
+    ).create(_TYPE)
+    tff.test.assert_contains_secure_aggregation(process.next)
+    tff.test.assert_not_contains_unsecure_aggregation(process.next)
+
+
+def test_message_where_there_are_no_secure_sums():
+    tff.backends.native.set_sync_local_cpp_execution_context()
+    with pytest.raises(RuntimeError, match="set_sync_test_cpp_execution_context"):
+        secagg.build_secagg_dp_ftrl_aggregator(
+            _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4, encoding=_ENCODING
+        )
+
+
+def test_asynchronous_contexts_are_let_through():
+    tff.backends.test.set_async_test_cpp_execution_context()
+    secagg.check_execution_context()
+
+
+def test_bad_arguments():
+    with pytest.raises(ValueError, match="max_clients"):
+        secagg.build_secagg_dp_ftrl_aggregator(
+            _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=6, encoding=_ENCODING
+        )
+    with pytest.raises(ValueError, match="clip_norm"):
+        secagg.SecAggSumFactory(_ENCODING, 0.0)
+    with pytest.raises(ValueError, match="dim=13"):
+        secagg.SecAggSumFactory(_ENCODING, 1.0).create(tff.TensorType(np.float32, [13]))
+    with pytest.raises(ValueError, match="floats"):
+        secagg.SecAggSumFactory(_ENCODING, 1.0).create(tff.TensorType(np.int32, [14]))
+
+
+def _learning_process(make_model, batch_type, encoding):
+    def model_fn():
+        return tff.learning.models.from_keras_model(
+            make_model(),
+            loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            input_spec=batch_type,
+        )
+
+    aggregator = secagg.build_secagg_dp_ftrl_aggregator(
+        _BLT, noise_multiplier=0.1, clip_norm=0.5, clients_per_round=2, encoding=encoding
+    )
+    return tff.learning.algorithms.build_unweighted_fed_avg(
+        model_fn,
+        client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+        server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, 0.9),
+        model_aggregator=aggregator,
+    )
+
+
+def test_in_a_learning_process():
+    def make_model():
+        return tf.keras.Sequential([tf.keras.layers.InputLayer([4]), tf.keras.layers.Dense(3)])
+
+    spec = (tf.TensorSpec([None, 4]), tf.TensorSpec([None], tf.int64))
+    process = _learning_process(make_model, spec, grid.for_bits(15, 2, 20))
+    rng = np.random.default_rng(0)
+    data = [
+        tf.data.Dataset.from_tensors(
+            (rng.normal(size=(8, 4)).astype(np.float32), rng.integers(3, size=8))
+        )
+        for _ in range(2)
+    ]
+    output = process.next(process.initialize(), data)
+    assert np.all(np.isfinite(_flat(process.get_model_weights(output.state).trainable)))
+
+
+@pytest.mark.slow
+def test_four_million_parameter_lstm_builds_and_runs():
+    vocabulary, units = 10_000, 670
+
+    def make_model():
+        tokens = tf.keras.Input([None], dtype=tf.int64)
+        hidden = tf.keras.layers.Embedding(vocabulary, 96)(tokens)
+        hidden = tf.keras.layers.LSTM(units, return_sequences=True)(hidden)
+        hidden = tf.keras.layers.Dense(96)(hidden)
+        return tf.keras.Model(tokens, tf.keras.layers.Dense(vocabulary)(hidden))
+
+    dim = sum(int(np.prod(weight.shape)) for weight in make_model().trainable_weights)
+    assert dim > 4_000_000
+    spec = (tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None], tf.int64))
+    process = _learning_process(make_model, spec, grid.for_bits(dim, 2, 20))
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(vocabulary, size=(2, 4, 10))
+    data = [tf.data.Dataset.from_tensors((t, np.roll(t, -1))) for t in tokens]
+    output = process.next(process.initialize(), data)
+    weights = _flat(process.get_model_weights(output.state).trainable)
+    assert weights.size == dim and np.all(np.isfinite(weights))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
