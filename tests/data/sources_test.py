@@ -1,0 +1,40 @@
+"""Tests of tff_dpftrl.data.sources."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+
+import pytest
+
+from tff_dpftrl.data import jsonl, sources, user_text
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz"])
+def test_jsonl_is_recognised(tmp_path, name):
+    jsonl.write(user_text.UserText.from_mapping("m", {"a": ["x"], "b": []}), tmp_path / name)
+    assert sources.load_user_text(str(tmp_path / name)).user_ids == ("a", "b")
+
+
+def test_sqlite_is_recognised(tmp_path):
+    connection = sqlite3.connect(tmp_path / "c.sqlite")
+    connection.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT)")
+    connection.executemany("INSERT INTO client_metadata VALUES (?, 'train')", [("b",), ("a",)])
+    connection.commit()
+    connection.close()
+    assert sources.load_user_text(str(tmp_path / "c.sqlite")).user_ids == ("a", "b")
+
+
+@pytest.mark.parametrize("spec", ["", "doc", "text.txt", "folder/"])
+def test_other_data_are_refused(spec):
+    with pytest.raises(ValueError, match="data must be 'docs' or a path ending in"):
+        sources.load_user_text(spec)
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(ValueError, match="nowhere.jsonl.gz: cannot be read: No such file"):
+        sources.load_user_text("nowhere.jsonl.gz")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,78 @@
+"""Tests of tff_dpftrl.data.user_text."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tff_dpftrl.data import user_text
+
+
+def _corpus(**users):
+    return user_text.UserText.from_mapping("fruit", users, user_unit="one basket")
+
+
+def test_users_and_examples_keep_their_order():
+    corpus = _corpus(b=["2", "1"], a=[], c=["3"])
+    assert corpus.user_ids == ("b", "a", "c")
+    assert len(corpus) == 3
+    assert corpus.examples("b") == ["2", "1"]
+    assert corpus.examples("a") == []
+    assert list(corpus.texts()) == ["2", "1", "3"]
+    assert corpus.user_unit == "one basket"
+
+
+def test_a_caller_cannot_change_the_corpus():
+    texts = ["x"]
+    corpus = user_text.UserText.from_mapping("m", {"a": texts})
+    texts.append("y")
+    corpus.examples("a").append("z")
+    assert corpus.examples("a") == ["x"]
+
+
+def test_reading_is_lazy():
+    read = []
+
+    def read_examples(user_id):
+        read.append(user_id)
+        return [user_id]
+
+    corpus = user_text.UserText("lazy", "one user", ("a", "b"), read_examples)
+    assert not read
+    assert corpus.select(["b"]).examples("b") == ["b"]
+    assert read == ["b"]
+
+
+def test_select_keeps_what_the_corpus_is():
+    corpus = user_text.UserText.from_mapping(
+        "t", {"a": ["1"], "b": ["2"]}, user_unit="one x", is_tokenized=True
+    )
+    part = corpus.select(["b"])
+    assert (part.name, part.user_unit, part.is_tokenized) == ("t", "one x", True)
+    assert part.user_ids == ("b",)
+    assert corpus.select([]).user_ids == ()
+    with pytest.raises(ValueError, match="'a' is not a user of 't'"):
+        part.examples("a")
+    with pytest.raises(ValueError, match="'q' is not"):
+        corpus.select(["a", "q"])
+
+
+def test_repeated_users_are_refused():
+    with pytest.raises(ValueError, match="1 of them are repeated"):
+        user_text.UserText("d", "one user", ("a", "b", "a"), lambda user_id: [])
+    with pytest.raises(ValueError, match="unique"):
+        _corpus(a=[], b=[]).select(["a", "a"])
+
+
+def test_a_corpus_needs_two_users():
+    with pytest.raises(ValueError, match="fruit: the corpus is empty"):
+        user_text.require_several_users(_corpus())
+    with pytest.raises(ValueError, match="single user, 'a'"):
+        user_text.require_several_users(_corpus(a=["1"]))
+    corpus = _corpus(a=["1"], b=[])
+    assert user_text.require_several_users(corpus) is corpus
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
