@@ -1,0 +1,365 @@
+"""Append-only, crash-safe record of who took part when, and the gate of every round.
+
+The order of one round t is
+
+1. `begin_round(t, cohort, ...)`, before any client runs: refused if it would break
+   the declared schema or the budget, or if the training state is not the one last
+   committed. What is begun is durable when the call returns.
+2. Training, and a durable checkpoint of the new state, noise state included.
+3. `commit_round(t, contributed, checkpoint)`: from now on this is *the* state after
+   round t. Only then may the model be used or published.
+
+A crash before 3 leaves round t begun. It can then only be repeated with the same
+cohort, noise and checkpoint (the same noise on two cohorts would reveal their
+difference; two noises on one cohort would halve it), or be committed with no
+contribution.
+
+Who counts: in a committed round the clients that contributed, since only their
+updates entered the released sum. In a round begun but not committed everybody who
+was asked, since their updates may have been used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import sqlite3
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import numpy as np
+
+from tff_dpftrl.participation import ledger_file, observed, pseudonyms
+from tff_dpftrl.participation import ledger_rules as rules
+from tff_dpftrl.participation import schema as schema_lib
+
+BudgetGuard: TypeAlias = Callable[[observed.ObservedParticipation], str | None]
+"""Called with what would be observed if the round began; returns None to allow it, or
+the reason why the round would exceed the budget."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cohort:
+    """Clients of a round, as the index of the ledger knows them; all shape [cohort]."""
+
+    pseudonyms: list[bytes]
+    participations: np.ndarray
+    last_round: np.ndarray  # -1 for never.
+
+    def strides(self, round_index: int) -> np.ndarray:
+        return round_index - self.last_round[self.last_round >= 0]
+
+    def only(self, kept: np.ndarray) -> _Cohort:
+        chosen = [p for p, keep in zip(self.pseudonyms, kept, strict=True) if keep]
+        return _Cohort(chosen, self.participations[kept], self.last_round[kept])
+
+
+class Ledger:
+    """The ledger of one run, held open by one process at a time.
+
+    Fingerprints are strings chosen by the caller. That of the noise must be a one-way
+    function of everything that determines the noise of the round (root seed, stream,
+    round) and thus differ in every round; None if there is no noise. That of a
+    checkpoint must cover the whole training state, round number included.
+
+    Attributes:
+      path: The file of the ledger; its key lies beside it, in `path` + ".key".
+      declared: The participation schema that the run promises.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], connection: sqlite3.Connection, key_file: pathlib.Path
+    ):
+        """Internal; use `Ledger.create` or `Ledger.open`."""
+        self.path = pathlib.Path(path)
+        self._connection = connection
+        row = connection.execute("SELECT * FROM declared").fetchone()
+        self.declared = schema_lib.MinSep(*row[:3])
+        self._initial_checkpoint, key_check = row[3:]
+        self._pseudonyms = pseudonyms.Pseudonyms.load(key_file)
+        if self._pseudonyms.check != key_check:
+            raise ValueError(f"{key_file} is not the key of the ledger {path}: restore its own.")
+        connection.execute("CREATE TEMP TABLE cohort (pseudonym BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._committed = _committed_participation(connection)
+        self._budget_guard: BudgetGuard | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        declared: schema_lib.MinSep,
+        *,
+        initial_checkpoint: str,
+        budget_guard: BudgetGuard | None = None,
+    ) -> Ledger:
+        """Starts the ledger of a new run.
+
+        Args:
+          path: The new file; its directory must exist.
+          declared: The participation schema that the run promises.
+          initial_checkpoint: Fingerprint of the state that round 0 continues from.
+          budget_guard: Asked before every new round.
+
+        Returns:
+          The ledger, open and locked.
+
+        Raises:
+          ValueError: If there is a file at `path` already.
+          OSError: If the files cannot be written.
+        """
+        if pathlib.Path(path).exists():
+            raise ValueError(f"{path} exists already: open it to resume, or choose another path.")
+        key = pseudonyms.Pseudonyms.create(ledger_file.key_path(path))
+        ledger_file.create(path, declared, initial_checkpoint, key.check)
+        return cls.open(path, declared, budget_guard=budget_guard)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        declared: schema_lib.MinSep,
+        *,
+        budget_guard: BudgetGuard | None = None,
+    ) -> Ledger:
+        """Opens the ledger of a run to resume it.
+
+        Args:
+          path: The file.
+          declared: The participation schema that the run promises now.
+          budget_guard: Asked before every new round.
+
+        Returns:
+          The ledger, open and locked.
+
+        Raises:
+          ValueError: If there is no ledger, it is in use, its key is missing or wrong,
+            or it was started under another schema.
+          OSError: If the file cannot be used.
+        """
+        connection = ledger_file.connect(path, exclusive=True)
+        try:
+            ledger = cls(path, connection, ledger_file.key_path(path))
+            if ledger.declared != declared:
+                raise ValueError(
+                    f"The ledger {path} was started under {ledger.declared}, not {declared}: a "
+                    "run cannot change its promise. Resume with the former, or start a new run."
+                )
+        except BaseException:
+            connection.close()
+            raise
+        ledger._budget_guard = budget_guard
+        return ledger
+
+    def close(self) -> None:
+        """Closes the file and lets other processes open it."""
+        self._connection.close()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def last_committed_round(self) -> int | None:
+        """The last committed round, or None."""
+        committed = self._committed.num_rounds
+        return committed - 1 if committed else None
+
+    @property
+    def last_checkpoint(self) -> str:
+        """Fingerprint of the only state from which training may continue."""
+        if self.last_committed_round is None:
+            return self._initial_checkpoint
+        return self._value(
+            "SELECT checkpoint FROM commits WHERE round = ?", self.last_committed_round
+        )
+
+    @property
+    def pending_round(self) -> int | None:
+        """The round that was begun and not yet committed, or None."""
+        next_round = self._committed.num_rounds
+        return self._value("SELECT round FROM rounds WHERE round = ?", next_round)
+
+    def observed(self) -> observed.ObservedParticipation:
+        """Participation so far; a round begun but not committed counts in full."""
+        pending = self.pending_round
+        if pending is None:
+            return self._committed
+        asked = self._asked(pending)
+        return self._committed.with_round(asked.participations, asked.strides(pending))
+
+    def begin_round(
+        self,
+        round_index: int,
+        cohort: Iterable[str],
+        *,
+        noise_fingerprint: str | None,
+        checkpoint_fingerprint: str,
+    ) -> bool:
+        """Records that a round begins, or refuses it; call it before any client runs.
+
+        Args:
+          round_index: The round, 0, 1, ...
+          cohort: Ids of all users who will be asked.
+          noise_fingerprint: Fingerprint of the noise of this round.
+          checkpoint_fingerprint: Fingerprint of the state that the round continues from.
+
+        Returns:
+          Whether this repeats a round that was begun before and never committed.
+
+        Raises:
+          rules.ForkRefusal: If the state is not the one last committed.
+          rules.ReplayRefusal: If the round was begun before with another cohort or noise, or
+            the noise belongs to an earlier round.
+          rules.SchemaRefusal: If the round would break the declared schema.
+          rules.BudgetRefusal: If the budget guard refuses it.
+          ValueError: If a user id is not a string, or appears twice.
+          OSError: If the file cannot be written.
+        """
+        rules.check_position(
+            round_index,
+            checkpoint_fingerprint,
+            next_round=self._committed.num_rounds,
+            last_checkpoint=self.last_checkpoint,
+            checkpoint_round=self._round_of_checkpoint(checkpoint_fingerprint),
+        )
+        names = sorted(self._pseudonyms.of(cohort))
+        cohort_hash = hashlib.blake2b(b"".join(names), digest_size=32).hexdigest()
+        if self.pending_round is not None:
+            before = self._connection.execute(
+                "SELECT cohort_hash, noise_fingerprint FROM rounds WHERE round = ?", (round_index,)
+            ).fetchone()
+            rules.check_replay(round_index, before, (cohort_hash, noise_fingerprint))
+            return True
+        rules.check_fresh_noise(
+            round_index,
+            self._value("SELECT round FROM rounds WHERE noise_fingerprint = ?", noise_fingerprint),
+        )
+        with ledger_file.transaction(self._connection, self.path):
+            members = self._look_up(names)
+            strides = members.strides(round_index)
+            rules.check_schema(round_index, self.declared, members.participations, strides)
+            if self._budget_guard is not None:
+                with_round = self._committed.with_round(members.participations, strides)
+                reason = self._budget_guard(with_round)
+                if reason is not None:
+                    raise rules.BudgetRefusal(f"Round {round_index} may not begin: {reason}")
+            execute = self._connection.execute
+            execute(
+                "INSERT INTO rounds VALUES (?, ?, ?, ?)",
+                (round_index, checkpoint_fingerprint, noise_fingerprint, cohort_hash),
+            )
+            execute("INSERT OR IGNORE INTO clients (pseudonym) SELECT pseudonym FROM temp.cohort")
+            execute(
+                "INSERT INTO asked SELECT ?, client FROM temp.cohort "
+                "JOIN clients USING (pseudonym) ORDER BY client",
+                (round_index,),
+            )
+        return False
+
+    def commit_round(
+        self, round_index: int, contributed: Iterable[str], checkpoint_fingerprint: str
+    ) -> None:
+        """Makes the state after a round the only one that training may continue from.
+
+        Call it when that state is durable, and before the model is used or published.
+
+        Args:
+          round_index: The round that was begun.
+          contributed: Ids of the users whose updates entered the sum.
+          checkpoint_fingerprint: Fingerprint of the new state.
+
+        Raises:
+          rules.LedgerRefusal: If the round is not the one begun, somebody contributed who was
+            not asked, or the fingerprint is that of an earlier state.
+          OSError: If the file cannot be written.
+        """
+        if self.pending_round is None or round_index != self.pending_round:
+            raise rules.LedgerRefusal(
+                f"Round {round_index} cannot be committed: the round begun and not committed is "
+                f"{self.pending_round}."
+            )
+        if self._round_of_checkpoint(checkpoint_fingerprint) is not None:
+            raise rules.ForkRefusal(
+                f"The checkpoint of round {round_index} has the fingerprint of an earlier state: "
+                "a fingerprint must cover the round number and the noise state."
+            )
+        asked = self._asked(round_index)
+        names = set(self._pseudonyms.of(contributed))
+        kept = np.array([name in names for name in asked.pseudonyms], dtype=bool)
+        if np.count_nonzero(kept) != len(names):
+            raise rules.LedgerRefusal(
+                f"{len(names) - np.count_nonzero(kept)} users contributed to round {round_index} "
+                "without having been asked: begin the round with the whole cohort."
+            )
+        contributors, dropped = asked.only(kept), asked.only(~kept)
+        strides = contributors.strides(round_index)
+        with ledger_file.transaction(self._connection, self.path):
+            self._connection.executemany(
+                "INSERT INTO dropped SELECT ?, client FROM clients WHERE pseudonym = ?",
+                [(round_index, name) for name in dropped.pseudonyms],
+            )
+            self._connection.executemany(
+                "UPDATE clients SET participations = participations + 1, last_round = ? "
+                "WHERE pseudonym = ?",
+                [(round_index, name) for name in contributors.pseudonyms],
+            )
+            self._connection.execute(
+                "INSERT INTO commits VALUES (?, ?, ?)",
+                (round_index, checkpoint_fingerprint, min(strides.tolist(), default=None)),
+            )
+        self._committed = self._committed.with_round(contributors.participations, strides)
+
+    def _look_up(self, names: list[bytes]) -> _Cohort:
+        """The index entries of pseudonyms, which may be new; leaves them in temp.cohort."""
+        self._connection.execute("DELETE FROM temp.cohort")
+        self._connection.executemany(
+            "INSERT INTO temp.cohort VALUES (?)", [(name,) for name in names]
+        )
+        return _as_cohort(
+            self._connection.execute(
+                "SELECT pseudonym, coalesce(participations, 0), coalesce(last_round, -1) "
+                "FROM temp.cohort LEFT JOIN clients USING (pseudonym)"
+            )
+        )
+
+    def _asked(self, round_index: int) -> _Cohort:
+        return _as_cohort(
+            self._connection.execute(
+                "SELECT pseudonym, participations, coalesce(last_round, -1) "
+                "FROM asked JOIN clients USING (client) WHERE round = ?",
+                (round_index,),
+            )
+        )
+
+    def _round_of_checkpoint(self, checkpoint: str) -> int | None:
+        """The round that would continue from a checkpoint, if the ledger knows it."""
+        if checkpoint == self._initial_checkpoint:
+            return 0
+        return self._value("SELECT round + 1 FROM commits WHERE checkpoint = ?", checkpoint)
+
+    def _value(self, query: str, *parameters: object) -> int | str | None:
+        row = self._connection.execute(query, parameters).fetchone()
+        return None if row is None else row[0]
+
+
+def _as_cohort(rows: sqlite3.Cursor) -> _Cohort:
+    names, participations, last_round = tuple(zip(*rows, strict=True)) or ((), (), ())
+    return _Cohort(list(names), np.array(participations, int), np.array(last_round, int))
+
+
+def _committed_participation(
+    connection: sqlite3.Connection,
+) -> observed.ObservedParticipation:
+    num_rounds, min_sep = connection.execute(
+        "SELECT count(*), min(smallest_stride) FROM commits"
+    ).fetchone()
+    histogram = dict(
+        connection.execute(
+            "SELECT participations, count(*) FROM clients WHERE participations > 0 GROUP BY 1"
+        )
+    )
+    return observed.ObservedParticipation(num_rounds, min_sep, max(histogram, default=0), histogram)

@@ -1,0 +1,148 @@
+"""When the ledger refuses a round: the rules, and the explanations they give."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tff_dpftrl.participation import schema as schema_lib
+
+
+class LedgerRefusal(ValueError):
+    """The ledger does not let a round begin or commit."""
+
+
+class SchemaRefusal(LedgerRefusal):
+    """The round would break the declared participation schema."""
+
+
+class BudgetRefusal(LedgerRefusal):
+    """The round would exceed the budget."""
+
+
+class ReplayRefusal(LedgerRefusal):
+    """A round would be repeated with another cohort or noise, or noise be used twice."""
+
+
+class ForkRefusal(LedgerRefusal):
+    """The training state is not the one that was last committed."""
+
+
+def check_position(
+    round_index: int,
+    checkpoint: str,
+    *,
+    next_round: int,
+    last_checkpoint: str,
+    checkpoint_round: int | None,
+) -> None:
+    """Refuses to continue from any state but the one last committed.
+
+    Args:
+      round_index: The round that would begin.
+      checkpoint: Fingerprint of the state it would continue from.
+      next_round: The first round that is not committed.
+      last_checkpoint: Fingerprint of the state last committed.
+      checkpoint_round: The round that continues from `checkpoint`; None if the ledger
+        does not know that checkpoint.
+
+    Raises:
+      ForkRefusal: If the state is rolled back or forked, or the round is not the next.
+    """
+    if checkpoint != last_checkpoint:
+        if checkpoint_round is None:
+            raise ForkRefusal(
+                "The training state is a fork: this ledger never committed a checkpoint "
+                f"{checkpoint}. Restore the checkpoint {last_checkpoint}, or use the ledger "
+                "that belongs to this state."
+            )
+        raise ForkRefusal(
+            f"The training state is rolled back: it is the one before round {checkpoint_round}, "
+            f"but the ledger has committed rounds up to {next_round - 1}. Going on from here "
+            "would release the noise of some rounds a second time. Restore the checkpoint "
+            f"{last_checkpoint}."
+        )
+    if round_index != next_round:
+        raise ForkRefusal(
+            f"Round {round_index} cannot begin: the next round of this ledger is {next_round}."
+        )
+
+
+def check_replay(
+    round_index: int, before: tuple[str, str | None], now: tuple[str, str | None]
+) -> None:
+    """Refuses to repeat a round with another cohort or other noise.
+
+    Args:
+      round_index: The round, begun before and not committed.
+      before: Hash of the cohort, and noise fingerprint, of the first attempt.
+      now: The same of this attempt.
+
+    Raises:
+      ReplayRefusal: If they differ.
+    """
+    if before[0] != now[0]:
+        difference = "another cohort"
+    elif before[1] != now[1]:
+        difference = "other noise"
+    else:
+        return
+    raise ReplayRefusal(
+        f"Round {round_index} was begun before and would be repeated with {difference}: together "
+        "the two attempts could reveal what each of them hides. Repeat it with the same cohort "
+        "and noise, or commit it with no contribution."
+    )
+
+
+def check_fresh_noise(round_index: int, earlier_round: int | None) -> None:
+    """Refuses noise that another round has used.
+
+    Args:
+      round_index: The round that would begin.
+      earlier_round: The round that used this noise; None if none did.
+
+    Raises:
+      ReplayRefusal: If there is such a round.
+    """
+    if earlier_round is not None:
+        raise ReplayRefusal(
+            f"Round {round_index} would reuse the noise of round {earlier_round}, and their "
+            "difference would have none: continue from the noise state of the last checkpoint."
+        )
+
+
+def check_schema(
+    round_index: int,
+    declared: schema_lib.MinSep,
+    participations: np.ndarray,
+    strides: np.ndarray,
+) -> None:
+    """Refuses a round that would break the declared schema.
+
+    Args:
+      round_index: The round that would begin.
+      declared: What the run promises.
+      participations: Earlier rounds of each client of the cohort, shape [cohort].
+      strides: Rounds since the last one, for each client that has one.
+
+    Raises:
+      SchemaRefusal: If the round would break it.
+    """
+    if round_index >= declared.num_rounds:
+        raise SchemaRefusal(
+            f"Round {round_index} is beyond the declared num_rounds={declared.num_rounds}: stop "
+            "here, or start a new run that declares more."
+        )
+    too_often = np.count_nonzero(participations >= declared.max_participations)
+    if too_often:
+        raise SchemaRefusal(
+            f"Round {round_index} would be one too many for {too_often} of "
+            f"{len(participations)} clients, which have taken part "
+            f"max_participations={declared.max_participations} times: choose other clients."
+        )
+    too_soon = np.count_nonzero(strides < declared.min_sep)
+    if too_soon:
+        raise SchemaRefusal(
+            f"Round {round_index} would come too soon for {too_soon} of {len(participations)} "
+            f"clients: a stride of {strides.min()} rounds is below the declared "
+            f"min_sep={declared.min_sep}. Choose other clients."
+        )

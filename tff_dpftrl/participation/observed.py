@@ -1,0 +1,121 @@
+"""What really happened: how often, and how closely spaced, clients took part."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from tff_dpftrl.participation import schema as schema_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedParticipation:
+    """Summary of the participation of all clients in the rounds so far.
+
+    Attributes:
+      num_rounds: Number of rounds so far.
+      min_sep: Smallest observed **stride** j - i between two rounds i < j of one
+        client; None if nobody has taken part twice.
+      max_participations: Largest number of rounds of one client; 0 if none.
+      histogram: Number of clients by their number of rounds, which is at least 1.
+    """
+
+    num_rounds: int = 0
+    min_sep: int | None = None
+    max_participations: int = 0
+    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def min_sep_gap(self) -> int | None:
+        """Rounds strictly in between, `min_sep - 1`: the MinS of the Gboard tables."""
+        return None if self.min_sep is None else self.min_sep - 1
+
+    def as_schema(self) -> schema_lib.MinSep:
+        """The tightest schema that everybody has respected.
+
+        Returns:
+          The schema for accounting. Where nobody has taken part twice, its `min_sep`
+          is `num_rounds`, which allows one participation.
+
+        Raises:
+          ValueError: If there has been no round yet.
+        """
+        if self.num_rounds == 0:
+            raise ValueError("num_rounds=0: no round has begun, so there is nothing to account.")
+        return schema_lib.MinSep(
+            num_rounds=self.num_rounds,
+            min_sep=self.num_rounds if self.min_sep is None else self.min_sep,
+            max_participations=max(1, self.max_participations),
+        )
+
+    def breaches(self, declared: schema_lib.MinSep) -> tuple[str, ...]:
+        """How this exceeds a declared schema, one sentence each; empty if it does not."""
+        found = []
+        if self.num_rounds > declared.num_rounds:
+            found.append(f"{self.num_rounds} rounds exceed num_rounds={declared.num_rounds}.")
+        if self.min_sep is not None and self.min_sep < declared.min_sep:
+            found.append(f"A stride of {self.min_sep} rounds is below min_sep={declared.min_sep}.")
+        if self.max_participations > declared.max_participations:
+            found.append(
+                f"{self.max_participations} participations exceed "
+                f"max_participations={declared.max_participations}."
+            )
+        return tuple(found)
+
+    def with_round(
+        self, participations_before: np.ndarray, strides: np.ndarray
+    ) -> ObservedParticipation:
+        """Adds one round.
+
+        Args:
+          participations_before: For each client of the round, its number of earlier
+            rounds; int, shape [cohort].
+          strides: For each client of the round that has an earlier one, the number of
+            rounds since its last; int, shape [at most cohort].
+
+        Returns:
+          The summary that includes the round. O(cohort), whatever the population.
+        """
+        histogram = collections.Counter(self.histogram)
+        before, clients = np.unique(participations_before, return_counts=True)
+        for count, number in zip(before.tolist(), clients.tolist(), strict=True):
+            histogram[count + 1] += number
+            if count > 0:
+                histogram[count] -= number
+        smallest = [s for s in (self.min_sep, *strides.tolist()) if s is not None]
+        return ObservedParticipation(
+            num_rounds=self.num_rounds + 1,
+            min_sep=min(smallest, default=None),
+            max_participations=max([self.max_participations, *(before + 1).tolist()]),
+            histogram={count: n for count, n in sorted(histogram.items()) if n > 0},
+        )
+
+
+class ParticipationCounter:
+    """Observes cohorts of client indices, round after round, in memory.
+
+    For simulations; `ledger.Ledger` is the durable record of a real run.
+    """
+
+    def __init__(self, num_clients: int):
+        """Starts with no participation of any of `num_clients` clients."""
+        self._participations = np.zeros(num_clients, np.int32)
+        self._last_round = np.full(num_clients, -1, np.int32)
+        self.observed = ObservedParticipation()
+
+    def add(self, cohort: np.ndarray) -> None:
+        """Adds the next round.
+
+        Args:
+          cohort: Distinct client indices, shape [cohort].
+        """
+        last = self._last_round[cohort]
+        this_round = self.observed.num_rounds
+        self.observed = self.observed.with_round(
+            self._participations[cohort], this_round - last[last >= 0]
+        )
+        self._participations[cohort] += 1
+        self._last_round[cohort] = this_round

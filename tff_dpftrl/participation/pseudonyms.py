@@ -1,0 +1,108 @@
+"""Keyed hashes that stand for user ids in the ledger.
+
+The key lies in a file of its own beside the ledger, readable by its owner only.
+Without it, a user id can be neither recovered from a ledger nor searched for in
+it, even by someone who can list all possible ids; and deleting the key after
+training makes the pseudonyms meaningless for good. Whoever has both files can
+test whether a given user took part, and when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import secrets
+from collections.abc import Iterable
+
+_KEY_BYTES = 32
+
+
+class Pseudonyms:
+    """Maps user ids to 16-byte BLAKE2b hashes under one secret key."""
+
+    def __init__(self, key: bytes):
+        """Uses a key of 32 bytes.
+
+        Args:
+          key: Secret from the operating system's CSPRNG.
+
+        Raises:
+          ValueError: If it has another length.
+        """
+        if len(key) != _KEY_BYTES:
+            raise ValueError(f"key must have {_KEY_BYTES} bytes, got {len(key)}.")
+        self._key = key
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> Pseudonyms:
+        """Draws a key and makes it durable in a new file of mode 0600.
+
+        Args:
+          path: Where to write the key; a file that is there is replaced.
+
+        Returns:
+          Pseudonyms under the new key.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        key = secrets.token_bytes(_KEY_BYTES)
+        pathlib.Path(path).unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(key)
+            file.flush()
+            os.fsync(file.fileno())
+        return cls(key)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Pseudonyms:
+        """Reads the key from a file that `create` wrote.
+
+        Args:
+          path: The key file.
+
+        Returns:
+          Pseudonyms under that key.
+
+        Raises:
+          ValueError: If the file is missing or is not a key.
+        """
+        try:
+            key = pathlib.Path(path).read_bytes()
+        except FileNotFoundError:
+            raise ValueError(
+                f"The key file {path} of the ledger is missing: without it nobody can tell "
+                "which users took part before. Restore it, or start a new run."
+            ) from None
+        if len(key) != _KEY_BYTES:
+            raise ValueError(f"{path} is not a ledger key: it has {len(key)} bytes, not 32.")
+        return cls(key)
+
+    @property
+    def check(self) -> str:
+        """A hash of the key, to tell whether it belongs to a ledger."""
+        return hashlib.blake2b(b"", key=self._key, person=b"tff_dpftrl.check").hexdigest()
+
+    def of(self, user_ids: Iterable[str]) -> list[bytes]:
+        """The pseudonyms of user ids, in order.
+
+        Args:
+          user_ids: Ids, strings.
+
+        Returns:
+          16 bytes for each.
+
+        Raises:
+          ValueError: If an id is not a string, or appears twice.
+        """
+        hashes = []
+        for user_id in user_ids:
+            if not isinstance(user_id, str):
+                raise ValueError(f"user ids must be strings, got a {type(user_id).__name__}.")
+            message = user_id.encode("utf-8", "surrogatepass")
+            hashes.append(hashlib.blake2b(message, key=self._key, digest_size=16).digest())
+        if len(set(hashes)) != len(hashes):
+            raise ValueError("A user id appears twice in one cohort: list every user once.")
+        return hashes
