@@ -1,0 +1,149 @@
+"""Tests of banded strategies against dense matrices."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.mechanisms import banded, banded_sensitivity, noise_recipe
+from tff_dpftrl.participation import schema as schema_lib
+
+_SIZES = [(1, 1), (5, 1), (7, 3), (9, 3), (20, 20), (40, 11)]
+
+
+def _random_rows(num_rounds, bands, seed=0):
+    rows = np.random.default_rng(seed).normal(size=(num_rounds, bands))
+    rows[:, 0] = np.abs(rows[:, 0]) + 2.0
+    rows[:bands] = np.tril(rows[:bands])
+    return rows
+
+
+@pytest.mark.parametrize("num_rounds,bands", _SIZES)
+def test_matrices_hold_the_rows_and_invert_each_other(num_rounds, bands):
+    rows = _random_rows(num_rounds, bands)
+    strategy = banded.Banded(rows)
+    for n in {num_rounds, (num_rounds + 1) // 2}:
+        matrix = strategy.strategy_matrix(n)
+        expected = [
+            [rows[t, t - s] if 0 <= t - s < bands else 0.0 for s in range(n)] for t in range(n)
+        ]
+        np.testing.assert_array_equal(matrix, expected)
+        np.testing.assert_allclose(strategy.noise_matrix(n) @ matrix, np.eye(n), atol=1e-12)
+        columns = strategy.columns(n)
+        for t in range(n):
+            column = matrix[t:, t][: columns.shape[1]]
+            np.testing.assert_array_equal(columns[t, : len(column)], column)
+
+
+@pytest.mark.parametrize("num_rounds,bands", _SIZES)
+def test_variances_are_squared_row_norms(num_rounds, bands):
+    strategy = banded.Banded(_random_rows(num_rounds, bands))
+    for n in {num_rounds, (num_rounds + 1) // 2}:
+        noise = strategy.noise_matrix(n)
+        np.testing.assert_allclose(
+            strategy.round_noise_variance(n), np.sum(noise**2, axis=1), rtol=1e-11
+        )
+        np.testing.assert_allclose(
+            strategy.prefix_noise_variance(n),
+            np.sum(np.cumsum(noise, axis=0) ** 2, axis=1),
+            rtol=1e-11,
+        )
+
+
+@pytest.mark.parametrize("num_rounds,bands", _SIZES)
+def test_recurrence_of_the_recipe_gives_the_inverse(num_rounds, bands):
+    strategy = banded.Banded(_random_rows(num_rounds, bands))
+    recipe = strategy.noise_recipe()
+    assert isinstance(recipe, noise_recipe.BandedNoise)
+    emitted = np.zeros((num_rounds, num_rounds))
+    for t, (row, draw) in enumerate(zip(recipe.rows, np.eye(num_rounds), strict=True)):
+        past = sum(row[j] * emitted[t - j] for j in range(1, min(bands, t + 1)))
+        emitted[t] = (draw - past) / row[0]
+    np.testing.assert_allclose(emitted, strategy.noise_matrix(num_rounds), atol=1e-12)
+
+
+@pytest.mark.parametrize("num_rounds,bands", _SIZES)
+def test_sensitivity_agrees_with_the_dense_gram_matrix(num_rounds, bands):
+    strategy = banded.Banded(_random_rows(num_rounds, bands))
+    diagonals = banded_sensitivity.gram_diagonals(strategy.strategy_matrix(num_rounds))
+    for min_sep in range(1, num_rounds + 1):
+        for k in (1, 2, 3, 7):
+            schema = schema_lib.MinSep(num_rounds, min_sep, k)
+            ours = strategy.sensitivity(schema)
+            dense = banded_sensitivity.from_gram(diagonals, schema)
+            assert ours.squared == pytest.approx(dense.squared, rel=1e-12)
+            if min_sep >= bands:
+                assert ours.exact
+
+
+def test_unequal_columns_are_chosen_best_not_earliest():
+    strategy = banded.Banded(np.array([[1.0], [3.0], [1.0], [2.0], [2.5]]))
+    # Rounds 1 and 4 are better than 0, 2, 4 (with k = 2) and than 1, 3.
+    assert strategy.sensitivity(schema_lib.MinSep(5, 2, 2)).squared == 9.0 + 6.25
+
+
+def test_bands_that_overlap_add_within_a_pattern():
+    rows = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 1.0]])
+    result = banded.Banded(rows).sensitivity(schema_lib.MinSep(3, 1, 3))
+    # C (1, 1, 1) = (1, 2, 2).
+    assert (result.squared, result.exact) == (9.0, True)
+
+
+def test_a_long_horizon_needs_no_dense_matrix():
+    num_rounds, bands = 50_000, 4
+    rows = np.tile([1.0, 0.5, 0.375, 0.3125], (num_rounds, 1))
+    rows[:bands] = np.tril(rows[:bands])
+    strategy = banded.Banded(rows)
+    schema = schema_lib.MinSep(num_rounds, 10, 5)
+    assert strategy.sensitivity(schema).squared == pytest.approx(5 * np.sum(rows[-1] ** 2))
+    # A Toeplitz C: the sum of the noise grows by 1 / (Σ c)² a round in the end.
+    variances = strategy.prefix_noise_variance(num_rounds)
+    assert variances[-1] - variances[-2] == pytest.approx(1 / 2.1875**2, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        np.zeros((3, 0)),
+        np.ones(3),
+        np.ones((2, 3)),
+        np.ones((3, 2)),  # A non-zero entry before the first column.
+        np.array([[1.0], [0.0]]),
+        np.array([[1.0], [np.nan]]),
+        np.array([[1.0], [np.inf]]),
+    ],
+)
+def test_bad_rows_are_refused(rows):
+    with pytest.raises(ValueError, match="rows"):
+        banded.Banded(rows)
+
+
+def test_more_rounds_than_rows_are_refused():
+    with pytest.raises(ValueError, match="num_rounds must be in 1 ... 5"):
+        banded.Banded(np.ones((5, 1))).prefix_noise_variance(6)
+    with pytest.raises(ValueError, match="num_rounds must be in 1 ... 5"):
+        banded.Banded(np.ones((5, 1))).sensitivity(schema_lib.MinSep(6, 1, 1))
+
+
+def test_round_trip_through_json():
+    strategy = banded.Banded(_random_rows(9, 3))
+    values = json.loads(json.dumps(strategy.to_dict()))
+    assert values["mechanism"] == "banded"
+    np.testing.assert_array_equal(banded.Banded.from_dict(values).rows, strategy.rows)
+    assert strategy.memory_copies(9) == 2
+
+
+def test_rows_are_copied_and_read_only():
+    rows = np.ones((3, 1))
+    strategy = banded.Banded(rows)
+    rows[0] = 5.0
+    assert strategy.rows[0, 0] == 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        strategy.rows[0, 0] = 2.0
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

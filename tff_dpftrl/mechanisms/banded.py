@@ -1,0 +1,144 @@
+"""General banded lower-triangular strategies (BandMF).
+
+Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"; a comparator in
+McMahan, Xu & Zhang 2024, section 4. C[i, j] = 0 unless 0 <= i − j < bands. The matrix is
+kept as [num_rounds, bands] and is never made dense but where a dense matrix is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from tff_dpftrl.mechanisms import banded_blocks, banded_sensitivity, noise_recipe, strategy
+from tff_dpftrl.participation import schema as schema_lib
+
+
+class Banded(strategy.Strategy):
+    """A lower-triangular C with few bands and any entries.
+
+    Args:
+      rows: Shape [num_rounds, bands], rows[t, j] = C[t, t − j]. Entries with
+        j > t lie outside the matrix and must be 0; rows[:, 0] must be positive.
+
+    Raises:
+      ValueError: If `rows` is not such a matrix.
+    """
+
+    mechanism = "banded"
+
+    def __init__(self, rows: np.ndarray | Sequence[Sequence[float]]):
+        rows = np.array(rows, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] < 1 or rows.shape[0] < rows.shape[1]:
+            raise ValueError(
+                "rows must have the shape [num_rounds, bands] with 1 <= bands <= num_rounds, got "
+                f"{rows.shape}."
+            )
+        if not np.all(np.isfinite(rows)) or np.min(rows[:, 0]) <= 0:
+            raise ValueError(
+                "rows must be finite and rows[:, 0], the diagonal of C, positive; got a smallest "
+                f"diagonal entry of {np.min(rows[:, 0])!r}."
+            )
+        bands = rows.shape[1]
+        if np.any(np.triu(rows[:bands], 1)):
+            raise ValueError(
+                "rows[t, j] must be 0 for j > t: C has no columns before the first. Set them to 0."
+            )
+        rows.setflags(write=False)
+        self._rows = rows
+
+    @property
+    def rows(self) -> np.ndarray:
+        """C by rows, read-only, shape [max_rounds, bands]: rows[t, j] = C[t, t − j]."""
+        return self._rows
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals that may be non-zero, the main one included."""
+        return self._rows.shape[1]
+
+    @property
+    def max_rounds(self) -> int:
+        """Number of rows of C."""
+        return self._rows.shape[0]
+
+    def _first_rows(self, num_rounds: int) -> np.ndarray:
+        if not 1 <= num_rounds <= self.max_rounds:
+            raise ValueError(
+                f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}: this C has "
+                f"{self.max_rounds} rows. Optimise one for more rounds."
+            )
+        return self._rows[:num_rounds, : min(self.bands, num_rounds)]
+
+    def columns(self, num_rounds: int) -> np.ndarray:
+        """C by columns, shape [num_rounds, bands or fewer].
+
+        Args:
+          num_rounds: Number of leading rows and columns to keep.
+
+        Returns:
+          Entry [t, j] is C[t + j, t], and 0 if t + j >= num_rounds.
+        """
+        rows = self._first_rows(num_rounds)
+        columns = np.zeros_like(rows)
+        for j in range(rows.shape[1]):
+            columns[: num_rounds - j, j] = rows[j:, j]
+        return columns
+
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
+        """C, dense, shape [num_rounds, num_rounds]."""
+        rows = self._first_rows(num_rounds)
+        matrix = np.zeros((num_rounds, num_rounds))
+        for j in range(rows.shape[1]):
+            np.fill_diagonal(matrix[j:, :], rows[j:, j])
+        return matrix
+
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
+        """C⁻¹, dense, shape [num_rounds, num_rounds]."""
+        matrix = self.strategy_matrix(num_rounds)
+        return scipy.linalg.solve_triangular(matrix, np.eye(num_rounds), lower=True)
+
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+        """Sensitivity under `schema`; exact if `min_sep >= bands`.
+
+        Columns that far apart are orthogonal, and a dynamic program finds the
+        largest squared norms, which need not be equal. Otherwise see
+        `banded_sensitivity.from_gram`.
+        """
+        columns = self.columns(schema.num_rounds)
+        bands = columns.shape[1]
+        diagonals = np.zeros((bands if schema.min_sep < bands else 1, schema.num_rounds))
+        diagonals[0] = np.sum(columns**2, axis=1)
+        for distance in range(schema.min_sep, len(diagonals)):
+            diagonals[distance, : schema.num_rounds - distance] = np.einsum(
+                "tj,tj->t", columns[:-distance, distance:], columns[distance:, :-distance]
+            )
+        return banded_sensitivity.from_gram(diagonals, schema)
+
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
+        """Squared row norms of A C⁻¹, shape [num_rounds]."""
+        return banded_blocks.noise_variances(self._first_rows(num_rounds))[1]
+
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
+        """Squared row norms of C⁻¹, shape [num_rounds]."""
+        return banded_blocks.noise_variances(self._first_rows(num_rounds))[0]
+
+    def noise_recipe(self) -> noise_recipe.BandedNoise:
+        """One row of C a round."""
+        return noise_recipe.BandedNoise(tuple(tuple(row) for row in self._rows.tolist()))
+
+    def memory_copies(self, num_rounds: int) -> int:
+        """The last bands − 1 outputs."""
+        return min(self.bands, num_rounds) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Parameters as JSON-compatible values."""
+        return {"mechanism": self.mechanism, "rows": self._rows.tolist()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Banded:
+        """Inverse of `to_dict`."""
+        return cls(values["rows"])

@@ -1,0 +1,145 @@
+"""Noise variances of a banded strategy and their gradients, in O(n · bands²).
+
+The rounds are cut into blocks of `bands` rounds, so that C is block bidiagonal: a lower
+triangle C_i on the diagonal and an upper triangle U_i left of it. The noise ẑ = C⁻¹ z of
+block i is ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}), and all that later rounds know of earlier ones is
+ẑ_{i−1} and the sum p_i of the noise before block i. Forward, their covariances follow block
+by block. Backward, so does the gradient: with λ = C⁻ᵀ Aᵀ W A ẑ for round weights W,
+
+  ∂/∂C Σ_t w_t ‖(A C⁻¹)[t, :]‖² = −2 E[λ ẑᵀ],
+
+and E[λ_i | ẑ_i, p_i] is linear in ẑ_i and p_i. Everything is a product of matrices of size
+bands × bands; nothing of size n × n is formed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import scipy.linalg
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """Block i of C, and the second moments of its noise."""
+
+    start: int
+    diagonal: np.ndarray  # C_i, lower triangular.
+    transition: np.ndarray  # T_i = −C_i⁻¹ U_i: what ẑ_{i−1} contributes to ẑ_i.
+    covariance: np.ndarray  # E[ẑ_i ẑ_iᵀ].
+    cross: np.ndarray  # E[ẑ_i ẑ_{i−1}ᵀ].
+    with_sum: np.ndarray  # E[ẑ_i p_i].
+    previous_with_sum: np.ndarray  # E[ẑ_{i−1} p_i].
+    left: np.ndarray  # U_i.
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.diagonal)
+
+
+def _dense_blocks(rows: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """(U, C) of the rows start ... stop − 1, shapes [m, bands] and [m, m]."""
+    bands = rows.shape[1]
+    wide = np.zeros((stop - start, bands + stop - start))
+    for j in range(bands):
+        # Row t has C[t, t − j] in column bands + (t − start) − j.
+        np.fill_diagonal(wide[:, bands - j :], rows[start:stop, j])
+    return wide[:, :bands], wide[:, bands:]
+
+
+def _forward(rows: np.ndarray) -> tuple[list[_Block], np.ndarray, np.ndarray]:
+    """The blocks, and the variances of ẑ_t and of its prefix sums."""
+    num_rounds, bands = rows.shape
+    previous = np.zeros((bands, bands))
+    previous_with_sum, sum_variance = np.zeros(bands), 0.0
+    blocks, round_variance, prefix_variance = [], [], []
+    for start in range(0, num_rounds, bands):
+        left, diagonal = _dense_blocks(rows, start, min(start + bands, num_rounds))
+        solved = scipy.linalg.solve_triangular(
+            diagonal, np.hstack([-left, np.eye(len(diagonal))]), lower=True, check_finite=False
+        )
+        transition, inverse = solved[:, :bands], solved[:, bands:]
+        cross = transition @ previous
+        covariance = cross @ transition.T + inverse @ inverse.T
+        with_sum = transition @ previous_with_sum
+        blocks.append(
+            _Block(
+                start, diagonal, transition, covariance, cross, with_sum, previous_with_sum, left
+            )
+        )
+        round_variance.append(np.diagonal(covariance))
+        within = np.diagonal(np.cumsum(np.cumsum(covariance, axis=0), axis=1))
+        prefix_variance.append(sum_variance + 2.0 * np.cumsum(with_sum) + within)
+        sum_variance = prefix_variance[-1][-1]
+        previous, previous_with_sum = covariance, with_sum + covariance.sum(axis=1)
+    return blocks, np.concatenate(round_variance), np.concatenate(prefix_variance)
+
+
+def noise_variances(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Variances of the emitted noise and of its prefix sums.
+
+    Args:
+      rows: Shape [num_rounds, bands], rows[t, j] = C[t, t − j], 0 for j > t.
+
+    Returns:
+      The squared row norms of C⁻¹ and of A C⁻¹, both of shape [num_rounds].
+    """
+    _, round_variance, prefix_variance = _forward(rows)
+    return round_variance, prefix_variance
+
+
+def _suffix_sums(values: np.ndarray) -> np.ndarray:
+    return np.cumsum(values[::-1], axis=0)[::-1]
+
+
+def weighted_error_gradient(
+    rows: np.ndarray, weigh_rounds: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Prefix variances, and the gradient of a weighted sum of them.
+
+    Args:
+      rows: Shape [num_rounds, bands], rows[t, j] = C[t, t − j], 0 for j > t.
+      weigh_rounds: Maps the prefix variances to the weights w_t, shape
+        [num_rounds]; for a function of the variances, its derivatives.
+
+    Returns:
+      The variances v, shape [num_rounds], and the gradient of Σ_t w_t v_t, at
+      fixed w, with respect to `rows`, of the same shape; 0 for j > t.
+    """
+    num_rounds, bands = rows.shape
+    blocks, _, prefix_variance = _forward(rows)
+    weights = weigh_rounds(prefix_variance)
+    gradient = np.zeros_like(rows)
+    # The next block's part in E[(Aᵀ W A ẑ)_i − U_{i+1}ᵀ λ_{i+1} | ẑ_i, p_{i+1}].
+    next_matrix = np.zeros((bands, bands))
+    next_vector = np.zeros(bands)
+    sum_slope = np.zeros(bands)  # E[Σ_{later s} w_s P_s | ẑ_i, p] = sum_slopeᵀ ẑ_i + later p.
+    later = 0.0
+    for block in reversed(blocks):
+        size = block.stop - block.start
+        remaining = _suffix_sums(weights[block.start : block.stop]) + later
+        # (Aᵀ W A)[s, t], later rounds included, is the weight of the rounds from max(s, t) on.
+        index = np.arange(size)
+        matrix = remaining[np.maximum.outer(index, index)]
+        matrix += sum_slope[:size] + next_matrix[:size, :size] + next_vector[:size, np.newaxis]
+        both = scipy.linalg.solve_triangular(
+            block.diagonal,
+            np.column_stack([matrix, remaining + next_vector[:size]]),
+            lower=True,
+            trans="T",
+            check_finite=False,
+        )
+        slope, sum_part = both[:, :-1], both[:, -1]
+        own = slope @ block.covariance + np.outer(sum_part, block.with_sum)
+        before = slope @ block.cross + np.outer(sum_part, block.previous_with_sum)
+        wide = np.hstack([before, own])
+        for j in range(bands):
+            gradient[block.start : block.stop, j] = np.diagonal(wide, bands - j)[:size]
+        next_matrix = -block.left.T @ slope @ block.transition
+        next_vector = -block.left.T @ sum_part
+        sum_slope = block.transition.T @ (remaining + sum_slope[:size])
+        later = remaining[0]
+    gradient[:bands] = np.tril(gradient[:bands])
+    return prefix_variance, -2.0 * gradient
