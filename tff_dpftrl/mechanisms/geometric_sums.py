@@ -12,7 +12,7 @@ import functools
 import numpy as np
 from scipy import linalg
 
-_SERIES_TERMS = 18
+_SERIES_TERMS = 14
 _SERIES_BELOW = 0.5
 _EXPLICIT_TERMS = 32
 _NODES_PER_PANEL = 24
@@ -56,10 +56,7 @@ def geometric_sum_slope(
     """
     ratio, gap = np.exp(log_ratio), -np.expm1(log_ratio)
     slope = (ratio * total - length * np.exp(length * log_ratio)) / gap
-    small = gap * length < _SERIES_BELOW
-    if not np.any(small):
-        return slope
-    return np.where(small, ratio * _binomial_series(gap, length, 2, derivative=True), slope)
+    return _replace_small(slope, gap, length, 2, derivative=True)
 
 
 def ramp_sum(
@@ -84,10 +81,7 @@ def ramp_sum(
         else np.where(negative, 1.0 - ratio, -np.expm1(log_ratio))
     )
     ramp = (length - ratio * total) / gap
-    small = gap * length < _SERIES_BELOW
-    if not np.any(small):
-        return ramp
-    return np.where(small, _binomial_series(gap, length + 1, 2), ramp)
+    return _replace_small(ramp, gap, length, 2, derivative=False)
 
 
 def ramp_sum_slope(log_ratio: np.ndarray, length: float, ramp: np.ndarray) -> np.ndarray:
@@ -96,29 +90,43 @@ def ramp_sum_slope(log_ratio: np.ndarray, length: float, ramp: np.ndarray) -> np
     slope_of_total = geometric_sum_slope(log_ratio, length, total)
     ratio, gap = np.exp(log_ratio), -np.expm1(log_ratio)
     slope = ratio * (ramp - total - slope_of_total) / gap
+    return _replace_small(slope, gap, length, 3, derivative=True)
+
+
+def _replace_small(
+    value: np.ndarray, gap: np.ndarray, length: float | np.ndarray, first: int, derivative: bool
+) -> np.ndarray:
+    """Puts a binomial series where length · gap is small and `value` has cancelled.
+
+    Σ_{t<n} x^t = Σ_j (-gap)^j binom(n, j + 1) with gap = 1 - x, and with n + 1 and
+    j + 2 for the ramp; a derivative by log x shifts the index by one, and
+    multiplies each term by j + 1 and all by x.
+
+    Args:
+      value: The closed form; changed in place.
+      gap: 1 - x.
+      length: Number of terms n.
+      first: Lower index of the first binomial coefficient; the upper one is
+        length if it is 1 + derivative, else length + 1.
+      derivative: Whether the derivative by log x is wanted.
+
+    Returns:
+      `value`.
+    """
     small = gap * length < _SERIES_BELOW
     if not np.any(small):
-        return slope
-    return np.where(small, ratio * _binomial_series(gap, length + 1, 3, derivative=True), slope)
-
-
-def _binomial_series(
-    gap: np.ndarray, top: float | np.ndarray, first: int, derivative: bool = False
-) -> np.ndarray:
-    """Σ_j (-gap)^j · binom(top, first + j), each term times j + 1 for a derivative.
-
-    Σ_{t<n} x^t = Σ_j (-gap)^j binom(n, j + 1) with gap = 1 - x, and likewise
-    binom(n + 1, j + 2) for the ramp; a derivative by x shifts the index by one.
-    """
-    gap = np.minimum(gap, _SERIES_BELOW / np.maximum(top - 1, 1))
-    term = np.ones(np.broadcast(gap, top).shape)
+        return value
+    gap = np.broadcast_to(gap, value.shape)[small]
+    top = np.broadcast_to(length, value.shape)[small] + (first - 1.0 - derivative)
+    term = np.ones(len(gap))
     for j in range(first):
         term = term * (top - j) / (j + 1)
     result = term
     for j in range(1, _SERIES_TERMS):
-        term = term * (-gap) * (top - first - j + 1) / (first + j)
+        term = term * gap * (first - 1 + j - top) / (first + j)
         result = result + ((j + 1) * term if derivative else term)
-    return result
+    value[small] = result * (1.0 - gap) if derivative else result
+    return value
 
 
 @functools.lru_cache(maxsize=64)

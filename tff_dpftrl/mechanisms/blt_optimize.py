@@ -1,0 +1,210 @@
+"""Finds the BLT of least loss for a participation schema, in milliseconds.
+
+McMahan, Xu & Zhang 2024, section 3.3, minimise an O(n) loss by L-BFGS, automatic
+differentiation and log barriers. Here the loss is closed-form (`blt_objective`),
+and every point of the search space is a valid BLT, so no barrier is needed:
+the chain 0 < log increments of -log(1 - θ_1), -log(1 - θ̂_1), ... is a share of a
+largest value, and shares are a softmax of free variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from tff_dpftrl.mechanisms import blt, blt_losses, blt_objective, damped_newton, strategy
+from tff_dpftrl.participation import schema as schema_lib
+
+MAX_BUFFERS = 8
+
+_LOGIT_LIMIT = 40.0
+_SMALLEST_COMPLEMENT = 1e-12
+_SURPLUS_LOSS = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class BltResult:
+    """An optimised BLT and what it achieves.
+
+    Attributes:
+      strategy: The BLT.
+      schema: The schema it was optimised for.
+      minimize_rms: Whether RmsLoss was minimised; MaxLoss if False.
+      sensitivity: Under `schema`, for clip norm 1.
+      max_error: MaxError(B).
+      rms_error: RmsError(B).
+      surplus_buffers: Buffers asked for but left out, because the loss without
+        them is the same within a relative 1e-8.
+      decay_at_bound: Whether the largest decay is the largest one allowed: the
+        loss would fall further, a little, with a decay closer to 1.
+    """
+
+    strategy: blt.Blt
+    schema: schema_lib.MinSep
+    minimize_rms: bool
+    sensitivity: strategy.Sensitivity
+    max_error: float
+    rms_error: float
+    surplus_buffers: int
+    decay_at_bound: bool
+
+    @property
+    def max_loss(self) -> float:
+        """MaxError times sensitivity."""
+        return self.sensitivity.value * self.max_error
+
+    @property
+    def rms_loss(self) -> float:
+        """RmsError times sensitivity."""
+        return self.sensitivity.value * self.rms_error
+
+    @property
+    def loss(self) -> float:
+        """The loss that was minimised."""
+        return self.rms_loss if self.minimize_rms else self.max_loss
+
+
+def optimize_blt(
+    schema: schema_lib.MinSep,
+    *,
+    num_buffers: int | None = None,
+    minimize_rms: bool = False,
+    max_decay: float | None = None,
+    monotonicity_margin: float = 0.0,
+    auto_tolerance: float = 1e-3,
+) -> BltResult:
+    """Minimises MaxLoss, or RmsLoss, over BLTs with positive, decreasing coefficients.
+
+    Deterministic. The time does not depend on the number of rounds, and on the
+    number of participations k only as log k.
+
+    Without `max_decay` the best MaxLoss often has one decay at 1 minus almost
+    nothing, which ties C to its number of rounds: run longer, its noise grows
+    faster than that of a bounded one.
+
+    Args:
+      schema: Rounds, separation and participations to optimise for.
+      num_buffers: Number d of buffers, 1 to 8. If None, the smallest d to which
+        one more buffer adds less than `auto_tolerance`, relatively.
+      minimize_rms: Minimise RmsLoss (the mean over rounds) instead of MaxLoss.
+      max_decay: Largest buffer decay allowed. If None, 1 - 1e-7 / num_rounds, but
+        no more than 1 - 1e-12.
+      monotonicity_margin: Require c_{t+1} ≤ (1 - margin) · c_t for all t. As
+        c_1 < θ_1 and c_{t+1} ≤ θ_1 c_t, this is a bound on the largest decay.
+      auto_tolerance: See `num_buffers`.
+
+    Returns:
+      The strategy and its figures. Fewer buffers than asked for are possible:
+      see `BltResult.surplus_buffers`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    if not 0 <= monotonicity_margin < 1:
+        raise ValueError(f"monotonicity_margin must be in [0, 1), got {monotonicity_margin!r}.")
+    if max_decay is None:
+        max_decay = 1 - max(_SMALLEST_COMPLEMENT, 1e-7 / schema.num_rounds)
+    if not 0 < max_decay <= 1 - _SMALLEST_COMPLEMENT:
+        raise ValueError(
+            f"max_decay must be positive and at most 1 - {_SMALLEST_COMPLEMENT}, got {max_decay!r}."
+        )
+    max_decay = min(max_decay, 1 - monotonicity_margin)
+    if num_buffers is not None:
+        if num_buffers not in range(1, MAX_BUFFERS + 1):
+            raise ValueError(f"num_buffers must be 1 to {MAX_BUFFERS}, got {num_buffers!r}.")
+        return _optimize(schema, num_buffers, minimize_rms, max_decay)
+    if not auto_tolerance > 0:
+        raise ValueError(f"auto_tolerance must be positive, got {auto_tolerance!r}.")
+    best = _optimize(schema, 1, minimize_rms, max_decay)
+    for more in range(2, MAX_BUFFERS + 1):
+        longer = _optimize(schema, more, minimize_rms, max_decay)
+        if longer.loss > best.loss * (1 - auto_tolerance):
+            break
+        best = longer
+    return best
+
+
+def _optimize(
+    schema: schema_lib.MinSep, num_buffers: int, minimize_rms: bool, max_decay: float
+) -> BltResult:
+    longest = -math.log(1.0 - max_decay)
+    # C has num_rounds - 1 free coefficients, a BLT two parameters a buffer.
+    useful_buffers = min(num_buffers, max(1, schema.num_rounds // 2))
+
+    def function(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        chain, shares = _chain(logits, longest)
+        value, by_chain = blt_objective.log_loss(chain, schema, minimize_rms)
+        by_share = np.zeros(shares.shape)
+        by_share[:, 1:] = -longest * np.cumsum(by_chain, axis=1)
+        mean = np.sum(shares * by_share, axis=1, keepdims=True)
+        return value, shares * (by_share - mean)
+
+    with np.errstate(all="ignore"):  # Points that overflow have the value inf.
+        points, values = damped_newton.minimize(
+            function, _starts(schema, useful_buffers, longest), limit=_LOGIT_LIMIT
+        )
+        chain, _ = _chain(points[[np.argmin(values)]], longest)
+        chain = _without_surplus(chain[0], schema, minimize_rms)
+    poles, zeros = np.exp(chain[0::2]), np.exp(chain[1::2])
+    decay = np.minimum(1.0 - poles, max_decay)
+    best = blt.Blt(decay, blt_losses.pole_residues(poles, zeros))
+    return BltResult(
+        strategy=best,
+        schema=schema,
+        minimize_rms=minimize_rms,
+        sensitivity=best.sensitivity(schema),
+        max_error=best.max_error(schema.num_rounds),
+        rms_error=best.rms_error(schema.num_rounds),
+        surplus_buffers=num_buffers - best.num_buffers,
+        decay_at_bound=bool(chain[0] < -longest * (1 - 1e-6)),
+    )
+
+
+def _chain(logits: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
+    """The chain of log complements, shape [s, 2 d], and the shares, [s, 2 d + 1].
+
+    Share 0 is the slack: how far the largest decay stays below its bound. The
+    others are the increments from one entry of the chain to the next, and from
+    the last one to log 1.
+    """
+    shares = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+    shares /= np.sum(shares, axis=1, keepdims=True)
+    return -longest * np.cumsum(shares[:, :0:-1], axis=1)[:, ::-1], shares
+
+
+def _starts(schema: schema_lib.MinSep, num_buffers: int, longest: float) -> np.ndarray:
+    """Log-spaced chains: from several time scales, with and without a pole at the bound.
+
+    Local optima are of these two kinds. With a pole at the bound the first zero
+    sits near 1 / num_rounds, and the others are as without.
+    """
+    size = 2 * num_buffers
+    n, b = float(schema.num_rounds), float(min(schema.min_sep, schema.num_rounds))
+    logits = []
+    for scale in (b, 0.1 * b, math.sqrt(n * b), n):
+        reach = min(math.log(max(scale, 3.0)), 0.9 * longest)
+        even = np.full(size, reach / size)
+        logits.append(np.log(np.concatenate([[longest - reach], even])))
+        first_zero = min(max(math.log(n), 1.05 * reach), 0.95 * longest)
+        rest = np.full(size - 2, reach / (size - 1))
+        rest[:1] *= 2.0
+        increments = np.concatenate([[longest - first_zero], [first_zero - np.sum(rest)], rest])
+        logits.append(np.concatenate([[-_LOGIT_LIMIT], np.log(increments)]))
+    return np.array(logits)
+
+
+def _without_surplus(
+    chain: np.ndarray, schema: schema_lib.MinSep, minimize_rms: bool
+) -> np.ndarray:
+    """Drops neighbouring poles and zeros that cancel, while the loss stays the same."""
+    while len(chain) > 2:
+        shorter = np.array([np.delete(chain, [i, i + 1]) for i in range(len(chain) - 1)])
+        values, _ = blt_objective.log_loss(shorter, schema, minimize_rms)
+        value, _ = blt_objective.log_loss(chain[np.newaxis], schema, minimize_rms)
+        best = np.nanargmin(values)
+        if not values[best] <= value[0] + _SURPLUS_LOSS:
+            break
+        chain = shorter[best]
+    return chain
