@@ -1,1 +1,37 @@
-"""Differentially private federated learning without sampling assumptions."""
+"""Differentially private federated learning without sampling assumptions.
+
+The names below are loaded when they are first used, so that the maths
+(participation, mechanisms, accounting) does not pull TensorFlow in.
+"""
+
+import importlib
+
+from tff_dpftrl.version import __version__
+
+_MODULE_OF = {
+    "MinSep": "participation.schema",
+    "Blt": "mechanisms.blt",
+    "Identity": "mechanisms.identity",
+    "Tree": "mechanisms.tree",
+    "optimize_blt": "mechanisms.blt_optimize",
+    "calibrate_noise_multiplier": "accounting.calibrate",
+    "dp_ftrl_guarantee": "accounting.guarantee",
+    "PrivacyStatement": "accounting.statement",
+    "dp_ftrl_statement": "accounting.statement",
+    "MinSepSampler": "participation.cohorts",
+    "Ledger": "participation.ledger",
+    "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
+}
+
+__all__ = ["__version__", *_MODULE_OF]
+
+
+def __getattr__(name: str):
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
+    return getattr(module, name)
+
+
+def __dir__():
+    return sorted(__all__)

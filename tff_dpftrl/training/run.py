@@ -187,6 +187,7 @@ class _Run:
             "epsilon": self._plan.epsilon_after(round_index + 1),
             "clients": len(members),
         }
+        self._check_finite(output.state, round_index)
         self._state = output.state
         if (round_index + 1) % self._config.eval_every == 0 or (
             round_index + 1 == self._config.num_rounds
@@ -203,6 +204,15 @@ class _Run:
         self._rounds_done = round_index + 1
         self._log.append(row)
         return row
+
+    def _check_finite(self, state: Any, round_index: int) -> None:
+        """Stops before a model that has diverged is committed."""
+        weights = self._process.get_model_weights(state).trainable
+        if not all(np.all(np.isfinite(weight)) for weight in weights):
+            raise ValueError(
+                f"Training diverged: the weights after round {round_index + 1} are not finite. "
+                "Lower client_learning_rate or server_learning_rate and start a new run."
+            )
 
     def _noise_fingerprint(self) -> str | None:
         """Differs from round to round: the aggregator's state counts the rounds."""
