@@ -10,6 +10,7 @@ import importlib
 from typing import Any
 
 _HOME_OF = {
+    "build_adaptive_dp_ftrl_aggregator": "adaptive_clipping",
     "build_dp_ftrl_aggregator": "dp_ftrl",
 }
 

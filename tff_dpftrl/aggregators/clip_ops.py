@@ -63,7 +63,8 @@ def clip_by_norm(
       clipping.
     """
     norm = global_norm(tensors)
-    scale = tf.where(tf.math.is_finite(norm), _scale_to(norm, clip_norm), 0.0)
+    bound = tf.convert_to_tensor(clip_norm, tf.float32)
+    scale = tf.where(tf.math.is_finite(norm), _scale_to(norm, bound), 0.0)
     return [tf.math.multiply_no_nan(tensor, scale) for tensor in tensors], norm
 
 

@@ -19,7 +19,8 @@ import tensorflow_federated as tff
 from tff_dpftrl.aggregators import clip_ops, factory_parts, noise_ops, seeds, updates
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 
-_UPDATE_STREAM = 0
+UPDATE_STREAM = 0
+"""Number of the stream of noise for the updates; see `seeds`."""
 
 
 class NoiseState(NamedTuple):
@@ -108,7 +109,6 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         stream = noise_ops.NoiseStream(
             self.strategy.noise_recipe(), update.shapes, max_rounds=self.strategy.max_rounds
         )
-        stddev = self.noise_multiplier * self.encoded_norm
 
         @tff.tensorflow.computation(value_type)
         def clip(value):
@@ -136,12 +136,12 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @tff.tensorflow.computation(initial_noise_state.type_signature.result, summed_type)
         def release(state, total):
-            seed = seeds.derive(state.seed, _UPDATE_STREAM)
+            seed = seeds.derive(state.seed, UPDATE_STREAM)
             noise, buffers = stream.next(state.buffers, state.round_index, seed)
-            mean = [
-                (tensor + stddev * noise_tensor) / self.clients_per_round
-                for tensor, noise_tensor in zip(update.flatten(total), noise, strict=True)
-            ]
+            stddev = tf.constant(self.noise_multiplier, tf.float32) * self.encoded_norm
+            mean = factory_parts.noised_mean(
+                update.flatten(total), noise, stddev, self.clients_per_round
+            )
             state = NoiseState(state.round_index + 1, state.seed, buffers)
             return state, update.pack_as_update(mean)
 
@@ -155,7 +155,9 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             noise_state, result = tff.federated_map(release, (noise_state, summed.result))
             measurements = collections.OrderedDict(
                 clip_norm=tff.federated_value(self.clipping.clip_norm, tff.SERVER),
-                noise_stddev=tff.federated_value(stddev, tff.SERVER),
+                noise_stddev=tff.federated_value(
+                    self.noise_multiplier * self.encoded_norm, tff.SERVER
+                ),
             )
             if self._report_non_finite_clients:
                 measurements["non_finite_clients"] = factory_parts.count_non_finite(is_finite)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,26 @@ def create_sum(
             f"{result_type}."
         )
     return process
+
+
+def noised_mean(
+    total: Sequence[tf.Tensor],
+    noise: Sequence[tf.Tensor],
+    stddev: tf.Tensor,
+    clients_per_round: float,
+) -> list[tf.Tensor]:
+    """(total + stddev · noise) / clients_per_round, tensor by tensor, in float32.
+
+    Args:
+      total: The sum of the clipped updates.
+      noise: Unit noise of the same shapes.
+      stddev: float32 scalar, before the division.
+      clients_per_round: The fixed denominator.
+
+    Returns:
+      Tensors of the same shapes.
+    """
+    return [(x + stddev * z) / clients_per_round for x, z in zip(total, noise, strict=True)]
 
 
 def count_non_finite(is_finite: tff.Value) -> tff.Value:
