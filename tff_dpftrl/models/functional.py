@@ -42,8 +42,8 @@ def build(
     def loss(output, label, sample_weight=None):
         del sample_weight
         targets = tf.gather(tf.reshape(label, [-1]), output[_POSITIONS])
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, output[_LOGITS])
-        is_target = tf.cast(targets != special.pad, losses.dtype)
+        losses = metrics.cross_entropy(output[_LOGITS], targets)
+        is_target = tf.cast(tf.not_equal(targets, special.pad), losses.dtype)
         return tf.math.divide_no_nan(tf.reduce_sum(losses * is_target), tf.reduce_sum(is_target))
 
     @tf.function

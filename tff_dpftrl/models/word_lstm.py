@@ -135,7 +135,8 @@ class WordLstm:
           padding, int64, ascending, in the flattened batch of shape [batch · T].
         """
         named = self._named(weights)
-        positions = tf.where(tf.reshape(words, [-1]) != PAD)[:, 0]
+        # In TFF's graphs `!=` would compare objects, not values.
+        positions = tf.where(tf.not_equal(tf.reshape(words, [-1]), PAD))[:, 0]
         outputs = tf.reshape(self._outputs(named, words), [-1, self.embedding_size])
         return self._scores(named, tf.gather(outputs, positions)), positions
 
