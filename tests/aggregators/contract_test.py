@@ -1,0 +1,101 @@
+"""The contract, against our factories, TFF's where they share it, and broken ones."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import tensorflow_federated as tff
+
+from tff_dpftrl import aggregators
+from tff_dpftrl.aggregators import contract
+from tff_dpftrl.mechanisms import blt, identity, tree
+
+_BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
+
+
+def _fixed(strategy):
+    def make(noise_multiplier, clip_norm, clients_per_round):
+        return aggregators.build_dp_ftrl_aggregator(
+            strategy,
+            noise_multiplier=noise_multiplier,
+            clip_norm=clip_norm,
+            clients_per_round=clients_per_round,
+        )
+
+    return make
+
+
+def _adaptive(strategy):
+    def make(noise_multiplier, clip_norm, clients_per_round):
+        # Noise on the counts so large that the updates get all but 1e-6 of the budget.
+        return aggregators.build_adaptive_dp_ftrl_aggregator(
+            strategy,
+            noise_multiplier=noise_multiplier,
+            initial_clip_norm=clip_norm,
+            clients_per_round=clients_per_round,
+            clipped_count_stddev=1e3,
+        )
+
+    return make
+
+
+def _tff_gaussian(noise_multiplier, clip_norm, clients_per_round):
+    return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        noise_multiplier, clients_per_round, clip_norm
+    )
+
+
+_SHARED_WITH_TFF = (
+    contract.check_type_signature,
+    contract.check_zero_noise_is_the_sum_over_the_fixed_denominator,
+    contract.check_one_client_is_bounded,
+    contract.check_noise,
+    contract.check_noise_is_fresh,
+)
+
+
+@pytest.mark.parametrize("check", contract.ALL_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(_fixed(_BLT), id="blt"),
+        pytest.param(_adaptive(_BLT), id="adaptive-blt"),
+        pytest.param(_fixed(identity.Identity()), id="identity", marks=pytest.mark.slow),
+        pytest.param(_fixed(tree.Tree(10)), id="tree", marks=pytest.mark.slow),
+        pytest.param(_adaptive(tree.Tree(10)), id="adaptive-tree", marks=pytest.mark.slow),
+    ],
+)
+def test_our_factories_keep_the_contract(make, check):
+    check(make)
+
+
+@pytest.mark.parametrize("check", _SHARED_WITH_TFF, ids=lambda check: check.__name__)
+def test_tff_gaussian_keeps_the_part_it_shares(check):
+    check(_tff_gaussian)
+
+
+class _Broken(tff.aggregators.UnweightedAggregationFactory):
+    """A plain mean that ignores noise, clip norm and denominator."""
+
+    def create(self, value_type):
+        return tff.aggregators.UnweightedMeanFactory().create(value_type)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        contract.check_zero_noise_is_the_sum_over_the_fixed_denominator,
+        contract.check_one_client_is_bounded,
+        contract.check_non_finite_clients_count_as_zero,
+        contract.check_noise_is_fresh,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_a_plain_mean_breaks_the_contract(check):
+    with pytest.raises(AssertionError):
+        check(lambda noise_multiplier, clip_norm, clients_per_round: _Broken())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
