@@ -47,8 +47,9 @@ class _DpFtrl(tff.learning.optimizers.Optimizer):
         tff.learning.optimizers.check_weights_gradients_match(weights, gradients)
         new_state = collections.OrderedDict(state)
         new_state[_STEP] = state[_STEP] + 1
+        is_first = tf.equal(state[_STEP], 0)  # In TFF's graphs == compares identities.
         initial = tf.nest.map_structure(
-            lambda now, kept: tf.where(state[_STEP] == 0, now, kept),
+            lambda now, kept: tf.where(is_first, now, kept),
             weights,
             state[_INITIAL_WEIGHTS],
         )
