@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tff_dpftrl.participation import cohorts
 
+deterministic = hypothesis.settings(deadline=None, derandomize=True)
+
 
 def rounds_of_clients(sampler):
     """Brute force: the rounds of every client, shape-free."""
@@ -50,6 +52,7 @@ def samplers(draw):
     return lambda: cohorts.PoissonSampler(sampling_probability=q, **arguments)
 
 
+@deterministic
 @hypothesis.given(samplers())
 def test_no_sampler_ever_violates_its_schema(make):
     sampler = make()
@@ -57,6 +60,7 @@ def test_no_sampler_ever_violates_its_schema(make):
         assert sampler.schema.allows(rounds)
 
 
+@deterministic
 @hypothesis.given(samplers(), st.data())
 def test_a_cohort_depends_on_the_round_only_not_on_what_was_asked_before(make, data):
     expected = [make().cohort(t).tolist() for t in range(make().num_rounds)]
@@ -65,6 +69,7 @@ def test_a_cohort_depends_on_the_round_only_not_on_what_was_asked_before(make, d
         assert sampler.cohort(t).tolist() == expected[t]
 
 
+@deterministic
 @hypothesis.given(min_sep_arguments())
 def test_clients_take_part_equally_often_up_to_one_round(arguments):
     sampler = cohorts.MinSepSampler(**arguments)
@@ -75,6 +80,7 @@ def test_clients_take_part_equally_often_up_to_one_round(arguments):
     assert max(counts) == sampler.schema.max_participations
 
 
+@deterministic
 @hypothesis.given(min_sep_arguments())
 def test_changing_a_returned_cohort_changes_nothing(arguments):
     sampler = cohorts.MinSepSampler(**arguments)
@@ -91,8 +97,8 @@ def test_the_largest_feasible_min_sep_is_reached_and_no_more():
 
 
 def test_infeasible_means_infeasible():
-    """A greedy search decides: the last b - 1 cohorts are disjoint whatever was chosen, so
-    the number of clients that are free in a round is the same for all schedules."""
+    # A greedy search decides: the last b - 1 cohorts are disjoint whatever was chosen, so
+    # the number of clients that are free in a round is the same for all schedules.
     for n, m, b, rounds in itertools.product(range(1, 9), range(1, 4), range(1, 6), range(1, 7)):
         schedule = []
         for _ in range(rounds):

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tff_dpftrl.participation import schema
 
+deterministic = hypothesis.settings(deadline=None, derandomize=True)
+
 small_schemas = st.builds(
     schema.MinSep,
     num_rounds=st.integers(1, 9),
@@ -29,6 +31,7 @@ def test_gap_zero_allows_consecutive_rounds():
     assert schema.MinSep.from_gap(4, 0, 4).allows([0, 1, 2, 3])
 
 
+@deterministic
 @hypothesis.given(small_schemas)
 def test_patterns_are_exactly_the_allowed_sets(declared):
     everything = itertools.chain.from_iterable(
@@ -38,11 +41,13 @@ def test_patterns_are_exactly_the_allowed_sets(declared):
     assert sorted(declared.patterns()) == sorted(p for p in everything if declared.allows(p))
 
 
+@deterministic
 @hypothesis.given(small_schemas)
 def test_effective_participations_is_the_longest_pattern(declared):
     assert declared.effective_participations == max(len(p) for p in declared.patterns())
 
 
+@deterministic
 @hypothesis.given(small_schemas, st.lists(st.integers(-1, 10), max_size=5))
 def test_allows_is_the_definition(declared, rounds):
     expected = (

@@ -1,0 +1,97 @@
+import collections
+import itertools
+import sys
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tff_dpftrl.participation import observed, schema
+
+deterministic = hypothesis.settings(deadline=None, derandomize=True)
+
+runs = st.lists(st.sets(st.integers(0, 11)), min_size=1, max_size=9)
+
+
+def rounds_of_clients(run):
+    rounds = collections.defaultdict(list)
+    for t, cohort in enumerate(run):
+        for client in cohort:
+            rounds[client].append(t)
+    return rounds
+
+
+def observe(run):
+    counter = observed.ParticipationCounter(12)
+    for cohort in run:
+        counter.add(np.array(sorted(cohort), dtype=int))
+    return counter.observed
+
+
+@deterministic
+@hypothesis.given(runs)
+def test_observed_equals_brute_force(run):
+    rounds = rounds_of_clients(run)
+    seen = observe(run)
+    strides = [j - i for r in rounds.values() for i, j in itertools.combinations(r, 2)]
+    assert seen.num_rounds == len(run)
+    assert seen.min_sep == min(strides, default=None)
+    assert seen.min_sep_gap == min((s - 1 for s in strides), default=None)
+    assert seen.max_participations == max(map(len, rounds.values()), default=0)
+    assert seen.histogram == dict(collections.Counter(map(len, rounds.values())))
+
+
+@deterministic
+@hypothesis.given(runs)
+def test_accounting_for_the_observed_schema_never_understates(run):
+    """Sensitivity over the schema is at least that of what every client really did."""
+    as_schema = observe(run).as_schema()
+    # An arbitrary strategy with non-negative entries; the norm is over indicator vectors.
+    strategy = np.tril(1.0 / (1.0 + np.subtract.outer(np.arange(9), np.arange(9)).clip(0)))
+    strategy = strategy[: len(run), : len(run)]
+
+    def norm(pattern):
+        return np.linalg.norm(strategy[:, list(pattern)].sum(axis=1))
+
+    claimed = max(norm(pattern) for pattern in as_schema.patterns())
+    for rounds in rounds_of_clients(run).values():
+        assert as_schema.allows(rounds)
+        assert norm(rounds) <= claimed + 1e-12
+
+
+@deterministic
+@hypothesis.given(runs, st.integers(1, 10), st.integers(1, 6), st.integers(1, 5))
+def test_breaches_are_found_exactly_when_somebody_broke_the_schema(run, num_rounds, sep, most):
+    declared = schema.MinSep(num_rounds, sep, most)
+    broken = len(run) > num_rounds or not all(
+        schema.MinSep(len(run), sep, most).allows(rounds)
+        for rounds in rounds_of_clients(run).values()
+    )
+    assert bool(observe(run).breaches(declared)) == broken
+
+
+def test_breaches_say_what_is_wrong():
+    seen = observe([{1}, {2}, {1}, {1}])
+    assert seen.breaches(schema.MinSep(3, 2, 2)) == (
+        "4 rounds exceed num_rounds=3.",
+        "A stride of 1 rounds is below min_sep=2.",
+        "3 participations exceed max_participations=2.",
+    )
+
+
+def test_nobody_twice_is_one_participation():
+    assert observe([{1}, {2}, {3}]).as_schema() == schema.MinSep(3, 3, 1)
+
+
+def test_nothing_happened_yet():
+    nothing = observed.ObservedParticipation()
+    assert nothing.min_sep is None
+    assert nothing.max_participations == 0
+    with pytest.raises(ValueError, match="num_rounds=0"):
+        nothing.as_schema()
+    assert not nothing.breaches(schema.MinSep(1, 1, 1))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
