@@ -19,7 +19,7 @@ from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import run
 
-_WORDS = [f"w{i}" for i in range(30)]
+_WORDS = [a + b for a in "bdfgk" for b in ("ao", "ee", "iu", "oo", "ua", "ya")]
 _NUM_ROUNDS = 6
 
 
@@ -86,6 +86,7 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
     output, _ = uninterrupted
     names = {p.name for p in output.iterdir()}
     assert names == {
+        "best_model.npz",
         "config.json",
         "curves.png",
         "metrics.csv",
@@ -103,6 +104,7 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
 
 def test_a_known_seed_is_not_called_private(uninterrupted):
     _, results = uninterrupted
+    assert all(row["epsilon"] is None for row in results.rows)
     assert not results.statement.has_guarantee
     assert "seed given by the user" in results.statement.no_guarantee[0]
     assert "NO guarantee" in results.summary
@@ -143,6 +145,29 @@ def test_a_target_epsilon_is_kept(corpus, tmp_path):
     results = run.train(_config(corpus, **options, num_rounds=2, min_sep=1), tmp_path / "run")
     assert 0.0 < results.statement.epsilon <= 5.0
     assert float(results.rows[-1]["epsilon"]) <= 5.0
+
+
+def test_a_run_stops_before_its_budget_is_exceeded(corpus, tmp_path):
+    options = {"mechanism": "identity", "buffers": None, "deterministic_noise_seed": None}
+    # A user takes part once in every three rounds: epsilon grows at rounds 1 and 4.
+    whole = run.train(_config(corpus, **options), tmp_path / "whole")
+    spent = [float(row["epsilon"]) for row in whole.rows]
+    assert spent[0] == spent[2] < spent[3] == spent[5]
+    budget = (spent[2] + spent[3]) / 2
+    stopped = run.train(_config(corpus, **options, max_epsilon=budget), tmp_path / "stopped")
+    assert len(stopped.rows) == 3 and stopped.statement.epsilon <= budget
+    assert run.train(None, tmp_path / "stopped").statement == stopped.statement
+    with pytest.raises(ValueError, match="does not pay for one round"):
+        run.train(_config(corpus, **options, max_epsilon=spent[0] / 2), tmp_path / "none")
+
+
+def test_a_run_stops_at_the_accuracy_asked_for_and_keeps_the_best_model(corpus, tmp_path):
+    options = {"eval_every": 2, "noise_multiplier": 0.0, "clip_norm": 10.0}
+    results = run.train(_config(corpus, **options, stop_at_accuracy=1e-9), tmp_path / "run")
+    accuracies = [row["eval_top1_in_vocab"] for row in results.rows]
+    evaluated = [a for a in accuracies if a is not None]
+    assert all(a == 0.0 for a in evaluated[:-1])
+    assert evaluated[-1] > 0.0 or len(results.rows) == _NUM_ROUNDS
 
 
 class _Crash(BaseException):

@@ -20,8 +20,17 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
-Mechanism = Literal["blt", "tree", "banded-toeplitz", "bisr", "identity", "none"]
+Mechanism = Literal["blt", "tree", "bandtoep", "bisr", "identity", "none"]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
+
+_POSITIVE = (
+    "client_learning_rate",
+    "clip_norm",
+    "max_epsilon",
+    "server_learning_rate",
+    "stop_at_accuracy",
+    "target_epsilon",
+)
 
 
 def _option(default: Any, help: str, group: str, minimum: float | None = None) -> Any:
@@ -91,7 +100,7 @@ class TrainingConfig:
 
     mechanism: Mechanism = _option(
         "blt",
-        "Noise: blt, tree, banded-toeplitz, bisr, identity (independent noise), or none (no "
+        "Noise: blt, tree, bandtoep, bisr, identity (independent noise), or none (no "
         "clipping, no noise, no privacy).",
         "privacy",
     )
@@ -122,6 +131,14 @@ class TrainingConfig:
         None, "Buffers of the BLT mechanism; chosen automatically if not given.", "privacy", 1
     )
 
+    max_epsilon: float | None = _option(
+        None,
+        "Stop before the round that would bring the ε spent above this.",
+        "run",
+    )
+    stop_at_accuracy: float | None = _option(
+        None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
+    )
     eval_every: int = _option(10, "Rounds between evaluations on held-out users.", "run", 1)
     eval_sequences: int = _option(
         4000, "Held-out sequences used in an evaluation, at most.", "run", 1
@@ -144,7 +161,7 @@ class TrainingConfig:
             if minimum is not None and value is not None and not value >= minimum:
                 raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
             object.__setattr__(self, field.name, value)
-        for name in ("client_learning_rate", "clip_norm", "server_learning_rate", "target_epsilon"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0.0:
                 raise ValueError(f"{name} must be positive, got {value!r}.")
@@ -157,12 +174,20 @@ class TrainingConfig:
     def _check_noise(self):
         given = [n for n in ("noise_multiplier", "target_epsilon") if getattr(self, n) is not None]
         if self.mechanism == "none":
+            given += ["max_epsilon"] if self.max_epsilon is not None else []
             if given:
                 raise ValueError(f"{given[0]} has no meaning with mechanism 'none': leave it out.")
         elif len(given) != 1:
             raise ValueError(
                 f"mechanism {self.mechanism!r} needs either noise_multiplier or target_epsilon, "
                 f"got {'both' if given else 'neither'}."
+            )
+        if self.max_epsilon is not None and self.noise_multiplier == 0.0:
+            raise ValueError("max_epsilon cannot be kept without noise: raise noise_multiplier.")
+        if self.max_epsilon is not None and self.deterministic_noise_seed is not None:
+            raise ValueError(
+                "max_epsilon has no meaning with deterministic_noise_seed, which makes the run not "
+                "private: leave one of them out."
             )
         if self.buffers is not None and self.mechanism != "blt":
             raise ValueError(f"buffers applies to mechanism 'blt' only, not {self.mechanism!r}.")

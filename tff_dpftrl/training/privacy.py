@@ -13,7 +13,7 @@ from typing import Any
 
 from tff_dpftrl.accounting import calibrate, guarantee, statement
 from tff_dpftrl.mechanisms import (
-    banded_toeplitz,
+    bandtoep_optimize,
     blt_optimize,
     identity,
     inverse_banded,
@@ -21,7 +21,7 @@ from tff_dpftrl.mechanisms import (
     tree,
 )
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import cohorts, observed
+from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.training import config as config_lib
 
@@ -52,16 +52,21 @@ class PrivacyPlan:
 
     @property
     def has_noise(self) -> bool:
-        """Whether anything is promised, but for the seed."""
+        """Whether the aggregator adds any noise."""
         return self.strategy is not None and self.noise_multiplier > 0.0
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Whether anything is promised: noise that nobody else can draw again."""
+        return self.has_noise and self.deterministic_seed is None
 
     @functools.cached_property
     def _epsilons(self) -> dict[int, float]:
         return {}
 
     def epsilon_after(self, rounds_done: int) -> float | None:
-        """ε at δ of the models of the first `rounds_done` rounds; None without noise."""
-        if not self.has_noise:
+        """ε at δ of the models of the first `rounds_done` rounds; None without guarantee."""
+        if not self.has_guarantee:
             return None
         if rounds_done not in self._epsilons:
             self._epsilons[rounds_done] = guarantee.epsilon_so_far(
@@ -73,12 +78,31 @@ class PrivacyPlan:
             )
         return self._epsilons[rounds_done]
 
+    def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
+        """A last check of the ledger, on what it observed, before a round begins."""
+        if max_epsilon is None:
+            return None
+
+        def guard(seen: observed.ObservedParticipation) -> str | None:
+            epsilon = self._claim(seen).epsilon
+            if epsilon <= max_epsilon:
+                return None
+            return f"epsilon would be {epsilon:.6g}, above max_epsilon={max_epsilon:g}."
+
+        return guard
+
+    def _claim(self, seen: observed.ObservedParticipation) -> guarantee.Guarantee:
+        return guarantee.dp_ftrl_guarantee(
+            identity.Identity() if self.strategy is None else self.strategy,
+            noise_multiplier=self.noise_multiplier,
+            schema=seen.as_schema(),
+            delta=self.delta,
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """What was derived from the config, as JSON-compatible values."""
         return {
-            "strategy": None
-            if self.strategy is None
-            else serialization.strategy_to_dict(self.strategy),
+            "strategy": None if self.strategy is None else self.strategy.to_dict(),
             "schema": dataclasses.asdict(self.schema),
             "noise_multiplier": self.noise_multiplier,
         }
@@ -121,14 +145,8 @@ class PrivacyPlan:
         Returns:
           A statement; one that says "no guarantee" where there is none.
         """
-        claim = guarantee.dp_ftrl_guarantee(
-            identity.Identity() if self.strategy is None else self.strategy,
-            noise_multiplier=self.noise_multiplier,
-            schema=seen.as_schema(),
-            delta=self.delta,
-        )
         return statement.dp_ftrl_statement(
-            dataclasses.replace(claim, mechanism=config.mechanism),
+            dataclasses.replace(self._claim(seen), mechanism=config.mechanism),
             unit_of_privacy="user",
             parameters={
                 "clip_norm": self.clip_norm,
@@ -209,9 +227,9 @@ def _strategy(
             return tree.Tree(schema.num_rounds)
         case "blt":
             return blt_optimize.optimize_blt(schema, num_buffers=config.buffers).strategy
-        case "banded-toeplitz":
+        case "bandtoep":
             bands = min(_TOEPLITZ_BANDS, schema.min_sep)
-            return banded_toeplitz.optimize_banded_toeplitz(schema, bands=bands).strategy
+            return bandtoep_optimize.optimize_banded_toeplitz(schema, bands)
         case "bisr":
             bands = min(_TOEPLITZ_BANDS, schema.min_sep)
             return inverse_banded.InverseBanded.bisr(bands)

@@ -4,7 +4,7 @@ The folder of a run:
 
     config.json                 resolved options, what was derived from them, versions
     metrics.csv, curves.png, tensorboard/
-    model.npz                   trainable weights, fit to publish
+    model.npz, best_model.npz   trainable weights, of the last round and of the best evaluation
     privacy_statement.json, .md
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
@@ -32,6 +32,7 @@ from tff_dpftrl.training import checkpoint, manifest, process, results, task, wo
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import privacy as privacy_lib
 
+_ACCURACY = "eval_top1_in_vocab"
 _COLUMNS = (
     "round",
     "loss",
@@ -91,6 +92,11 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
         manifest.check_is_free(output)
         language_task = task.build_language_task(config)
         plan = privacy_lib.plan_privacy(config, len(language_task.train.user_ids))
+    if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
+        raise ValueError(
+            f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
+            f"{plan.epsilon_after(1):.4g}: raise it or noise_multiplier."
+        )
     sampler = cohorts.MinSepSampler(
         num_clients=len(language_task.train.user_ids),
         clients_per_round=config.clients_per_round,
@@ -110,7 +116,8 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
         fingerprint = checkpoints.save(0, state, {})
         ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
         manifest.write(output, config, plan, language_task)
-    with ledger.Ledger.open(ledger_path, plan.schema) as book:
+    guard = plan.budget_guard(config.max_epsilon)
+    with ledger.Ledger.open(ledger_path, plan.schema, budget_guard=guard) as book:
         run = _Run(config, output, language_task, plan, sampler, learning_process, book)
         run.restore(checkpoints, template=state)
         run.run_rounds()
@@ -148,7 +155,7 @@ class _Run:
         self._log = results.MetricsLog(self._output, _COLUMNS, self._rounds_done)
         if row:
             # The crash may have come between the commit and the row.
-            self._log.append(row)
+            self._report(row)
 
     def run_rounds(self) -> None:
         """Runs the rounds that are left, with a progress bar."""
@@ -160,13 +167,30 @@ class _Run:
             mininterval=interval,
             dynamic_ncols=True,
         ) as bar:
-            while self._rounds_done < self._config.num_rounds:
+            while not self._is_over():
                 row = self._run_round(self._rounds_done)
                 shown = {"loss": f"{row['loss']:.3f}", "top-1": f"{row['top1']:.1%}"}
                 if row["epsilon"] is not None:
                     shown["ε"] = f"{row['epsilon']:.3g}"
                 bar.set_postfix(shown, refresh=False)
                 bar.update()
+
+    def _is_over(self) -> bool:
+        config, done = self._config, self._rounds_done
+        if done == config.num_rounds:
+            return True
+        if config.max_epsilon is not None and (
+            self._plan.epsilon_after(done + 1) > config.max_epsilon
+        ):
+            return True
+        best = self._best_accuracy()
+        return best is not None and (
+            config.stop_at_accuracy is not None and best >= config.stop_at_accuracy
+        )
+
+    def _best_accuracy(self) -> float | None:
+        found = [row[_ACCURACY] for row in self._log.rows if row[_ACCURACY] is not None]
+        return max(found, default=None)
 
     def _run_round(self, round_index: int) -> dict[str, Any]:
         start = time.monotonic()
@@ -192,18 +216,24 @@ class _Run:
         if (round_index + 1) % self._config.eval_every == 0 or (
             round_index + 1 == self._config.num_rounds
         ):
-            weights = self._process.get_model_weights(self._state)
-            row |= {
-                f"eval_{name}": value
-                for name, value in self._task.evaluate(weights.trainable).items()
-                if name in task.EVALUATION_METRICS
-            }
+            row |= self._evaluate()
         row["seconds"] = time.monotonic() - start
         self._fingerprint = self._checkpoints.save(round_index + 1, self._state, row)
         self._ledger.commit_round(round_index, members, self._fingerprint)
         self._rounds_done = round_index + 1
-        self._log.append(row)
+        self._report(row)
         return row
+
+    def _evaluate(self) -> dict[str, float]:
+        weights = self._process.get_model_weights(self._state).trainable
+        measured = self._task.evaluate(weights)
+        return {f"eval_{name}": measured[name] for name in task.EVALUATION_METRICS}
+
+    def _report(self, row: Mapping[str, Any]) -> None:
+        """Publishes what has been committed: the row and, if it is the best, the model."""
+        self._log.append(row)
+        if row.get(_ACCURACY) is not None and row[_ACCURACY] == self._best_accuracy():
+            self._write_model("best_model.npz")
 
     def _check_finite(self, state: Any, round_index: int) -> None:
         """Stops before a model that has diverged is committed."""
@@ -222,6 +252,9 @@ class _Run:
 
     def finish(self) -> TrainingResults:
         """Writes model, curves and statement."""
+        last = self._log.rows[-1]
+        if last[_ACCURACY] is None:
+            self._report(last | self._evaluate())
         self._log.close()
         statement = self._plan.statement(
             self._ledger.observed(),
@@ -232,7 +265,7 @@ class _Run:
         write = functools.partial(_write_text, self._output)
         write("privacy_statement.json", statement.to_json() + "\n")
         write("privacy_statement.md", statement.to_markdown())
-        self._write_model()
+        self._write_model("model.npz")
         baselines = self._task.baselines()
         results.plot_curves(
             self._output / "curves.png",
@@ -244,11 +277,11 @@ class _Run:
             self._log.rows, baselines, statement, self._summary(statement, baselines)
         )
 
-    def _write_model(self) -> None:
+    def _write_model(self, name: str) -> None:
         weights = self._process.get_model_weights(self._state)
         content = io.BytesIO()
         np.savez(content, **{f"weight_{i}": np.asarray(w) for i, w in enumerate(weights.trainable)})
-        checkpoint.write_atomically(self._output / "model.npz", content.getvalue())
+        checkpoint.write_atomically(self._output / name, content.getvalue())
 
     def _title(self, statement: statement_lib.PrivacyStatement) -> str:
         promised = (
@@ -264,7 +297,7 @@ class _Run:
         last = self._log.rows[-1]
         lines = [
             f"After {last['round']} rounds: top-1 accuracy on held-out users "
-            f"{last['eval_top1_in_vocab']:.2%} ("
+            f"{last[_ACCURACY]:.2%} ("
             + ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
             + ")."
         ]
