@@ -33,10 +33,10 @@ class BufferedKernel(kernel.Kernel):
         decay = np.asarray(recipe.buf_decay, np.float64)
         scale = np.asarray(recipe.output_scale, np.float64)
         self.num_buffers = len(decay)
-        # S' = diag(θ) S + 1 ẑ with ẑ = z - ωᵀS, so S' = (diag(θ) - 1 ωᵀ) S + 1 z:
-        # two small matrix products, one pass over the buffers each.
-        self._scale = scale[np.newaxis].astype(np.float32)
-        self._transition = (np.diag(decay) - scale[np.newaxis]).astype(np.float32)
+        # With ẑ = z - ωᵀS and S' = diag(θ) S + 1 ẑ, the rows of (ẑ, S') are one matrix times S,
+        # plus z in every row: a single pass over the buffers.
+        next_buffers = np.diag(decay) - scale[np.newaxis]
+        self._transition = np.concatenate([-scale[np.newaxis], next_buffers]).astype(np.float32)
 
     def step(self, buffer, t, draw):
         """See base class."""
@@ -44,8 +44,8 @@ class BufferedKernel(kernel.Kernel):
         if buffer is None:
             return z, None
         keep = tf.cast(t > 0, tf.float32)
-        noise = z - tf.matmul(keep * self._scale, buffer)[0]
-        return noise, tf.matmul(keep * self._transition, buffer) + z
+        rows = tf.matmul(keep * self._transition, buffer) + z
+        return rows[0], rows[1:]
 
 
 class BandedKernel(kernel.Kernel):

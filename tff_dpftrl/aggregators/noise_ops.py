@@ -138,19 +138,23 @@ class NoiseStream:
         Raises:
           tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
         """
-        block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
-        t = kernel.within_horizon(t, self._kernel.max_rounds)
-        block_seed = seeds.derive(seed, block)
-        noise, new_buffers = [], []
-        for position, (shape, size) in enumerate(zip(self._shapes, self._sizes, strict=True)):
-            tensor_seed = seeds.derive(block_seed, position)
-
-            def draw(index, tensor_seed=tensor_seed, size=size):
-                return seeds.normal(seeds.derive(tensor_seed, index), size)
-
-            buffer = buffers[position] if buffers else None
-            values, buffer = self._kernel.step(buffer, t, draw)
-            noise.append(tf.reshape(values, shape))
-            if buffer is not None:
-                new_buffers.append(buffer)
+        # Always on the CPU: a GPU would round the matrix products of some kernels to
+        # TensorFloat-32, and a run that goes on on another machine has to repeat its noise.
+        with tf.device("CPU:0"):
+            block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
+            t = kernel.within_horizon(t, self._kernel.max_rounds)
+            block_seed = seeds.derive(seed, block)
+            noise, new_buffers = [], []
+            for position, (shape, size) in enumerate(zip(self._shapes, self._sizes, strict=True)):
+                draw = _draws(seeds.derive(block_seed, position), size)
+                buffer = buffers[position] if buffers else None
+                values, buffer = self._kernel.step(buffer, t, draw)
+                noise.append(tf.reshape(values, shape))
+                if buffer is not None:
+                    new_buffers.append(buffer)
         return noise, tuple(new_buffers)
+
+
+def _draws(seed: tf.Tensor, size: int) -> kernel.Draw:
+    """Draw i is made from sub-seed i of `seed`."""
+    return lambda index: seeds.normal(seeds.derive(seed, index), size)
