@@ -217,7 +217,7 @@ def test_non_finite_clients_count_as_zero(bad, position):
     np.testing.assert_array_equal(_round_trip(x[None], encoding), np.zeros(10))
 
 
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
 @hypothesis.given(
     st.lists(st.floats(width=32), min_size=1, max_size=20),
     st.sampled_from([6, 12, 20]),

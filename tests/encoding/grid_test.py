@@ -17,6 +17,7 @@ from tff_dpftrl.encoding import grid
 _DIMS = st.one_of(st.integers(1, 300), st.integers(300, 2**24))
 _CLIENTS = st.integers(1, 10_000)
 _ALPHAS = st.floats(1e-6, 0.999)
+_SETTINGS = hypothesis.settings(deadline=None, derandomize=True)
 
 
 def _all_roundings(x):
@@ -127,6 +128,7 @@ def test_no_coordinate_bound_for_the_smallest_dimensions():
         assert grid.GridEncoding(dim, 1, 10.0).linf_clip_probability == 0
 
 
+@_SETTINGS
 @hypothesis.given(_DIMS, _CLIENTS, st.integers(1, 31), _ALPHAS)
 def test_for_bits_uses_the_bits(dim, clients, bits, alpha):
     hypothesis.assume(2 * clients + 1 <= 2**bits)
@@ -142,6 +144,7 @@ def test_for_bits_uses_the_bits(dim, clients, bits, alpha):
         assert factor == pytest.approx(grid.coordinate_factor(encoding.padded_dim), rel=1e-12)
 
 
+@_SETTINGS
 @hypothesis.given(_DIMS, _CLIENTS, st.floats(1.001, 100.0), _ALPHAS)
 def test_for_inflation_is_the_coarsest(dim, clients, inflation, alpha):
     try:
@@ -153,6 +156,7 @@ def test_for_inflation_is_the_coarsest(dim, clients, inflation, alpha):
     assert coarser.inflation > inflation * (1 - 1e-12)
 
 
+@_SETTINGS
 @hypothesis.given(_DIMS, _CLIENTS, st.floats(0.01, 1e5), _ALPHAS)
 def test_invariants(dim, clients, norm, alpha):
     try:

@@ -29,6 +29,7 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
     end, so that after one turn through all factors the order is the first again
     and nothing is ever transposed on its own. Factors of up to 32 rows are the
     fastest on CPUs: smaller ones read memory more often, larger ones multiply more.
+    On a GPU that multiplies in TensorFloat-32, entries are first rounded to 11 bits.
 
     Args:
       x: float32 tensor of static shape [d], d a power of two.
