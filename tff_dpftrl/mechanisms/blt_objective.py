@@ -18,7 +18,7 @@ from tff_dpftrl.participation import schema as schema_lib
 def log_loss(
     chain: np.ndarray, schema: schema_lib.MinSep, minimize_rms: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """log of MaxLoss or RmsLoss, and its gradient by the chain.
+    """Log of MaxLoss or RmsLoss, and its gradient by the chain.
 
     Args:
       chain: y, shape [s, 2 d], increasing along the last axis, negative.

@@ -1,0 +1,178 @@
+"""Tests of BLTs: streaming against dense, inverse, sensitivity against every pattern."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tff_dpftrl.mechanisms import blt, noise_recipe, toeplitz
+from tff_dpftrl.participation import schema as schema_lib
+
+# Published production parameters (McMahan, Xu & Zhang 2024, appendix A; min-sep 400, n = 2000).
+_PRODUCTION = blt.Blt(
+    [0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778],
+    [0.0070314825502323835, 0.10613806907600574, 0.1898159060327625, 0.1966594748073734],
+)
+
+_pairs = st.lists(st.floats(0.05, 2.0), min_size=2, max_size=12).map(
+    lambda gaps: np.exp(-np.cumsum(gaps[: len(gaps) // 2 * 2]))[::-1]
+)
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(chain=_pairs)
+def test_pair_gives_a_decreasing_blt_and_its_inverse(chain):
+    poles, zeros = chain[0::2], chain[1::2]
+    strategy = blt.Blt.from_complements(poles, zeros)
+    assert sum(strategy.output_scale) < strategy.buf_decay[0]
+    n = 60
+    column = strategy.coefficients(n)
+    assert toeplitz.is_non_increasing(column) and column[-1] > 0
+    decay, scale = strategy.inverse()
+    np.testing.assert_allclose(decay, 1 - zeros, rtol=1e-10)
+    assert np.all(scale < 0)
+    dense = toeplitz.matrix(column, n)
+    np.testing.assert_allclose(strategy.noise_matrix(n) @ dense, np.eye(n), atol=1e-12)
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(
+    decay=st.lists(st.floats(1e-3, 0.9999), min_size=1, max_size=6, unique=True),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_positive_scales_have_an_inverse(decay, seed):
+    scale = np.random.default_rng(seed).uniform(1e-6, 0.9 / len(decay), len(decay))
+    strategy = blt.Blt(decay, scale)
+    n = 40
+    inverse = toeplitz.inverse_coefficients(strategy.coefficients(n), n)
+    np.testing.assert_allclose(strategy.inverse_coefficients(n), inverse, rtol=1e-7, atol=1e-13)
+    np.testing.assert_allclose(
+        strategy.prefix_noise_variance(n), toeplitz.prefix_noise_variance(inverse), rtol=1e-9
+    )
+
+
+def test_streaming_equals_dense_algebra():
+    n = 200
+    dense = _PRODUCTION.strategy_matrix(n)
+    np.testing.assert_allclose(_PRODUCTION.multiply(np.eye(n)), dense, atol=1e-14)
+    np.testing.assert_allclose(
+        _PRODUCTION.multiply_inverse(np.eye(n)), np.linalg.inv(dense), atol=1e-13
+    )
+    x = np.random.default_rng(1).normal(size=(n, 3, 2))
+    back = _PRODUCTION.multiply_inverse(_PRODUCTION.multiply(x))
+    np.testing.assert_allclose(back, x, atol=1e-12)
+
+
+def test_coefficients_are_equation_2():
+    column = _PRODUCTION.coefficients(50)
+    theta, omega = np.array(_PRODUCTION.buf_decay), np.array(_PRODUCTION.output_scale)
+    assert column[0] == 1
+    for t in range(1, 50):
+        assert column[t] == pytest.approx(float(np.sum(omega * theta ** (t - 1))), rel=1e-14)
+    assert _PRODUCTION.coefficients(1).tolist() == [1.0]
+
+
+def test_variances_match_dense_matrices():
+    n = 120
+    noise = np.linalg.inv(_PRODUCTION.strategy_matrix(n))
+    np.testing.assert_allclose(
+        _PRODUCTION.round_noise_variance(n), np.sum(noise**2, axis=1), rtol=1e-12
+    )
+    prefix = np.sum(np.cumsum(noise, axis=0) ** 2, axis=1)
+    np.testing.assert_allclose(_PRODUCTION.prefix_noise_variance(n), prefix, rtol=1e-12)
+    assert _PRODUCTION.max_error(n) == pytest.approx(math.sqrt(prefix.max()), rel=1e-12)
+    assert _PRODUCTION.rms_error(n) == pytest.approx(math.sqrt(prefix.mean()), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        _PRODUCTION,
+        blt.Blt([0.9], [0.8]),
+        blt.Blt([0.5, 0.1], [0.6, 0.4]),  # c_1 = 1 = c_0
+        blt.Blt([0.9, 0.3], [0.7, 0.9]),  # c_1 > c_0: only a bound
+        blt.Blt([0.99], [30.0]),
+    ],
+)
+def test_sensitivity_against_every_pattern(strategy):
+    for n, b, k in itertools.product([1, 2, 6, 12], [1, 2, 3, 5, 12], [1, 2, 3, 12]):
+        schema = schema_lib.MinSep(n, b, k)
+        dense = strategy.strategy_matrix(n)
+        oracle = max(np.sum(dense[:, list(p)].sum(axis=1) ** 2) for p in schema.patterns())
+        found = strategy.sensitivity(schema)
+        assert found.squared >= oracle * (1 - 1e-13)
+        if found.exact:
+            assert found.squared == pytest.approx(oracle, rel=1e-12)
+        else:
+            assert sum(strategy.output_scale) > 1 and "bound" in found.method
+
+
+@pytest.mark.parametrize(
+    "n,gap,k,z,rho",
+    [
+        # McMahan, Xu & Zhang 2024, Table 4, rows es-ES and id-ID; MinS there is a gap.
+        (1280, 300, 4, 7.379, 0.15337),
+        (2350, 447, 5, 7.379, 0.19489),
+    ],
+)
+def test_published_privacy_of_the_production_parameters(n, gap, k, z, rho):
+    schema = schema_lib.MinSep.from_gap(n, gap, k)
+    found = _PRODUCTION.sensitivity(schema)
+    assert found.exact
+    assert found.squared / (2 * z**2) == pytest.approx(rho, abs=5e-6)
+
+
+def test_production_loss_is_close_to_the_optimum():
+    """9.4313 against 9.4306, the optimum for (2000, 400, 5): see blt_optimize_test."""
+    schema = schema_lib.MinSep(2000, 400, 5)
+    assert _PRODUCTION.max_loss(schema) == pytest.approx(9.4313, abs=1e-4)
+
+
+def test_recipe_memory_and_round_trip():
+    strategy = blt.Blt([0.5, 0.9], [0.1, 0.2])
+    assert strategy.buf_decay == (0.9, 0.5)
+    assert strategy.output_scale == (0.2, 0.1)
+    assert strategy.noise_recipe() == noise_recipe.BufferedNoise((0.9, 0.5), (0.2, 0.1))
+    assert strategy.memory_copies(10**6) == 2
+    assert strategy.max_rounds is None
+    assert blt.Blt.from_dict(strategy.to_dict()) == strategy
+
+
+@pytest.mark.parametrize(
+    "decay,scale,message",
+    [
+        ([], [], "at least one"),
+        ([0.9], [0.1, 0.2], "one entry a buffer"),
+        ([1.0], [0.1], "between 0 and 1"),
+        ([0.0], [0.1], "between 0 and 1"),
+        ([math.nan], [0.1], "between 0 and 1"),
+        ([0.9], [-0.1], "positive"),
+        ([0.9], [0.0], "Drop a buffer"),
+        ([0.9], [math.inf], "finite"),
+        ([0.9, 0.9], [0.1, 0.1], "merge"),
+        ("ab", [0.1, 0.2], "numbers"),
+    ],
+)
+def test_bad_parameters_are_refused(decay, scale, message):
+    with pytest.raises(ValueError, match=message):
+        blt.Blt(decay, scale)
+
+
+def test_pairs_must_interlace():
+    strategy = blt.Blt.from_pair([0.5, 0.99], [0.2, 0.9])
+    np.testing.assert_allclose(strategy.inverse()[0], [0.9, 0.2], rtol=1e-12)
+    for theta, theta_hat in [([0.9], [0.95]), ([0.9], []), ([0.9, 0.8], [0.7, 0.6]), ([0.9], [0])]:
+        with pytest.raises(ValueError, match="interlace"):
+            blt.Blt.from_pair(theta, theta_hat)
+    with pytest.raises(ValueError, match="output_scale"):
+        blt.Blt.from_dict({"mechanism": "blt", "buf_decay": [0.5]})
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

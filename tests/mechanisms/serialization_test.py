@@ -1,0 +1,100 @@
+"""Tests of strategy files: exact round trips, versions, atomic writes, clear errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.mechanisms import banded, blt, certificate, identity, serialization, tree
+from tff_dpftrl.participation import schema as schema_lib
+
+_SCHEMA = schema_lib.MinSep(8, 3, 2)
+_STRATEGIES = {
+    "identity": identity.Identity(),
+    "blt": blt.Blt([1 - 1e-15, 1 / 3], [1e-9, 0.1]),
+    "tree": tree.Tree(8, variance_reduction=False),
+    "full tree": tree.FullTree(),
+    "banded": banded.Banded(np.tril(np.ones((8, 3))) + np.tri(8, 3) / 3),
+}
+
+
+@pytest.mark.parametrize("name", _STRATEGIES)
+def test_round_trip_is_exact(name, tmp_path):
+    strategy = _STRATEGIES[name]
+    claim = certificate.certify(strategy, _SCHEMA)
+    path = tmp_path / "strategy.json"
+    serialization.save(path, strategy, claim)
+    back = serialization.load(path)
+    assert type(back) is type(strategy)
+    assert back.to_dict() == strategy.to_dict()
+    np.testing.assert_array_equal(back.strategy_matrix(8), strategy.strategy_matrix(8))
+    if name != "full tree":  # which is for evaluation only and has no recipe
+        assert back.noise_recipe() == strategy.noise_recipe()
+    assert serialization.load_certificate(path) == claim
+    claim.verify(back)
+
+
+def test_a_certificate_is_optional():
+    text = serialization.strategy_to_json(identity.Identity())
+    assert serialization.certificate_from_json(text) is None
+    assert isinstance(serialization.strategy_from_json(text), identity.Identity)
+    assert json.loads(text)["version"] == serialization.VERSION
+
+
+def _document(**changes):
+    document = json.loads(serialization.strategy_to_json(_STRATEGIES["blt"]))
+    document.update(changes)
+    return json.dumps({key: value for key, value in document.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("{", "JSON"),
+        ("[1]", "not a strategy"),
+        (_document(format="something"), "not a strategy"),
+        (_document(version=2), "version 2"),
+        (_document(version="1"), "version '1'"),
+        (_document(strategy=None), 'no "strategy"'),
+        (_document(strategy={"mechanism": "magic"}), "Unknown mechanism 'magic'"),
+        (_document(strategy=[1]), "Unknown mechanism None"),
+        (
+            _document(strategy={"mechanism": "blt", "buf_decay": [2], "output_scale": [1]}),
+            "between",
+        ),
+    ],
+)
+def test_bad_text_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        serialization.strategy_from_json(text)
+
+
+def test_bad_certificate_is_refused():
+    with pytest.raises(ValueError, match="certificate"):
+        serialization.certificate_from_json(_document(certificate={"luck": 7}))
+
+
+def test_failed_writes_leave_the_old_file(tmp_path):
+    path = tmp_path / "strategy.json"
+    serialization.save(path, identity.Identity())
+    before = path.read_text()
+
+    class Broken(identity.Identity):
+        def to_dict(self):
+            return {"mechanism": "identity", "value": float("nan")}
+
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        serialization.save(path, Broken())
+    assert path.read_text() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["strategy.json"]
+    with pytest.raises(ValueError, match="Cannot write"):
+        serialization.save(tmp_path / "missing" / "strategy.json", identity.Identity())
+    with pytest.raises(ValueError, match="Cannot read"):
+        serialization.load(tmp_path / "missing.json")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,102 @@
+"""What a strategy achieves under one participation schema, as numbers to keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """Sensitivity, errors and losses; all for clip norm and noise multiplier 1.
+
+    Attributes:
+      num_rounds: Rounds of the schema.
+      min_sep: Separation of the schema, a stride.
+      max_participations: Participations of the schema.
+      sensitivity: L2 sensitivity S.
+      sensitivity_exact: False if `sensitivity` is an upper bound.
+      sensitivity_method: How it was found.
+      max_error: MaxError(B).
+      rms_error: RmsError(B).
+      max_loss: sensitivity · max_error.
+      rms_loss: sensitivity · rms_error.
+    """
+
+    num_rounds: int
+    min_sep: int
+    max_participations: int
+    sensitivity: float
+    sensitivity_exact: bool
+    sensitivity_method: str
+    max_error: float
+    rms_error: float
+    max_loss: float
+    rms_loss: float
+
+    @property
+    def schema(self) -> schema_lib.MinSep:
+        """The participation schema."""
+        return schema_lib.MinSep(self.num_rounds, self.min_sep, self.max_participations)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The attributes, as JSON-compatible values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Certificate:
+        """Inverse of `to_dict`.
+
+        Raises:
+          ValueError: If an attribute is missing or unknown.
+        """
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"This is not a certificate: {error}.") from None
+
+    def verify(self, strategy: strategy_lib.Strategy, tolerance: float = 1e-9) -> None:
+        """Computes everything anew for `strategy` and compares.
+
+        Args:
+          strategy: What the certificate is for.
+          tolerance: Largest relative difference allowed.
+
+        Raises:
+          ValueError: If a number differs.
+        """
+        fresh = certify(strategy, self.schema)
+        for field in dataclasses.fields(self):
+            claimed, computed = getattr(self, field.name), getattr(fresh, field.name)
+            if isinstance(claimed, float):
+                same = math.isclose(claimed, computed, rel_tol=tolerance)
+            else:
+                same = claimed == computed
+            if not same:
+                raise ValueError(
+                    f"The certificate claims {field.name} = {claimed!r}, but it is {computed!r}; "
+                    "do not use this file, optimise the strategy anew."
+                )
+
+
+def certify(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) -> Certificate:
+    """Computes sensitivity, errors and losses of `strategy` under `schema`."""
+    sensitivity = strategy.sensitivity(schema)
+    max_error = strategy.max_error(schema.num_rounds)
+    rms_error = strategy.rms_error(schema.num_rounds)
+    return Certificate(
+        num_rounds=schema.num_rounds,
+        min_sep=schema.min_sep,
+        max_participations=schema.max_participations,
+        sensitivity=sensitivity.value,
+        sensitivity_exact=sensitivity.exact,
+        sensitivity_method=sensitivity.method,
+        max_error=max_error,
+        rms_error=rms_error,
+        max_loss=sensitivity.value * max_error,
+        rms_loss=sensitivity.value * rms_error,
+    )

@@ -1,0 +1,173 @@
+"""Strategies as JSON files, with a format name and a version.
+
+A file holds the parameters of a strategy and, where it was optimised for one
+schema, the certificate of what it achieves there:
+
+    {"format": "tff_dpftrl.strategy", "version": 1,
+     "strategy": {"mechanism": "blt", "buf_decay": [...], "output_scale": [...]},
+     "certificate": {"num_rounds": 2000, ...}}
+
+Floats are written with all their digits: what is read equals what was written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import tempfile
+
+from tff_dpftrl.mechanisms import (
+    banded,
+    blt,
+    identity,
+    tree,
+)
+from tff_dpftrl.mechanisms import certificate as certificate_lib
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+
+FORMAT = "tff_dpftrl.strategy"
+VERSION = 1
+
+_CLASSES = {
+    known.mechanism: known
+    for known in (
+        identity.Identity,
+        blt.Blt,
+        tree.Tree,
+        tree.FullTree,
+        banded.Banded,
+    )
+}
+
+
+def strategy_to_json(
+    strategy: strategy_lib.Strategy, certificate: certificate_lib.Certificate | None = None
+) -> str:
+    """One strategy as JSON text, ending in a newline.
+
+    Args:
+      strategy: Any strategy of this package.
+      certificate: What it achieves, to be kept beside it; left out if None.
+
+    Returns:
+      The text that `strategy_from_json` and `certificate_from_json` read.
+
+    Raises:
+      ValueError: If a parameter is not finite.
+    """
+    document = {"format": FORMAT, "version": VERSION, "strategy": strategy.to_dict()}
+    if certificate is not None:
+        document["certificate"] = certificate.to_dict()
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def strategy_from_json(text: str) -> strategy_lib.Strategy:
+    """Reads what `strategy_to_json` wrote.
+
+    Raises:
+      ValueError: If the text is no strategy, of a later version, of an unknown
+        mechanism, or if its parameters are invalid.
+    """
+    return strategy_from_dict(_document(text)["strategy"])
+
+
+def certificate_from_json(text: str) -> certificate_lib.Certificate | None:
+    """The certificate kept beside a strategy; None if there is none.
+
+    Raises:
+      ValueError: If the text is no strategy, or of a later version.
+    """
+    values = _document(text).get("certificate")
+    return None if values is None else certificate_lib.Certificate.from_dict(values)
+
+
+def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
+    """Inverse of `Strategy.to_dict`, for any strategy of this package.
+
+    Raises:
+      ValueError: If the mechanism is unknown or its parameters are invalid.
+    """
+    mechanism = values.get("mechanism") if isinstance(values, dict) else None
+    if mechanism not in _CLASSES:
+        raise ValueError(
+            f"Unknown mechanism {mechanism!r}; this version of the package knows "
+            f"{', '.join(sorted(_CLASSES))}."
+        )
+    return _CLASSES[mechanism].from_dict(values)
+
+
+def save(
+    path: str | os.PathLike,
+    strategy: strategy_lib.Strategy,
+    certificate: certificate_lib.Certificate | None = None,
+) -> None:
+    """Writes a strategy to a file, all of it or nothing.
+
+    Args:
+      path: Where to; an existing file is replaced, in one step.
+      strategy: Any strategy of this package.
+      certificate: What it achieves, to be kept beside it.
+
+    Raises:
+      ValueError: If the file can't be written.
+    """
+    path = pathlib.Path(path)
+    text = strategy_to_json(strategy, certificate)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
+        ) as file:
+            temporary = pathlib.Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(f"Cannot write the strategy to {path}: {error.strerror}.") from error
+
+
+def load(path: str | os.PathLike) -> strategy_lib.Strategy:
+    """Reads a strategy from a file.
+
+    Raises:
+      ValueError: If the file can't be read, or as in `strategy_from_json`.
+    """
+    return strategy_from_json(_read(path))
+
+
+def load_certificate(path: str | os.PathLike) -> certificate_lib.Certificate | None:
+    """Reads the certificate kept in a strategy's file; None if there is none.
+
+    Raises:
+      ValueError: If the file can't be read, or as in `certificate_from_json`.
+    """
+    return certificate_from_json(_read(path))
+
+
+def _read(path: str | os.PathLike) -> str:
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"Cannot read a strategy from {os.fspath(path)}: {error}.") from error
+
+
+def _document(text: str) -> dict:
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"A strategy must be JSON text: {error}.") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ValueError(f'This JSON is not a strategy: it has no "format": "{FORMAT}".')
+    version = document.get("version")
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise ValueError(
+            f"This strategy has format version {version!r}, and this package reads versions up to "
+            f"{VERSION}; install a newer tff_dpftrl or write the file anew."
+        )
+    if "strategy" not in document:
+        raise ValueError('This file has no "strategy"; write it anew with tff-dpftrl optimize.')
+    return document
