@@ -26,6 +26,9 @@ MAX_COORDINATE = 2**22
 MAX_MODULUS = 2**31 - 1
 """Largest modulus of an int32 secure sum."""
 
+FLOAT32_ALLOWANCE = 2e-6
+"""Relative growth of a norm that decoding in float32 may cause; it is charged too."""
+
 DEFAULT_REJECTION_BOUND = math.exp(-0.5)
 """The bound α used in the production training of Xu et al. 2023."""
 
@@ -189,8 +192,9 @@ class GridEncoding:
 
     @property
     def inflation(self) -> float:
-        """C_inflated / C ≥ 1: the noise and the accounting are charged with it."""
-        return max(1.0, math.sqrt(self._inflated_norm_squared) / self.scaled_clip_norm)
+        """C_inflated / C > 1, with `FLOAT32_ALLOWANCE`: the noise is charged with it."""
+        ratio = math.sqrt(self._inflated_norm_squared) / self.scaled_clip_norm
+        return max(1.0, ratio) * (1 + FLOAT32_ALLOWANCE)
 
     @property
     def linf_clip_probability(self) -> float:
@@ -336,7 +340,7 @@ def for_inflation(
     Args:
       dim: Number of model parameters.
       max_clients: Largest number of clients in one sum.
-      inflation: Largest allowed C_inflated / C, above 1 (1.01 costs 1 % of noise).
+      inflation: Largest allowed C_inflated / C, above 1: 1.01 costs 1 % more noise.
       rejection_bound: α of the conditional rounding.
       linf_stddevs: See `GridEncoding`.
 
@@ -346,23 +350,29 @@ def for_inflation(
     Raises:
       ValueError: If an argument is out of range or needs too large a modulus.
     """
-    if not 1 < inflation < math.inf:
-        raise ValueError(f"inflation must be above 1 and finite, got {inflation!r}; try 1.01.")
+    ratio = inflation / (1 + FLOAT32_ALLOWANCE)
+    if not 1 < ratio < math.inf:
+        raise ValueError(
+            f"inflation must be above {1 + FLOAT32_ALLOWANCE} and finite, got {inflation!r}; "
+            "try 1.01."
+        )
     size = padded_dim(_positive_int("dim", dim))
 
     def encoding(norm: float) -> GridEncoding:
         return GridEncoding(dim, max_clients, norm, rejection_bound, linf_stddevs)
 
     encoding(1.0)  # Checks the other arguments.
-    # Inflation² − 1 = slack/K + (d/4 + slack √d/2)/K² is a quadratic in 1/K.
+    # Ratio² − 1 = slack/K + (d/4 + slack √d/2)/K² is a quadratic in 1/K.
     slack = math.sqrt(2 * math.log(1 / rejection_bound))
     constant = size / 4 + slack * math.sqrt(size) / 2
-    excess = (inflation - 1) * (inflation + 1)
+    excess = (ratio - 1) * (ratio + 1)
     norm = (slack + math.sqrt(slack**2 + 4 * excess * constant)) / (2 * excess)
     # The other bound, (K + √d)/K, may allow a coarser grid.
-    norm = min(norm, math.sqrt(size) / (inflation - 1))
-    while inflated_norm_squared(norm, size, rejection_bound) > (inflation * norm) ** 2:
-        norm = math.nextafter(norm, math.inf)
+    norm = min(norm, math.sqrt(size) / (ratio - 1))
+    step = 1e-15
+    while encoding(norm).inflation > inflation:  # By rounding errors only.
+        norm *= 1 + step
+        step *= 2
     return encoding(norm)
 
 
