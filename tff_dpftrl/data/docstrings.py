@@ -72,7 +72,7 @@ def read(
       ValueError: If a package is not installed, or fewer than two modules have
         enough text.
     """
-    public = read_standard_library(cache_dir=cache_dir, progress=progress)
+    public = read_standard_library(cache_dir=cache_dir)
     roots = _package_roots()
     installed = sorted({name for root in roots for name in os.listdir(root)})
     if packages is not None:
@@ -99,14 +99,13 @@ def read(
     return user_text.require_several_users(corpus)
 
 
-def read_standard_library(
-    *, cache_dir: str | os.PathLike[str] | None = None, progress: Progress | None = None
-) -> user_text.UserText:
+def read_standard_library(*, cache_dir: str | os.PathLike[str] | None = None) -> user_text.UserText:
     """Returns the docstrings of Python's standard library by module.
+
+    The first call with a version of Python takes some two seconds.
 
     Args:
       cache_dir: As in `read`.
-      progress: As in `read`.
 
     Returns:
       Modules with at least 100 words; user ids are dotted module names, sorted.
@@ -114,7 +113,7 @@ def read_standard_library(
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
 
     def extract() -> dict[str, list[str]]:
-        return _distinct_modules(_source_files(root, None), seen=(), progress=progress)
+        return _distinct_modules(_source_files(root, None), seen=(), progress=None)
 
     return _cached("standard-library", [sys.version], cache_dir, extract)
 
