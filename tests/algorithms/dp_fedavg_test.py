@@ -17,6 +17,8 @@ _BATCH = 2
 _RATE = 0.1
 _NO_CLIP = clip_schedule.FlatClipSchedule(1e6)
 _CLIP_NORMS = (1e6, 0.3, 0.1)  # Round 0 does not clip; from round 2 on it is the last.
+_ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
+_REDUCE = tff.learning.LoopImplementation.DATASET_REDUCE
 _ESTIMATOR = estimators.FixedDenominator(0.5, 6)
 
 
@@ -114,14 +116,17 @@ def _run(process, num_rounds, clients=_CLIENTS):
     return path
 
 
-@pytest.mark.parametrize("clip_every_step", [True, False])
-def test_fed_avg_equals_the_pseudo_code(clip_every_step):
+@pytest.mark.parametrize(
+    "clip_every_step, loop_implementation", [(True, _ITERATOR), (False, _REDUCE)]
+)
+def test_fed_avg_equals_the_pseudo_code(clip_every_step, loop_implementation):
     epochs = 2
     process = _fed_avg(
         clip=clip_schedule.FlatClipSchedule(_CLIP_NORMS),
         weight_cap=4.0,
         local_epochs=epochs,
         clip_every_step=clip_every_step,
+        loop_implementation=loop_implementation,
     )
     expected = _INITIAL
     for t, found in enumerate(_run(process, 4)):
@@ -141,7 +146,11 @@ def test_clipping_every_step_differs_from_clipping_at_the_end():
 
 
 def test_fed_sgd_takes_one_batch_a_round_in_turn():
-    process = _fed_sgd(clip=clip_schedule.FlatClipSchedule(_CLIP_NORMS), weight_cap=4.0)
+    process = _fed_sgd(
+        clip=clip_schedule.FlatClipSchedule(_CLIP_NORMS),
+        weight_cap=4.0,
+        loop_implementation=_REDUCE,
+    )
     expected = _INITIAL
     for t, found in enumerate(_run(process, 5)):
         clip_norm = _CLIP_NORMS[min(t, 2)]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl.aggregators import contract
 from tff_dpftrl.algorithms import clip_schedule, estimators, sampled_gaussian
 
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(a=(np.float32, [3]), b=(np.float32, [2, 2])))
@@ -198,6 +199,39 @@ def test_a_single_tensor_is_an_update():
     process = _process(tff.to_type((np.float32, [2])))
     result = process.next(process.initialize(), [np.array([3.0, 4.0], np.float32)], [1.0]).result
     np.testing.assert_allclose(result, [1.2 / 5, 1.6 / 5], rtol=2e-5)
+
+
+class _EqualWeights(tff.aggregators.UnweightedAggregationFactory):
+    """The factory with one example a client, as the contract wants it."""
+
+    def __init__(self, factory):
+        self._factory = factory
+
+    def create(self, value_type):
+        weighted = self._factory.create(value_type, tff.to_type(np.float32))
+
+        @tff.federated_computation(
+            weighted.initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            return weighted.next(state, value, tff.federated_value(np.float32(1), tff.CLIENTS))
+
+        return tff.templates.AggregationProcess(weighted.initialize, next_fn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", contract.ALL_CHECKS, ids=lambda check: check.__name__)
+def test_equal_weights_keep_the_contract_of_our_factories(check):
+    def make(noise_multiplier, clip_norm, clients_per_round):
+        return _EqualWeights(
+            sampled_gaussian.SampledGaussianFactory(
+                clip=clip_schedule.FlatClipSchedule(clip_norm),
+                noise_multiplier=noise_multiplier,
+                estimator=estimators.FixedDenominator(1.0, clients_per_round),
+            )
+        )
+
+    check(make)
 
 
 def test_refuses_unusable_arguments():

@@ -16,6 +16,9 @@ import tensorflow_federated as tff
 from tff_dpftrl.aggregators import clip_ops
 from tff_dpftrl.algorithms import clip_schedule, local_model
 
+ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
+"""The faster way through the batches in simulation; TPUs need the other one."""
+
 _LocalUpdate: TypeAlias = Callable[
     [local_model.LocalModel, tff.learning.models.ModelWeights, tf.data.Dataset, tf.Tensor],
     tuple[list[tf.Tensor], tf.Tensor, Any],
@@ -30,6 +33,7 @@ def build_fed_avg_client_work(
     clip: clip_schedule.ClipSchedule | None,
     local_epochs: int = 1,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = ITERATOR,
 ) -> tff.learning.templates.ClientWorkProcess:
     """UserUpdateFedAvg: local training that stays near the weights it began with.
 
@@ -44,6 +48,7 @@ def build_fed_avg_client_work(
         aggregator, at the end.
       local_epochs: E, passes over the client's batches.
       metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
 
     Returns:
       The process; its state is the round.
@@ -53,6 +58,8 @@ def build_fed_avg_client_work(
     """
     if local_epochs < 1:
         raise ValueError(f"local_epochs must be at least 1, got {local_epochs!r}.")
+
+    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
 
     def local_update(model, weights, batches, round_index):
         initial = tuple(tf.nest.flatten(weights.trainable))
@@ -64,16 +71,15 @@ def build_fed_avg_client_work(
             optimizer_state, trainable = optimizer.next(optimizer_state, trainable, gradients)
             if clip is not None:
                 trainable = _clipped_weights(trainable, initial, clip, round_index)
-            return (
-                trainable,
-                optimizer_state,
-                metrics,
-                (num_examples + local_model.num_examples(batch)),
-            )
+            num_examples += local_model.num_examples(batch)
+            return trainable, optimizer_state, metrics, num_examples
 
-        trainable, _, metrics, num_examples = batches.repeat(local_epochs).reduce(
-            (initial, optimizer.initialize(specs), model.load(weights), tf.constant(0, tf.int64)),
-            train_on_batch,
+        def before_training():
+            no_examples = tf.constant(0, tf.int64)
+            return initial, optimizer.initialize(specs), model.load(weights), no_examples
+
+        trainable, _, metrics, num_examples = reduce_batches(
+            train_on_batch, batches.repeat(local_epochs), before_training
         )
         update = [w0 - w for w0, w in zip(initial, trainable, strict=True)]
         return update, num_examples // local_epochs, metrics
@@ -106,6 +112,7 @@ def build_fed_sgd_client_work(
     learning_rate: float,
     *,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = ITERATOR,
 ) -> tff.learning.templates.ClientWorkProcess:
     """UserUpdateFedSGD: the gradient of one batch, times the learning rate.
 
@@ -118,6 +125,7 @@ def build_fed_sgd_client_work(
       model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
       learning_rate: η of the client.
       metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
 
     Returns:
       The process; its state is the round.
@@ -127,6 +135,8 @@ def build_fed_sgd_client_work(
     """
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be positive, got {learning_rate!r}.")
+
+    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
 
     def local_update(model, weights, batches, round_index):
         trainable = tuple(tf.nest.flatten(weights.trainable))
@@ -139,9 +149,10 @@ def build_fed_sgd_client_work(
         def gradient_of_batch(state, batch):
             return model.gradients(trainable, state[1], batch)
 
-        gradients, metrics = chosen.reduce(
-            (tuple(tf.zeros_like(w) for w in trainable), model.load(weights)), gradient_of_batch
-        )
+        def before_training():
+            return tuple(tf.zeros_like(w) for w in trainable), model.load(weights)
+
+        gradients, metrics = reduce_batches(gradient_of_batch, chosen, before_training)
         update = [tf.cast(learning_rate, g.dtype) * g for g in gradients]
         return update, num_examples, metrics
 

@@ -28,6 +28,7 @@ def build_dp_fedavg(
     local_epochs: int = 1,
     clip_every_step: bool = True,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
     deterministic_seed: int | None = None,
     report_non_finite_clients: bool = False,
 ) -> tff.learning.templates.LearningProcess:
@@ -52,6 +53,7 @@ def build_dp_fedavg(
       clip_every_step: Whether clients clip after every local batch, as in the
         paper, or only at the end. The privacy is the same.
       metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
       deterministic_seed: Leave it None, for a seed from the operating system. A
         run with a known seed is not private; for tests.
       report_non_finite_clients: If True, the aggregator's measurements count the
@@ -77,6 +79,7 @@ def build_dp_fedavg(
         clip=clip if clip_every_step else None,
         local_epochs=local_epochs,
         metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
     )
     return _compose(model_fn, client_work, aggregator, server_optimizer)
 
@@ -91,6 +94,7 @@ def build_dp_fedsgd(
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
     weight_cap: float = 1.0,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
     deterministic_seed: int | None = None,
     report_non_finite_clients: bool = False,
 ) -> tff.learning.templates.LearningProcess:
@@ -113,6 +117,7 @@ def build_dp_fedsgd(
       weight_cap: ŵ, in examples: a client with n of them, in all its batches,
         weighs min(n / ŵ, 1).
       metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
       deterministic_seed: Leave it None, for a seed from the operating system. A
         run with a known seed is not private; for tests.
       report_non_finite_clients: If True, the aggregator's measurements count the
@@ -133,7 +138,10 @@ def build_dp_fedsgd(
         report_non_finite_clients=report_non_finite_clients,
     )
     client_work = client_work_lib.build_fed_sgd_client_work(
-        model_fn, learning_rate, metrics_aggregator=metrics_aggregator
+        model_fn,
+        learning_rate,
+        metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
     )
     return _compose(model_fn, client_work, aggregator, server_optimizer)
 
