@@ -1,0 +1,123 @@
+"""Banded lower-triangular Toeplitz strategies (BandToep, BandFHU)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tff_dpftrl.mechanisms import banded_sensitivity, noise_recipe, strategy, toeplitz
+from tff_dpftrl.participation import schema as schema_lib
+
+_MAX_GRAM_ENTRIES = 4_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedToeplitz(strategy.Strategy):
+    """C[i, j] = coefficients[i − j], zero from `bands` on; any number of rounds.
+
+    Attributes:
+      coefficients: c_0 ... c_{bands−1}, finite, c_0 > 0.
+    """
+
+    coefficients: tuple[float, ...]
+
+    mechanism: ClassVar[str] = "banded-toeplitz"
+
+    def __post_init__(self):
+        try:
+            values = tuple(float(c) for c in self.coefficients)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"coefficients must be a sequence of numbers, got {self.coefficients!r}."
+            ) from None
+        if not values or not np.all(np.isfinite(values)) or values[0] <= 0:
+            raise ValueError(
+                "coefficients must be finite, at least one, and the first one positive, got "
+                f"{values}."
+            )
+        object.__setattr__(self, "coefficients", values)
+
+    @classmethod
+    def fhu(cls, bands: int) -> BandedToeplitz:
+        """BandFHU: the first coefficients of (1 − x)^(−1/2), without optimisation.
+
+        c_t = binom(2t, t) / 4^t (Fichtenberger, Henzinger & Upadhyay 2023), the
+        square root of the prefix-sum matrix, cut off after `bands` diagonals.
+
+        Args:
+          bands: Number of diagonals.
+
+        Returns:
+          The strategy.
+
+        Raises:
+          ValueError: If `bands` is less than 1.
+        """
+        if bands < 1:
+            raise ValueError(f"bands must be at least 1, got {bands!r}.")
+        return cls(tuple(np.cumprod(np.append(1.0, 1.0 - 0.5 / np.arange(1, bands))).tolist()))
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals, the main one included."""
+        return len(self.coefficients)
+
+    def _inverse(self, num_rounds: int) -> np.ndarray:
+        return toeplitz.inverse_coefficients(np.array(self.coefficients), num_rounds)
+
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.matrix(np.array(self.coefficients), num_rounds)
+
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.matrix(self._inverse(num_rounds), num_rounds)
+
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+        """Sensitivity under `schema`.
+
+        Exact if `min_sep >= bands` or the coefficients do not increase; otherwise
+        the smaller of two upper bounds, the one from the Gram matrix being left
+        out where that would be large. See `toeplitz.sensitivity` and
+        `banded_sensitivity.from_gram`.
+        """
+        result = toeplitz.sensitivity(np.array(self.coefficients), schema)
+        bands = min(self.bands, schema.num_rounds)
+        if result.exact or bands * schema.num_rounds > _MAX_GRAM_ENTRIES:
+            return result
+        by_gram = banded_sensitivity.from_gram(self._gram_diagonals(schema.num_rounds), schema)
+        return by_gram if by_gram.exact or by_gram.squared < result.squared else result
+
+    def _gram_diagonals(self, num_rounds: int) -> np.ndarray:
+        """Diagonals of CᵀC, shape [bands, num_rounds].
+
+        Entry [d, t] is the sum of c_s c_{s+d} over s + d < min(bands, num_rounds − t).
+        """
+        c = toeplitz.pad(np.array(self.coefficients), min(self.bands, num_rounds))
+        terms = np.minimum(np.arange(num_rounds, 0, -1), len(c))
+        diagonals = np.zeros((len(c), num_rounds))
+        for distance in range(len(c)):
+            sums = np.append(0.0, np.cumsum(c[: len(c) - distance] * c[distance:]))
+            diagonals[distance] = sums[np.maximum(terms - distance, 0)]
+        return diagonals
+
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.prefix_noise_variance(self._inverse(num_rounds))
+
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.round_noise_variance(self._inverse(num_rounds))
+
+    def noise_recipe(self) -> noise_recipe.BandedNoise:  # noqa: D102
+        return noise_recipe.BandedNoise((self.coefficients,))
+
+    def memory_copies(self, num_rounds: int) -> int:  # noqa: D102
+        return min(self.bands, num_rounds) - 1
+
+    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {"mechanism": self.mechanism, "coefficients": list(self.coefficients)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> BandedToeplitz:
+        """Inverse of `to_dict`."""
+        return cls(values["coefficients"])

@@ -1,0 +1,203 @@
+"""Optimises general banded strategies (BandMF).
+
+Choquette-Choo et al. 2023; "BandMF" in McMahan, Xu & Zhang 2024, Table 3. The unknowns are
+the columns of C, made unit vectors, so that the squared sensitivity is the number of
+participations and minimising the loss is minimising the error. The gradient comes from
+`banded_blocks` in O(n · bands²) time and O(n · bands) memory, where a dense or
+automatically differentiated one costs O(n³) or O(n² · bands). L-BFGS starts from the
+optimal Toeplitz columns. A column t is followed by few or many rounds, which makes the
+problem ill-scaled: its entries are measured in units of one over the square root of the
+weight of the rounds from t on.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from scipy import optimize
+
+from tff_dpftrl.mechanisms import banded, banded_blocks, bandtoep_optimize
+from tff_dpftrl.participation import schema as schema_lib
+
+# p-norms over rounds of the variance, minimised one after the other for MaxLoss. The last
+# one exceeds the maximum by less than num_rounds^(1/512), usually much less.
+_MAX_ERROR_POWERS = (16.0, 256.0)
+_HISTORY = 10
+
+Progress: TypeAlias = Callable[[int, float], None]
+
+
+def _transpose(values: np.ndarray, *, to_rows: bool) -> np.ndarray:
+    """Between columns[t, j] = C[t + j, t] and rows[t, j] = C[t, t − j]."""
+    num_rounds, bands = values.shape
+    result = np.zeros_like(values)
+    for j in range(bands):
+        if to_rows:
+            result[j:, j] = values[: num_rounds - j, j]
+        else:
+            result[: num_rounds - j, j] = values[j:, j]
+    return result
+
+
+def _unit(columns: np.ndarray) -> np.ndarray:
+    return columns / np.linalg.norm(columns, axis=1, keepdims=True)
+
+
+def _log_error(columns: np.ndarray, power: float) -> tuple[float, np.ndarray]:
+    """Log of the p-norm of the prefix errors for unit columns, and its gradient.
+
+    Args:
+      columns: Shape [num_rounds, bands], of any norms.
+      power: The p of (mean_t variance_t^p)^(1 / (2 p)).
+
+    Returns:
+      The logarithm and its gradient with respect to `columns`.
+    """
+    norms = np.linalg.norm(columns, axis=1, keepdims=True)
+    unit = columns / norms
+
+    def weigh(variances: np.ndarray) -> np.ndarray:
+        relative = variances / variances.max()
+        return relative ** (power - 1) / (np.sum(relative**power) * variances.max())
+
+    variances, by_rows = banded_blocks.weighted_error_gradient(
+        _transpose(unit, to_rows=True), weigh
+    )
+    gradient = 0.5 * _transpose(by_rows, to_rows=False)
+    gradient -= unit * np.sum(unit * gradient, axis=1, keepdims=True)
+    return _log_p_norm(variances, power), gradient / norms
+
+
+def _log_p_norm(variances: np.ndarray, power: float) -> float:
+    largest = variances.max()
+    return 0.5 * float(np.log(largest) + np.log(np.mean((variances / largest) ** power)) / power)
+
+
+def _save(path: pathlib.Path, columns: np.ndarray, stage: int, minimize_rms: bool) -> None:
+    """Writes the checkpoint so that a crash leaves the old or the new one."""
+    temporary = path.with_name(path.name + ".partial")
+    with open(temporary, "wb") as file:
+        np.savez(file, columns=columns, stage=stage, minimize_rms=minimize_rms)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _load(path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool) -> tuple[np.ndarray, int]:
+    with np.load(path, allow_pickle=False) as saved:
+        columns, stage = saved["columns"], int(saved["stage"])
+        same_error = bool(saved["minimize_rms"]) == minimize_rms
+    if columns.shape != shape or not same_error:
+        raise ValueError(
+            f"checkpoint {str(path)!r} belongs to another problem (rounds and bands "
+            f"{columns.shape}, here {shape}, or another error). Give another path or delete it."
+        )
+    return columns, stage
+
+
+def optimize_banded(
+    schema: schema_lib.MinSep,
+    bands: int | None = None,
+    *,
+    minimize_rms: bool = True,
+    max_iterations: int = 200,
+    tolerance: float = 1e-8,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+    progress: Progress | None = None,
+) -> banded.Banded:
+    """Minimises RmsLoss, or MaxLoss, over banded strategies with unit columns.
+
+    Deterministic for one number of threads. MaxLoss is minimised by way of p-norms.
+
+    Args:
+      schema: Rounds, separation and participations to optimise for.
+      bands: Number of diagonals; `min_sep` (or `num_rounds`, if less) if None.
+      minimize_rms: Minimise RmsLoss; if False, MaxLoss.
+      max_iterations: Largest number of steps of L-BFGS (for each p-norm).
+      tolerance: Stop when a step reduces the loss by less than this, relatively.
+      checkpoint: File (NumPy's npz) to which the state is written, and from which
+        it is taken up if it exists. L-BFGS then collects its history anew.
+      checkpoint_every: Steps between two checkpoints.
+      progress: Called after every step with the number of steps and the loss:
+        RmsLoss, or the p-norm that stands for MaxLoss.
+
+    Returns:
+      The strategy; its columns are unit vectors.
+
+    Raises:
+      ValueError: If `bands` is less than 1, or more than `min_sep` with more than
+        one participation; or if the checkpoint belongs to another problem.
+    """
+    start = bandtoep_optimize.optimize_banded_toeplitz(schema, bands, minimize_rms=minimize_rms)
+    shape = (schema.num_rounds, start.bands)
+    stages = (1.0,) if minimize_rms else _MAX_ERROR_POWERS
+    path = None if checkpoint is None else pathlib.Path(checkpoint)
+    if path is not None and path.exists():
+        columns, first_stage = _load(path, shape, minimize_rms)
+    else:
+        inside = np.add.outer(np.arange(shape[0]), np.arange(shape[1])) < shape[0]
+        columns, first_stage = _unit(np.where(inside, start.coefficients, 0.0)), 0
+
+    steps = 0
+    for stage in range(first_stage, len(stages)):
+
+        def after_step(columns: np.ndarray, log_error: float, stage=stage) -> None:
+            nonlocal steps
+            steps += 1
+            if path is not None and steps % checkpoint_every == 0:
+                _save(path, _unit(columns), stage, minimize_rms)
+            if progress is not None:
+                loss = np.sqrt(schema.effective_participations) * np.exp(log_error)
+                progress(steps, float(loss))
+
+        columns = _descend(columns, stages[stage], max_iterations, tolerance, after_step)
+        if path is not None:
+            _save(path, columns, stage, minimize_rms)
+    return banded.Banded(_transpose(columns, to_rows=True))
+
+
+def _descend(
+    columns: np.ndarray,
+    power: float,
+    max_iterations: int,
+    tolerance: float,
+    after_step: Callable[[np.ndarray, float], None],
+) -> np.ndarray:
+    """L-BFGS on scaled columns; returns unit columns."""
+    num_rounds = len(columns)
+    _, variances = banded_blocks.noise_variances(_transpose(columns, to_rows=True))
+    weights = (variances / variances.max()) ** (power - 1)
+    remaining = np.cumsum(weights[::-1])[::-1] / np.sum(weights)
+    scale = 1.0 / np.sqrt(np.maximum(remaining, 1.0 / num_rounds))[:, np.newaxis]
+
+    latest = np.inf
+
+    def objective(scaled: np.ndarray) -> tuple[float, np.ndarray]:
+        nonlocal latest
+        latest, gradient = _log_error(scaled.reshape(columns.shape) * scale, power)
+        return latest, (gradient * scale).ravel()
+
+    def callback(scaled: np.ndarray) -> None:
+        # The accepted point is the one that was evaluated last.
+        after_step(scaled.reshape(columns.shape) * scale, latest)
+
+    found = optimize.minimize(
+        objective,
+        (columns / scale).ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        callback=callback,
+        options={
+            "maxiter": max_iterations,
+            "maxfun": 3 * max_iterations,
+            "maxcor": _HISTORY,
+            "ftol": tolerance,
+            "gtol": 0.0,
+        },
+    )
+    return _unit(found.x.reshape(columns.shape) * scale)

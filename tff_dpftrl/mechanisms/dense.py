@@ -1,0 +1,102 @@
+"""Any lower-triangular strategy, given by its matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+
+from tff_dpftrl.mechanisms import banded_sensitivity, noise_recipe, strategy
+from tff_dpftrl.participation import schema as schema_lib
+
+
+class Dense(strategy.Strategy):
+    """A general lower-triangular C (Denisov et al. 2022), for comparisons.
+
+    Args:
+      matrix: C, shape [num_rounds, num_rounds], zero above the diagonal, positive
+        on it.
+
+    Raises:
+      ValueError: If `matrix` is not such a matrix.
+    """
+
+    mechanism = "dense"
+
+    def __init__(self, matrix: np.ndarray | Sequence[Sequence[float]]):
+        matrix = np.array(matrix, dtype=np.float64)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] < 1:
+            raise ValueError(f"matrix must be square and not empty, got shape {matrix.shape}.")
+        if not np.all(np.isfinite(matrix)) or np.any(np.triu(matrix, 1)):
+            raise ValueError(
+                "matrix must be finite, and zero above the diagonal: the noise of a round must "
+                "not depend on later rounds. Use the Cholesky factor of CᵀC reversed in time."
+            )
+        if np.min(np.diagonal(matrix)) <= 0:
+            raise ValueError(
+                "matrix must have a positive diagonal, got a smallest entry of "
+                f"{np.min(np.diagonal(matrix))!r}. Flip the signs of whole rows."
+            )
+        matrix.setflags(write=False)
+        self._matrix = matrix
+
+    @property
+    def max_rounds(self) -> int:
+        """Number of rows of C."""
+        return len(self._matrix)
+
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
+        """The leading block of C, shape [num_rounds, num_rounds], read-only."""
+        if not 1 <= num_rounds <= self.max_rounds:
+            raise ValueError(
+                f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}: this C has "
+                f"{self.max_rounds} rows. Give a larger one."
+            )
+        return self._matrix[:num_rounds, :num_rounds]
+
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        matrix = self.strategy_matrix(num_rounds)
+        return scipy.linalg.solve_triangular(matrix, np.eye(num_rounds), lower=True)
+
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+        """Exact, or a proven bound: see `banded_sensitivity.from_gram`."""
+        matrix = self.strategy_matrix(schema.num_rounds)
+        return banded_sensitivity.from_gram(banded_sensitivity.gram_diagonals(matrix), schema)
+
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return np.sum(np.square(np.cumsum(self.noise_matrix(num_rounds), axis=0)), axis=1)
+
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return np.sum(np.square(self.noise_matrix(num_rounds)), axis=1)
+
+    def noise_recipe(self) -> noise_recipe.InverseBandedNoise:
+        """Rows of C⁻¹, each up to its diagonal; all past draws are made again."""
+        inverse = self.noise_matrix(self.max_rounds)
+        return noise_recipe.InverseBandedNoise(
+            tuple(tuple(row[t::-1].tolist()) for t, row in enumerate(inverse))
+        )
+
+    def memory_copies(self, num_rounds: int) -> int:
+        """None: past draws are made again from the seed."""
+        return 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Parameters as JSON-compatible values: the rows of C up to the diagonal."""
+        return {
+            "mechanism": self.mechanism,
+            "rows": [row[: t + 1].tolist() for t, row in enumerate(self._matrix)],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Dense:
+        """Inverse of `to_dict`.
+
+        Raises:
+          ValueError: If row t does not have t + 1 entries.
+        """
+        rows = values["rows"]
+        if any(len(row) != t + 1 for t, row in enumerate(rows)):
+            raise ValueError("rows must have 1, 2, 3 ... entries: those up to the diagonal.")
+        return cls([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])

@@ -1,0 +1,178 @@
+"""Toeplitz strategies whose inverse has few bands: noise without any state.
+
+The noise of round t is a combination of the draws of the last `bands` rounds, and a
+counter-based generator draws those again: nothing model-sized is kept. The family:
+BISR (Kalinin et al. 2025) cuts (1 − x)^(1/2) off after p coefficients; λ-CGD is 1 − λ x;
+γ-BIFR cuts (1 − x)^γ off, with γ tuned by `optimize_bifr`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from scipy import optimize
+
+from tff_dpftrl.mechanisms import noise_recipe, strategy, toeplitz
+from tff_dpftrl.participation import schema as schema_lib
+
+_GRID = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseBanded(strategy.Strategy):
+    """C⁻¹[i, j] = inverse_coefficients[i − j], zero from `bands` on.
+
+    Attributes:
+      inverse_coefficients: c'_0 ... c'_{bands−1}, finite, c'_0 > 0.
+    """
+
+    inverse_coefficients: tuple[float, ...]
+
+    mechanism: ClassVar[str] = "inverse-banded"
+
+    def __post_init__(self):
+        try:
+            values = tuple(float(c) for c in self.inverse_coefficients)
+        except (TypeError, ValueError):
+            raise ValueError(
+                "inverse_coefficients must be a sequence of numbers, got "
+                f"{self.inverse_coefficients!r}."
+            ) from None
+        if not values or not np.all(np.isfinite(values)) or values[0] <= 0:
+            raise ValueError(
+                "inverse_coefficients must be finite, at least one, and the first one positive, "
+                f"got {values}."
+            )
+        object.__setattr__(self, "inverse_coefficients", values)
+
+    @classmethod
+    def bifr(cls, bands: int, gamma: float) -> InverseBanded:
+        """γ-BIFR: the first `bands` coefficients of (1 − x)^γ.
+
+        Args:
+          bands: Number of diagonals of C⁻¹.
+          gamma: The exponent, in (0, 1]. At 1 and two bands or more, C is the
+            prefix-sum matrix; towards 0 it becomes the identity.
+
+        Returns:
+          The strategy.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        if bands < 1:
+            raise ValueError(f"bands must be at least 1, got {bands!r}.")
+        if not 0.0 < gamma <= 1.0:
+            raise ValueError(f"gamma must be in (0, 1], got {gamma!r}.")
+        steps = np.arange(1, bands)
+        return cls(tuple(np.cumprod(np.append(1.0, (steps - 1 - gamma) / steps)).tolist()))
+
+    @classmethod
+    def bisr(cls, bands: int) -> InverseBanded:
+        """BISR: the first `bands` coefficients of (1 − x)^(1/2)."""
+        return cls.bifr(bands, 0.5)
+
+    @classmethod
+    def lambda_cgd(cls, correlation: float) -> InverseBanded:
+        """λ-CGD: every round takes back λ of the noise drawn in the round before.
+
+        Args:
+          correlation: λ, in [0, 1].
+
+        Returns:
+          The strategy with C⁻¹ = 1 − λ x.
+
+        Raises:
+          ValueError: If `correlation` is out of range.
+        """
+        if not 0.0 <= correlation <= 1.0:
+            raise ValueError(f"correlation must be in [0, 1], got {correlation!r}.")
+        return cls((1.0, -correlation))
+
+    @property
+    def bands(self) -> int:
+        """Number of diagonals of C⁻¹, the main one included."""
+        return len(self.inverse_coefficients)
+
+    def coefficients(self, num_rounds: int) -> np.ndarray:
+        """First column of C, float64, shape [num_rounds]."""
+        return toeplitz.inverse_coefficients(np.array(self.inverse_coefficients), num_rounds)
+
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.matrix(self.coefficients(num_rounds), num_rounds)
+
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.matrix(np.array(self.inverse_coefficients), num_rounds)
+
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+        """Sensitivity under `schema`; exact if the coefficients of C do not increase.
+
+        That is checked, on the `num_rounds` coefficients; if it fails, the result
+        is an upper bound. See `toeplitz.sensitivity`.
+        """
+        return toeplitz.sensitivity(self.coefficients(schema.num_rounds), schema)
+
+    def _padded(self, num_rounds: int) -> np.ndarray:
+        return toeplitz.pad(np.array(self.inverse_coefficients), num_rounds)
+
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.prefix_noise_variance(self._padded(num_rounds))
+
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        return toeplitz.round_noise_variance(self._padded(num_rounds))
+
+    def noise_recipe(self) -> noise_recipe.InverseBandedNoise:  # noqa: D102
+        return noise_recipe.InverseBandedNoise((self.inverse_coefficients,))
+
+    def memory_copies(self, num_rounds: int) -> int:
+        """None: past draws are made again from the seed."""
+        return 0
+
+    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            "mechanism": self.mechanism,
+            "inverse_coefficients": list(self.inverse_coefficients),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> InverseBanded:
+        """Inverse of `to_dict`."""
+        return cls(values["inverse_coefficients"])
+
+
+def optimize_bifr(
+    schema: schema_lib.MinSep, bands: int, *, minimize_rms: bool = True
+) -> InverseBanded:
+    """Tunes γ of γ-BIFR for one schema.
+
+    A grid over (0, 1), then a bounded search around the best grid point; the loss
+    is evaluated with the sensitivity as it is stated, bounds included.
+
+    Args:
+      schema: Rounds, separation and participations to optimise for.
+      bands: Number of diagonals of C⁻¹.
+      minimize_rms: Minimise RmsLoss; if False, MaxLoss.
+
+    Returns:
+      The best strategy found.
+
+    Raises:
+      ValueError: If `bands` is less than 1.
+    """
+
+    def loss(gamma: float) -> float:
+        candidate = InverseBanded.bifr(bands, gamma)
+        return candidate.rms_loss(schema) if minimize_rms else candidate.max_loss(schema)
+
+    grid = np.arange(1, _GRID) / _GRID
+    best = grid[np.argmin([loss(gamma) for gamma in grid])]
+    found = optimize.minimize_scalar(
+        loss,
+        bounds=(best - 1 / _GRID + 1e-9, best + 1 / _GRID - 1e-9),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    return InverseBanded.bifr(bands, float(found.x))
