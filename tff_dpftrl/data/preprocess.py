@@ -189,7 +189,10 @@ class _InMemoryClientData(tff.simulation.datasets.ClientData):
                 ),
                 default_value=-1,
             )
-            index = index_of.lookup(client_id)
+            index = index_of.lookup(tf.convert_to_tensor(client_id))
+            message = tf.strings.join([client_id, "is not a client"], separator=" ")
+            with tf.control_dependencies([tf.debugging.Assert(index >= 0, [message])]):
+                index = tf.identity(index)
             starts = tf.constant(np.concatenate([[0], ends[:-1]]))
             own = tf.constant(values)[starts[index] : tf.constant(ends)[index]]
             return self._dataset(own)
