@@ -8,7 +8,17 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import banded, blt, certificate, identity, serialization, tree
+from tff_dpftrl.mechanisms import (
+    banded,
+    banded_toeplitz,
+    blt,
+    certificate,
+    dense,
+    identity,
+    inverse_banded,
+    serialization,
+    tree,
+)
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMA = schema_lib.MinSep(8, 3, 2)
@@ -18,6 +28,9 @@ _STRATEGIES = {
     "tree": tree.Tree(8, variance_reduction=False),
     "full tree": tree.FullTree(),
     "banded": banded.Banded(np.tril(np.ones((8, 3))) + np.tri(8, 3) / 3),
+    "banded Toeplitz": banded_toeplitz.BandedToeplitz((1.0, 1 / 3, 0.1)),
+    "inverse banded": inverse_banded.InverseBanded.bisr(3),
+    "dense": dense.Dense(np.tri(8) / 3 + np.eye(8)),
 }
 
 
@@ -60,6 +73,7 @@ def _document(**changes):
         (_document(version="1"), "version '1'"),
         (_document(strategy=None), 'no "strategy"'),
         (_document(strategy={"mechanism": "magic"}), "Unknown mechanism 'magic'"),
+        (_document(strategy={"mechanism": "banded"}), "needs the parameter 'rows'"),
         (_document(strategy=[1]), "Unknown mechanism None"),
         (
             _document(strategy={"mechanism": "blt", "buf_decay": [2], "output_scale": [1]}),

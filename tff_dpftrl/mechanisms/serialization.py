@@ -19,8 +19,11 @@ import tempfile
 
 from tff_dpftrl.mechanisms import (
     banded,
+    banded_toeplitz,
     blt,
+    dense,
     identity,
+    inverse_banded,
     tree,
 )
 from tff_dpftrl.mechanisms import certificate as certificate_lib
@@ -37,6 +40,9 @@ _CLASSES = {
         tree.Tree,
         tree.FullTree,
         banded.Banded,
+        banded_toeplitz.BandedToeplitz,
+        inverse_banded.InverseBanded,
+        dense.Dense,
     )
 }
 
@@ -94,7 +100,10 @@ def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
             f"Unknown mechanism {mechanism!r}; this version of the package knows "
             f"{', '.join(sorted(_CLASSES))}."
         )
-    return _CLASSES[mechanism].from_dict(values)
+    try:
+        return _CLASSES[mechanism].from_dict(values)
+    except KeyError as error:
+        raise ValueError(f"The mechanism {mechanism!r} needs the parameter {error}.") from None
 
 
 def save(

@@ -1,0 +1,103 @@
+"""Tests of `tff-dpftrl compare`."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+
+import pytest
+
+from tff_dpftrl.cli import compare
+from tff_dpftrl.mechanisms import blt, blt_optimize, serialization, tree, zoo
+from tff_dpftrl.participation import schema as schema_lib
+
+
+def _run(*arguments):
+    parser = argparse.ArgumentParser()
+    compare.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["compare", *arguments])
+    return args.run(args)
+
+
+def _table(path):
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_fixed_strategies_over_separations(tmp_path):
+    own = blt.Blt([0.9], [0.3])
+    serialization.save(tmp_path / "own.json", own)
+    out = tmp_path / "table.csv"
+    status = _run(
+        "tree", str(tmp_path / "own.json"), "blt-gboard-b400", "--rounds", "100", "--min-sep", "20",
+        "--max-participations", "3", "--vary", "min-sep", "--values", "10:30:10",
+        "--csv", str(out), "--png", str(tmp_path / "figure.png"),
+    )  # fmt: skip
+    assert status == 0
+    rows = _table(out)
+    assert len(rows) == 9
+    known = {
+        "tree": tree.Tree(100),
+        "own.json": own,
+        "blt-gboard-b400": zoo.load("blt-gboard-b400"),
+    }
+    for row in rows:
+        schema = schema_lib.MinSep(100, int(row["min_sep"]), 3)
+        strategy = known[row["strategy"]]
+        assert float(row["rms_loss"]) == pytest.approx(strategy.rms_loss(schema), rel=1e-12)
+        assert float(row["max_loss"]) == pytest.approx(strategy.max_loss(schema), rel=1e-12)
+        assert row["sensitivity_exact"] == "True"
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_rounds_beyond_a_strategy_are_left_blank(tmp_path):
+    out = tmp_path / "table.csv"
+    flags = ["--rounds", "32", "--min-sep", "8", "--vary", "rounds", "--values", "16,32,64"]
+    assert _run("bandmf", "blt", *flags, "--csv", str(out), "--png", str(tmp_path / "x.png")) == 0
+    rows = {(row["strategy"], row["num_rounds"]): row for row in _table(out)}
+    assert rows["bandmf", "64"]["rms_loss"] == ""
+    assert float(rows["bandmf", "32"]["rms_loss"]) <= float(rows["blt", "32"]["rms_loss"])
+    assert [rows["blt", n]["max_participations"] for n in ("16", "32", "64")] == ["2", "4", "8"]
+
+
+def test_optimised_at_each_point(tmp_path):
+    out = tmp_path / "table.csv"
+    _run(
+        "blt", "--buffers", "2", "--error", "max", "--rounds", "100", "--min-sep", "20",
+        "--vary", "participations", "--values", "1,2,5", "--optimize-at-each-point",
+        "--csv", str(out),
+    )  # fmt: skip
+    for row in _table(out):
+        schema = schema_lib.MinSep(100, 20, int(row["max_participations"]))
+        best = blt_optimize.optimize_blt(schema, num_buffers=2)
+        assert float(row["max_loss"]) == pytest.approx(best.max_loss, rel=1e-12)
+
+
+_COMMON = ["--rounds", "9", "--min-sep", "3", "--vary", "rounds"]
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["tree", *_COMMON, "--values", "9"], "nothing to write"),
+        (["magic", *_COMMON, "--values", "9", "--csv", "x.csv"], "'magic' is no mechanism"),
+        (["tree", *_COMMON, "--values", "9", "--csv", "missing/x.csv"], "Cannot write the table"),
+        (["tree", *_COMMON, "--values", "9", "--png", "missing/x.png"], "Cannot write the figure"),
+    ],
+)
+def test_mistakes_are_explained(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        _run(*arguments)
+
+
+@pytest.mark.parametrize("values", ["a", "5:1:1", "0,1", "1:2:0", "1:2"])
+def test_bad_values_are_refused(values, capsys):
+    with pytest.raises(SystemExit) as ending:
+        _run("tree", *_COMMON, "--values", values, "--csv", "x.csv")
+    assert ending.value.code == 2
+    assert "--values" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

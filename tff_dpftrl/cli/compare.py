@@ -1,0 +1,236 @@
+"""`tff-dpftrl compare`: the papers' comparison figures for any set of strategies."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Iterator
+
+from tff_dpftrl.cli import optimize, strategies
+
+_DESCRIPTION = """\
+Compare strategies while the separation, the number of rounds, or the participations vary.
+
+Each strategy is fixed and evaluated at every point, as in figures 3 to 6 of the BLT paper:
+what happens when clients come back sooner, or training runs longer, than planned? A
+strategy is a mechanism (optimised once for --rounds, --min-sep and --max-participations),
+an entry of the zoo, or a file written by `tff-dpftrl optimize --output`. With
+--optimize-at-each-point mechanisms are optimised anew at every point, as in figure 2.
+"""
+
+_EPILOG = """\
+examples:
+  # Planned for a separation of 400 of 2000 rounds; what if it is anything from 100 to 1000?
+  tff-dpftrl compare blt tree bandtoep --rounds 2000 --min-sep 400 \\
+      --vary min-sep --values 100:1000:50 --csv min_sep.csv --png min_sep.png
+
+  # A production BLT, run longer than planned, beside one of bounded decay.
+  tff-dpftrl compare blt-gboard-b400 blt-n2000-b400-k5-bounded --rounds 2000 --min-sep 400 \\
+      --vary rounds --values 400:8000:400 --error max --png rounds.png
+"""
+
+_VARIED = {"min-sep": "min_sep", "rounds": "num_rounds", "participations": "max_participations"}
+_AXES = {
+    "min-sep": "separation of two rounds of one client",
+    "rounds": "rounds",
+    "participations": "participations of one client",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One strategy under one schema; sensitivity and losses are NaN beyond its rounds."""
+
+    strategy: str
+    num_rounds: int
+    min_sep: int
+    max_participations: int
+    sensitivity: float
+    sensitivity_exact: bool
+    max_error: float
+    rms_error: float
+    max_loss: float
+    rms_loss: float
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="compare mechanisms over separations, rounds or participations",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("strategies", nargs="+", metavar="STRATEGY")
+    optimize.add_schema_arguments(parser)
+    parser.add_argument("--vary", choices=_VARIED, required=True, help="What changes.")
+    parser.add_argument(
+        "--values",
+        type=_values,
+        required=True,
+        metavar="FIRST:LAST:STEP",
+        help="Its values: a range, ends included, or a list such as 100,200,400.",
+    )
+    parser.add_argument(
+        "--optimize-at-each-point",
+        action="store_true",
+        help="Optimise mechanisms anew at every point instead of once.",
+    )
+    strategies.add_options(parser, usual_error="rms")
+    parser.add_argument("--csv", metavar="FILE", help="Write a table there, one row a point.")
+    parser.add_argument("--png", metavar="FILE", help="Draw the losses there.")
+
+
+def _values(text: str) -> list[int]:
+    try:
+        if ":" in text:
+            first, last, step = (int(part) for part in text.split(":"))
+            values = list(range(first, last + 1, step))
+        else:
+            values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must look like 100:1000:50 or 100,200,400, got {text!r}"
+        ) from None
+    if not values or min(values) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least one positive number, got {text!r}")
+    return values
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compares, writes table and figure; returns the exit status."""
+    if args.csv is None and args.png is None:
+        raise ValueError("there is nothing to write; give --csv FILE, --png FILE or both.")
+    points = list(compare(args))
+    if args.csv is not None:
+        _write_csv(args.csv, points)
+    if args.png is not None:
+        _draw(args.png, points, args)
+    return 0
+
+
+def compare(args: argparse.Namespace) -> Iterator[Point]:
+    """Evaluates every strategy at every value.
+
+    Args:
+      args: The parsed command line.
+
+    Yields:
+      The points, strategy by strategy.
+
+    Raises:
+      ValueError: If a strategy is unknown, or an option does not fit.
+    """
+    from tff_dpftrl.participation import schema as schema_lib
+
+    planned = optimize.schema_from(args)
+    options = strategies.options_from(args)
+    options = dataclasses.replace(options, error=options.error or "rms")
+    for name in args.strategies:
+        print(f"{name} ...", file=sys.stderr)
+        again = args.optimize_at_each_point and name in strategies.MECHANISMS
+        fixed = None if again else _strategy(name, planned, options)
+        for value in args.values:
+            schema = dataclasses.replace(planned, **{_VARIED[args.vary]: value})
+            if args.max_participations is None and args.vary != "participations":
+                most = dataclasses.replace(schema, max_participations=schema.num_rounds)
+                schema = schema_lib.MinSep(
+                    schema.num_rounds, schema.min_sep, most.effective_participations
+                )
+            strategy = _strategy(name, schema, options) if again else fixed
+            yield _evaluate(name, strategy, schema)
+
+
+def _strategy(name: str, schema, options: strategies.Options):
+    from tff_dpftrl.mechanisms import serialization, zoo
+
+    if name in strategies.MECHANISMS:
+        return strategies.build(name, schema, _fitting(name, options))
+    if os.path.exists(name):
+        return serialization.load(name)
+    if name in zoo.names():
+        return zoo.load(name)
+    raise ValueError(
+        f"{name!r} is no mechanism ({', '.join(strategies.MECHANISMS)}), no file, and no entry of "
+        f"the zoo ({', '.join(zoo.names())})."
+    )
+
+
+def _fitting(name: str, options: strategies.Options) -> strategies.Options:
+    """The options without those meant for other mechanisms of the same comparison."""
+    dropped = {
+        field: None for field in strategies.OPTIONS_OF if name not in strategies.OPTIONS_OF[field]
+    }
+    return dataclasses.replace(options, **dropped)
+
+
+def _evaluate(name: str, strategy, schema) -> Point:
+    from tff_dpftrl.mechanisms import certificate as certificate_lib
+
+    label = os.path.basename(name)
+    limit = strategy.max_rounds
+    if limit is not None and schema.num_rounds > limit:
+        nothing = [math.nan] * 5
+        return Point(label, *dataclasses.astuple(schema), nothing[0], False, *nothing[1:])
+    claim = certificate_lib.certify(strategy, schema)
+    return Point(
+        label,
+        *dataclasses.astuple(schema),
+        claim.sensitivity,
+        claim.sensitivity_exact,
+        claim.max_error,
+        claim.rms_error,
+        claim.max_loss,
+        claim.rms_loss,
+    )
+
+
+def _write_csv(path: str, points: list[Point]) -> None:
+    try:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow([field.name for field in dataclasses.fields(Point)])
+            for point in points:
+                writer.writerow(
+                    "" if isinstance(value, float) and math.isnan(value) else value
+                    for value in dataclasses.astuple(point)
+                )
+    except OSError as error:
+        raise ValueError(f"Cannot write the table to {path}: {error.strerror}.") from error
+
+
+def _draw(path: str, points: list[Point], args: argparse.Namespace) -> None:
+    try:
+        from matplotlib import figure, ticker
+    except ImportError:
+        raise ValueError(
+            "--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'."
+        ) from None
+    loss = "max_loss" if args.error == "max" else "rms_loss"
+    drawing = figure.Figure(figsize=(7, 4.5), layout="constrained")
+    axes = drawing.subplots()
+    for label in dict.fromkeys(point.strategy for point in points):
+        mine = [point for point in points if point.strategy == label]
+        axes.plot(
+            [getattr(point, _VARIED[args.vary]) for point in mine],
+            [getattr(point, loss) for point in mine],
+            marker="." if len(args.values) <= 40 else None,
+            label=label,
+        )
+    axes.set_xlabel(_AXES[args.vary])
+    axes.set_ylabel("MaxLoss" if args.error == "max" else "RmsLoss")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ticker.ScalarFormatter())
+    axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 1)))
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    try:
+        drawing.savefig(path, dpi=150, format="png")
+    except OSError as error:
+        raise ValueError(f"Cannot write the figure to {path}: {error.strerror}.") from error
