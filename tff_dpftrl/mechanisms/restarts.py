@@ -1,0 +1,246 @@
+"""Strategies that start anew at given rounds (Gboard, Algorithm 1).
+
+At a restart the tree, or the buffers, begin again with fresh draws, so C is block
+diagonal. The squared sensitivity adds up over the blocks, but one participation schema
+runs across all of them: the distance and the number of a client's participations know
+no restarts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.linalg
+
+from tff_dpftrl.mechanisms import (
+    banded,
+    banded_sensitivity,
+    banded_toeplitz,
+    blt,
+    identity,
+    inverse_banded,
+    noise_recipe,
+    strategy,
+    toeplitz,
+    tree,
+    tree_sensitivity,
+)
+from tff_dpftrl.participation import schema as schema_lib
+
+_ToeplitzStrategy = (
+    identity.Identity | blt.Blt | banded_toeplitz.BandedToeplitz | inverse_banded.InverseBanded
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Restarted(strategy.Strategy):
+    """Another strategy, begun anew at `starts`.
+
+    Attributes:
+      base: What runs within each block; its round 0 is the block's first round.
+      starts: First rounds of the blocks, increasing, the first one 0.
+    """
+
+    base: strategy.Strategy
+    starts: tuple[int, ...]
+
+    mechanism: ClassVar[str] = "restarted"
+
+    def __post_init__(self):
+        starts = tuple(int(start) for start in self.starts)
+        if starts != tuple(self.starts) or not starts or starts[0] != 0:
+            raise ValueError(f"starts must be integers, the first one 0, got {self.starts!r}.")
+        if any(later <= earlier for earlier, later in zip(starts, starts[1:], strict=False)):
+            raise ValueError(f"starts must increase, got {starts}.")
+        if isinstance(self.base, Restarted):
+            raise ValueError("base must not have restarts of its own; give all starts at once.")
+        limit = self.base.max_rounds
+        longest = max(np.diff(starts), default=0)
+        if limit is not None and longest > limit:
+            raise ValueError(
+                f"starts must be at most {limit} rounds apart, the length of base, got {longest}: "
+                "build base for more rounds."
+            )
+        object.__setattr__(self, "starts", starts)
+
+    @property
+    def max_rounds(self) -> int | None:
+        """Rounds until the last block exceeds the base; None if any number."""
+        limit = self.base.max_rounds
+        return None if limit is None else self.starts[-1] + limit
+
+    def block_lengths(self, num_rounds: int) -> list[int]:
+        """Numbers of rounds of the blocks begun within `num_rounds` rounds.
+
+        Raises:
+          ValueError: If `num_rounds` is less than 1 or more than `max_rounds`.
+        """
+        if num_rounds < 1 or (self.max_rounds is not None and num_rounds > self.max_rounds):
+            raise ValueError(
+                f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}. Restart once "
+                "more or build base for more rounds."
+            )
+        begun = [start for start in self.starts if start < num_rounds]
+        return np.diff([*begun, num_rounds]).tolist()
+
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        lengths = self.block_lengths(num_rounds)
+        return scipy.linalg.block_diag(*(self.base.strategy_matrix(n) for n in lengths))
+
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        lengths = self.block_lengths(num_rounds)
+        return scipy.linalg.block_diag(*(self.base.noise_matrix(n) for n in lengths))
+
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
+        """Sensitivity under a schema that runs across the restarts.
+
+        * Trees: the dynamic program of `tree_sensitivity` over all blocks.
+        * Toeplitz: the norms of columns that do not overlap, or the monotone
+          theorem within blocks and a dynamic program across them; an upper bound
+          if the coefficients increase somewhere.
+        * Others: `banded_sensitivity.from_gram`.
+        """
+        lengths = self.block_lengths(schema.num_rounds)
+        if isinstance(self.base, tree.Tree | tree.FullTree):
+            squared, exact = tree_sensitivity.squared(
+                lengths, schema.min_sep, schema.max_participations
+            )
+            method = "dynamic program over dyadic blocks" if exact else "bound level by level"
+            return strategy.Sensitivity(float(squared), exact, f"{method}, across restarts")
+        if isinstance(self.base, _ToeplitzStrategy):
+            return _toeplitz_sensitivity(_first_column(self.base, max(lengths)), lengths, schema)
+        if isinstance(self.base, banded.Banded):
+            rows = np.concatenate([self.base.rows[:n] for n in lengths])
+            return banded.Banded(rows[:, : schema.num_rounds]).sensitivity(schema)
+        diagonals = np.zeros((max(lengths), schema.num_rounds))
+        start = 0
+        for length in lengths:
+            block = banded_sensitivity.gram_diagonals(self.base.strategy_matrix(length))
+            diagonals[:length, start : start + length] = block
+            start += length
+        return banded_sensitivity.from_gram(diagonals, schema)
+
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        variances, before = [], 0.0
+        for length in self.block_lengths(num_rounds):
+            variances.append(before + self.base.prefix_noise_variance(length))
+            before = variances[-1][-1]
+        return np.concatenate(variances)
+
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+        lengths = self.block_lengths(num_rounds)
+        return np.concatenate([self.base.round_noise_variance(n) for n in lengths])
+
+    def noise_recipe(self) -> noise_recipe.RestartedNoise:  # noqa: D102
+        return noise_recipe.RestartedNoise(self.base.noise_recipe(), self.starts)
+
+    def memory_copies(self, num_rounds: int) -> int:
+        """Those of the base in the longest block: a restart drops the old ones."""
+        return max(self.base.memory_copies(n) for n in self.block_lengths(num_rounds))
+
+    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+        return {
+            "mechanism": self.mechanism,
+            "base": self.base.to_dict(),
+            "starts": list(self.starts),
+        }
+
+    @classmethod
+    def from_dict(
+        cls,
+        values: Mapping[str, Any],
+        read_base: Callable[[Mapping[str, Any]], strategy.Strategy],
+    ) -> Restarted:
+        """Inverse of `to_dict`.
+
+        Args:
+          values: What `to_dict` returned.
+          read_base: Builds the base, of any class, from its own values.
+
+        Returns:
+          The strategy.
+        """
+        return cls(read_base(values["base"]), tuple(values["starts"]))
+
+
+def _first_column(base: strategy.Strategy, num_rounds: int) -> np.ndarray:
+    """Coefficients of a Toeplitz base, without trailing zeros if banded."""
+    if isinstance(base, identity.Identity):
+        return np.ones(1)
+    if isinstance(base, banded_toeplitz.BandedToeplitz):
+        return np.array(base.coefficients[:num_rounds])
+    return base.coefficients(num_rounds)
+
+
+def _toeplitz_sensitivity(
+    column: np.ndarray, lengths: Sequence[int], schema: schema_lib.MinSep
+) -> strategy.Sensitivity:
+    """Sensitivity of Toeplitz blocks with the coefficients `column`."""
+    if len(column) <= schema.min_sep or schema.effective_participations == 1:
+        norms = np.cumsum(column**2)
+        norms = np.pad(norms, (0, max(lengths) - len(norms)), mode="edge")
+        norms = np.concatenate([norms[:n][::-1] for n in lengths])
+        return strategy.Sensitivity(
+            banded_sensitivity.spaced_maximum(norms, schema),
+            True,
+            "dynamic program, orthogonal columns",
+        )
+    if toeplitz.is_non_increasing(column):
+        squared = _monotone_squared(column, lengths, schema)
+        return strategy.Sensitivity(squared, True, "non-increasing Toeplitz theorem, by blocks")
+    # Entries of CᵀC are at most, in magnitude, those for this larger, falling column.
+    envelope = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
+    return strategy.Sensitivity(
+        _monotone_squared(envelope, lengths, schema),
+        False,
+        "upper bound: non-increasing envelope of the coefficients, by blocks",
+    )
+
+
+def _monotone_squared(
+    column: np.ndarray, lengths: Sequence[int], schema: schema_lib.MinSep
+) -> float:
+    """S² of non-increasing, non-negative Toeplitz blocks, exactly.
+
+    Within a block, j participations from the offset p on are worst, and leave most
+    room to later blocks, at p, p + b, p + 2 b, ...: entries of CᵀC grow with
+    every shift to the front and every shorter distance. So it is enough to choose
+    their number in each block, and to keep, for every (number used, earliest
+    offset in the next block), the largest value.
+    """
+    min_sep = schema.min_sep
+    known: dict[tuple[int, int], float] = {}
+
+    def value(room: int, count: int) -> float:
+        if (room, count) not in known:
+            block_schema = schema_lib.MinSep(room, min_sep, count)
+            known[room, count] = toeplitz.earliest_pattern_norm_squared(column, block_schema)
+        return known[room, count]
+
+    best = {(0, 0): 0.0}
+    for length in lengths:
+        reached: dict[tuple[int, int], float] = {}
+        for (used, offset), before in best.items():
+            room = max(0, length - offset)
+            most = min(schema.max_participations - used, -(-room // min_sep))
+            for count in range(most + 1):
+                last = offset + (count - 1) * min_sep
+                following = max(0, offset - length) if count == 0 else last + min_sep - length
+                total = before + (value(room, count) if count > 0 else 0.0)
+                state = (used + count, max(0, following))
+                reached[state] = max(total, reached.get(state, 0.0))
+        best = _undominated(reached)
+    return max(best.values())
+
+
+def _undominated(states: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Drops what another state with as many uses beats in offset and value."""
+    kept: dict[tuple[int, int], float] = {}
+    highest: dict[int, float] = {}
+    for (used, offset), total in sorted(states.items()):
+        if total > highest.get(used, -1.0):
+            kept[used, offset] = highest[used] = total
+    return kept
