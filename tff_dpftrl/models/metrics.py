@@ -63,7 +63,10 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     Returns:
       Cross-entropies in nats, float32, shape [n].
     """
-    return tf.reduce_logsumexp(logits, axis=1) - tf.gather(logits, targets, batch_dims=1)
+    # Not `tf.gather(..., batch_dims=1)`, whose gradient fails for n = 0.
+    rows = tf.range(tf.shape(targets, out_type=targets.dtype)[0])
+    own = tf.gather_nd(logits, tf.stack([rows, targets], axis=1))
+    return tf.reduce_logsumexp(logits, axis=1) - own
 
 
 def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
@@ -81,6 +84,7 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     Returns:
       The counts, as in `zero_counts`.
     """
+    logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     losses = cross_entropy(logits, targets)
     # In TFF's graphs `!=` would compare objects, not values.
     is_target = tf.not_equal(targets, special.pad) & tf.not_equal(targets, special.bos)

@@ -112,6 +112,9 @@ class WordLstm:
 
         Returns:
           Unnormalised log-probabilities, float32, shape [batch, T, V].
+
+        Raises:
+          ValueError: If `words` has another number of positions.
         """
         named = self._named(weights)
         outputs = self._outputs(named, words)
@@ -133,6 +136,9 @@ class WordLstm:
         Returns:
           Scores, float32, shape [n, V]; and the n positions where `words` is not
           padding, int64, ascending, in the flattened batch of shape [batch · T].
+
+        Raises:
+          ValueError: If `words` has another number of positions.
         """
         named = self._named(weights)
         # In TFF's graphs `!=` would compare objects, not values.
@@ -150,7 +156,12 @@ class WordLstm:
 
     def _outputs(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
         """Returns what the projection puts out, shape [batch, T, E]."""
-        words = tf.ensure_shape(words, [None, self.sequence_length])
+        words = tf.convert_to_tensor(words)
+        if words.shape[1] != self.sequence_length:
+            raise ValueError(
+                f"words must have shape [batch, {self.sequence_length}], got {words.shape}; make "
+                "sequences of the model's sequence_length."
+            )
         # Time comes first, and one product makes the inputs of all steps.
         inputs = tf.reshape(
             tf.gather(named["embedding"], tf.transpose(words)), [-1, self.embedding_size]

@@ -1,0 +1,131 @@
+"""Tests of tff_dpftrl.models.functional in TFF's own training."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.data import preprocess
+from tff_dpftrl.models import evaluation, functional, metrics, word_lstm
+
+_MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
+_SPECIAL = metrics.SpecialIds(oov=7, bos=8, eos=9)
+
+
+def _rows(seed, count):
+    """Sequences in which each word is the one before plus 1, modulo 6."""
+    rng = np.random.default_rng(seed)
+    starts = rng.integers(0, 6, count)
+    rows = np.zeros([count, 5], np.int32)
+    rows[:, 0] = 8
+    rows[:, 1:4] = 1 + (starts[:, None] + np.arange(3)) % 6
+    rows[: count // 2, 3] = 9
+    rows[count // 2 :, 4] = 9
+    return rows
+
+
+def _dataset(rows, batch_size=4):
+    return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(batch_size)
+
+
+def _loss(weights, rows):
+    """Mean cross-entropy of the targets, from the full logits."""
+    logits = tf.reshape(_MODEL.logits(weights, rows[:, :-1]), [-1, 10])
+    targets = rows[:, 1:].reshape(-1)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+    return tf.reduce_mean(tf.boolean_mask(losses, targets != 0))
+
+
+def _build(**kwargs):
+    return tff.learning.algorithms.build_unweighted_fed_avg(
+        functional.build(_MODEL, _SPECIAL, seed=1),
+        client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
+        server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        **kwargs,
+    )
+
+
+@pytest.fixture(name="process", scope="module")
+def _process():
+    return _build()
+
+
+def test_it_starts_from_the_seeds_weights(process):
+    weights = process.initialize().global_model_weights.trainable
+    for found, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_round_is_local_sgd_and_its_mean(process):
+    clients = [_rows(0, 10), _rows(1, 6)]
+    deltas = []
+    for rows in clients:
+        weights = [tf.constant(w) for w in _MODEL.initial_weights(1)]
+        for start in range(0, len(rows), 4):
+            with tf.GradientTape() as tape:
+                tape.watch(weights)
+                loss = _loss(weights, rows[start : start + 4])
+            gradients = map(tf.convert_to_tensor, tape.gradient(loss, weights))
+            weights = [w - 0.5 * g for w, g in zip(weights, gradients, strict=True)]
+        deltas.append([w - w0 for w, w0 in zip(weights, _MODEL.initial_weights(1), strict=True)])
+    output = process.next(process.initialize(), [_dataset(rows) for rows in clients])
+    found = output.state.global_model_weights.trainable
+    for weight, start, *steps in zip(found, _MODEL.initial_weights(1), *deltas, strict=True):
+        np.testing.assert_allclose(weight, start + sum(steps) / 2, rtol=1e-4, atol=1e-6)
+
+
+def test_training_metrics_are_sums_over_clients(process):
+    clients = [_rows(0, 10), _rows(1, 6)]
+    output = process.next(process.initialize(), [_dataset(rows, 100) for rows in clients])
+    found = output.metrics["client_work"]["train"]
+    # With one batch a client, all predictions are made by the initial weights.
+    rows = np.concatenate(clients)
+    expected = evaluation.Evaluator(_MODEL, _SPECIAL, rows)(_MODEL.initial_weights(1))
+    assert set(found) == {*expected, "num_sequences"}
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name
+    assert found["num_sequences"] == 16
+
+
+def test_it_learns(process):
+    state = process.initialize()
+    evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _rows(99, 100))
+    before = evaluate(state.global_model_weights.trainable)
+    for round_num in range(40):
+        clients = [_dataset(_rows(10 * round_num + client, 32)) for client in range(3)]
+        state = process.next(state, clients).state
+    after = evaluate(state.global_model_weights.trainable)
+    # The first word is one of six; the others follow from the one before.
+    assert after["loss"] < before["loss"] - 0.8
+    assert after["top1_in_vocab"] > 0.5 > before["top1_in_vocab"]
+
+
+def test_a_client_without_batches_sends_zeros(process):
+    rows = np.zeros([0, 5], np.int32)
+    output = process.next(process.initialize(), [_dataset(rows)])
+    weights = output.state.global_model_weights.trainable
+    for found, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert output.metrics["client_work"]["train"]["num_targets"] == 0
+
+
+def test_a_batch_of_padding_has_no_gradient(process):
+    rows = np.zeros([4, 5], np.int32)
+    output = process.next(process.initialize(), [_dataset(rows)])
+    weights = output.state.global_model_weights.trainable
+    for found, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_it_takes_the_batches_of_data_preprocess():
+    model = functional.build(word_lstm.WordLstm(10), _SPECIAL, seed=0)
+    assert model.input_spec == preprocess.element_spec(20)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
