@@ -1,0 +1,96 @@
+"""Banded matrix factorisation with cyclic Poisson sampling: the amplified option.
+
+The population is split, independently of its data, into at least as many groups as
+the strategy has bands. Round t samples each client of group t mod groups with
+probability q, in secret. No two rounds of one client share a row of C, so that the
+run costs what ⌈n / groups⌉ Poisson-sampled Gaussians with noise z / (largest column
+norm) cost (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization",
+Theorem 4). This needs the server to choose cohorts; devices that decide by
+themselves when to check in give no such guarantee.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tff_dpftrl.accounting import dp_fedavg
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
+
+
+def num_bands(strategy: strategy_lib.Strategy) -> int:
+    """Number of bands of C: C[i, j] = 0 for i − j >= num_bands.
+
+    Raises:
+      ValueError: If the strategy is not banded, like a BLT or a tree.
+    """
+    recipe = strategy.noise_recipe()
+    if isinstance(recipe, noise_recipe.IdentityNoise):
+        return 1
+    if isinstance(recipe, noise_recipe.BandedNoise):
+        return len(recipe.rows[0])
+    raise ValueError(
+        f"Amplification by cyclic sampling needs a banded C, got the mechanism "
+        f"{strategy.mechanism!r}; use a banded one, or account without amplification."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class AmplifiedBanded:
+    """One run; build it with `from_strategy`.
+
+    Attributes:
+      sampled: The DP-FedAvg run that costs the same as this one.
+      num_rounds: Number of rounds n.
+      num_groups: Groups of clients that take turns.
+    """
+
+    sampled: dp_fedavg.DpFedAvg
+    num_rounds: int
+    num_groups: int
+
+    @classmethod
+    def from_strategy(
+        cls,
+        strategy: strategy_lib.Strategy,
+        *,
+        noise_multiplier: float,
+        num_rounds: int,
+        num_groups: int,
+        sampling_probability: float,
+    ) -> AmplifiedBanded:
+        """The run of a banded strategy with cyclic Poisson sampling.
+
+        Args:
+          strategy: A strategy whose C is banded.
+          noise_multiplier: z, standard deviation of the noise per unit clip norm.
+          num_rounds: Number of rounds n.
+          num_groups: Groups of clients that take turns, at least the number of
+            bands; a client's stride is at least this.
+          sampling_probability: q, of a client to be in the cohort when it is its
+            group's turn: clients per round · num_groups / population.
+
+        Returns:
+          The run.
+
+        Raises:
+          ValueError: If the strategy is not banded, or an argument is out of range.
+        """
+        bands = num_bands(strategy)
+        if int(num_groups) != num_groups or num_groups < bands:
+            raise ValueError(
+                f"num_groups must be at least the number of bands {bands}, got {num_groups!r}: "
+                "otherwise one client's rounds share noise."
+            )
+        # One round of one client: the largest column norm of C.
+        once = strategy.sensitivity(schema_lib.MinSep(num_rounds, num_rounds, 1))
+        sampled = dp_fedavg.DpFedAvg(
+            sampling_probability, noise_multiplier / once.value, math.ceil(num_rounds / num_groups)
+        )
+        return cls(sampled, num_rounds, int(num_groups))
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at `delta`, by privacy loss distributions."""
+        return self.sampled.epsilon(delta)

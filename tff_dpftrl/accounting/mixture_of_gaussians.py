@@ -1,0 +1,305 @@
+"""User-level privacy of example-level sampling: mixtures of Gaussians.
+
+In DP-SGD with example-level sampling (ELS) one user may have up to G examples in
+the pool. Each is in a step's batch with probability p, so that N(0, σ²) becomes the
+mixture of N(j, σ²) with j ~ Binomial(G, p): the pair is tight (Charles et al. 2024,
+Theorem 3). User-level sampling (ULS) with probability q is the case G = 1, the
+Poisson-sampled Gaussian (Theorem 2), which also accounts for DP-FedAvg.
+
+dp_accounting composes such pairs too, in minutes and gigabytes where G / σ is large;
+here it takes fractions of a second, with the same guarantee: never too small.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import dp_accounting
+import numpy as np
+from scipy import special, stats
+
+from tff_dpftrl.accounting import calibrate, gaussian, privacy_loss
+
+_COARSE_CELLS = 4000
+_MAX_CELLS = 1_000_000
+_MAX_REFINEMENTS = 8
+# Bound of the relative rounding error of a cell's mass, in units of 1 + |log of the mass|.
+_ROUNDING = 1e-14
+# Relative excess of epsilon that a first look and the answer are computed for.
+_ROUGH_TOLERANCE, _TOLERANCE = 1e-2, 1e-5
+# Share of delta that may be spent on truncating the tails of the noise.
+_TAIL_SHARE = 1e-6
+# Logarithm of the share that may be spent on ignoring losses far above epsilon.
+_LOG_NEGLIGIBLE = -20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureOfGaussians:
+    """Noise N(0, stddev²) against noise plus a random sensitivity.
+
+    Attributes:
+      stddev: Standard deviation of the noise, above 0.
+      sensitivities: Values of the sensitivity, at least 0, increasing.
+      probabilities: Their probabilities; they sum to 1.
+    """
+
+    stddev: float
+    sensitivities: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self):
+        if not 0.0 < self.stddev < math.inf:
+            raise ValueError(f"stddev must be above 0 and finite, got {self.stddev!r}.")
+        values, weights = self.sensitivities, self.probabilities
+        if len(values) != len(weights) or not values:
+            raise ValueError(
+                "sensitivities and probabilities must have the same length, got "
+                f"{len(values)} and {len(weights)}."
+            )
+        if min(values) < 0.0 or any(a >= b for a, b in zip(values, values[1:], strict=False)):
+            raise ValueError(f"sensitivities must be increasing from 0 on, got {values!r}.")
+        if min(weights) < 0.0 or not math.isclose(sum(weights), 1.0, rel_tol=1e-9):
+            raise ValueError(f"probabilities must be at least 0 and sum to 1, got {weights!r}.")
+
+    def to_dp_event(self, num_steps: int) -> dp_accounting.DpEvent:
+        """`num_steps` compositions as an event for dp_accounting's PLD accountant."""
+        return dp_accounting.SelfComposedDpEvent(
+            dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
+                self.stddev, self.sensitivities, self.probabilities
+            ),
+            num_steps,
+        )
+
+
+def els(noise_multiplier: float, sampling_probability: float, group_size: int):
+    """One step of DP-SGD with example-level sampling, seen by one user.
+
+    Args:
+      noise_multiplier: σ, standard deviation of the noise per unit of the clip
+        norm of an example.
+      sampling_probability: p, probability of an example to be in the batch.
+      group_size: G, largest number of examples of one user.
+
+    Returns:
+      The `MixtureOfGaussians`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    _check_probability("sampling_probability", sampling_probability)
+    if isinstance(group_size, bool) or int(group_size) != group_size or group_size < 1:
+        raise ValueError(f"group_size must be a positive integer, got {group_size!r}.")
+    counts = np.arange(int(group_size) + 1)
+    weights = stats.binom.pmf(counts, int(group_size), sampling_probability)
+    return MixtureOfGaussians(noise_multiplier, tuple(map(float, counts)), tuple(weights))
+
+
+def uls(noise_multiplier: float, sampling_probability: float) -> MixtureOfGaussians:
+    """One step with user-level sampling: `els` with one example for each user.
+
+    Args:
+      noise_multiplier: σ, standard deviation of the noise per unit of the clip
+        norm of a user's gradient.
+      sampling_probability: q, probability of a user to be in the cohort.
+
+    Returns:
+      The `MixtureOfGaussians`.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    return els(noise_multiplier, sampling_probability, 1)
+
+
+def _check_probability(name: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}.")
+
+
+def _check_num_steps(num_steps: int) -> None:
+    if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 1:
+        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
+
+
+def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
+    """log(Φ(edges[1:]) − Φ(edges[:-1])) on the last axis, without cancellation."""
+    left, right = edges[..., :-1], edges[..., 1:]
+    flip = left + right > 0.0
+    near = special.log_ndtr(np.where(flip, -left, right))
+    far = special.log_ndtr(np.where(flip, -right, left))
+    return near + np.log(-np.expm1(far - near))
+
+
+def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) -> privacy_loss.Step:
+    """A finite pair that dominates one step in one direction.
+
+    The line is cut into cells. Within a cell the loss lies between its values at
+    the edges; the cell's masses under both distributions are exact, and moving
+    them to the edges so that both stay what they are can only add privacy loss.
+
+    Args:
+      mixture: The pair.
+      tail: Probability that may be given an infinite loss, for each cut-off.
+      cells: Number of cells.
+      remove: True if the upper distribution is the mixture, False if it is the
+        centred Gaussian.
+    """
+    shifts = np.asarray(mixture.sensitivities) / mixture.stddev
+    weights = np.asarray(mixture.probabilities)
+    used = (np.cumsum(weights[::-1])[::-1] > tail) & (weights > 0.0)
+    infinity_mass = tail + (float(weights[~used].sum()) if remove else 0.0)
+    shifts, log_weights = shifts[used], np.log(weights[used])
+
+    reach = -float(special.ndtri(tail))
+    edges = np.linspace(-reach, reach + (shifts[-1] if remove else 0.0), cells + 1)
+    loss = special.logsumexp(
+        log_weights[:, None] + shifts[:, None] * (edges - shifts[:, None] / 2.0), axis=0
+    )
+    base = _log_cell_masses(edges)
+    mixed = special.logsumexp(
+        log_weights[:, None] + _log_cell_masses(edges - shifts[:, None]), axis=0
+    )
+    if remove:
+        low, high, upper, lower = loss[:-1], loss[1:], mixed, base
+    else:
+        low, high, upper, lower = -loss[1:], -loss[:-1], base, mixed
+    width = np.maximum(high - low, 1e-300)
+    log_ratio = lower + low - upper
+    rounding = _ROUNDING * cells / reach * (1.0 + np.abs(low))
+    to_high = np.clip((rounding - np.expm1(log_ratio)) / -np.expm1(-width), 0.0, 1.0)
+    masses = np.exp(upper)
+    losses = np.concatenate([low, high, [low[0] if remove else low[-1]]])
+    # What lies beyond the end of small losses has a smaller loss than there.
+    return privacy_loss.Step(
+        losses, np.concatenate([masses * (1.0 - to_high), masses * to_high, [tail]]), infinity_mass
+    )
+
+
+def _composed(
+    mixture: MixtureOfGaussians,
+    num_steps: int,
+    tail: float,
+    remove: bool,
+    epsilon: float,
+    coarse: privacy_loss.Step,
+    log_delta: float | None = None,
+) -> privacy_loss.ComposedLoss:
+    """All steps, resolved finely enough for questions about losses near `epsilon`.
+
+    `log_delta` is the delta in question, on a log scale; None if it is sought.
+    """
+    saddle = privacy_loss.saddle_for_epsilon(coarse, num_steps, epsilon)
+    interval = privacy_loss.resolution(saddle, num_steps, _TOLERANCE)
+    # Cells where the tail is decided shall be as narrow, in privacy loss, as the grid.
+    low, high = coarse.losses[:_COARSE_CELLS], coarse.losses[_COARSE_CELLS:-1]
+    widths = np.concatenate([high - low, high - low, [0.0]])
+    width = math.sqrt(privacy_loss.tilted_mean_of_square(coarse, saddle.tilt, widths))
+    cells = min(max(_COARSE_CELLS, math.ceil(_COARSE_CELLS * width / interval)), _MAX_CELLS)
+    fine = _step(mixture, tail, cells, remove)
+    saddle = privacy_loss.saddle_for_epsilon(fine, num_steps, epsilon)
+    if log_delta is None:
+        # Delta may lie far below its Chernoff bound.
+        log_delta = num_steps * saddle.cumulant - saddle.tilt * epsilon + 2 * _LOG_NEGLIGIBLE
+    return privacy_loss.ComposedLoss(fine, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE)
+
+
+def _one_sided_epsilon(
+    mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool
+) -> float:
+    """Epsilon for removing (or adding) one user, closing in on it from above."""
+    tail = _TAIL_SHARE * delta / num_steps
+    coarse = _step(mixture, tail, _COARSE_CELLS, remove)
+    saddle = privacy_loss.saddle_for_delta(coarse, num_steps, math.log(delta))
+    interval = privacy_loss.resolution(saddle, num_steps, _ROUGH_TOLERANCE)
+    log_delta = math.log(delta)
+    answer = privacy_loss.ComposedLoss(
+        coarse, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE
+    ).epsilon(delta)
+    for _ in range(_MAX_REFINEMENTS):
+        if answer == 0.0:
+            break
+        loss = _composed(mixture, num_steps, tail, remove, answer, coarse, log_delta)
+        better = loss.epsilon(delta)
+        settled = better > 0.5 * answer
+        answer = min(answer, better)
+        if settled:
+            break
+    return answer
+
+
+def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> float:
+    """Epsilon of `num_steps` steps, for adding as well as removing one user.
+
+    Args:
+      mixture: One step.
+      num_steps: T, number of steps.
+      delta: Strictly between 0 and 1, not below 1e-280.
+
+    Returns:
+      An upper bound of the smallest epsilon, within a relative 1e-4 of it (an
+      absolute 1e-7 if it is below 1e-3).
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    gaussian.check_delta(delta)
+    _check_num_steps(num_steps)
+    return max(_one_sided_epsilon(mixture, num_steps, delta, remove) for remove in (True, False))
+
+
+def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> float:
+    """Delta of `num_steps` steps, for adding as well as removing one user.
+
+    Args:
+      mixture: One step.
+      num_steps: T, number of steps.
+      epsilon: At least 0.
+
+    Returns:
+      An upper bound of the smallest delta, never below 1e-50.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    if not 0.0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon must be at least 0 and finite, got {epsilon!r}.")
+    _check_num_steps(num_steps)
+    tail = 1e-50 / num_steps
+    return max(
+        _composed(
+            mixture, num_steps, tail, remove, epsilon, _step(mixture, tail, _COARSE_CELLS, remove)
+        ).delta(epsilon)
+        for remove in (True, False)
+    )
+
+
+def calibrate_els(
+    *,
+    sampling_probability: float,
+    group_size: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float,
+) -> float:
+    """Smallest σ, to a relative 1e-4, with which ELS (or ULS: G = 1) meets a target.
+
+    Args:
+      sampling_probability: Of an example (ELS) or of a user (ULS).
+      group_size: G, largest number of examples of one user.
+      num_steps: T, number of steps.
+      target_epsilon: Epsilon not to exceed.
+      delta: Delta of the target.
+
+    Returns:
+      The noise multiplier; its epsilon was evaluated and is not above the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    return calibrate.smallest_noise(
+        lambda noise: epsilon(
+            els(noise, sampling_probability, group_size), num_steps=num_steps, delta=delta
+        ),
+        target_epsilon=target_epsilon,
+    )
