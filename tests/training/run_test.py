@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.mechanisms import blt, serialization
 from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import run
@@ -168,6 +169,76 @@ def test_a_run_stops_at_the_accuracy_asked_for_and_keeps_the_best_model(corpus, 
     evaluated = [a for a in accuracies if a is not None]
     assert all(a == 0.0 for a in evaluated[:-1])
     assert evaluated[-1] > 0.0 or len(results.rows) == _NUM_ROUNDS
+
+
+@pytest.mark.parametrize("algorithm", ["dp-fedavg", "dp-fedsgd"])
+def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
+    corpus, tmp_path, monkeypatch, algorithm
+):
+    options = {
+        "algorithm": algorithm,
+        "mechanism": "blt",  # The default, which these algorithms ignore.
+        "buffers": None,
+        "min_sep": None,
+        "noise_multiplier": 2.0,
+        "deterministic_noise_seed": None,
+        "num_rounds": 3,
+    }
+    output = tmp_path / "run"
+
+    def crash(*args):
+        raise _Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.ledger.Ledger, "commit_round", crash)
+        with pytest.raises(_Crash):
+            run.train(_config(corpus, **options), output)
+    # The round was begun with a cohort: the ledger would refuse another one.
+    results = run.train(None, output)
+    assert results.statement.mechanism == algorithm
+    assert results.statement.epsilon == pytest.approx(float(results.rows[-1]["epsilon"]))
+    assert "probability" in results.statement.assumptions[0]
+    seed = (output / "private" / "cohort_seed").read_text().strip()
+    assert len(seed) > 50  # 256 bits, hexadecimal.
+    published = [p for p in output.rglob("*") if p.is_file() and "private" not in p.parts]
+    assert all(seed.encode() not in p.read_bytes() for p in published)
+
+
+def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path):
+    options = {
+        "adaptive_clipping": True,
+        "restart_warmup": 2,
+        "restart_every": 2,
+        "mechanism": "tree",
+        "buffers": None,
+        "deterministic_noise_seed": None,
+        "min_sep": 2,
+    }
+    results = run.train(_config(corpus, **options), tmp_path / "run")
+    derived = json.loads((tmp_path / "run" / "config.json").read_text())["derived"]
+    assert derived["strategy"]["mechanism"] == "restarted"
+    assert derived["strategy"]["starts"] == [0, 2, 4]
+    # Nobody takes part twice: one block of two rounds, one leaf and its parent.
+    assert results.statement.parameters["sensitivity_squared"] == 2.0
+    assert run.train(None, tmp_path / "run").statement == results.statement
+
+
+def test_secure_aggregation_charges_the_inflated_norm(corpus, tmp_path):
+    options = {"secagg_bits": 20, "num_rounds": 2, "deterministic_noise_seed": None}
+    results = run.train(_config(corpus, **options), tmp_path / "run")
+    parameters = results.statement.parameters
+    assert parameters["inflated_clip_norm"] > parameters["clip_norm"] == 1.0
+    assert parameters["secagg_bits_per_parameter"] <= 20
+    assert parameters["secagg_upload_bytes_per_client"] > 0
+
+
+def test_a_strategy_from_a_file_is_used(corpus, tmp_path):
+    strategy = blt.Blt(buf_decay=(0.5,), output_scale=(0.25,))
+    serialization.save(tmp_path / "strategy.json", strategy)
+    options = {"strategy": str(tmp_path / "strategy.json"), "buffers": None, "num_rounds": 2}
+    run.train(_config(corpus, **options), tmp_path / "run")
+    derived = json.loads((tmp_path / "run" / "config.json").read_text())["derived"]
+    assert derived["strategy"] == strategy.to_dict()
 
 
 class _Crash(BaseException):

@@ -20,6 +20,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
+Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal["blt", "tree", "bandtoep", "bisr", "identity", "none"]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 
@@ -30,6 +31,16 @@ _POSITIVE = (
     "server_learning_rate",
     "stop_at_accuracy",
     "target_epsilon",
+)
+
+_DP_FTRL_ONLY = (
+    "adaptive_clipping",
+    "buffers",
+    "max_participations",
+    "mechanism",
+    "min_sep",
+    "secagg_bits",
+    "strategy",
 )
 
 
@@ -98,10 +109,22 @@ class TrainingConfig:
         0.9, "Momentum of the server's optimizer 'momentum'.", "federated learning", 0.0
     )
 
+    algorithm: Algorithm = _option(
+        "dp-ftrl",
+        "dp-ftrl (federated averaging with correlated noise, no sampling assumption), or dp-fedavg "
+        "or dp-fedsgd (independent noise, amplified by secret Poisson sampling of users).",
+        "privacy",
+    )
     mechanism: Mechanism = _option(
         "blt",
         "Noise: blt, tree, bandtoep, bisr, identity (independent noise), or none (no "
-        "clipping, no noise, no privacy).",
+        "clipping, no noise, no privacy). For dp-ftrl only.",
+        "privacy",
+    )
+    strategy: str | None = _option(
+        None,
+        "Instead of a mechanism's own optimisation: a file that `tff-dpftrl optimize --output` "
+        "wrote.",
         "privacy",
     )
     noise_multiplier: float | None = _option(
@@ -129,6 +152,38 @@ class TrainingConfig:
     )
     buffers: int | None = _option(
         None, "Buffers of the BLT mechanism; chosen automatically if not given.", "privacy", 1
+    )
+    adaptive_clipping: bool = _option(
+        False,
+        "Estimate the clip norm privately while training; clip_norm is the first one. The noise "
+        "restarts whenever the estimate is taken over.",
+        "privacy",
+    )
+    target_unclipped_quantile: float = _option(
+        0.5, "Adaptive clipping: share of users to leave unclipped.", "privacy", 0.0
+    )
+    clip_learning_rate: float = _option(
+        0.2, "Adaptive clipping: step of the estimate's logarithm.", "privacy", 0.0
+    )
+    clipped_count_stddev: float | None = _option(
+        None,
+        "Adaptive clipping: standard deviation of the noise on a round's number of unclipped "
+        "users; clients_per_round / 20 if not given.",
+        "privacy",
+        0.0,
+    )
+    restart_warmup: int = _option(
+        128, "Adaptive clipping: round of the first restart.", "privacy", 1
+    )
+    restart_every: int = _option(
+        1024, "Adaptive clipping: rounds between later restarts.", "privacy", 1
+    )
+    secagg_bits: int | None = _option(
+        None,
+        "Secure aggregation: clients send integers of so many bits a parameter, and the server "
+        "sees sums only. The noise is scaled up for what rounding may add.",
+        "privacy",
+        1,
     )
 
     max_epsilon: float | None = _option(
@@ -169,7 +224,28 @@ class TrainingConfig:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}.")
         if not self.server_momentum < 1.0:
             raise ValueError(f"server_momentum must be below 1, got {self.server_momentum!r}.")
+        self._check_algorithm()
         self._check_noise()
+
+    def _check_algorithm(self):
+        if self.algorithm != "dp-ftrl":
+            for name in _DP_FTRL_ONLY:
+                default = type(self).__dataclass_fields__[name].default
+                if getattr(self, name) != default:
+                    raise ValueError(
+                        f"{name} applies to algorithm 'dp-ftrl' only, not {self.algorithm!r}: "
+                        "leave it out."
+                    )
+        if self.mechanism == "none" and (self.adaptive_clipping or self.secagg_bits is not None):
+            name = "adaptive_clipping" if self.adaptive_clipping else "secagg_bits"
+            raise ValueError(f"{name} has no meaning with mechanism 'none': leave it out.")
+        if self.adaptive_clipping and self.secagg_bits is not None:
+            raise ValueError(
+                "adaptive_clipping and secagg_bits cannot be combined: the integers' grid is made "
+                "for one clip norm. Estimate it in a run of its own, then train with it fixed."
+            )
+        if self.strategy is not None and self.buffers is not None:
+            raise ValueError("buffers has no meaning with a strategy file: leave it out.")
 
     def _check_noise(self):
         given = [n for n in ("noise_multiplier", "target_epsilon") if getattr(self, n) is not None]

@@ -12,7 +12,8 @@ import importlib.metadata
 import json
 import pathlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tff_dpftrl import version
 from tff_dpftrl.training import checkpoint, privacy, task
@@ -28,13 +29,13 @@ class Manifest:
 
     Attributes:
       config: The resolved options.
-      plan: Mechanism and noise.
+      derived: What was derived from the options; see `PrivacyPlan.derived`.
       users: Fingerprint of the training users' ids.
       vocabulary: Fingerprint of the words.
     """
 
     config: config_lib.TrainingConfig
-    plan: privacy.PrivacyPlan
+    derived: Mapping[str, Any]
     users: str
     vocabulary: str
 
@@ -85,7 +86,7 @@ def write(
     """Writes `config.json`; from then on the folder holds a run."""
     content = {
         "config": config.to_dict(),
-        "derived": plan.to_dict()
+        "derived": plan.derived()
         | {
             "training_users": len(language_task.train.user_ids),
             "users_fingerprint": _digest(language_task.train.user_ids),
@@ -116,7 +117,7 @@ def read(output: pathlib.Path) -> Manifest:
         config = config_lib.config_from_mapping(content["config"], str(path))
         return Manifest(
             config,
-            privacy.PrivacyPlan.from_dict(derived, config),
+            derived,
             derived["users_fingerprint"],
             derived["vocabulary_fingerprint"],
         )

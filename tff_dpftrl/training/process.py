@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import dp_ftrl
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
+from tff_dpftrl.algorithms import clip_schedule, dp_fedavg, estimators
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import privacy
+from tff_dpftrl.training import privacy, sampled_privacy
 
 
 def build_process(
@@ -14,23 +15,54 @@ def build_process(
     plan: privacy.PrivacyPlan,
     model: tff.learning.models.FunctionalModel,
 ) -> tff.learning.templates.LearningProcess:
-    """Builds `tff.learning.algorithms.build_unweighted_fed_avg` for a run.
+    """Builds the process of a run.
+
+    With secure aggregation, TFF's current execution context becomes the one that
+    simulates secure sums.
 
     Args:
-      config: Optimizers and their learning rates.
+      config: Algorithm, optimizers and their learning rates.
       plan: Mechanism, noise and clipping.
       model: The model, with its initial weights.
 
     Returns:
-      The process; its aggregator is TFF's unweighted mean without a strategy.
+      TFF's own unweighted federated averaging, with our aggregator, or DP-FedAvg or
+      DP-FedSGD.
     """
+    if isinstance(plan, sampled_privacy.SampledPlan):
+        return _build_sampled(config, plan, model)
+    if plan.encoding is not None:
+        tff.backends.test.set_sync_test_cpp_execution_context()
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
         server_optimizer_fn=build_server_optimizer(config),
-        model_aggregator=build_aggregator(plan),
+        model_aggregator=build_aggregator(config, plan),
         # Several times faster than a reduce over the dataset for an unrolled LSTM on a CPU.
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+    )
+
+
+def _build_sampled(
+    config: config_lib.TrainingConfig,
+    plan: sampled_privacy.SampledPlan,
+    model: tff.learning.models.FunctionalModel,
+) -> tff.learning.templates.LearningProcess:
+    common = {
+        "clip": clip_schedule.FlatClipSchedule(plan.clip_norm),
+        "noise_multiplier": plan.noise_multiplier,
+        "estimator": estimators.FixedDenominator(
+            plan.sampling_probability, total_weight=plan.num_clients
+        ),
+        "server_optimizer": build_server_optimizer(config),
+        "deterministic_seed": plan.deterministic_seed,
+    }
+    if config.algorithm == "dp-fedsgd":
+        return dp_fedavg.build_dp_fedsgd(model, learning_rate=config.client_learning_rate, **common)
+    return dp_fedavg.build_dp_fedavg(
+        model,
+        client_optimizer=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
+        **common,
     )
 
 
@@ -50,15 +82,28 @@ def build_server_optimizer(
 
 
 def build_aggregator(
-    plan: privacy.PrivacyPlan,
+    config: config_lib.TrainingConfig, plan: privacy.DpFtrlPlan
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """What turns the clients' updates into the server's: `model_aggregator`."""
     if plan.strategy is None:
         return tff.aggregators.UnweightedMeanFactory()
-    return dp_ftrl.build_dp_ftrl_aggregator(
-        plan.strategy,
-        noise_multiplier=plan.noise_multiplier,
-        clip_norm=plan.clip_norm,
-        clients_per_round=plan.clients_per_round,
-        deterministic_seed=plan.deterministic_seed,
-    )
+    common = {
+        "noise_multiplier": plan.noise_multiplier,
+        "clients_per_round": plan.clients_per_round,
+        "deterministic_seed": plan.deterministic_seed,
+    }
+    adaptive = {
+        "initial_clip_norm": plan.clip_norm,
+        "target_unclipped_quantile": config.target_unclipped_quantile,
+        "clip_learning_rate": config.clip_learning_rate,
+        "clipped_count_stddev": config.clipped_count_stddev,
+    }
+    if plan.encoding is not None:
+        return secagg.build_secagg_dp_ftrl_aggregator(
+            plan.strategy, encoding=plan.encoding, clip_norm=plan.clip_norm, **common
+        )
+    if config.adaptive_clipping:
+        return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
+            plan.strategy, **common, **adaptive
+        )
+    return dp_ftrl.build_dp_ftrl_aggregator(plan.strategy, clip_norm=plan.clip_norm, **common)

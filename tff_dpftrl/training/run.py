@@ -28,9 +28,18 @@ import tqdm
 
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.participation import cohorts, ledger
-from tff_dpftrl.training import checkpoint, manifest, process, results, task, worker_watchdog
+from tff_dpftrl.training import (
+    checkpoint,
+    cohort_seed,
+    manifest,
+    privacy,
+    process,
+    results,
+    sampled_privacy,
+    task,
+    worker_watchdog,
+)
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import privacy as privacy_lib
 
 _ACCURACY = "eval_top1_in_vocab"
 _COLUMNS = (
@@ -81,30 +90,22 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
         been written then.
       OSError: If a file cannot be written; every committed round is kept.
     """
+    known = None
     if config is None:
         known = manifest.read(output)
         config = known.config
-        language_task = task.build_language_task(config)
-        known.check_task(language_task)
-        plan = known.plan
     else:
-        known = None
         manifest.check_is_free(output)
-        language_task = task.build_language_task(config)
-        plan = privacy_lib.plan_privacy(config, len(language_task.train.user_ids))
+    language_task = task.build_language_task(config)
+    if known is not None:
+        known.check_task(language_task)
+    plan = _plan(config, language_task, known)
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         raise ValueError(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
             f"{plan.epsilon_after(1):.4g}: raise it or noise_multiplier."
         )
-    sampler = cohorts.MinSepSampler(
-        num_clients=len(language_task.train.user_ids),
-        clients_per_round=config.clients_per_round,
-        min_sep=plan.schema.min_sep,
-        max_participations=plan.schema.max_participations,
-        num_rounds=config.num_rounds,
-        seed=config.seed,
-    )
+    plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     worker_watchdog.start()
     learning_process = process.build_process(config, plan, language_task.functional_model())
     state = learning_process.initialize()
@@ -115,13 +116,32 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
         shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
         fingerprint = checkpoints.save(0, state, {})
         ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
+        cohort_seed.create(private, config, plan)
         manifest.write(output, config, plan, language_task)
+    sampler = plan.sampler(cohort_seed.read(private, config, plan))
     guard = plan.budget_guard(config.max_epsilon)
     with ledger.Ledger.open(ledger_path, plan.schema, budget_guard=guard) as book:
         run = _Run(config, output, language_task, plan, sampler, learning_process, book)
         run.restore(checkpoints, template=state)
         run.run_rounds()
         return run.finish()
+
+
+def _plan(
+    config: config_lib.TrainingConfig,
+    language_task: task.LanguageTask,
+    known: manifest.Manifest | None,
+) -> privacy.PrivacyPlan:
+    """The plan of a new run, or of the one that is being resumed."""
+    num_clients = len(language_task.train.user_ids)
+    if config.algorithm != "dp-ftrl":
+        if known is None:
+            return sampled_privacy.SampledPlan.make(config, num_clients)
+        return sampled_privacy.SampledPlan.resumed(config, num_clients, known.derived)
+    num_parameters = language_task.model.num_parameters
+    if known is None:
+        return privacy.DpFtrlPlan.make(config, num_clients, num_parameters)
+    return privacy.DpFtrlPlan.resumed(config, num_clients, num_parameters, known.derived)
 
 
 class _Run:
@@ -132,7 +152,7 @@ class _Run:
         config: config_lib.TrainingConfig,
         output: pathlib.Path,
         language_task: task.LanguageTask,
-        plan: privacy_lib.PrivacyPlan,
+        plan: privacy.PrivacyPlan,
         sampler: cohorts.CohortSampler,
         learning_process: tff.learning.templates.LearningProcess,
         book: ledger.Ledger,
@@ -289,7 +309,7 @@ class _Run:
             if statement.has_guarantee
             else "no privacy guarantee"
         )
-        return f"{self._config.data}: {self._config.mechanism}, {promised}"
+        return f"{self._config.data}: {statement.mechanism}, {promised}"
 
     def _summary(
         self, statement: statement_lib.PrivacyStatement, baselines: Mapping[str, float]
@@ -304,7 +324,8 @@ class _Run:
         if statement.has_guarantee:
             lines.append(
                 f"Privacy: ε = {statement.epsilon:.4g} at δ = {statement.delta:g}, "
-                f"ρ-zCDP {statement.rho_zcdp:.4g}, per user; see privacy_statement.md."
+                + (f"ρ-zCDP {statement.rho_zcdp:.4g}, " if statement.rho_zcdp is not None else "")
+                + "per user; see privacy_statement.md."
             )
         else:
             lines.append("Privacy: NO guarantee. " + " ".join(statement.no_guarantee))

@@ -1,0 +1,195 @@
+"""DP-FTRL in TFF's own training program, `tff.learning.programs.train_model`.
+
+TFF's program saves its state asynchronously and releases the whole training state,
+the noise's seed and buffers included, as "model output". Here the state of a round is
+durable and committed to the ledger before the next round may begin, and only model
+weights are released.
+
+Example:
+  ```
+  manager = CommittedStateManager(folder, schema)
+  source = cohort_source.CohortDataSource.from_client_data(
+      client_data, sampler, on_cohort=manager.begin_round)
+  asyncio.run(tff.learning.programs.train_model(
+      train_process=process, train_data_source=source, train_per_round_clients=20,
+      train_total_rounds=schema.num_rounds, program_state_manager=manager,
+      model_output_manager=WeightsReleaseManager(
+          tff.program.LoggingReleaseManager()),
+      evaluation_manager=None, evaluation_periodicity=10))
+  ```
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_dpftrl.participation import ledger, observed
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.training import checkpoint
+
+
+class WeightsReleaseManager(tff.program.ReleaseManager):
+    """Passes on the model weights of a training state, and nothing else.
+
+    For `model_output_manager` of `train_model`, which gets the whole training state.
+    TFF's `FilteringReleaseManager` cannot take apart a `LearningAlgorithmState`.
+    """
+
+    def __init__(self, release_manager: tff.program.ReleaseManager):
+        """Wraps the manager that does the releasing.
+
+        Args:
+          release_manager: Gets a `tff.learning.models.ModelWeights` for each state.
+        """
+        self._release_manager = release_manager
+
+    async def release(self, value: tff.learning.templates.LearningAlgorithmState, key: str) -> None:
+        """Releases the weights of a training state: no seed, no buffers, no optimizer."""
+        await self._release_manager.release(value.global_model_weights, key)
+
+
+class CommittedStateManager(tff.program.ProgramStateManager):
+    """Program state that is durable, and in the ledger, before the next round begins.
+
+    Use one object as `program_state_manager` and its `begin_round` as `on_cohort` of
+    the data source. A program that was interrupted at any point and is run again in
+    the same folder goes on with the same cohorts and the same noise.
+
+    The folder holds checkpoints and the ledger, and is secret.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        declared: schema_lib.MinSep,
+        *,
+        budget_guard: ledger.BudgetGuard | None = None,
+    ):
+        """Opens the folder, or makes it.
+
+        Args:
+          folder: Folder of one run.
+          declared: The participation schema that the run promises.
+          budget_guard: As for `ledger.Ledger`.
+
+        Raises:
+          ValueError: If the ledger in the folder is in use or declares another schema.
+        """
+        self._folder = pathlib.Path(folder)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._checkpoints = checkpoint.CheckpointFolder(self._folder / "checkpoints")
+        self._declared = declared
+        self._budget_guard = budget_guard
+        self._path = self._folder / "ledger.sqlite"
+        self._ledger: ledger.Ledger | None = None
+        if self._path.exists():
+            self._ledger = ledger.Ledger.open(self._path, declared, budget_guard=budget_guard)
+        self._state: Any = None
+        self._asked: Sequence[str] = ()
+
+    def close(self) -> None:
+        """Closes the ledger; another process may then open it."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def observed(self) -> observed.ObservedParticipation:
+        """Who took part how often so far, for the privacy statement."""
+        return observed.ObservedParticipation() if self._ledger is None else self._ledger.observed()
+
+    def begin_round(self, round_index: int, cohort: Sequence[str]) -> None:
+        """Asks the ledger whether a round may begin; for `CohortDataSource.on_cohort`.
+
+        Args:
+          round_index: The round, from 0.
+          cohort: Ids of its clients.
+
+        Raises:
+          ledger.LedgerRefusal: If it may not.
+        """
+        self._ledger.begin_round(
+            round_index,
+            cohort,
+            noise_fingerprint=checkpoint.fingerprint(self._state.aggregator),
+            checkpoint_fingerprint=self._ledger.last_checkpoint,
+        )
+        self._asked = tuple(cohort)
+
+    def _rounds_committed(self) -> int:
+        last = self._ledger.last_committed_round
+        return 0 if last is None else last + 1
+
+    async def get_versions(self) -> list[int] | None:
+        """The number of committed rounds, the only version there is; None if new."""
+        if self._ledger is None:
+            return None
+        return [self._rounds_committed()]
+
+    async def load(self, version: int, structure: Any) -> Any:
+        """The program state after `version` rounds.
+
+        Args:
+          version: Number of rounds; the committed one.
+          structure: A program state of the same structure.
+
+        Returns:
+          The program state.
+
+        Raises:
+          tff.program.ProgramStateNotFoundError: If it is not the committed one.
+          checkpoint.CheckpointError: If it cannot be read.
+        """
+        if [version] != await self.get_versions():
+            raise tff.program.ProgramStateNotFoundError(version)
+        self._state, saved = self._checkpoints.load(
+            version, self._ledger.last_checkpoint, structure.state
+        )
+        iterator = structure.data_iterator.from_bytes(bytes.fromhex(saved["data_iterator"]))
+        return structure._replace(
+            state=self._state,
+            round_number=version,
+            next_evaluation_timestamp_seconds=saved["next_evaluation_timestamp_seconds"],
+            data_iterator=iterator,
+        )
+
+    def save(self, program_state: Any, version: int) -> Coroutine[None, None, None]:
+        """Makes the state after `version` rounds durable and commits the round.
+
+        It does so when it is called, not when the result is awaited: TFF's program
+        awaits it only after it has asked for the next cohort.
+
+        Args:
+          program_state: TFF's program state, with its values materialised.
+          version: Number of rounds.
+
+        Returns:
+          A coroutine with nothing left to do.
+
+        Raises:
+          tff.program.ProgramStateExistsError: If that round has been committed.
+          ledger.LedgerRefusal: If it is not the round that was begun.
+        """
+        if self._ledger is not None and version <= self._rounds_committed():
+            raise tff.program.ProgramStateExistsError(version)
+        saved = {
+            "data_iterator": program_state.data_iterator.to_bytes().hex(),
+            "next_evaluation_timestamp_seconds": program_state.next_evaluation_timestamp_seconds,
+        }
+        fingerprint = self._checkpoints.save(version, program_state.state, saved)
+        if self._ledger is None:
+            ledger.Ledger.create(self._path, self._declared, initial_checkpoint=fingerprint).close()
+            self._ledger = ledger.Ledger.open(
+                self._path, self._declared, budget_guard=self._budget_guard
+            )
+        else:
+            self._ledger.commit_round(version - 1, self._asked, fingerprint)
+        self._state = program_state.state
+        return _done()
+
+
+async def _done() -> None:
+    """What a coroutine that has nothing left to do is made of."""
