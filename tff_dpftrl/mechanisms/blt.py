@@ -50,9 +50,10 @@ class Blt(strategy.Strategy):
             raise ValueError(
                 f"output_scale must be positive and finite, got {scale}. Drop a buffer of scale 0."
             )
-        if len(set(decay)) < len(decay):
+        if len({1 - x for x in decay}) < len(decay):
             raise ValueError(
-                f"buf_decay must be distinct, got {decay}; merge equal buffers by adding scales."
+                f"buf_decay must be distinct, by more than 1e-16, got {decay}; merge equal buffers "
+                "by adding their scales."
             )
         order = sorted(range(len(decay)), key=lambda i: -decay[i])
         object.__setattr__(self, "buf_decay", tuple(decay[i] for i in order))
@@ -123,11 +124,12 @@ class Blt(strategy.Strategy):
 
     def coefficients(self, num_rounds: int) -> np.ndarray:
         """c_0 ... c_{n-1}, float64, shape [num_rounds] (paper, equation 2)."""
-        return _with_leading_one(self.buf_decay, np.asarray(self.output_scale), num_rounds)
+        decay, scale = np.asarray(self.buf_decay), np.asarray(self.output_scale)
+        return toeplitz.exponential_sums(decay, scale, num_rounds - 1, first=1.0)
 
     def inverse_coefficients(self, num_rounds: int) -> np.ndarray:
         """First column of C⁻¹, float64, shape [num_rounds]."""
-        return _with_leading_one(*self.inverse(), num_rounds)
+        return toeplitz.exponential_sums(*self.inverse(), num_rounds - 1, first=1.0)
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
         """C x, streaming with d buffers (Alg. 2); x has shape [n, ...], float64."""
@@ -226,13 +228,6 @@ def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
         return tuple(float(x) for x in values)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a sequence of numbers, got {values!r}.") from None
-
-
-def _with_leading_one(decay, scale: np.ndarray, num_rounds: int) -> np.ndarray:
-    column = np.empty(num_rounds)
-    column[0] = 1.0
-    column[1:] = toeplitz.exponential_sums(decay, scale, num_rounds - 1)
-    return column
 
 
 def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:

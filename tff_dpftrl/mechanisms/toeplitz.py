@@ -13,6 +13,8 @@ from scipy import signal
 from tff_dpftrl.mechanisms import strategy
 from tff_dpftrl.participation import schema as schema_lib
 
+_NEGLIGIBLE = 2.0**-60
+
 
 def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
     """The first `num_rounds` coefficients, zeros where the vector has ended."""
@@ -50,26 +52,60 @@ def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarra
     return signal.lfilter([1.0], column, impulse)
 
 
-def exponential_sums(decay: np.ndarray, scale: np.ndarray, length: int) -> np.ndarray:
+def exponential_sums(
+    decay: np.ndarray, scale: np.ndarray, length: int, first: float | None = None
+) -> np.ndarray:
     """Evaluates Σ_i scale[i] · decay[i]^t for t = 0 ... length - 1.
 
     The exponent is split as t = r · width + s with width ≈ √length, so that only
-    O(d √length) powers are computed; the rest is one matrix product.
+    O(d √length) powers are computed; the rest is a matrix product, in which rows
+    leave out the terms that have decayed below the rounding error.
 
     Args:
-      decay: Shape [d].
+      decay: Shape [d], of magnitudes up to about 1.
       scale: Shape [d].
       length: Number of values wanted.
+      first: A value to put before them, if not None.
 
     Returns:
-      Float64, shape [length].
+      Float64, shape [length], or [length + 1] with `first`.
     """
     width = max(1, int(np.sqrt(length)))
     rows = -(-length // width)
-    decay = np.asarray(decay, dtype=np.float64)
-    coarse = np.power(decay, width * np.arange(rows)[:, np.newaxis]) * scale
-    fine = np.power(decay[:, np.newaxis], np.arange(width))
-    return (coarse @ fine).reshape(-1)[:length]
+    order = np.argsort(-np.abs(decay))
+    decay, scale = np.asarray(decay, dtype=np.float64)[order], np.asarray(scale)[order]
+    coarse = _powers(decay, width, rows) * scale[:, np.newaxis]
+    fine = _powers(decay, 1, width)
+    before = 0 if first is None else 1
+    result = np.empty(before + rows * width)
+    result[:before] = first
+    table = result[before:].reshape(rows, width)
+
+    slowest = np.maximum.accumulate(np.abs(coarse), axis=0)
+    needed_rows = np.count_nonzero(np.abs(coarse) > _NEGLIGIBLE * slowest, axis=1)
+    end = rows
+    for terms in range(1, len(decay) + 1):
+        start = int(np.max(needed_rows[terms:], initial=0))
+        if start >= end:
+            continue
+        left, right = coarse[:terms, start:end], fine[:terms]
+        if terms <= 2:  # BLAS is slower for so few.
+            np.einsum("ki,kj->ij", left, right, out=table[start:end])
+        else:
+            np.matmul(left.T, right, out=table[start:end])
+        end = start
+    return result[: before + length]
+
+
+def _powers(base: np.ndarray, step: int, count: int) -> np.ndarray:
+    """base[i]^(step · t) for t < count, shape [d, count]."""
+    exponents = step * np.arange(count, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):  # Zero to the power of zero is set below.
+        result = np.exp(np.log(np.abs(base))[:, np.newaxis] * exponents)
+    result[:, :1] = 1.0
+    if np.any(base < 0):
+        result[base < 0] *= np.where(exponents % 2 == 1, -1.0, 1.0)
+    return result
 
 
 def prefix_noise_variance(inverse: np.ndarray) -> np.ndarray:
