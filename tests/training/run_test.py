@@ -207,6 +207,7 @@ def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
 def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path):
     options = {
         "adaptive_clipping": True,
+        "clipped_count_stddev": 2.0,
         "restart_warmup": 2,
         "restart_every": 2,
         "mechanism": "tree",

@@ -275,9 +275,7 @@ class DpFtrlPlan(PrivacyPlan):
     ) -> DpFtrlPlan:
         encoding = None
         if config.secagg_bits is not None:
-            encoding = grid.for_bits(
-                config.secagg_bits, dim=num_parameters, max_clients=config.clients_per_round
-            )
+            encoding = grid.for_bits(num_parameters, config.clients_per_round, config.secagg_bits)
         return cls(
             schema=schema,
             noise_multiplier=noise_multiplier,
