@@ -12,22 +12,10 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import adaptive_clipping, clip_ops, dp_ftrl, seeds
-from tff_dpftrl.mechanisms import blt, identity, noise_recipe, tree
+from tff_dpftrl.mechanisms import blt, identity, restarts, tree
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 _VECTOR = tff.TensorType(np.float32, [2])
-
-
-class _Restarted:
-    """A strategy that begins anew at the given rounds."""
-
-    max_rounds = None
-
-    def __init__(self, block, starts):
-        self._recipe = noise_recipe.RestartedNoise(block.noise_recipe(), tuple(starts))
-
-    def noise_recipe(self):
-        return self._recipe
 
 
 def _build(strategy, **kwargs):
@@ -55,7 +43,7 @@ def test_linear_update_reproduces_the_values_of_tensorflow_privacy():
     # quantile_adaptive_clip_tree_query_test.test_adaptation_target_zero of TensorFlow
     # Privacy 0.9, which restarts after every round.
     process = _build(
-        _Restarted(tree.Tree(5), range(6)),
+        restarts.Restarted(tree.Tree(5), tuple(range(6))),
         target_unclipped_quantile=0.0,
         clip_learning_rate=1.0,
         geometric_update=False,
@@ -73,7 +61,7 @@ def test_geometric_update_by_hand():
     # Norms 5 and 2.5, target 0, rate ln 2 (both of TensorFlow Privacy's geometric test): the
     # estimate halves while both are below it and is divided by √2 while one is.
     process = _build(
-        _Restarted(tree.Tree(5), range(6)),
+        restarts.Restarted(tree.Tree(5), tuple(range(6))),
         initial_clip_norm=16.0,
         target_unclipped_quantile=0.0,
         clip_learning_rate=math.log(2),
@@ -88,7 +76,7 @@ def test_geometric_update_by_hand():
 
 def test_active_norm_moves_only_where_a_block_starts():
     process = _build(
-        _Restarted(_BLT, (0, 2, 5)), target_unclipped_quantile=0.0, clip_learning_rate=0.1
+        restarts.Restarted(_BLT, (0, 2, 5)), target_unclipped_quantile=0.0, clip_learning_rate=0.1
     ).create(tff.TensorType(np.float32))
     outputs = _run(process, [_scalars(0.1, 0.1)] * 6)
     estimates = 10.0 * np.exp(-0.1 * np.arange(1, 7))
@@ -137,7 +125,7 @@ def test_without_restarts_and_learning_it_is_the_fixed_clip(strategy, noise_mult
 def test_noise_starts_anew_in_each_block_and_scales_with_the_active_norm():
     size, num_rounds, starts = 40_000, 5, (0, 3)
     factory = _build(
-        _Restarted(_BLT, starts),
+        restarts.Restarted(_BLT, starts),
         noise_multiplier=1.0,
         clipped_count_stddev=1.0,
         clip_learning_rate=1.0,
@@ -187,7 +175,7 @@ def test_estimate_reaches_the_target_quantile():
     rng = np.random.default_rng(0)
     m, target = 50, 0.7
     process = _build(
-        _Restarted(_BLT, range(0, 80, 10)),
+        restarts.Restarted(_BLT, tuple(range(0, 80, 10))),
         initial_clip_norm=0.1,
         target_unclipped_quantile=target,
         noise_multiplier=1.0,
@@ -267,7 +255,7 @@ def test_unusable_arguments_are_refused(name, value):
 
 def test_state_resumes_and_the_estimate_stays_in_the_safe_range():
     process = _build(
-        _Restarted(_BLT, (0, 1)), target_unclipped_quantile=0.0, clip_learning_rate=1e4
+        restarts.Restarted(_BLT, (0, 1)), target_unclipped_quantile=0.0, clip_learning_rate=1e4
     ).create(tff.TensorType(np.float32))
     (output,) = _run(process, [_scalars(1.0, 1.0)])
     state = output.state

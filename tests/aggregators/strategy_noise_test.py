@@ -16,6 +16,7 @@ from tff_dpftrl.mechanisms import (
     identity,
     inverse_banded,
     noise_recipe,
+    restarts,
     tree,
 )
 
@@ -58,9 +59,6 @@ def test_streamed_noise_is_the_noise_matrix(strategy, num_rounds):
     np.testing.assert_allclose(streamed, strategy.noise_matrix(num_rounds), atol=1e-5)
 
 
-_BLOCK = _PRODUCTION.noise_recipe()
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
@@ -94,12 +92,10 @@ def test_covariance_of_emitted_noise(strategy):
 
 
 def test_blocks_of_a_restarted_strategy_are_independent():
-    starts, num_rounds, size = (0, 4, 6), 9, 30_000
-    recipe = noise_recipe.RestartedNoise(_BLOCK, starts)
-    rows = _emitted(recipe, num_rounds, size).reshape(2 * num_rounds, size)
-    matrix = np.zeros((num_rounds, num_rounds))
-    for start, end in ((0, 4), (4, 6), (6, 9)):
-        matrix[start:end, start:end] = _PRODUCTION.noise_matrix(end - start)
+    strategy = restarts.Restarted(_PRODUCTION, (0, 4, 6))
+    num_rounds, size = 9, 30_000
+    rows = _emitted(strategy.noise_recipe(), num_rounds, size).reshape(2 * num_rounds, size)
+    matrix = strategy.noise_matrix(num_rounds)
     expected = np.kron(np.eye(2), matrix @ matrix.T)
     margin = _margin(expected, size)
     assert np.all(np.abs(rows @ rows.T / size - expected) < margin)

@@ -329,7 +329,8 @@ def build_adaptive_dp_ftrl_aggregator(
     Args:
       strategy: The strategy C of both streams. Its restarts are the rounds that
         take over the estimate, and restart both noises; without restarts the
-        estimate is released but never used.
+        estimate is released but never used. The paper's schedule is
+        `restarts.Restarted(base, (0, *range(128, num_rounds, 1024)))`.
       noise_multiplier: z, of both streams together.
       clients_per_round: The number both noised sums are divided by: the report goal.
       initial_clip_norm: Clip norm and estimate before the first round.

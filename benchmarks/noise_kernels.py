@@ -1,0 +1,79 @@
+"""Cost of making the noise of one round in plain TensorFlow, without TFF.
+
+    python benchmarks/noise_kernels.py [--size 4400000] [--repeats 15]
+
+One line a mechanism: milliseconds (median) and the ratio to one Gaussian draw of
+the same size (median over the repeats of the ratio within a repeat, so that a busy
+machine disturbs it little).
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.aggregators import noise_ops, seeds
+from tff_dpftrl.mechanisms import banded_toeplitz, blt, identity, inverse_banded, tree
+
+_REFERENCE = "one Gaussian draw"
+_NUM_ROUNDS_PLANNED = 2000
+_DECAY = (0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778, 0.2)
+_SCALE = (0.0070314825502323835, 0.10613806907600574, 0.1898159060327625, 0.1966594748, 0.05)
+
+
+def _strategies():
+    strategies = {"identity": identity.Identity()}
+    for d in range(1, 6):
+        strategies[f"BLT d={d}"] = blt.Blt(_DECAY[:d], _SCALE[:d])
+    strategies["tree"] = tree.Tree(_NUM_ROUNDS_PLANNED)
+    strategies["vanilla tree"] = tree.Tree(_NUM_ROUNDS_PLANNED, variance_reduction=False)
+    for bands in (2, 4, 16):
+        strategies[f"BISR p={bands}"] = inverse_banded.InverseBanded.bisr(bands)
+    strategies["banded p=16"] = banded_toeplitz.BandedToeplitz.fhu(16)
+    return strategies
+
+
+def _stepper(strategy, size, seed):
+    """A function that makes the noise of the next round each time it is called."""
+    stream = noise_ops.NoiseStream(strategy.noise_recipe(), [[size]])
+    step = tf.function(stream.next)
+    state = {"t": 777, "buffers": stream.initial_buffers()}
+
+    def run():
+        _, state["buffers"] = step(state["buffers"], tf.constant(state["t"], tf.int64), seed)
+        state["t"] += 1
+
+    return run
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--size", type=int, default=4_400_000)
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    seed = tf.constant([1, 2], tf.int64)
+    draw = tf.function(lambda: seeds.normal(seed, args.size))
+    runs = {_REFERENCE: draw}
+    runs |= {name: _stepper(strategy, args.size, seed) for name, strategy in _strategies().items()}
+    seconds = collections.defaultdict(list)
+    for repeat in range(args.repeats + 2):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            if repeat >= 2:  # The first calls trace and allocate.
+                seconds[name].append(time.perf_counter() - start)
+    print(f"{args.size / 1e6:.1f}M float32, {args.repeats} repeats")
+    print(f"{'noise':<20}{'ms':>8}{'ratio':>8}")
+    reference = np.asarray(seconds[_REFERENCE])
+    for name, values in seconds.items():
+        ratio = np.median(np.asarray(values) / reference)
+        print(f"{name:<20}{1e3 * np.median(values):>8.1f}{ratio:>8.2f}")
+
+
+if __name__ == "__main__":
+    main()
