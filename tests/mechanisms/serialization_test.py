@@ -16,6 +16,7 @@ from tff_dpftrl.mechanisms import (
     dense,
     identity,
     inverse_banded,
+    restarts,
     serialization,
     tree,
 )
@@ -30,6 +31,7 @@ _STRATEGIES = {
     "banded": banded.Banded(np.tril(np.ones((8, 3))) + np.tri(8, 3) / 3),
     "banded Toeplitz": banded_toeplitz.BandedToeplitz((1.0, 1 / 3, 0.1)),
     "inverse banded": inverse_banded.InverseBanded.bisr(3),
+    "restarted": restarts.Restarted(blt.Blt([0.9, 1 / 3], [0.2, 0.1]), (0, 3)),
     "dense": dense.Dense(np.tri(8) / 3 + np.eye(8)),
 }
 

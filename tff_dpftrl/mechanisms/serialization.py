@@ -24,6 +24,7 @@ from tff_dpftrl.mechanisms import (
     dense,
     identity,
     inverse_banded,
+    restarts,
     tree,
 )
 from tff_dpftrl.mechanisms import certificate as certificate_lib
@@ -95,15 +96,17 @@ def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
       ValueError: If the mechanism is unknown or its parameters are invalid.
     """
     mechanism = values.get("mechanism") if isinstance(values, dict) else None
-    if mechanism not in _CLASSES:
-        raise ValueError(
-            f"Unknown mechanism {mechanism!r}; this version of the package knows "
-            f"{', '.join(sorted(_CLASSES))}."
-        )
     try:
-        return _CLASSES[mechanism].from_dict(values)
+        if mechanism == restarts.Restarted.mechanism:
+            return restarts.Restarted.from_dict(values, strategy_from_dict)
+        if mechanism in _CLASSES:
+            return _CLASSES[mechanism].from_dict(values)
     except KeyError as error:
         raise ValueError(f"The mechanism {mechanism!r} needs the parameter {error}.") from None
+    known = sorted([*_CLASSES, restarts.Restarted.mechanism])
+    raise ValueError(
+        f"Unknown mechanism {mechanism!r}; this version of the package knows {', '.join(known)}."
+    )
 
 
 def save(
