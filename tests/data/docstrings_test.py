@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -209,10 +208,18 @@ def test_the_standard_library_is_found(cache):
     assert "argparse" in corpus.user_ids
 
 
-def test_nothing_is_imported_and_no_child_is_left(site, cache):
+def test_nothing_is_imported_and_no_child_is_left(site, cache, monkeypatch):
     site("evil.py", "raise SystemExit('imported')\n" + _module(*_prose("e", 20)))
     for name in [f"m{i}" for i in range(250)]:
         site(f"{name}.py", _module(*_prose(name, 12)))
+    children = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            children.append(self)
+
+    monkeypatch.setattr(docstrings.subprocess, "Popen", Popen)
 
     class StopError(Exception):
         pass
@@ -224,11 +231,10 @@ def test_nothing_is_imported_and_no_child_is_left(site, cache):
 
     with pytest.raises(StopError):
         docstrings.read(cache_dir=cache, progress=stop)
-    children = subprocess.run(
-        ["ps", "-o", "args=", "--ppid", str(os.getpid())], capture_output=True, text=True
-    ).stdout
-    assert "docstring_extraction" not in children
+    assert len(children) >= 2
+    assert all(child.returncode is not None for child in children)
     assert len(docstrings.read(cache_dir=cache)) == 251
+    assert all(child.returncode is not None for child in children)
     assert "evil" not in sys.modules
 
 

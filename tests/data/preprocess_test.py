@@ -46,6 +46,11 @@ def test_client_datasets_hold_the_sample():
     np.testing.assert_array_equal(_rows(dataset), expected)
 
 
+def test_batches_are_pairs_of_int32():
+    spec = tf.TensorSpec([None, 20], tf.int32)
+    assert preprocess.element_spec(20) == (spec, spec)
+
+
 def test_a_user_without_text_has_no_batch():
     corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY)
     dataset = preprocess.client_dataset(corpus, "user 0", preprocess.ClientSpec(), seed=0)

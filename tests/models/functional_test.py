@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.data import preprocess
 from tff_dpftrl.models import evaluation, functional, metrics, word_lstm
 
 _MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
@@ -122,9 +121,10 @@ def test_a_batch_of_padding_has_no_gradient(process):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_it_takes_the_batches_of_data_preprocess():
+def test_it_takes_batches_of_ids():
+    spec = tf.TensorSpec([None, 20], tf.int32)
     model = functional.build(word_lstm.WordLstm(10), _SPECIAL, seed=0)
-    assert model.input_spec == preprocess.element_spec(20)
+    assert model.input_spec == (spec, spec)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class ClientSpec:
       num_epochs: Number of passes over them.
     """
 
-    batch_size: int = 16
-    max_sequences: int | None = 128
+    batch_size: int = 8
+    max_sequences: int | None = 64
     num_epochs: int = 1
 
     def __post_init__(self):
