@@ -1,0 +1,83 @@
+"""Pictures of plans and extrapolations; needs Matplotlib."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib
+from matplotlib import figure as figure_lib
+
+from tff_dpftrl.accounting import extrapolation, planner
+
+if TYPE_CHECKING:
+    from matplotlib import axes as axes_lib
+
+
+def draw_curves(
+    axes: axes_lib.Axes, curves: Sequence[extrapolation.Curve], *, x_label: str, quantity: str
+) -> None:
+    """Draws extrapolated curves.
+
+    Args:
+      axes: Where to draw.
+      curves: What to draw.
+      x_label: What varies.
+      quantity: "rho" or "epsilon".
+    """
+    for curve in curves:
+        axes.plot(curve.x, getattr(curve, quantity), label=curve.label)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel({"rho": "ρ (zCDP)", "epsilon": "ε"}[quantity])
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
+    """Draws noise against report goal, or epsilon if the noise is what is kept.
+
+    Args:
+      axes: Where to draw.
+      plans: Plans of one request.
+    """
+    noises = [plan.noise_in_sum for plan in plans]
+    same_noise = max(noises) <= min(noises) * (1 + 1e-6)
+    for name in dict.fromkeys(plan.mechanism for plan in plans):
+        chosen = [plan for plan in plans if plan.mechanism == name]
+        axes.plot(
+            [plan.report_goal for plan in chosen],
+            [plan.guarantee.epsilon if same_noise else plan.noise_in_sum for plan in chosen],
+            marker="o",
+            label=name,
+        )
+    axes.set_xlabel("report goal (clients a round)")
+    axes.set_ylabel("ε" if same_noise else "noise in the sum of averaged updates / clip norm")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], title: str) -> None:
+    """Writes `draw_plans` to a picture file.
+
+    Args:
+      path: The file; its ending chooses the format.
+      plans: Plans of one request.
+      title: Heading of the picture.
+
+    Raises:
+      ValueError: If the file cannot be written.
+    """
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = figure_lib.Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
+        draw_plans(axes, plans)
+        axes.set_title(title)
+        figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
+        try:
+            figure.savefig(path, dpi=150)
+        except OSError as error:
+            raise ValueError(f"Cannot write the plot to {path}: {error.strerror}.") from error

@@ -1,0 +1,149 @@
+"""`tff-dpftrl account`: what a DP-FTRL run costs in privacy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from tff_dpftrl.cli import strategy_arguments
+
+if TYPE_CHECKING:
+    from tff_dpftrl.accounting import guarantee as guarantee_lib
+
+_DESCRIPTION = """\
+Account for the privacy of a DP-FTRL run: rho-zCDP, and epsilon at a delta.
+
+The guarantee is for zeroing out all contributions of one client that takes part in at most
+--max-participations rounds, any two of them at least --min-sep apart. epsilon is exact for the
+mechanism; epsilon_rdp is the looser conversion that older papers used. Text output rounds up.
+"""
+
+_EPILOG = """\
+examples:
+  # es-ES of the Gboard paper's Table 1, whose MinS of 526 counts the rounds in between.
+  tff-dpftrl account --mechanism tree --noise-multiplier 7 --rounds 1900 \\
+      --min-sep-gap 526 --max-participations 3 --delta 1e-10
+
+  # A run with adaptive clipping: restarts after 128 rounds and then every 1024.
+  tff-dpftrl account --mechanism tree --noise-multiplier 7 --rounds 2000 --min-sep 300 \\
+      --max-participations 7 --delta 1e-10 --first-restart 128 --restart-every 1024
+
+  # Amplified by sampling: 400 groups of clients take turns, each client with probability 0.1.
+  tff-dpftrl account --mechanism bandtoep --bands 400 --noise-multiplier 1 --rounds 2000 \\
+      --min-sep 400 --delta 1e-10 --sampling-groups 400 --sampling-probability 0.1
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "account",
+        help="what a run costs in privacy",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--noise-multiplier",
+        type=float,
+        required=True,
+        metavar="Z",
+        help="Standard deviation of the noise draws per unit of clip norm (with adaptive clipping: "
+        "the total z, of updates and clip norm together).",
+    )
+    parser.add_argument("--delta", type=float, required=True, metavar="D", help="Delta, as 1e-10.")
+    strategy_arguments.add_arguments(parser)
+    sampling = parser.add_argument_group(
+        "cyclic sampling by the server (banded mechanisms only; adds epsilon_amplified)"
+    )
+    sampling.add_argument(
+        "--sampling-groups",
+        type=int,
+        metavar="G",
+        help="Groups of clients that take turns, at least as many as there are bands.",
+    )
+    sampling.add_argument(
+        "--sampling-probability",
+        type=float,
+        metavar="Q",
+        help="Probability of a client to be in the cohort when it is its group's turn.",
+    )
+    add_format(parser)
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Adds --format."""
+    parser.add_argument(
+        "--format", choices=["json", "text"], default="json", help="Of standard output."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Accounts and prints; returns the exit status."""
+    from tff_dpftrl.accounting import guarantee
+
+    schema = strategy_arguments.schema_from(args)
+    strategy = strategy_arguments.strategy_from(args, schema)
+    found = guarantee.dp_ftrl_guarantee(
+        strategy,
+        noise_multiplier=args.noise_multiplier,
+        schema=schema,
+        delta=args.delta,
+        clip_norm_inflation=args.clip_norm_inflation,
+    )
+    found = strategy_arguments.named(found, args)
+    report = found.to_dict()
+    if args.sampling_groups is not None or args.sampling_probability is not None:
+        report["epsilon_amplified"] = _amplified(args, strategy)
+    print_report(report, found, args.format)
+    return 0
+
+
+def _amplified(args: argparse.Namespace, strategy) -> float:
+    from tff_dpftrl.accounting import amplified_banded
+
+    if args.sampling_groups is None or args.sampling_probability is None:
+        raise ValueError("--sampling-groups and --sampling-probability go together.")
+    if args.clip_norm_inflation != 1.0:
+        raise ValueError("--clip-norm-inflation cannot be combined with --sampling-groups.")
+    return amplified_banded.AmplifiedBanded.from_strategy(
+        strategy,
+        noise_multiplier=args.noise_multiplier,
+        num_rounds=args.rounds,
+        num_groups=args.sampling_groups,
+        sampling_probability=args.sampling_probability,
+    ).epsilon(args.delta)
+
+
+def print_report(report: dict[str, Any], found: guarantee_lib.Guarantee, form: str) -> None:
+    """Prints a guarantee, as JSON or as text that rounds up."""
+    if form == "json":
+        print(json.dumps(report, indent=2, allow_nan=False))
+        return
+    from tff_dpftrl.accounting import display
+
+    schema = found.schema
+    lines = {
+        "mechanism": f"{found.mechanism}, noise multiplier {found.noise_multiplier:.8g}",
+        "rounds": str(schema.num_rounds),
+        "participation": (
+            f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "
+            f"{schema.min_sep_gap} rounds in between)"
+        ),
+        "sensitivity": f"S^2 = {found.sensitivity.squared:.8g} ({found.sensitivity.method})",
+        "rho (zCDP)": display.round_up(found.rho_zcdp),
+        "epsilon": f"{display.round_up(found.epsilon)} at delta = {found.delta:g}",
+        "epsilon by RDP": f"{display.round_up(found.epsilon_rdp)} (looser; as in older papers)",
+    }
+    if found.clip_norm_inflation != 1.0:
+        lines["inflation"] = f"{found.clip_norm_inflation:.8g} times the clip norm"
+    if "epsilon_amplified" in report:
+        lines["amplified"] = (
+            f"epsilon {display.round_up(report['epsilon_amplified'])} if the server samples, "
+            "secretly, and clients come only when asked"
+        )
+    if found.noise_multiplier == 0.0:
+        print("No differential privacy guarantee: there is no noise.\n")
+    print("\n".join(f"{name:15} {text}" for name, text in lines.items()))

@@ -1,0 +1,72 @@
+"""`tff-dpftrl calibrate`: the noise multiplier that meets a privacy target."""
+
+from __future__ import annotations
+
+import argparse
+
+from tff_dpftrl.cli import account, strategy_arguments
+
+_DESCRIPTION = """\
+Find the smallest noise multiplier with which a DP-FTRL run meets a privacy target.
+
+The result was accounted for again and is not above the target. Output as of `account`.
+"""
+
+_EPILOG = """\
+examples:
+  # A BLT optimised for 2000 rounds in which a device takes part at most every 400 rounds.
+  tff-dpftrl calibrate --target-epsilon 5 --delta 1e-10 --mechanism blt --rounds 2000 \\
+      --min-sep 400
+
+  # A strategy from a file, for a target on rho-zCDP, printed as JSON.
+  tff-dpftrl calibrate --target-rho 0.25 --strategy strategy.json --rounds 2000 --min-sep 400 \\
+      --format json
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "calibrate",
+        help="the noise that meets a privacy target",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument(
+        "--target-epsilon", type=float, metavar="E", help="Epsilon not to exceed at --delta."
+    )
+    target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP not to exceed.")
+    parser.add_argument(
+        "--delta", type=float, default=1e-10, metavar="D", help="Delta. Default: 1e-10."
+    )
+    strategy_arguments.add_arguments(parser)
+    account.add_format(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Calibrates and prints; returns the exit status."""
+    from tff_dpftrl.accounting import calibrate, guarantee
+
+    schema = strategy_arguments.schema_from(args)
+    strategy = strategy_arguments.strategy_from(args, schema)
+    noise_multiplier = calibrate.calibrate_noise_multiplier(
+        strategy,
+        schema,
+        target_epsilon=args.target_epsilon,
+        target_rho=args.target_rho,
+        delta=args.delta,
+        clip_norm_inflation=args.clip_norm_inflation,
+    )
+    found = guarantee.dp_ftrl_guarantee(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        schema=schema,
+        delta=args.delta,
+        clip_norm_inflation=args.clip_norm_inflation,
+    )
+    found = strategy_arguments.named(found, args)
+    account.print_report(found.to_dict(), found, args.format)
+    return 0

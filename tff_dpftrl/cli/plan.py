@@ -1,0 +1,351 @@
+"""`tff-dpftrl plan`: how to run so that privacy and noise come out as wanted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tff_dpftrl.accounting import guarantee as guarantee_lib
+    from tff_dpftrl.accounting import planner as planner_lib
+
+_DESCRIPTION = """\
+Plan a DP-FTRL run: mechanism, report goal (clients a round), noise multiplier and how often a
+device may take part, from the size of the population and a privacy target.
+
+Prints the Pareto set: plans that no other beats in privacy, noise, report goal and memory; one
+of them is recommended, with the commands that set it up. The noise is that in the sum of the
+averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis.
+"""
+
+_EPILOG = """\
+examples:
+  # All that is known: 4 million devices, 2000 rounds, a target.
+  tff-dpftrl plan --population 4000000 --rounds 2000 --target-epsilon 5 --delta 1e-10
+
+  # Keep the noise of a run that was good enough (tree, z 7, 6500 clients); what does it cost?
+  tff-dpftrl plan --population 4000000 --rounds 2000 --delta 1e-10 --keep-noise-of tree:7:6500
+
+  # A timer of 3 days at 250 rounds a day; and if the run takes 3000 rounds, 500 rounds apart?
+  tff-dpftrl plan --population 9000000 --rounds 2000 --target-epsilon 5 --delta 1e-10 \\
+      --timer-hours 72 --rounds-per-day 250 --what-if-rounds 3000 --what-if-min-sep 500 \\
+      --plot plans.png
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="which mechanism, report goal, noise and timer reach a target",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--population", type=int, required=True, metavar="N", help="Devices that may take part."
+    )
+    parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
+    parser.add_argument(
+        "--delta", type=float, default=1e-10, metavar="D", help="Delta. Default: 1e-10."
+    )
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--target-epsilon", type=float, metavar="E", help="Epsilon to reach.")
+    target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP to reach.")
+    target.add_argument(
+        "--target-noise", type=float, metavar="X", help="Noise to keep, as printed by this command."
+    )
+    target.add_argument(
+        "--keep-noise-of",
+        type=_reference,
+        metavar="MECHANISM:Z:GOAL",
+        help="The same, of a mechanism with noise multiplier Z and GOAL clients a round.",
+    )
+    parser.add_argument(
+        "--report-goals",
+        type=_positive_integers,
+        metavar="M,M,...",
+        help="Clients a round to consider. Default: 100 to 20000, in ten steps.",
+    )
+    separation = parser.add_mutually_exclusive_group()
+    separation.add_argument(
+        "--min-sep", type=int, metavar="B", help="Stride to rely on. Default: the largest possible."
+    )
+    separation.add_argument(
+        "--min-sep-fraction",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="Share of the largest possible stride to rely on (production saw 0.14 to 0.81). "
+        "Default: 1.",
+    )
+    separation.add_argument(
+        "--timer-hours",
+        type=float,
+        metavar="H",
+        help="Hours a device waits after it took part; with --rounds-per-day.",
+    )
+    parser.add_argument("--rounds-per-day", type=float, metavar="R", help="Speed of training.")
+    parser.add_argument(
+        "--max-participations",
+        type=int,
+        metavar="K",
+        help="Rounds of one device. Default: as many as fit.",
+    )
+    parser.add_argument(
+        "--mechanisms", metavar="NAME,...", help="Only these, of identity,tree,bifr,blt,bandtoep."
+    )
+    parser.add_argument(
+        "--parameters",
+        type=int,
+        default=4_050_000,
+        metavar="P",
+        help="Parameters of the model, for memory and upload. Default: 4050000.",
+    )
+    parser.add_argument(
+        "--secagg-inflation",
+        type=float,
+        metavar="F",
+        help="Use secure aggregation whose rounding inflates the clip norm at most so, as 1.01.",
+    )
+    parser.add_argument(
+        "--what-if-rounds", type=int, metavar="N", help="What if so many rounds are run?"
+    )
+    parser.add_argument(
+        "--what-if-min-sep", type=int, metavar="B", help="What if this stride is observed?"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="Draw all plans there, as PNG, PDF or SVG.")
+    parser.add_argument("--all", action="store_true", help="Print all plans, not the Pareto set.")
+    parser.add_argument(
+        "--format", choices=["text", "json"], default="text", help="Of standard output."
+    )
+
+
+def _positive_integers(text: str) -> tuple[int, ...]:
+    try:
+        values = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must look like 1000,6500, got {text!r}") from None
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"must be positive, got {text!r}")
+    return values
+
+
+def _reference(text: str) -> tuple[str, float, int]:
+    try:
+        name, noise_multiplier, report_goal = text.split(":")
+        return name, float(noise_multiplier), int(report_goal)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must look like tree:7:6500, got {text!r}") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans and prints; returns the exit status."""
+    from tff_dpftrl.accounting import planner
+
+    request = _request(args)
+    plans = planner.make_plans(request, _builders(args))
+    shown = plans if args.all else planner.pareto(plans)
+    recommended = planner.recommend(plans, planner.production_noise_in_sum(args.rounds))
+    what_ifs = [_what_if(plan, args) for plan in shown]
+    if args.format == "json":
+        print(json.dumps(_report(shown, what_ifs, recommended), indent=2, allow_nan=False))
+    else:
+        print(_table(shown, what_ifs))
+        print(_advice(recommended, request, args))
+    if args.plot is not None:
+        from tff_dpftrl.accounting import planner_plots
+
+        title = f"{args.population:,} devices, {args.rounds:,} rounds, δ = {args.delta:g}"
+        planner_plots.save_plans(args.plot, plans, title)
+    return 0
+
+
+def _request(args: argparse.Namespace) -> planner_lib.Request:
+    from tff_dpftrl.accounting import planner
+
+    min_sep = args.min_sep
+    if (args.timer_hours is None) != (args.rounds_per_day is None):
+        raise ValueError("--timer-hours and --rounds-per-day go together.")
+    if args.timer_hours is not None:
+        min_sep = planner.min_sep_of_timer(args.timer_hours, args.rounds_per_day)
+    target_noise = args.target_noise
+    if args.keep_noise_of is not None:
+        target_noise = _reference_noise(args)
+    return planner.Request(
+        population=args.population,
+        num_rounds=args.rounds,
+        delta=args.delta,
+        target_epsilon=args.target_epsilon,
+        target_rho=args.target_rho,
+        target_noise=target_noise,
+        report_goals=args.report_goals or planner.DEFAULT_REPORT_GOALS,
+        min_sep=min_sep,
+        min_sep_fraction=args.min_sep_fraction,
+        max_participations=args.max_participations,
+        num_parameters=args.parameters,
+        secagg_inflation=args.secagg_inflation,
+    )
+
+
+def _reference_noise(args: argparse.Namespace) -> float:
+    from tff_dpftrl.accounting import planner
+    from tff_dpftrl.participation import schema as schema_lib
+
+    name, noise_multiplier, report_goal = args.keep_noise_of
+    builders = planner.mechanisms()
+    if name not in builders:
+        raise ValueError(f"--keep-noise-of knows {', '.join(builders)}, got {name!r}.")
+    min_sep = min(planner.largest_min_sep(args.population, report_goal), args.rounds)
+    schema = schema_lib.MinSep(args.rounds, min_sep, -(-args.rounds // min_sep))
+    return planner.noise_in_sum(
+        builders[name](schema),
+        num_rounds=args.rounds,
+        noise_multiplier=noise_multiplier,
+        report_goal=report_goal,
+    )
+
+
+def _builders(args: argparse.Namespace):
+    from tff_dpftrl.accounting import planner
+
+    builders = planner.mechanisms()
+    if args.mechanisms is None:
+        return builders
+    names = args.mechanisms.split(",")
+    for name in names:
+        if name not in builders:
+            raise ValueError(f"--mechanisms knows {', '.join(builders)}, got {name!r}.")
+    return {name: builders[name] for name in names}
+
+
+def _what_if(
+    plan: planner_lib.Plan, args: argparse.Namespace
+) -> guarantee_lib.Guarantee | str | None:
+    """The guarantee if things turn out otherwise, or why there is none; None if not asked."""
+    if args.what_if_rounds is None and args.what_if_min_sep is None:
+        return None
+    try:
+        return plan.what_if(num_rounds=args.what_if_rounds, min_sep=args.what_if_min_sep)
+    except ValueError as error:
+        return str(error)
+
+
+def _report(shown, what_ifs, recommended: planner_lib.Plan) -> dict[str, Any]:
+    from tff_dpftrl.accounting import planner
+
+    rows = []
+    for plan, what_if in zip(shown, what_ifs, strict=True):
+        row = plan.to_dict()
+        if isinstance(what_if, str):
+            row["what_if"] = {"impossible": what_if}
+        elif what_if is not None:
+            row["what_if"] = what_if.to_dict()
+        rows.append(row)
+    return {
+        "hypothesis": planner.HYPOTHESIS,
+        "recommended": recommended.to_dict() | {"strategy": recommended.strategy.to_dict()},
+        "plans": rows,
+    }
+
+
+_COLUMNS = ("goal", "mechanism", "min-sep", "max", "z", "noise", "rho", "epsilon", "memory")
+
+
+def _table(shown, what_ifs) -> str:
+    from tff_dpftrl.accounting import display
+
+    asked = any(what_if is not None for what_if in what_ifs)
+    rows = [[*_COLUMNS, "upload", *(["what if: epsilon"] if asked else [])]]
+    for plan, what_if in zip(shown, what_ifs, strict=True):
+        found = plan.guarantee
+        row = [
+            str(plan.report_goal),
+            plan.mechanism,
+            str(found.schema.min_sep),
+            str(found.schema.max_participations),
+            f"{found.noise_multiplier:.4g}",
+            f"{plan.noise_in_sum:.3g}",
+            display.round_up(found.rho_zcdp, 3),
+            display.round_up(found.epsilon),
+            _bytes(plan.memory_bytes),
+            _bytes(plan.upload_bytes),
+        ]
+        if asked:
+            row.append("no" if isinstance(what_if, str) else display.round_up(what_if.epsilon))
+        rows.append(row)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 1 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    )
+
+
+def _bytes(count: int) -> str:
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB"):
+        if value >= 1000.0:
+            value, unit = value / 1000.0, larger
+    return f"{value:.3g} {unit}"
+
+
+def _advice(plan: planner_lib.Plan, request: planner_lib.Request, args: argparse.Namespace) -> str:
+    from tff_dpftrl.accounting import display, planner
+
+    found, schema = plan.guarantee, plan.guarantee.schema
+    production = planner.production_noise_in_sum(schema.num_rounds)
+    if plan.noise_in_sum <= production * (1.0 + 1e-9):
+        verdict = "the fewest clients a round with no more noise than Gboard's production models"
+    else:
+        verdict = "the least noise of all, yet more than that of Gboard's production models"
+    lines = [
+        "",
+        f"Recommended: {plan.mechanism} with {plan.report_goal} clients a round, {verdict}",
+        f"(noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}).",
+        f"It is ({display.round_up(found.epsilon)}, {found.delta:g})-DP if no device takes part "
+        f"more than {schema.max_participations} times,",
+        f"or twice within {schema.min_sep} rounds.",
+    ]
+    if schema.min_sep > 1:
+        half = plan.what_if(min_sep=-(-schema.min_sep // 2))
+        lines.append(
+            f"If devices come back after {half.schema.min_sep} rounds: epsilon "
+            f"{display.round_up(half.epsilon)}. A separation is a result of timers and speed; "
+            "observe it."
+        )
+    lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request, args)]
+    return "\n".join(lines)
+
+
+def _commands(
+    plan: planner_lib.Plan, request: planner_lib.Request, args: argparse.Namespace
+) -> list[str]:
+    from tff_dpftrl.accounting import display
+
+    schema = plan.guarantee.schema
+    participation = (
+        f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
+        f"--max-participations {schema.max_participations}"
+    )
+    optimize = f"tff-dpftrl optimize --mechanism {plan.mechanism} {participation}"
+    if plan.mechanism in ("blt", "bifr", "bandtoep"):
+        optimize += " --error rms"
+    noise = display.round_up(plan.guarantee.noise_multiplier, digits=7)
+    run = (
+        f"--strategy strategy.json {participation} --noise-multiplier {noise} "
+        f"--delta {args.delta:g}"
+    )
+    train = f"tff-dpftrl train {run} --clients-per-round {plan.report_goal}"
+    if request.secagg_inflation is not None:
+        bits = -(-plan.upload_bytes * 8 // (1 << (request.num_parameters - 1).bit_length()))
+        train += f" --secagg-bits {bits}"
+    return [
+        f"  {optimize} --output strategy.json",
+        f"  tff-dpftrl account {run}",
+        f"  {train} --data YOUR_DATA --output results",
+    ]
