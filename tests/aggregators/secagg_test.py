@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import dp_ftrl, secagg
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.encoding import grid
-from tff_dpftrl.mechanisms import blt, identity
+from tff_dpftrl.mechanisms import blt, identity, restarts
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -103,6 +103,65 @@ def test_without_noise_it_is_the_plain_aggregator_up_to_rounding():
         assert np.max(np.abs(_flat(output.result) - expected)) <= _margin(3) / 4
         assert output.measurements["summed_clients"] == 3
         state = output.state
+
+
+def _adaptive(encoding, strategy, **kwargs):
+    arguments = {
+        "noise_multiplier": 0.0,
+        "clients_per_round": 4,
+        "initial_clip_norm": _CLIP_NORM,
+        "clip_learning_rate": 1.0,
+        "deterministic_seed": 11,
+    } | kwargs
+    secure = secagg.build_secagg_adaptive_dp_ftrl_aggregator(
+        strategy, encoding=encoding, **arguments
+    )
+    plain = adaptive_clipping.build_adaptive_dp_ftrl_aggregator(strategy, **arguments)
+    return secure, plain
+
+
+def test_adaptive_clipping_is_the_plain_one_up_to_rounding():
+    # A new block every second round: the active norm, and the grid with it, shrinks twofold.
+    strategy = restarts.Restarted(identity.Identity(), (0, 2, 4))
+    secure, plain = _adaptive(_ENCODING, strategy)
+    process, plain_process = secure.create(_TYPE), plain.create(_TYPE)
+    state, plain_state = process.initialize(), plain_process.initialize()
+    active = []
+    for t in range(5):
+        updates = [
+            tf.nest.map_structure(lambda x: np.float32(0.1) * x, _update(t + 5 * i))
+            for i in range(3)
+        ]
+        output = process.next(state, updates)
+        plain_output = plain_process.next(plain_state, updates)
+        state, plain_state = output.state, plain_output.state
+        active.append(float(output.measurements["clip_norm"]))
+        assert active[-1] == plain_output.measurements["clip_norm"]
+        assert (
+            output.measurements["unclipped_fraction"]
+            == plain_output.measurements["unclipped_fraction"]
+        )
+        error = _flat(output.result) - _flat(plain_output.result)
+        assert np.max(np.abs(error)) <= _margin(3) / 4 * active[-1] / _CLIP_NORM
+    assert active[4] < 0.5 * active[0]
+
+
+def test_noise_of_adaptive_clipping_covers_the_inflated_norm():
+    encoding = grid.for_bits(_DIM, 4, 6)
+    secure, plain = _adaptive(
+        encoding, identity.Identity(), noise_multiplier=1.0, clipped_count_stddev=3.0
+    )
+    process, plain_process = secure.create(_TYPE), plain.create(_TYPE)
+    output = process.next(process.initialize(), [])
+    plain_output = plain_process.next(plain_process.initialize(), [])
+    np.testing.assert_allclose(
+        _flat(output.result), encoding.inflation * _flat(plain_output.result), rtol=1e-5
+    )
+    assert encoding.inflation > 1.1
+    assert output.measurements["noise_stddev"] == pytest.approx(
+        encoding.inflation * plain_output.measurements["noise_stddev"]
+    )
+    tff.test.assert_not_contains_unsecure_aggregation(process.next)
 
 
 def test_nothing_of_a_client_is_summed_in_the_clear():

@@ -204,7 +204,8 @@ def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
     assert all(seed.encode() not in p.read_bytes() for p in published)
 
 
-def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path):
+@pytest.mark.parametrize("secagg_bits", [None, 16])
+def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path, secagg_bits):
     options = {
         "adaptive_clipping": True,
         "clipped_count_stddev": 2.0,
@@ -214,6 +215,7 @@ def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path)
         "buffers": None,
         "deterministic_noise_seed": None,
         "min_sep": 2,
+        "secagg_bits": secagg_bits,
     }
     results = run.train(_config(corpus, **options), tmp_path / "run")
     derived = json.loads((tmp_path / "run" / "config.json").read_text())["derived"]

@@ -101,6 +101,8 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
       clipped_count_stddev: σ_b, of the counts.
       clients_per_round: The fixed denominator.
       deterministic_seed: None for a private run; a run with a given seed is not.
+      unit_inflation: Factor by which encoding may lengthen a contribution; None if
+        `sum_factory` is handed the clipped updates themselves.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         deterministic_seed: int | None,
         sum_factory: tff.aggregators.UnweightedAggregationFactory | None,
         count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None,
+        unit_inflation: float | None,
         report_non_finite_clients: bool,
     ):
         """Initialises the factory; see `build_adaptive_dp_ftrl_aggregator`."""
@@ -158,6 +161,12 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         self._target = float(target_unclipped_quantile)
         self._clip_learning_rate = float(clip_learning_rate)
         self._geometric_update = geometric_update
+        if unit_inflation is not None and not 1 <= unit_inflation < math.inf:
+            raise ValueError(
+                f"unit_inflation must be None or a finite number, at least 1, "
+                f"got {unit_inflation!r}: encoding cannot make a client's contribution smaller."
+            )
+        self.unit_inflation = unit_inflation
         self._sum_factory = sum_factory
         self._count_sum_factory = count_sum_factory
         self._report_non_finite_clients = report_non_finite_clients
@@ -205,6 +214,8 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         @tff.tensorflow.computation(value_type, clip_type)
         def clip_client(value, clip):
             clipped, norm = clip_ops.clip_by_norm(update.flatten(value), clip.active)
+            if self.unit_inflation is not None:
+                clipped = [tensor / clip.active for tensor in clipped]
             is_finite = tf.math.is_finite(norm)
             bit = tf.where(norm <= clip.estimate, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY)
             return update.pack(clipped), tf.where(is_finite, bit, 0.0), is_finite
@@ -235,10 +246,12 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             unit_noise, buffers = stream.next(
                 noise.buffers, noise.round_index, seeds.derive(noise.seed, dp_ftrl.UPDATE_STREAM)
             )
-            stddev = tf.constant(self.update_noise_multiplier, tf.float32) * clip.active
-            mean = factory_parts.noised_mean(
-                update.flatten(total), unit_noise, stddev, self.clients_per_round
-            )
+            total, multiplier = update.flatten(total), self.update_noise_multiplier
+            if self.unit_inflation is not None:
+                total = [tensor * clip.active for tensor in total]
+                multiplier *= self.unit_inflation
+            stddev = tf.constant(multiplier, tf.float32) * clip.active
+            mean = factory_parts.noised_mean(total, unit_noise, stddev, self.clients_per_round)
             (count_noise,), count_buffers = count_stream.next(
                 count_buffers, noise.round_index, seeds.derive(noise.seed, COUNT_STREAM)
             )
@@ -308,6 +321,7 @@ def build_adaptive_dp_ftrl_aggregator(
     deterministic_seed: int | None = None,
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
+    unit_inflation: float | None = None,
     report_non_finite_clients: bool = False,
 ) -> AdaptiveDPFTRLFactory:
     """DP-FTRL with adaptive clipping and restarts, for any strategy.
@@ -346,6 +360,9 @@ def build_adaptive_dp_ftrl_aggregator(
         norm of a client's contribution.
       count_sum_factory: Sums the clients' bits, float32 scalars of ±1/2; TFF's
         plain `SumFactory` if None. Use a secure one where `sum_factory` is secure.
+      unit_inflation: If given, `sum_factory` is handed updates divided by the active
+        clip norm, of norm at most 1, and its sum is multiplied by it again. It may
+        lengthen a client's contribution to at most this, which scales the noise.
       report_non_finite_clients: As in `dp_ftrl.build_dp_ftrl_aggregator`.
 
     Returns:
@@ -366,5 +383,6 @@ def build_adaptive_dp_ftrl_aggregator(
         deterministic_seed=deterministic_seed,
         sum_factory=sum_factory,
         count_sum_factory=count_sum_factory,
+        unit_inflation=unit_inflation,
         report_non_finite_clients=report_non_finite_clients,
     )

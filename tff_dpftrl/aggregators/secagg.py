@@ -18,7 +18,7 @@ import inspect
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import dp_ftrl, secagg_sum
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
 from tff_dpftrl.encoding import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 
@@ -106,4 +106,65 @@ def build_secagg_dp_ftrl_aggregator(
         deterministic_seed=deterministic_seed,
         sum_factory=sum_factory,
         encoded_norm=sum_factory.inflated_clip_norm,
+    )
+
+
+def build_secagg_adaptive_dp_ftrl_aggregator(
+    strategy: strategy_lib.Strategy,
+    *,
+    noise_multiplier: float,
+    clients_per_round: float,
+    encoding: grid.GridEncoding,
+    initial_clip_norm: float = 0.1,
+    target_unclipped_quantile: float = 0.5,
+    clip_learning_rate: float = 0.2,
+    clipped_count_stddev: float | None = None,
+    geometric_update: bool = True,
+    deterministic_seed: int | None = None,
+    rotation_seed: int | None = None,
+) -> adaptive_clipping.AdaptiveDPFTRLFactory:
+    """DP-FTRL with adaptive clipping whose server sees only secure sums.
+
+    Like `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`, with noise on the
+    updates that is larger by `encoding.inflation`; the statement
+    ρ = S² / (2 noise_multiplier²) holds as it stands. The grid step is a fixed
+    fraction of the active clip norm, so bits and inflation never change. The
+    clients' bits are summed securely too, and exactly.
+
+    Args:
+      strategy: The strategy C of both streams; its restarts take over the estimate.
+      noise_multiplier: z, of both streams together.
+      clients_per_round: The number both noised sums are divided by: the report goal.
+      encoding: The grid, from `grid.for_bits` or `grid.for_inflation`.
+      initial_clip_norm: As in `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`.
+      target_unclipped_quantile: As there.
+      clip_learning_rate: As there.
+      clipped_count_stddev: As there.
+      geometric_update: As there.
+      deterministic_seed: As there.
+      rotation_seed: As in `build_secagg_dp_ftrl_aggregator`.
+
+    Returns:
+      The factory.
+
+    Raises:
+      ValueError: If an argument is out of range, or `encoding.max_clients` is below
+        `clients_per_round`.
+      RuntimeError: If the current execution context has no secure sums.
+    """
+    check_max_clients(encoding, clients_per_round)
+    check_execution_context()
+    return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
+        strategy,
+        noise_multiplier=noise_multiplier,
+        clients_per_round=clients_per_round,
+        initial_clip_norm=initial_clip_norm,
+        target_unclipped_quantile=target_unclipped_quantile,
+        clip_learning_rate=clip_learning_rate,
+        clipped_count_stddev=clipped_count_stddev,
+        geometric_update=geometric_update,
+        deterministic_seed=deterministic_seed,
+        sum_factory=secagg_sum.SecAggSumFactory(encoding, 1.0, rotation_seed=rotation_seed),
+        count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
+        unit_inflation=encoding.inflation,
     )

@@ -239,11 +239,6 @@ class TrainingConfig:
         if self.mechanism == "none" and (self.adaptive_clipping or self.secagg_bits is not None):
             name = "adaptive_clipping" if self.adaptive_clipping else "secagg_bits"
             raise ValueError(f"{name} has no meaning with mechanism 'none': leave it out.")
-        if self.adaptive_clipping and self.secagg_bits is not None:
-            raise ValueError(
-                "adaptive_clipping and secagg_bits cannot be combined: the integers' grid is made "
-                "for one clip norm. Estimate it in a run of its own, then train with it fixed."
-            )
         if self.strategy is not None and self.buffers is not None:
             raise ValueError("buffers has no meaning with a strategy file: leave it out.")
 

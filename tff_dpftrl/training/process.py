@@ -98,6 +98,10 @@ def build_aggregator(
         "clip_learning_rate": config.clip_learning_rate,
         "clipped_count_stddev": config.clipped_count_stddev,
     }
+    if plan.encoding is not None and config.adaptive_clipping:
+        return secagg.build_secagg_adaptive_dp_ftrl_aggregator(
+            plan.strategy, encoding=plan.encoding, **common, **adaptive
+        )
     if plan.encoding is not None:
         return secagg.build_secagg_dp_ftrl_aggregator(
             plan.strategy, encoding=plan.encoding, clip_norm=plan.clip_norm, **common
