@@ -1,0 +1,160 @@
+"""Tests of `tff-dpftrl account`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl.accounting import dp_fedavg, guarantee
+from tff_dpftrl.cli import account, main
+from tff_dpftrl.mechanisms import banded_toeplitz, restarts, serialization, tree, zoo
+from tff_dpftrl.participation import schema as schema_lib
+
+_ES_ES = [
+    "--mechanism", "tree", "--noise-multiplier", "7", "--rounds", "1900",
+    "--min-sep-gap", "526", "--max-participations", "3", "--delta", "1e-10",
+]  # fmt: skip
+
+
+def _run(*arguments):
+    parser = argparse.ArgumentParser()
+    account.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["account", *arguments])
+    return args.run(args)
+
+
+def _json(capsys, *arguments):
+    assert _run(*arguments) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_json_of_a_gboard_row(capsys):
+    report = _json(capsys, *_ES_ES)
+    assert report.keys() >= {
+        "rho_zcdp", "epsilon", "delta", "epsilon_rdp", "sensitivity_squared", "num_rounds",
+        "min_sep", "max_participations", "mechanism", "noise_multiplier",
+    }  # fmt: skip
+    # Gboard paper, Table 1, es-ES: rho = .35 from S² = 34.
+    assert report["rho_zcdp"] == pytest.approx(34 / 98)
+    assert report["sensitivity_squared"] == 34
+    assert (report["num_rounds"], report["min_sep"], report["max_participations"]) == (1900, 527, 3)
+    assert report["mechanism"] == "tree"
+    assert report["noise_multiplier"] == 7.0
+    assert report["delta"] == 1e-10
+    assert report["epsilon"] < report["epsilon_rdp"]
+
+
+def test_text_rounds_up(capsys):
+    assert _run(*_ES_ES, "--format", "text") == 0
+    text = capsys.readouterr().out
+    assert "rho (zCDP)      0.347" in text  # .346939 rounded up
+    assert "epsilon         5.364 at delta = 1e-10" in text  # 5.36374
+    assert "at least 527 apart (stride; 526 rounds in between)" in text
+
+
+def test_min_sep_is_the_stride(capsys):
+    stride = [x if x != "--min-sep-gap" else "--min-sep" for x in _ES_ES]
+    stride[stride.index("526")] = "527"
+    assert _json(capsys, *stride) == _json(capsys, *_ES_ES)
+
+
+def test_strategy_from_a_file(capsys, tmp_path):
+    path = tmp_path / "strategy.json"
+    serialization.save(path, zoo.load("blt-gboard-b400"))
+    report = _json(
+        capsys, "--strategy", str(path), "--noise-multiplier", "7.379", "--rounds", "1280",
+        "--min-sep-gap", "300", "--max-participations", "4", "--delta", "1e-10",
+    )  # fmt: skip
+    # BLT paper, Table 4, es-ES.
+    assert report["mechanism"] == "blt"
+    assert report["rho_zcdp"] == pytest.approx(0.15337, rel=1e-4)
+    assert report["epsilon"] == pytest.approx(3.4565, rel=1e-4)
+
+
+def test_restarts(capsys):
+    report = _json(capsys, *_ES_ES, "--restart-every", "1024", "--first-restart", "128")
+    strategy = restarts.Restarted(tree.Tree(1900), (0, 128, 1152))
+    schema = schema_lib.MinSep.from_gap(1900, 526, 3)
+    assert report["sensitivity_squared"] == strategy.sensitivity(schema).squared
+    assert report["mechanism"] == "tree"
+
+
+def test_clip_norm_inflation_is_charged(capsys):
+    plain = _json(capsys, *_ES_ES)
+    inflated = _json(capsys, *_ES_ES, "--clip-norm-inflation", "1.01")
+    assert inflated["rho_zcdp"] == pytest.approx(plain["rho_zcdp"] * 1.01**2)
+    assert inflated["epsilon"] > plain["epsilon"]
+
+
+def test_amplification_by_cyclic_sampling(capsys):
+    report = _json(
+        capsys, "--mechanism", "bandfhu", "--bands", "10", "--noise-multiplier", "2", "--rounds",
+        "95", "--min-sep", "10", "--delta", "1e-7", "--sampling-groups", "10",
+        "--sampling-probability", "0.05",
+    )  # fmt: skip
+    once = banded_toeplitz.BandedToeplitz.fhu(10).sensitivity(schema_lib.MinSep(95, 95, 1))
+    expected = dp_fedavg.DpFedAvg(0.05, 2 / once.value, 10).epsilon(1e-7)
+    assert report["epsilon_amplified"] == pytest.approx(expected, rel=1e-9)
+    assert report["epsilon_amplified"] < report["epsilon"]
+
+
+def test_participations_default_to_as_many_as_fit(capsys):
+    report = _json(
+        capsys, "--mechanism", "identity", "--noise-multiplier", "1", "--rounds", "10",
+        "--min-sep", "4", "--delta", "1e-6",
+    )  # fmt: skip
+    assert report["max_participations"] == report["sensitivity_squared"] == 3
+
+
+def test_no_noise_is_no_guarantee(capsys):
+    arguments = ["0" if x == "7" else x for x in _ES_ES]
+    report = _json(capsys, *arguments)
+    assert report["epsilon"] is report["rho_zcdp"] is None
+    assert _run(*arguments, "--format", "text") == 0
+    assert "No differential privacy guarantee" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "extra, message",
+    [
+        (["--first-restart", "5"], "--restart-every"),
+        (["--restart-every", "0"], "--restart-every"),
+        (["--buffers", "3"], "--buffers"),
+        (["--sampling-groups", "3"], "go together"),
+        (["--sampling-groups", "3", "--sampling-probability", "0.1"], "banded"),
+        (["--clip-norm-inflation", "0.5"], "clip_norm_inflation"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(extra, message, capsys):
+    assert main.main(["account", *_ES_ES, *extra]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_options_of_mechanisms_do_not_go_with_a_file(tmp_path):
+    path = tmp_path / "strategy.json"
+    serialization.save(path, tree.Tree(8))
+    common = ["--strategy", str(path), "--noise-multiplier", "1", "--delta", "1e-6"]
+    schema = ["--rounds", "8", "--min-sep", "2"]
+    with pytest.raises(ValueError, match="--strategy"):
+        _run(*common, *schema, "--buffers", "2")
+    with pytest.raises(ValueError, match="15 rounds"):
+        _run(*common, "--rounds", "20", "--min-sep", "2")
+
+
+def test_agrees_with_the_library(capsys):
+    found = guarantee.dp_ftrl_guarantee(
+        tree.Tree(1900),
+        noise_multiplier=7.0,
+        schema=schema_lib.MinSep.from_gap(1900, 526, 3),
+        delta=1e-10,
+    )
+    assert _json(capsys, *_ES_ES) == found.to_dict()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
