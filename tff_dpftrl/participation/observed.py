@@ -85,7 +85,9 @@ class ObservedParticipation:
             histogram[count + 1] += number
             if count > 0:
                 histogram[count] -= number
-        smallest = [s for s in (self.min_sep, *strides.tolist()) if s is not None]
+        smallest = [] if self.min_sep is None else [self.min_sep]
+        if len(strides):
+            smallest.append(int(strides.min()))
         return ObservedParticipation(
             num_rounds=self.num_rounds + 1,
             min_sep=min(smallest, default=None),
