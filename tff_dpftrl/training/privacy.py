@@ -189,10 +189,10 @@ class DpFtrlPlan(PrivacyPlan):
             }
         if self.encoding is not None:
             parameters |= {
-                "inflated_clip_norm": self.encoding.inflated_clip_norm(self.clip_norm),
+                "secagg_norm_inflation": self.encoding.inflation,
                 "secagg_bits_per_parameter": self.encoding.bits_per_parameter,
                 "secagg_upload_bytes_per_client": self.encoding.upload_bytes,
-                "noise_is_relative_to": "inflated_clip_norm",
+                "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
             }
         claim = dataclasses.replace(self._claim(seen), mechanism=config.mechanism)
         return statement.dp_ftrl_statement(
