@@ -1,0 +1,144 @@
+"""Keeps the strata apart: maths without TensorFlow, operations without TFF, imports one way."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "tff_dpftrl"
+_MATHS = ("participation", "mechanisms", "accounting", "encoding")
+_LEARNING = (*_MATHS, "aggregators", "algorithms", "models", "data")
+# What each package may import of ours, besides itself and `version`.
+_ALLOWED = {
+    "participation": (),
+    "mechanisms": ("participation",),
+    "encoding": (),
+    "accounting": ("participation", "mechanisms", "encoding"),
+    "aggregators": ("mechanisms", "encoding"),
+    "algorithms": ("mechanisms", "encoding", "aggregators"),
+    "models": (),
+    "data": (),
+    "finetuning": _LEARNING,
+    "server": _LEARNING,
+    "training": (*_LEARNING, "finetuning"),
+    "cli": (*_LEARNING, "finetuning", "server", "training"),
+}
+_TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")
+
+
+def _modules() -> list[pathlib.Path]:
+    return sorted(_PACKAGE.glob("*/**/*.py"))
+
+
+def _imports(path: pathlib.Path) -> set[str]:
+    """Dotted names of everything a module imports, at any depth of its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import: name the package in full."
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def _ours(path: pathlib.Path) -> set[str]:
+    """Names of our packages, and modules beside them, that a module imports."""
+    return {
+        name.split(".")[1]
+        for name in _imports(path)
+        if name.startswith("tff_dpftrl.") and not name.startswith("tff_dpftrl.__")
+    }
+
+
+def _label(path: pathlib.Path) -> str:
+    return str(path.relative_to(_PACKAGE))
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_imports_go_one_way(path):
+    package = path.relative_to(_PACKAGE).parts[0]
+    assert package in _ALLOWED, f"{package} is new: say in this test what it may import."
+    allowed = {package, "version", *_ALLOWED[package]}
+    assert _ours(path) <= allowed, f"{package} must not import {_ours(path) - allowed}."
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_strata_import_no_higher_framework(path):
+    roots = {name.split(".")[0] for name in _imports(path)}
+    package = path.relative_to(_PACKAGE).parts[0]
+    if package in _MATHS:
+        assert not roots & {*_TENSORFLOW, "jax"}
+    if path.stem.endswith(("_ops", "_kernels")):
+        assert "tensorflow_federated" not in roots
+
+
+def test_the_rules_catch_a_violation(tmp_path):
+    module = tmp_path / "bad.py"
+    module.write_text("def f():\n    from tff_dpftrl.accounting import guarantee\n")
+    assert _ours(module) == {"accounting"}
+    module.write_text("from tff_dpftrl import accounting\nimport tensorflow.compat.v1 as tf\n")
+    assert _ours(module) == {"accounting"}
+    assert "tensorflow.compat.v1" in _imports(module)
+
+
+_BLOCKED = f"""
+import importlib, pkgutil, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {_TENSORFLOW!r}:
+            raise ImportError(f"{{name}} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def _run_blocked(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", _BLOCKED + code],
+        capture_output=True,
+        text=True,
+        cwd=_PACKAGE.parent,
+        timeout=300,
+    )
+
+
+def test_maths_can_be_imported_without_tensorflow():
+    done = _run_blocked(f"""
+import tff_dpftrl
+for package in {_MATHS!r}:
+    root = importlib.import_module("tff_dpftrl." + package)
+    for module in pkgutil.walk_packages(root.__path__, root.__name__ + "."):
+        importlib.import_module(module.name)
+        print(module.name)
+""")
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.split()
+    assert "tff_dpftrl.mechanisms.blt_optimize" in names
+    assert "tff_dpftrl.accounting.guarantee" in names
+
+
+def test_accounting_on_the_command_line_works_without_tensorflow():
+    done = _run_blocked("""
+from tff_dpftrl.cli import main
+sys.exit(main.main("account --mechanism blt --noise-multiplier 7 --rounds 200 --min-sep 50 "
+                   "--delta 1e-10".split()))
+""")
+    assert done.returncode == 0, done.stderr
+    assert '"epsilon"' in done.stdout
+
+
+def test_the_blocker_blocks():
+    done = _run_blocked("import tensorflow")
+    assert done.returncode != 0
+    assert "tensorflow is blocked" in done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
