@@ -36,13 +36,21 @@ def test_fingerprints_depend_on_every_value():
     assert checkpoint.fingerprint([np.zeros(4)]) != checkpoint.fingerprint([np.zeros([2, 2])])
 
 
-def test_only_the_owner_reads_and_two_are_kept(tmp_path):
-    folder = checkpoint.CheckpointFolder(tmp_path / "private")
-    for done in range(5):
-        folder.save(done, _state(float(done)), {})
-    files = sorted((tmp_path / "private").iterdir())
-    assert [f.name[:14] for f in files] == ["round_00000003", "round_00000004"]
-    assert all(stat.S_IMODE(f.stat().st_mode) == 0o600 for f in files)
+def test_only_the_owner_reads_them(tmp_path):
+    checkpoint.CheckpointFolder(tmp_path / "private").save(1, _state(1.0), {})
+    (path,) = (tmp_path / "private").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_nothing_is_removed_before_the_commit(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    committed = folder.save(1, _state(1.0), {})
+    folder.save(2, _state(2.0), {})  # Killed here; the round is repeated, on another machine.
+    repeated = folder.save(2, _state(2.0 + 1e-6), {})
+    folder.load(1, committed, _state(0.0))
+    folder.keep_only(2, repeated)
+    assert [path.name for path in tmp_path.iterdir()] == [f"round_00000002_{repeated}.npz"]
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path):

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 import tree
 
-_KEPT = 2  # The committed one, and the one that is about to be.
-
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit the run."""
@@ -68,7 +66,7 @@ def fingerprint(state: Any) -> str:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run, one file a round, the last two kept.
+    """The checkpoints of one run: the one the ledger committed to, and the next one.
 
     A file's name holds the number of rounds done and the fingerprint of the
     state, which is what the ledger commits to.
@@ -81,7 +79,7 @@ class CheckpointFolder:
         return self._folder / f"round_{rounds_done:08d}_{state_fingerprint}.npz"
 
     def save(self, rounds_done: int, state: Any, metrics: Mapping[str, Any]) -> str:
-        """Writes a checkpoint, atomically, and removes all but the last two.
+        """Writes a checkpoint, atomically, beside those that are there.
 
         Args:
           rounds_done: Number of rounds that the state has seen.
@@ -100,9 +98,19 @@ class CheckpointFolder:
         np.savez(content, metrics=np.array(json.dumps(metrics)), **leaves)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._path(rounds_done, state_fingerprint), content.getvalue(), mode=0o600)
-        for old in sorted(self._folder.glob("round_*.npz"))[:-_KEPT]:
-            old.unlink()
         return state_fingerprint
+
+    def keep_only(self, rounds_done: int, state_fingerprint: str) -> None:
+        """Removes all checkpoints but one; call it when the ledger has committed to that.
+
+        Args:
+          rounds_done: Number of rounds that the state to keep has seen.
+          state_fingerprint: What `save` returned for it.
+        """
+        kept = self._path(rounds_done, state_fingerprint)
+        for path in self._folder.glob("round_*.npz"):
+            if path != kept:
+                path.unlink()
 
     def load(
         self, rounds_done: int, state_fingerprint: str, template: Any

@@ -187,6 +187,7 @@ class CommittedStateManager(tff.program.ProgramStateManager):
             )
         else:
             self._ledger.commit_round(version - 1, self._asked, fingerprint)
+            self._checkpoints.keep_only(version, fingerprint)
         self._state = program_state.state
         return _done()
 

@@ -240,6 +240,7 @@ class _Run:
         row["seconds"] = time.monotonic() - start
         self._fingerprint = self._checkpoints.save(round_index + 1, self._state, row)
         self._ledger.commit_round(round_index, members, self._fingerprint)
+        self._checkpoints.keep_only(round_index + 1, self._fingerprint)
         self._rounds_done = round_index + 1
         self._report(row)
         return row
