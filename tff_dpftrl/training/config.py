@@ -75,9 +75,9 @@ class TrainingConfig:
     vocabulary_size: int = _option(4000, "Number of words in the vocabulary.", "data", 1)
     lower_case: bool = _option(True, "Lower-case the text.", "data")
     sequence_length: int = _option(20, "Tokens in a training sequence.", "data", 1)
-    batch_size: int = _option(16, "Sequences in a client's batch.", "data", 1)
+    batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
     max_sequences_per_client: int = _option(
-        256, "Sequences of one client used in a round, at most.", "data", 1
+        64, "Sequences of one client used in a round, at most.", "data", 1
     )
     max_users: int | None = _option(
         None, "Use only the first so many training users; all if not given.", "data", 2
@@ -97,13 +97,13 @@ class TrainingConfig:
         1, "Passes of a client over its sequences.", "federated learning", 1
     )
     client_learning_rate: float = _option(
-        0.5, "Learning rate of the clients' SGD.", "federated learning", 0.0
+        1.0, "Learning rate of the clients' SGD.", "federated learning", 0.0
     )
     server_optimizer: ServerOptimizer = _option(
         "momentum", "Optimizer of the server: sgd, momentum or adam.", "federated learning"
     )
     server_learning_rate: float = _option(
-        0.5, "Learning rate of the server's optimizer.", "federated learning", 0.0
+        1.0, "Learning rate of the server's optimizer.", "federated learning", 0.0
     )
     server_momentum: float = _option(
         0.9, "Momentum of the server's optimizer 'momentum'.", "federated learning", 0.0
@@ -135,7 +135,7 @@ class TrainingConfig:
     )
     delta: float = _option(1e-10, "δ of the (ε, δ) statement.", "privacy")
     clip_norm: float = _option(
-        1.0, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
+        0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )
     min_sep: int | None = _option(
         None,
