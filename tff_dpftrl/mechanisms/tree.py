@@ -11,8 +11,9 @@ A node exists once its last round is over: only nodes completed by round n count
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,10 +21,14 @@ from tff_dpftrl.mechanisms import noise_recipe, strategy, tree_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 
-def _check_num_rounds(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
-    return int(value)
+def _check_num_rounds(num_rounds: int) -> int:
+    if (
+        isinstance(num_rounds, bool)
+        or not isinstance(num_rounds, (int, np.integer))
+        or num_rounds < 1
+    ):
+        raise ValueError(f"num_rounds must be a positive integer, got {num_rounds!r}.")
+    return int(num_rounds)
 
 
 def completed_nodes(num_rounds: int) -> list[tuple[int, int]]:
@@ -82,49 +87,38 @@ class _TreeStrategy(strategy.Strategy):
         return strategy.Sensitivity(float(squared), exact, method)
 
     def _check(self, num_rounds: int) -> int:
-        return _check_num_rounds("num_rounds", num_rounds)
+        return _check_num_rounds(num_rounds)
 
 
+@dataclasses.dataclass(frozen=True)
 class Tree(_TreeStrategy):
     """Tree aggregation as it can be run: vanilla or with online variance reduction.
 
-    Args:
+    Attributes:
       num_rounds: Number of rounds planned. It sets the number of levels, so that
         up to `max_rounds` rounds can be run.
       variance_reduction: If True, the estimate of a node combines its own draw and
         the estimates of its children by their precisions (Honaker 2015,
         bottom-up; "online" in the Gboard paper). If False it is its own draw.
-
-    Raises:
-      ValueError: If `num_rounds` is not a positive integer, or
-        `variance_reduction` not a bool.
     """
 
-    mechanism = "tree"
+    num_rounds: int
+    variance_reduction: bool = True
 
-    def __init__(self, num_rounds: int, variance_reduction: bool = True):
-        self._num_rounds = _check_num_rounds("num_rounds", num_rounds)
-        if not isinstance(variance_reduction, bool):
+    mechanism: ClassVar[str] = "tree"
+
+    def __post_init__(self):
+        object.__setattr__(self, "num_rounds", _check_num_rounds(self.num_rounds))
+        if not isinstance(self.variance_reduction, bool):
             raise ValueError(
-                f"variance_reduction must be True or False, got {variance_reduction!r}; for the "
-                "full variance reduction, which cannot be run, use FullTree."
+                f"variance_reduction must be True or False, got {self.variance_reduction!r}; for "
+                "the full variance reduction, which cannot be run, use FullTree."
             )
-        self._variance_reduction = variance_reduction
-
-    @property
-    def num_rounds(self) -> int:
-        """The planned number of rounds, which sets the number of levels."""
-        return self._num_rounds
-
-    @property
-    def variance_reduction(self) -> bool:
-        """Whether the estimate of a node uses those of its children."""
-        return self._variance_reduction
 
     @property
     def num_levels(self) -> int:
         """Levels of nodes; the tallest subtree has 2^(num_levels − 1) rounds."""
-        return self._num_rounds.bit_length()
+        return self.num_rounds.bit_length()
 
     @property
     def max_rounds(self) -> int:
@@ -136,12 +130,12 @@ class Tree(_TreeStrategy):
         if num_rounds > self.max_rounds:
             raise ValueError(
                 f"num_rounds must be at most {self.max_rounds}, got {num_rounds}: this tree was "
-                f"planned for {self._num_rounds} rounds. Build one for more."
+                f"planned for {self.num_rounds} rounds. Build one for more."
             )
         return num_rounds
 
     def _own_weights(self) -> np.ndarray:
-        if self._variance_reduction:
+        if self.variance_reduction:
             return _honaker_weights(self.num_levels)
         return np.ones(self.num_levels)
 
@@ -194,7 +188,7 @@ class Tree(_TreeStrategy):
 
     def noise_recipe(self) -> noise_recipe.TreeNoise:
         """Levels and variant: all that streaming needs."""
-        return noise_recipe.TreeNoise(self.num_levels, self._variance_reduction)
+        return noise_recipe.TreeNoise(self.num_levels, self.variance_reduction)
 
     def memory_copies(self, num_rounds: int) -> int:
         """One estimate a level."""
@@ -204,8 +198,8 @@ class Tree(_TreeStrategy):
         """Parameters as JSON-compatible values."""
         return {
             "mechanism": self.mechanism,
-            "num_rounds": self._num_rounds,
-            "variance_reduction": self._variance_reduction,
+            "num_rounds": self.num_rounds,
+            "variance_reduction": self.variance_reduction,
         }
 
     @classmethod
@@ -214,6 +208,7 @@ class Tree(_TreeStrategy):
         return cls(values["num_rounds"], values["variance_reduction"])
 
 
+@dataclasses.dataclass(frozen=True)
 class FullTree(_TreeStrategy):
     """Tree aggregation with full variance reduction: for evaluation only.
 
@@ -222,7 +217,7 @@ class FullTree(_TreeStrategy):
     run it, for the noise of a round depends on draws of later rounds.
     """
 
-    mechanism = "tree-full"
+    mechanism: ClassVar[str] = "tree-full"
 
     def noise_matrix(self, num_rounds: int) -> np.ndarray:
         """The pseudo-inverse of C, shape [num_rounds, m]; not lower triangular."""
