@@ -67,12 +67,15 @@ def test_resume_takes_no_options(configs, tmp_path):
     assert configs == [None]
 
 
-def test_an_interruption_says_how_to_go_on(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "error, status", [(KeyboardInterrupt(), 130), (OSError(28, "No space left on device"), 1)]
+)
+def test_an_interruption_says_how_to_go_on(monkeypatch, tmp_path, capsys, error, status):
     def interrupted(config, output):
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(run_lib, "train", interrupted)
-    assert _main("--noise-multiplier", "1", "--output", str(tmp_path)) == 130
+    assert _main("--noise-multiplier", "1", "--output", str(tmp_path)) == status
     assert f"tff-dpftrl train --resume --output {tmp_path}" in capsys.readouterr().err
 
 

@@ -136,14 +136,16 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.training import run as run_lib
 
     signal.signal(signal.SIGTERM, _stop)
+    go_on = (
+        f"Every committed round is kept; go on with:\n  tff-dpftrl train --resume --output {output}"
+    )
     try:
         results = run_lib.train(resolved, output)
     except KeyboardInterrupt:
-        print(
-            "\nInterrupted. Every committed round is kept; go on with:\n"
-            f"  tff-dpftrl train --resume --output {output}",
-            file=sys.stderr,
-        )
+        print(f"\nInterrupted. {go_on}", file=sys.stderr)
         return 130
+    except OSError as error:
+        print(f"\ntff-dpftrl train: {error}. {go_on}", file=sys.stderr)
+        return 1
     print(f"\n{results.summary}\nResults are in {output}/")
     return 0

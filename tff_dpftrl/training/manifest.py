@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
@@ -66,7 +67,7 @@ def check_is_free(output: pathlib.Path) -> None:
     """Refuses a folder that cannot be used for a new run.
 
     Raises:
-      ValueError: If it holds a run already, or is a file.
+      ValueError: If it holds a run already, is a file, or cannot be written.
     """
     if (output / _NAME).exists():
         raise ValueError(
@@ -75,6 +76,9 @@ def check_is_free(output: pathlib.Path) -> None:
         )
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {output} is not a folder: name another one.")
+    existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"--output {output} cannot be written: {existing} is not writable.")
 
 
 def write(
