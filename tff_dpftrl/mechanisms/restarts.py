@@ -212,28 +212,34 @@ def _monotone_squared(
     offset in the next block), the largest value.
     """
     min_sep = schema.min_sep
-    known: dict[tuple[int, int], float] = {}
-
-    def value(room: int, count: int) -> float:
-        if (room, count) not in known:
-            block_schema = schema_lib.MinSep(room, min_sep, count)
-            known[room, count] = toeplitz.earliest_pattern_norm_squared(column, block_schema)
-        return known[room, count]
-
+    known: dict[int, list[float]] = {}
     best = {(0, 0): 0.0}
     for length in lengths:
         reached: dict[tuple[int, int], float] = {}
         for (used, offset), before in best.items():
             room = max(0, length - offset)
-            most = min(schema.max_participations - used, -(-room // min_sep))
-            for count in range(most + 1):
+            if room not in known:
+                known[room] = _earliest_norms(column, room, schema)
+            most = schema.max_participations - used
+            for count, value in enumerate(known[room][: most + 1]):
                 last = offset + (count - 1) * min_sep
                 following = max(0, offset - length) if count == 0 else last + min_sep - length
-                total = before + (value(room, count) if count > 0 else 0.0)
                 state = (used + count, max(0, following))
-                reached[state] = max(total, reached.get(state, 0.0))
+                reached[state] = max(before + value, reached.get(state, 0.0))
         best = _undominated(reached)
     return max(best.values())
+
+
+def _earliest_norms(column: np.ndarray, room: int, schema: schema_lib.MinSep) -> list[float]:
+    """‖Σ_{i<j} C[:, i b]‖² for j = 0, 1, ... participations in `room` rounds."""
+    total, norms = np.zeros(room), [0.0]
+    for start in range(0, room, schema.min_sep):
+        if len(norms) > schema.max_participations:
+            break
+        end = min(start + len(column), room)
+        total[start:end] += column[: end - start]
+        norms.append(float(total @ total))
+    return norms
 
 
 def _undominated(states: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
