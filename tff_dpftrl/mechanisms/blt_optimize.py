@@ -182,8 +182,12 @@ def _starts(schema: schema_lib.MinSep, num_buffers: int, longest: float) -> np.n
     """
     size = 2 * num_buffers
     n, b = float(schema.num_rounds), float(min(schema.min_sep, schema.num_rounds))
+    scales = [b, 0.1 * b, math.sqrt(n * b), n]
+    busy = b * schema.effective_participations
+    if busy < 0.1 * n:  # Clients may come back only in a small part of the run.
+        scales.append(busy)
     logits = []
-    for scale in (b, 0.1 * b, math.sqrt(n * b), n):
+    for scale in scales:
         reach = min(math.log(max(scale, 3.0)), 0.9 * longest)
         even = np.full(size, reach / size)
         logits.append(np.log(np.concatenate([[longest - reach], even])))
