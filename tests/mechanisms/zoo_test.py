@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.mechanisms import blt, blt_optimize, toeplitz, zoo
+from tff_dpftrl.participation import schema as schema_lib
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -45,6 +46,21 @@ def test_name_tells_the_schema_and_the_optimum(name):
     assert kept == pytest.approx(fresh.loss, rel=1e-5)
     if variant == "-bounded":
         assert zoo.load(name).buf_decay[0] <= 1 - 1 / claim.num_rounds
+
+
+@pytest.mark.parametrize(
+    "gap,participations,noise_multiplier,rho",
+    [
+        # McMahan, Xu & Zhang 2024, Table 4, pt-BR: 2.23e-2 and 1.40e-2 there (rounded up), by a
+        # BLT made for a separation of 1000; 2.218e-2 and 1.391e-2 recomputed by others.
+        (2001, 1, 8.681, 2.218e-2),
+        (1181, 2, 16.1, 1.391e-2),
+    ],
+)
+def test_published_privacy_of_a_blt_made_for_1000(gap, participations, noise_multiplier, rho):
+    schema = schema_lib.MinSep.from_gap(2000, gap, participations)
+    squared = zoo.load("blt-n2000-b1000-k2").sensitivity(schema).squared
+    assert squared / (2 * noise_multiplier**2) == pytest.approx(rho, abs=1e-5)
 
 
 def test_unknown_names_are_refused():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MECHANISMS = {
     "blt": "buffered linear Toeplitz: a few buffers, any number of rounds",
-    "bandmf": "banded matrix of least RmsLoss: min-sep model copies, minutes to optimise",
+    "bandmf": "banded matrix of least loss: min-sep model copies, minutes to optimise",
     "bandtoep": "banded Toeplitz matrix, optimised",
     "bandfhu": "banded square root of the prefix sum, not optimised",
     "bisr": "inverse of the above banded instead: no memory, noise is drawn again",
