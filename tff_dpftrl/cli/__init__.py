@@ -1,1 +1,1 @@
-"""cli."""
+"""The command `tff-dpftrl`; each subcommand is a module."""
