@@ -24,7 +24,7 @@ def package_tests(deps, data = []):
       deps: Libraries of our own that the tests import.
       data: Files that the tests read.
     """
-    helpers = native.glob(["*.py"], exclude = ["*_test.py"])
+    helpers = native.glob(["*.py"], exclude = ["*_test.py", "conftest.py"])
     for source in native.glob(["*_test.py"]):
         py_test(
             name = source[:-len(".py")],
@@ -32,5 +32,5 @@ def package_tests(deps, data = []):
             srcs = [source] + helpers,
             data = data + ["//:pyproject.toml"],
             main = source,
-            deps = deps,
+            deps = deps + ["//tests:conftest"],
         )
