@@ -137,6 +137,17 @@ def test_monotone_blocks_at_a_realistic_size():
     assert general.sensitivity(schema).squared == pytest.approx(result.squared, rel=1e-9)
 
 
+@pytest.mark.parametrize("coefficients", [(1.0, 0.5, 0.3), (1.0, 0.1, 0.8), (1.0, -0.5, 0.3)])
+def test_too_much_work_gives_a_bound_and_says_so(coefficients, monkeypatch):
+    strategy = restarts.Restarted(banded_toeplitz.BandedToeplitz(coefficients), (0, 3, 8))
+    schema = schema_lib.MinSep(12, 1, 5)
+    searched = strategy.sensitivity(schema)
+    monkeypatch.setattr(restarts, "_MAX_WORK", 0)
+    bound = strategy.sensitivity(schema)
+    assert not bound.exact
+    assert bound.squared >= searched.squared
+
+
 def test_recipe_memory_and_round_trip(base):
     strategy = restarts.Restarted(base, [0, 5])
     recipe = strategy.noise_recipe()

@@ -30,6 +30,8 @@ from tff_dpftrl.mechanisms import (
 )
 from tff_dpftrl.participation import schema as schema_lib
 
+_MAX_WORK = 20_000_000
+
 _ToeplitzStrategy = (
     identity.Identity | blt.Blt | banded_toeplitz.BandedToeplitz | inverse_banded.InverseBanded
 )
@@ -100,7 +102,7 @@ class Restarted(strategy.Strategy):
         * Trees: the dynamic program of `tree_sensitivity` over all blocks.
         * Toeplitz: the norms of columns that do not overlap, or the monotone
           theorem within blocks and a dynamic program across them; an upper bound
-          if the coefficients increase somewhere.
+          if the coefficients increase somewhere or the search would be long.
         * Others: `banded_sensitivity.from_gram`.
         """
         lengths = self.block_lengths(schema.num_rounds)
@@ -188,6 +190,11 @@ def _toeplitz_sensitivity(
             True,
             "dynamic program, orthogonal columns",
         )
+    count = schema.effective_participations
+    if len(lengths) * count * min(count, -(-max(lengths) // schema.min_sep)) > _MAX_WORK:
+        # Without restarts every entry of CᵀC is at least as large, or so is its bound.
+        whole = toeplitz.sensitivity(column, schema).squared
+        return strategy.Sensitivity(whole, False, "upper bound: as if there were no restarts")
     if toeplitz.is_non_increasing(column):
         squared = _monotone_squared(column, lengths, schema)
         return strategy.Sensitivity(squared, True, "non-increasing Toeplitz theorem, by blocks")

@@ -35,7 +35,7 @@ import numpy as np
 # (earliest allowed offset in the next block, value), offsets and values increasing.
 _Frontier = list[tuple[int, int]]
 
-_MAX_WORK = 4_000_000
+_MAX_WORK = 8_000_000
 
 
 class _OutOfBudgetError(Exception):
@@ -88,10 +88,14 @@ class _Blocks:
                     value = left_value + count * count
                     right_frontier = self.frontier(half, right, middle)
                     pairs.extend((end, value + more) for end, more in right_frontier)
-        self._work_left -= len(pairs) + count
+        self.spend(len(pairs) + count)
+        return _pareto(pairs)
+
+    def spend(self, work: int) -> None:
+        """Counts merged pairs; raises _OutOfBudgetError if they are too many."""
+        self._work_left -= work
         if self._work_left < 0:
             raise _OutOfBudgetError
-        return _pareto(pairs)
 
 
 def _dyadic_levels(num_rounds: int) -> list[int]:
@@ -108,9 +112,9 @@ def _exact(lengths: Sequence[int], min_sep: int, max_participations: int, max_wo
             successors: dict[int, list[tuple[int, int]]] = {}
             for used, frontier in frontiers.items():
                 for offset, value in frontier:
-                    for added, end, more in _options(
-                        blocks, level, max_participations - used, offset
-                    ):
+                    options = _options(blocks, level, max_participations - used, offset)
+                    blocks.spend(len(options))
+                    for added, end, more in options:
                         successors.setdefault(used + added, []).append((end, value + more))
             frontiers = {used: _pareto(pairs) for used, pairs in successors.items()}
     return max(frontier[-1][1] for frontier in frontiers.values())
