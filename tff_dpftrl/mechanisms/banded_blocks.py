@@ -39,13 +39,21 @@ class _Block:
         return self.start + len(self.diagonal)
 
 
+def _band(wide: np.ndarray, bands: int) -> np.ndarray:
+    """View of a [m, bands + m] array U | C by lags, shape [m, bands].
+
+    Entry [i, bands − 1 − j] is C[i, i − j], reaching into U for i < j: in memory, one
+    row and one column on is a constant step.
+    """
+    step, item = wide.strides
+    return np.lib.stride_tricks.as_strided(wide[:, 1:], (len(wide), bands), (step + item, item))
+
+
 def _dense_blocks(rows: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """(U, C) of the rows start ... stop − 1, shapes [m, bands] and [m, m]."""
     bands = rows.shape[1]
     wide = np.zeros((stop - start, bands + stop - start))
-    for j in range(bands):
-        # Row t has C[t, t − j] in column bands + (t − start) − j.
-        np.fill_diagonal(wide[:, bands - j :], rows[start:stop, j])
+    _band(wide, bands)[:] = rows[start:stop, ::-1]
     return wide[:, :bands], wide[:, bands:]
 
 
@@ -134,9 +142,7 @@ def weighted_error_gradient(
         slope, sum_part = both[:, :-1], both[:, -1]
         own = slope @ block.covariance + np.outer(sum_part, block.with_sum)
         before = slope @ block.cross + np.outer(sum_part, block.previous_with_sum)
-        wide = np.hstack([before, own])
-        for j in range(bands):
-            gradient[block.start : block.stop, j] = np.diagonal(wide, bands - j)[:size]
+        gradient[block.start : block.stop] = _band(np.hstack([before, own]), bands)[:, ::-1]
         next_matrix = -block.left.T @ slope @ block.transition
         next_vector = -block.left.T @ sum_part
         sum_slope = block.transition.T @ (remaining + sum_slope[:size])
