@@ -53,6 +53,16 @@ def test_sampling_amplifies():
     assert epsilon(0.01) < epsilon(0.1) < epsilon(1.0)
 
 
+def test_calibration_meets_the_target():
+    run = {"num_rounds": 60, "num_groups": 6, "sampling_probability": 0.1}
+    strategy = banded_toeplitz.BandedToeplitz.fhu(6)
+    noise = amplified_banded.calibrate_noise_multiplier(
+        strategy, target_epsilon=1.5, delta=1e-6, **run
+    )
+    found = amplified_banded.AmplifiedBanded.from_strategy(strategy, noise_multiplier=noise, **run)
+    assert 1.5 * (1 - 1e-3) <= found.epsilon(1e-6) <= 1.5
+
+
 def test_identity_with_one_group_is_dp_fedavg():
     run = amplified_banded.AmplifiedBanded.from_strategy(
         identity.Identity(),

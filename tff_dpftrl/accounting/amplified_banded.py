@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from tff_dpftrl.accounting import dp_fedavg
+from tff_dpftrl.accounting import calibrate, dp_fedavg
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -94,3 +94,40 @@ class AmplifiedBanded:
     def epsilon(self, delta: float) -> float:
         """Epsilon at `delta`, by privacy loss distributions."""
         return self.sampled.epsilon(delta)
+
+
+def calibrate_noise_multiplier(
+    strategy: strategy_lib.Strategy,
+    *,
+    num_rounds: int,
+    num_groups: int,
+    sampling_probability: float,
+    target_epsilon: float,
+    delta: float,
+) -> float:
+    """Smallest z, to a relative 1e-4, with which an amplified run meets a target.
+
+    Args:
+      strategy: As for `AmplifiedBanded.from_strategy`, like the next three.
+      num_rounds: Number of rounds n.
+      num_groups: Groups of clients that take turns.
+      sampling_probability: q, when it is a client's turn.
+      target_epsilon: Epsilon not to exceed.
+      delta: Delta of the target.
+
+    Returns:
+      The noise multiplier; its epsilon was evaluated and is not above the target.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    return calibrate.smallest_noise(
+        lambda noise: AmplifiedBanded.from_strategy(
+            strategy,
+            noise_multiplier=noise,
+            num_rounds=num_rounds,
+            num_groups=num_groups,
+            sampling_probability=sampling_probability,
+        ).epsilon(delta),
+        target_epsilon=target_epsilon,
+    )

@@ -24,14 +24,14 @@ from tff_dpftrl.accounting import calibrate, gaussian, privacy_loss
 _COARSE_CELLS = 4000
 _MAX_CELLS = 1_000_000
 _MAX_REFINEMENTS = 8
-# Bound of the relative rounding error of a cell's mass, in units of 1 + |log of the mass|.
-_ROUNDING = 1e-14
+# Relative rounding error allowed for in log Φ: several units in the last place.
+_ROUNDING = 1e-15
 # Relative excess of epsilon that a first look and the answer are computed for.
 _ROUGH_TOLERANCE, _TOLERANCE = 1e-2, 1e-5
 # Share of delta that may be spent on truncating the tails of the noise.
 _TAIL_SHARE = 1e-6
 # Logarithm of the share that may be spent on ignoring losses far above epsilon.
-_LOG_NEGLIGIBLE = -20.0
+_LOG_NEGLIGIBLE = -25.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,9 @@ class MixtureOfGaussians:
         )
 
 
-def els(noise_multiplier: float, sampling_probability: float, group_size: int):
+def els(
+    noise_multiplier: float, sampling_probability: float, group_size: int
+) -> MixtureOfGaussians:
     """One step of DP-SGD with example-level sampling, seen by one user.
 
     Args:
@@ -166,7 +168,10 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
         low, high, upper, lower = -loss[1:], -loss[:-1], base, mixed
     width = np.maximum(high - low, 1e-300)
     log_ratio = lower + low - upper
-    rounding = _ROUNDING * cells / reach * (1.0 + np.abs(low))
+    # A cell's log mass is a difference of log Φ ~ x²/2 over a change of ~ x times its width.
+    cell = edges[1] - edges[0]
+    farthest = np.maximum(np.abs(edges[1:]), np.abs(edges[1:] - shifts[-1]))
+    rounding = _ROUNDING * ((1.0 + farthest) / cell + np.abs(low))
     to_high = np.clip((rounding - np.expm1(log_ratio)) / -np.expm1(-width), 0.0, 1.0)
     masses = np.exp(upper)
     losses = np.concatenate([low, high, [low[0] if remove else low[-1]]])
@@ -209,13 +214,16 @@ def _one_sided_epsilon(
 ) -> float:
     """Epsilon for removing (or adding) one user, closing in on it from above."""
     tail = _TAIL_SHARE * delta / num_steps
-    coarse = _step(mixture, tail, _COARSE_CELLS, remove)
-    saddle = privacy_loss.saddle_for_delta(coarse, num_steps, math.log(delta))
-    interval = privacy_loss.resolution(saddle, num_steps, _ROUGH_TOLERANCE)
     log_delta = math.log(delta)
-    answer = privacy_loss.ComposedLoss(
+    coarse = _step(mixture, tail, _COARSE_CELLS, remove)
+    # Infinite losses, which the Chernoff bound leaves out, have at most twice the tails' share.
+    chernoff = math.log1p(-2.0 * _TAIL_SHARE) + log_delta
+    saddle = privacy_loss.saddle_for_delta(coarse, num_steps, chernoff)
+    interval = privacy_loss.resolution(saddle, num_steps, _ROUGH_TOLERANCE)
+    loss = privacy_loss.ComposedLoss(
         coarse, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE
-    ).epsilon(delta)
+    )
+    answer = min(saddle.epsilon, loss.epsilon(delta))
     for _ in range(_MAX_REFINEMENTS):
         if answer == 0.0:
             break
@@ -238,7 +246,7 @@ def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> flo
 
     Returns:
       An upper bound of the smallest epsilon, within a relative 1e-4 of it (an
-      absolute 1e-7 if it is below 1e-3).
+      absolute 1e-7 if it is below 1e-3; looser if it is beyond a million).
 
     Raises:
       ValueError: If an argument is out of range.

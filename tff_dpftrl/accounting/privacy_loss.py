@@ -155,7 +155,8 @@ def _window(
 def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarray:
     """Tilted masses on the multiples of `interval`, wrapped around modulo `size`.
 
-    Returns shape [size]. They sum to a little more than 1: the grid only adds.
+    Returns shape [size]. They sum to a little more than 1: the grid only adds. Where
+    the grid is much too coarse for the tilt, the sum overflows.
     """
     below = np.floor(step.losses / interval)
     remainder = step.losses - below * interval
@@ -163,9 +164,12 @@ def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarr
     index = below.astype(np.int64)
     result = np.zeros(size)
     for offset, share in ((0, 1.0 - share_above), (1, share_above)):
-        losses = (index + offset) * interval
-        tilted = step.masses * share * np.exp(saddle.tilt * losses - saddle.cumulant)
-        result += np.bincount((index + offset) % size, weights=tilted, minlength=size)
+        masses = step.masses * share
+        used = masses > 0.0
+        exponents = np.log(masses[used]) + saddle.tilt * (index[used] + offset) * interval
+        with np.errstate(over="ignore"):
+            tilted = np.exp(exponents - saddle.cumulant)
+        result += np.bincount((index[used] + offset) % size, weights=tilted, minlength=size)
     return result
 
 
@@ -195,6 +199,9 @@ class ComposedLoss:
         size = fft.next_fast_len(math.ceil(high / interval) + 3 - first, real=True)
         single = _on_grid(step, interval, size, saddle)
         total = single.sum()
+        self._too_coarse = not math.isfinite(total)
+        if self._too_coarse:
+            return
         spectrum = fft.rfft(single / total)
         tilted = fft.irfft(spectrum**num_steps, size)
         tilted = np.maximum(np.roll(tilted, -first % size), 0.0)
@@ -221,7 +228,7 @@ class ComposedLoss:
 
     def epsilon(self, delta: float) -> float:
         """Smallest epsilon, rounded up, that `delta` allows."""
-        if self._infinity >= delta:
+        if self._too_coarse or self._infinity >= delta:
             return math.inf
         target = math.exp(math.log(delta - self._infinity) - self._log_scale) / (1.0 + _ROUNDING)
         too_small = np.flatnonzero(self._finite_delta() > target * (1.0 + _ROUNDING))
@@ -238,6 +245,8 @@ class ComposedLoss:
 
     def delta(self, epsilon: float) -> float:
         """Smallest delta, rounded up, at an epsilon within the window."""
+        if self._too_coarse:
+            return 1.0
         k = int(np.searchsorted(self._losses, epsilon, side="right")) - 1
         growth = math.exp(epsilon - self._origin)
         relative = max(self._upper[k] - growth * self._lower[k], 0.0) * (1.0 + _ROUNDING)
