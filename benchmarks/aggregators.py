@@ -1,6 +1,6 @@
 """Cost of a round of aggregation, as ratios to TFF's Gaussian aggregator.
 
-    python benchmarks/aggregators.py [--sizes 0.1 4 25] [--rounds 9] [--clients 4]
+    python benchmarks/aggregators.py [--sizes 0.1 4 25] [--rounds 9] [--clients 4] [--no-memory]
 
 For each model size, in millions of float32 parameters, one line an aggregator:
 seconds a round (median), their ratio to TFF's Gaussian (median over the rounds of
@@ -179,7 +179,7 @@ def _memory_in_own_process(millions: float, clients: int, name: str) -> str:
             return file.read()
 
 
-def _benchmark(millions: float, clients: int, num_rounds: int) -> None:
+def _benchmark(millions: float, clients: int, num_rounds: int, with_memory: bool) -> None:
     specs = _specs(millions)
     model_bytes = sum(4 * spec.shape.num_elements() for spec in specs)
     rounds, states = {}, {}
@@ -200,7 +200,7 @@ def _benchmark(millions: float, clients: int, num_rounds: int) -> None:
     for name, values in seconds.items():
         ratio = np.median(np.asarray(values) / reference)
         copies = _num_bytes(states[name]) / model_bytes - 1
-        memory = _memory_in_own_process(millions, clients, name)
+        memory = _memory_in_own_process(millions, clients, name) if with_memory else "-"
         print(
             f"{name:<20}{np.median(values):>9.3f}{ratio:>7.2f}{copies:>8.2f}{memory:>9}", flush=True
         )
@@ -212,6 +212,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 4, 25])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--no-memory", action="store_true", help="leave the last column out")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     worker_watchdog.start()
@@ -219,7 +220,7 @@ def main() -> None:
         if args.memory_of is not None:
             _measure_memory(millions, args.clients, *args.memory_of)
         else:
-            _benchmark(millions, args.clients, args.rounds)
+            _benchmark(millions, args.clients, args.rounds, not args.no_memory)
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ def _stepper(strategy, size, seed):
     """A function that makes the noise of the next round each time it is called."""
     stream = noise_ops.NoiseStream(strategy.noise_recipe(), [[size]])
     step = tf.function(stream.next)
-    state = {"t": 777, "buffers": stream.initial_buffers()}
+    state = {"t": 777, "buffer": stream.initial_buffer()}
 
     def run():
-        _, state["buffers"] = step(state["buffers"], tf.constant(state["t"], tf.int64), seed)
+        _, state["buffer"] = step(state["buffer"], tf.constant(state["t"], tf.int64), seed)
         state["t"] += 1
 
     return run

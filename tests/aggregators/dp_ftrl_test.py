@@ -135,7 +135,7 @@ def test_noise_follows_the_norm_after_encoding():
 def test_two_initialisations_share_no_noise():
     process = _build().create(tff.TensorType(np.float32, [100]))
     states = [process.initialize() for _ in range(2)]
-    assert not np.array_equal(states[0].noise.seed, states[1].noise.seed)
+    assert not np.array_equal(states[0].seed, states[1].seed)
     (a,), (b,) = (_run(process, [[]], state) for state in states)
     assert np.min(np.abs(a.result - b.result)) > 0
 
@@ -155,8 +155,7 @@ def test_state_is_all_that_is_needed_to_go_on(strategy):
     outputs = _run(_build(strategy).create(_NESTED), cohorts)
     saved = tf.nest.map_structure(np.copy, outputs[2].state)
     assert isinstance(saved, dp_ftrl.DPFTRLState)
-    assert isinstance(saved.noise, dp_ftrl.NoiseState)
-    assert saved.noise.round_index == 3
+    assert saved.round_index == 3
     resumed = _run(_build(strategy).create(_NESTED), cohorts[3:], saved)
     for before, after in zip(outputs[3:], resumed, strict=True):
         tf.nest.map_structure(np.testing.assert_array_equal, before.result, after.result)
@@ -164,8 +163,8 @@ def test_state_is_all_that_is_needed_to_go_on(strategy):
 
 def test_state_holds_one_copy_for_each_buffer_and_none_for_trees():
     state_type = _build(_BLT).create(_NESTED).state_type.member
-    assert [t.shape for t in state_type.noise.buffers] == [(2, 3), (2, 1), (2, 4)]
-    assert len(_build(tree.Tree(100)).create(_NESTED).state_type.member.noise.buffers) == 0
+    assert state_type.buffer.shape == (2, 3 + 1 + 4)
+    assert len(_build(tree.Tree(100)).create(_NESTED).state_type.member.buffer) == 0
 
 
 def test_rounds_beyond_the_strategy_fail():

@@ -61,8 +61,8 @@ def test_rotation_and_noise_have_seeds_of_their_own():
     )
     process = factory.create(_TYPE)
     first, second = process.initialize(), process.initialize()
-    assert np.all(first.noise.seed != first.sum_state.rotation_seed)
-    assert np.all(first.noise.seed != second.noise.seed)
+    assert np.all(first.seed != first.sum_state.rotation_seed)
+    assert np.all(first.seed != second.seed)
     assert np.all(first.sum_state.rotation_seed != second.sum_state.rotation_seed)
 
 

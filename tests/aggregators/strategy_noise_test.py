@@ -115,10 +115,10 @@ def _emitted(recipe, num_rounds, size):
     """Unit noise of two tensors, float64, shape [2, num_rounds, size]."""
     stream = noise_ops.NoiseStream(recipe, [[size], [size // 2, 2]])
     step = tf.function(stream.next)
-    seed, buffers = tf.constant([42, 43], tf.int64), stream.initial_buffers()
+    seed, buffer = tf.constant([42, 43], tf.int64), stream.initial_buffer()
     tensors = []
     for t in range(num_rounds):
-        noise, buffers = step(buffers, tf.constant(t, tf.int64), seed)
+        noise, buffer = step(buffer, tf.constant(t, tf.int64), seed)
         tensors.append([np.ravel(tensor) for tensor in noise])
     return np.swapaxes(np.asarray(tensors, np.float64), 0, 1)
 

@@ -46,16 +46,22 @@ class ClipState(NamedTuple):
 class AdaptiveDPFTRLState(NamedTuple):
     """State of the aggregator between rounds; enough to go on after a crash.
 
+    Secret, but for `clip`: it lets a reader subtract the noise.
+
     Attributes:
-      noise: A `dp_ftrl.NoiseState`. Secret.
-      count_buffers: Buffers of the counts' noise. Secret.
+      round_index: int64 scalar, the next round.
+      seed: int64 tensor of shape [2], the root seed of all noise.
+      buffer: Past noise on the updates as `noise_ops.NoiseStream` keeps it.
+      count_buffer: Past noise on the counts, likewise.
       clip: A `ClipState`.
       sum_state: State of the inner sum.
       count_state: State of the inner sum of counts.
     """
 
-    noise: Any
-    count_buffers: Any
+    round_index: Any
+    seed: Any
+    buffer: Any
+    count_buffer: Any
     clip: Any
     sum_state: Any
     count_state: Any
@@ -200,16 +206,17 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @tff.tensorflow.computation
         def initial_own_state():
-            noise = dp_ftrl.NoiseState(
-                round_index=tf.constant(0, tf.int64),
-                seed=seeds.root_seed(self.deterministic_seed),
-                buffers=stream.initial_buffers(),
-            )
             initial = tf.constant(self._initial_clip_norm, tf.float32)
-            clip = ClipState(active=initial, estimate=initial, excess=tf.constant(0.0))
-            return noise, count_stream.initial_buffers(), clip
+            return (
+                tf.constant(0, tf.int64),
+                seeds.root_seed(self.deterministic_seed),
+                stream.initial_buffer(),
+                count_stream.initial_buffer(),
+                ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
+            )
 
-        noise_type, count_buffers_type, clip_type = initial_own_state.type_signature.result
+        own_types = list(initial_own_state.type_signature.result)
+        clip_type = own_types[-1]
 
         @tff.tensorflow.computation(value_type, clip_type)
         def clip_client(value, clip):
@@ -228,51 +235,42 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @tff.federated_computation
         def initialize():
-            noise, count_buffers, clip = tff.federated_eval(initial_own_state, tff.SERVER)
-            return tff.federated_zip(
-                AdaptiveDPFTRLState(
-                    noise,
-                    count_buffers,
-                    clip,
-                    sum_process.initialize(),
-                    count_process.initialize(),
-                )
-            )
+            own = tff.federated_eval(initial_own_state, tff.SERVER)
+            sums = sum_process.initialize(), count_process.initialize()
+            return tff.federated_zip(AdaptiveDPFTRLState(*own, *sums))
 
-        @tff.tensorflow.computation(
-            noise_type, count_buffers_type, clip_type, summed_type, np.float32
-        )
-        def release(noise, count_buffers, clip, total, count):
-            unit_noise, buffers = stream.next(
-                noise.buffers, noise.round_index, seeds.derive(noise.seed, dp_ftrl.UPDATE_STREAM)
+        @tff.tensorflow.computation(*own_types, summed_type, np.float32)
+        def release(round_index, seed, buffer, count_buffer, clip, total, count):
+            noise, buffer = stream.next(
+                buffer, round_index, seeds.derive(seed, dp_ftrl.UPDATE_STREAM)
             )
             total, multiplier = update.flatten(total), self.update_noise_multiplier
             if self.unit_inflation is not None:
                 total = [tensor * clip.active for tensor in total]
                 multiplier *= self.unit_inflation
             stddev = tf.constant(multiplier, tf.float32) * clip.active
-            mean = factory_parts.noised_mean(total, unit_noise, stddev, self.clients_per_round)
-            (count_noise,), count_buffers = count_stream.next(
-                count_buffers, noise.round_index, seeds.derive(noise.seed, COUNT_STREAM)
+            mean = factory_parts.noised_mean(total, noise, stddev, self.clients_per_round)
+            (count_noise,), count_buffer = count_stream.next(
+                count_buffer, round_index, seeds.derive(seed, COUNT_STREAM)
             )
             # Of fewer clients than planned the missing ones count as half unclipped.
             noised_count = count + self.clipped_count_stddev * count_noise
             fraction = noised_count / self.clients_per_round + _COUNT_SENSITIVITY
             excess = clip.excess + fraction - self._target
             estimate = self._estimate(excess)
-            next_round = noise.round_index + 1
-            _, next_in_block = stream.block(next_round)
+            _, next_in_block = stream.block(round_index + 1)
             active = tf.where(tf.equal(next_in_block, 0), estimate, clip.active)
             measurements = collections.OrderedDict(
                 clip_norm=clip.active,
                 estimated_clip_norm=estimate,
                 unclipped_fraction=fraction,
                 noise_stddev=stddev,
-                num_restarts=stream.block(noise.round_index)[0],
+                num_restarts=stream.block(round_index)[0],
             )
             return (
-                dp_ftrl.NoiseState(next_round, noise.seed, buffers),
-                count_buffers,
+                round_index + 1,
+                buffer,
+                count_buffer,
                 ClipState(active, estimate, excess),
                 update.pack_as_update(mean),
                 measurements,
@@ -282,14 +280,18 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
         )
         def next_fn(state, value):
-            noise, count_buffers, clip, sum_state, count_state = state
+            round_index, seed, buffer, count_buffer, clip, sum_state, count_state = state
             clipped, bit, is_finite = tff.federated_map(
                 clip_client, (value, tff.federated_broadcast(clip))
             )
             summed = sum_process.next(sum_state, clipped)
             counted = count_process.next(count_state, bit)
-            noise, count_buffers, clip, result, own = tff.federated_map(
-                release, (noise, count_buffers, clip, summed.result, counted.result)
+            round_index, buffer, count_buffer, clip, result, own = tff.federated_map(
+                release,
+                (round_index, seed, buffer, count_buffer, clip, summed.result, counted.result),
+            )
+            new_state = AdaptiveDPFTRLState(
+                round_index, seed, buffer, count_buffer, clip, summed.state, counted.state
             )
             measurements = collections.OrderedDict(
                 (name, own[name])
@@ -298,9 +300,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             if self._report_non_finite_clients:
                 measurements["non_finite_clients"] = factory_parts.count_non_finite(is_finite)
             return tff.templates.MeasuredProcessOutput(
-                state=tff.federated_zip(
-                    AdaptiveDPFTRLState(noise, count_buffers, clip, summed.state, counted.state)
-                ),
+                state=tff.federated_zip(new_state),
                 result=result,
                 measurements=factory_parts.merge_measurements(measurements, summed.measurements),
             )

@@ -23,30 +23,21 @@ UPDATE_STREAM = 0
 """Number of the stream of noise for the updates; see `seeds`."""
 
 
-class NoiseState(NamedTuple):
-    """All that the noise depends on. Secret: it lets a reader subtract the noise.
+class DPFTRLState(NamedTuple):
+    """State of the aggregator between rounds; enough to go on after a crash.
+
+    Secret: it lets a reader subtract the noise.
 
     Attributes:
       round_index: int64 scalar, the next round.
-      seed: int64 tensor of shape [2], the root seed.
-      buffers: float32 tensors of shape [number of buffers, size], one for each
-        tensor of the update, or none at all.
+      seed: int64 tensor of shape [2], the root seed of all noise.
+      buffer: Past noise as `noise_ops.NoiseStream` keeps it; () for many strategies.
+      sum_state: State of the inner sum.
     """
 
     round_index: Any
     seed: Any
-    buffers: Any
-
-
-class DPFTRLState(NamedTuple):
-    """State of the aggregator between rounds; enough to go on after a crash.
-
-    Attributes:
-      noise: A `NoiseState`.
-      sum_state: State of the inner sum.
-    """
-
-    noise: Any
+    buffer: Any
     sum_state: Any
 
 
@@ -119,40 +110,39 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         sum_process = factory_parts.create_sum(self._sum_factory, summed_type)
 
         @tff.tensorflow.computation
-        def initial_noise_state():
-            return NoiseState(
-                round_index=tf.constant(0, tf.int64),
-                seed=seeds.root_seed(self.deterministic_seed),
-                buffers=stream.initial_buffers(),
-            )
+        def initial_noise():
+            seed = seeds.root_seed(self.deterministic_seed)
+            return tf.constant(0, tf.int64), seed, stream.initial_buffer()
+
+        round_type, seed_type, buffer_type = initial_noise.type_signature.result
 
         @tff.federated_computation
         def initialize():
+            round_index, seed, buffer = tff.federated_eval(initial_noise, tff.SERVER)
             return tff.federated_zip(
-                DPFTRLState(
-                    tff.federated_eval(initial_noise_state, tff.SERVER), sum_process.initialize()
-                )
+                DPFTRLState(round_index, seed, buffer, sum_process.initialize())
             )
 
-        @tff.tensorflow.computation(initial_noise_state.type_signature.result, summed_type)
-        def release(state, total):
-            seed = seeds.derive(state.seed, UPDATE_STREAM)
-            noise, buffers = stream.next(state.buffers, state.round_index, seed)
+        @tff.tensorflow.computation(round_type, seed_type, buffer_type, summed_type)
+        def release(round_index, seed, buffer, total):
+            stream_seed = seeds.derive(seed, UPDATE_STREAM)
+            noise, buffer = stream.next(buffer, round_index, stream_seed)
             stddev = tf.constant(self.noise_multiplier, tf.float32) * self.encoded_norm
             mean = factory_parts.noised_mean(
                 update.flatten(total), noise, stddev, self.clients_per_round
             )
-            state = NoiseState(state.round_index + 1, state.seed, buffers)
-            return state, update.pack_as_update(mean)
+            return round_index + 1, buffer, update.pack_as_update(mean)
 
         @tff.federated_computation(
             initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
         )
         def next_fn(state, value):
-            noise_state, sum_state = state
+            round_index, seed, buffer, sum_state = state
             clipped, is_finite = tff.federated_map(clip, value)
             summed = sum_process.next(sum_state, clipped)
-            noise_state, result = tff.federated_map(release, (noise_state, summed.result))
+            round_index, buffer, result = tff.federated_map(
+                release, (round_index, seed, buffer, summed.result)
+            )
             measurements = collections.OrderedDict(
                 clip_norm=tff.federated_value(self.clipping.clip_norm, tff.SERVER),
                 noise_stddev=tff.federated_value(
@@ -162,7 +152,7 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             if self._report_non_finite_clients:
                 measurements["non_finite_clients"] = factory_parts.count_non_finite(is_finite)
             return tff.templates.MeasuredProcessOutput(
-                state=tff.federated_zip(DPFTRLState(noise_state, summed.state)),
+                state=tff.federated_zip(DPFTRLState(round_index, seed, buffer, summed.state)),
                 result=result,
                 measurements=factory_parts.merge_measurements(measurements, summed.measurements),
             )

@@ -102,12 +102,17 @@ class NoiseStream:
         self._max_rounds = max_rounds
         self._kernel = build_kernel(block_recipe)
 
-    def initial_buffers(self) -> tuple[tf.Tensor, ...]:
-        """Buffers before the first round; an empty tuple if nothing is kept."""
-        rows = self._kernel.num_buffers
-        if rows == 0:
-            return ()
-        return tuple(tf.zeros([rows, size], tf.float32) for size in self._sizes)
+    def initial_buffer(self) -> tf.Tensor | tuple[()]:
+        """What is kept before the first round; an empty tuple if nothing ever is.
+
+        One tensor for all tensors of the model: TFF copies its state several times a
+        round, once more for every level of nesting.
+
+        Returns:
+          float32 tensor of shape [number of buffers, number of coordinates], or ().
+        """
+        num_buffers = self._kernel.num_buffers
+        return tf.zeros([num_buffers, sum(self._sizes)], tf.float32) if num_buffers else ()
 
     def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """The block a round lies in, and the round's number within it.
@@ -123,17 +128,17 @@ class NoiseStream:
         return block, round_index - tf.gather(starts, block)
 
     def next(
-        self, buffers: Sequence[tf.Tensor], round_index: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tuple[tf.Tensor, ...]]:
-        """The noise of one round and the buffers after it.
+        self, buffer: tf.Tensor | tuple[()], round_index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor | tuple[()]]:
+        """The noise of one round and the buffer after it.
 
         Args:
-          buffers: What `initial_buffers` or the previous round returned.
+          buffer: What `initial_buffer` or the previous round returned.
           round_index: int64 scalar, from 0; rounds must be run in order.
           seed: int64 tensor of shape [2], the stream's own.
 
         Returns:
-          float32 tensors of the stream's shapes, and the new buffers.
+          float32 tensors of the stream's shapes, and the new buffer.
 
         Raises:
           tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
@@ -144,17 +149,20 @@ class NoiseStream:
             block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
             t = kernel.within_horizon(t, self._kernel.max_rounds)
             block_seed = seeds.derive(seed, block)
-            noise, new_buffers = [], []
-            for position, (shape, size) in enumerate(zip(self._shapes, self._sizes, strict=True)):
-                draw = _draws(seeds.derive(block_seed, position), size)
-                buffer = buffers[position] if buffers else None
-                values, buffer = self._kernel.step(buffer, t, draw)
-                noise.append(tf.reshape(values, shape))
-                if buffer is not None:
-                    new_buffers.append(buffer)
-        return noise, tuple(new_buffers)
+            draws = [
+                _draw_with(seeds.derive(block_seed, position), size)
+                for position, size in enumerate(self._sizes)
+            ]
+            if self._kernel.num_buffers == 0:
+                vectors = [self._kernel.step(None, t, draw)[0] for draw in draws]
+            else:
+                joint, buffer = self._kernel.step(
+                    buffer, t, lambda i: tf.concat([draw(i) for draw in draws], axis=0)
+                )
+                vectors = tf.split(joint, self._sizes)
+        return [tf.reshape(*pair) for pair in zip(vectors, self._shapes, strict=True)], buffer
 
 
-def _draws(seed: tf.Tensor, size: int) -> kernel.Draw:
+def _draw_with(seed: tf.Tensor, size: int) -> kernel.Draw:
     """Draw i is made from sub-seed i of `seed`."""
     return lambda index: seeds.normal(seeds.derive(seed, index), size)
