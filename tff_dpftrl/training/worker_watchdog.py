@@ -24,12 +24,18 @@ _POLL_SECONDS_ONCE_FOUND = 2.0
 def start() -> subprocess.Popen[bytes]:
     """Starts the watchdog of this process.
 
-    Call it before the first TFF computation runs. It needs Linux's /proc; where
-    there is none it runs, but finds no workers.
+    Call it in the main thread, before the first TFF computation runs. It needs
+    Linux's /proc; where there is none it runs, but finds no workers.
+
+    Where Ctrl-C is ignored, as in a script's background job, it is no longer: the
+    worker would inherit that, and TFF, which ends a worker with the same signal when
+    the execution context is replaced, would wait for it forever.
 
     Returns:
       The watchdog's process. It ends by itself after this one.
     """
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # -I -S: neither the user's site packages nor the environment slow its start.
     return subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(os.getpid())],
