@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -129,8 +130,7 @@ def test_the_statement_is_of_what_the_ledger_saw(corpus, tmp_path):
     # 60 users of whom about 48 train: five a round, none takes part twice in six rounds.
     assert (written.observed.num_rounds, written.observed.max_participations) == (_NUM_ROUNDS, 1)
     assert written.epsilon <= float(results.rows[-1]["epsilon"])
-    seeds = [p for p in output.rglob("*") if p.is_file() and "private" not in p.parts]
-    assert all(b"seed" not in p.read_bytes() for p in seeds if p.suffix == ".npz")
+    assert stat.S_IMODE((output / "private").stat().st_mode) == 0o700
 
 
 def test_zero_noise_and_huge_clip_norm_is_plain_federated_averaging(corpus, tmp_path):
@@ -170,6 +170,8 @@ def test_a_run_stops_at_the_accuracy_asked_for_and_keeps_the_best_model(corpus, 
     results = run.train(_config(corpus, **options, stop_at_accuracy=1e-9), tmp_path / "run")
     accuracies = [row["eval_top1_in_vocab"] for row in results.rows]
     evaluated = [a for a in accuracies if a is not None]
+    # When it stops depends on the data: all declared rounds are accounted for.
+    assert results.statement.accounted.num_rounds == _NUM_ROUNDS
     assert all(a == 0.0 for a in evaluated[:-1])
     assert evaluated[-1] > 0.0 or len(results.rows) == _NUM_ROUNDS
 
@@ -203,6 +205,7 @@ def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
     assert "probability" in results.statement.assumptions[0]
     seed = (output / "private" / "cohort_seed").read_text().strip()
     assert len(seed) > 50  # 256 bits, hexadecimal.
+    assert all(row["clients"] is None for row in results.rows)  # Cohorts are secret.
     published = [p for p in output.rglob("*") if p.is_file() and "private" not in p.parts]
     assert all(seed.encode() not in p.read_bytes() for p in published)
 

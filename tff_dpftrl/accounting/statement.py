@@ -353,7 +353,11 @@ def sampled_statement(
         accounted=None,
         observed=None,
         unit_of_privacy=unit_of_privacy,
-        adjacency=f"Add or remove all data of one {unit_of_privacy}.",
+        adjacency=(
+            f"Add or remove all data of one {unit_of_privacy}: neighbouring data sets differ in "
+            f"that one {unit_of_privacy} has no data. The number of {unit_of_privacy}s, and with "
+            "it the sampling probability, is public."
+        ),
         setting=_SETTING,
         output=_OUTPUT,
         covered=(_COVERED,),

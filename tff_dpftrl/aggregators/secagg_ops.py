@@ -174,9 +174,11 @@ def decode(
       rounding.
     """
     centred = total - num_clients * encoding.max_coordinate
-    x = tf.cast(centred, tf.float32) * encoding.granularity(clip_norm)
-    x = walsh_hadamard_ops.unrotate(x, seeds.derive(round_seed, _ROTATION_STREAM))
-    return x[: encoding.dim]
+    # On a GPU, products in TensorFloat-32 would round the sum more than is charged for.
+    with tf.device("CPU:0"):
+        x = tf.cast(centred, tf.float32) * encoding.granularity(clip_norm)
+        x = walsh_hadamard_ops.unrotate(x, seeds.derive(round_seed, _ROTATION_STREAM))
+        return x[: encoding.dim]
 
 
 def _fingerprint(x: tf.Tensor) -> tf.Tensor:

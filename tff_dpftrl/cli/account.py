@@ -126,7 +126,7 @@ def print_report(report: dict[str, Any], found: guarantee_lib.Guarantee, form: s
 
     schema = found.schema
     lines = {
-        "mechanism": f"{found.mechanism}, noise multiplier {found.noise_multiplier:.8g}",
+        "mechanism": f"{found.mechanism}, noise multiplier {display.round_up(found.noise_multiplier, 8)}",
         "rounds": str(schema.num_rounds),
         "participation": (
             f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "

@@ -266,7 +266,7 @@ def _table(shown, what_ifs) -> str:
             plan.mechanism,
             str(found.schema.min_sep),
             str(found.schema.max_participations),
-            f"{found.noise_multiplier:.4g}",
+            display.round_up(found.noise_multiplier),
             f"{plan.noise_in_sum:.3g}",
             display.round_up(found.rho_zcdp, 3),
             display.round_up(found.epsilon),

@@ -96,7 +96,7 @@ class CheckpointFolder:
         state_fingerprint = fingerprint(state)
         content = io.BytesIO()
         np.savez(content, metrics=np.array(json.dumps(metrics)), **leaves)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self._path(rounds_done, state_fingerprint), content.getvalue(), mode=0o600)
         return state_fingerprint
 

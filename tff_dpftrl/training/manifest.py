@@ -21,12 +21,13 @@ from tff_dpftrl.training import checkpoint, privacy, task
 from tff_dpftrl.training import config as config_lib
 
 _NAME = "config.json"
+_FINGERPRINTS = pathlib.PurePath("private", "fingerprints.json")
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Content of a `config.json`.
+    """Content of a `config.json`, and fingerprints that are kept private.
 
     Attributes:
       config: The resolved options.
@@ -87,14 +88,12 @@ def write(
     plan: privacy.PrivacyPlan,
     language_task: task.LanguageTask,
 ) -> None:
-    """Writes `config.json`; from then on the folder holds a run."""
+    """Writes `config.json`, last of all files: from then on the folder holds a run."""
     content = {
         "config": config.to_dict(),
         "derived": plan.derived()
         | {
             "training_users": len(language_task.train.user_ids),
-            "users_fingerprint": _digest(language_task.train.user_ids),
-            "vocabulary_fingerprint": _digest(language_task.words.words),
         },
         "versions": {
             "tff_dpftrl": version.__version__,
@@ -102,8 +101,14 @@ def write(
             **{name: importlib.metadata.version(name) for name in _PACKAGES},
         },
     }
-    text = json.dumps(content, indent=2) + "\n"
-    checkpoint.write_atomically(output / _NAME, text.encode("utf-8"))
+    # A digest of the users would tell who knows all of them but one whether that one took part.
+    fingerprints = {
+        "users": _digest(language_task.train.user_ids),
+        "vocabulary": _digest(language_task.words.words),
+    }
+    for name, values, mode in ((_FINGERPRINTS, fingerprints, 0o600), (_NAME, content, 0o644)):
+        text = json.dumps(values, indent=2) + "\n"
+        checkpoint.write_atomically(output / name, text.encode("utf-8"), mode)
 
 
 def read(output: pathlib.Path) -> Manifest:
@@ -117,13 +122,13 @@ def read(output: pathlib.Path) -> Manifest:
         raise ValueError(f"There is no run to resume in {output}: {path} does not exist.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        derived = content["derived"]
+        fingerprints = json.loads((output / _FINGERPRINTS).read_text(encoding="utf-8"))
         config = config_lib.config_from_mapping(content["config"], str(path))
         return Manifest(
             config,
-            derived,
-            derived["users_fingerprint"],
-            derived["vocabulary_fingerprint"],
+            content["derived"],
+            fingerprints["users"],
+            fingerprints["vocabulary"],
         )
     except (OSError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read as the config of a run: {error!r}.") from error

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tff_dpftrl.accounting import calibrate, guarantee, statement
+from tff_dpftrl.accounting import calibrate, display, guarantee, statement
 from tff_dpftrl.encoding import grid
 from tff_dpftrl.mechanisms import identity, serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -22,8 +22,9 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import strategies
 
 TRAINING_METRICS_NOT_COVERED = (
-    "Loss and accuracy on the training cohorts in metrics.csv, curves.png and the TensorBoard "
-    "events: exact figures, for simulations; do not publish them."
+    "Loss and accuracy on the training cohorts, the number of clients in them, and the n-gram "
+    "baselines counted on the training users (in metrics.csv, curves.png, the TensorBoard events and "
+    "the terminal): exact figures, for simulations; do not publish them."
 )
 
 
@@ -156,18 +157,20 @@ class DpFtrlPlan(PrivacyPlan):
             return None
 
         def guard(seen: observed.ObservedParticipation) -> str | None:
-            epsilon = self._claim(seen).epsilon
+            epsilon = self._claim(seen.as_schema()).epsilon
             if epsilon <= max_epsilon:
                 return None
-            return f"epsilon would be {epsilon:.6g}, above max_epsilon={max_epsilon:g}."
+            return (
+                f"epsilon would be {display.round_up(epsilon)}, above max_epsilon={max_epsilon:g}."
+            )
 
         return guard
 
-    def _claim(self, seen: observed.ObservedParticipation) -> guarantee.Guarantee:
+    def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:
         return guarantee.dp_ftrl_guarantee(
             identity.Identity() if self.strategy is None else self.strategy,
             noise_multiplier=self.noise_multiplier,
-            schema=seen.as_schema(),
+            schema=schema,
             delta=self.delta,
         )
 
@@ -194,7 +197,10 @@ class DpFtrlPlan(PrivacyPlan):
                 "secagg_upload_bytes_per_client": self.encoding.upload_bytes,
                 "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
             }
-        claim = dataclasses.replace(self._claim(seen), mechanism=config.mechanism)
+        # When it stops at an accuracy depends on the models: then all rounds are charged that it
+        # might have run.
+        charged = seen.as_schema() if config.stop_at_accuracy is None else self.schema
+        claim = dataclasses.replace(self._claim(charged), mechanism=config.mechanism)
         return statement.dp_ftrl_statement(
             claim,
             unit_of_privacy="user",

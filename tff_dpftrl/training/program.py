@@ -115,7 +115,7 @@ class CommittedStateManager(tff.program.ProgramStateManager):
             round_index,
             cohort,
             noise_fingerprint=checkpoint.fingerprint(self._state.aggregator),
-            checkpoint_fingerprint=self._ledger.last_checkpoint,
+            checkpoint_fingerprint=checkpoint.fingerprint(self._state),
         )
         self._asked = tuple(cohort)
 

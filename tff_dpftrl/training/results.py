@@ -65,7 +65,7 @@ class MetricsLog:
         writer = csv.DictWriter(table, self._columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()}
+            {k: repr(float(v)) if isinstance(v, float) else v for k, v in row.items()}
             for row in self.rows
         )
         checkpoint.write_atomically(self._path, table.getvalue().encode())

@@ -26,6 +26,7 @@ import numpy as np
 import tensorflow_federated as tff
 import tqdm
 
+from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import (
@@ -103,7 +104,7 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         raise ValueError(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
-            f"{plan.epsilon_after(1):.4g}: raise it or noise_multiplier."
+            f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
         )
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     worker_watchdog.start()
@@ -114,6 +115,8 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
     ledger_path = private / "ledger.sqlite"
     if known is None:
         shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
+        output.mkdir(parents=True, exist_ok=True)
+        private.mkdir(mode=0o700)
         fingerprint = checkpoints.save(0, state, {})
         ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
         cohort_seed.create(private, config, plan)
@@ -191,7 +194,7 @@ class _Run:
                 row = self._run_round(self._rounds_done)
                 shown = {"loss": f"{row['loss']:.3f}", "top-1": f"{row['top1']:.1%}"}
                 if row["epsilon"] is not None:
-                    shown["ε"] = f"{row['epsilon']:.3g}"
+                    shown["ε"] = display.round_up(row["epsilon"], 3)
                 bar.set_postfix(shown, refresh=False)
                 bar.update()
 
@@ -229,7 +232,7 @@ class _Run:
             "loss": float(trained["loss"]),
             "top1": float(trained["top1_in_vocab"]),
             "epsilon": self._plan.epsilon_after(round_index + 1),
-            "clients": len(members),
+            "clients": None if self._plan.needs_secret_cohorts else len(members),
         }
         self._check_finite(output.state, round_index)
         self._state = output.state
@@ -306,7 +309,7 @@ class _Run:
 
     def _title(self, statement: statement_lib.PrivacyStatement) -> str:
         promised = (
-            f"ε = {statement.epsilon:.3g} at δ = {statement.delta:g}"
+            f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
             if statement.has_guarantee
             else "no privacy guarantee"
         )
@@ -324,8 +327,12 @@ class _Run:
         ]
         if statement.has_guarantee:
             lines.append(
-                f"Privacy: ε = {statement.epsilon:.4g} at δ = {statement.delta:g}, "
-                + (f"ρ-zCDP {statement.rho_zcdp:.4g}, " if statement.rho_zcdp is not None else "")
+                f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
+                + (
+                    f"ρ-zCDP {display.round_up(statement.rho_zcdp)}, "
+                    if statement.rho_zcdp is not None
+                    else ""
+                )
                 + "per user; see privacy_statement.md."
             )
         else:

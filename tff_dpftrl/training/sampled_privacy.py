@@ -65,16 +65,16 @@ class SampledPlan(privacy.PrivacyPlan):
         vocabulary_source: str,
     ) -> statement.PrivacyStatement:
         """See the base class."""
-        spent = dp_fedavg.DpFedAvg(
-            self.sampling_probability, self.noise_multiplier, seen.num_rounds
-        )
+        # When it stops at an accuracy depends on the models: all rounds are charged then.
+        charged = seen.num_rounds if config.stop_at_accuracy is None else self.schema.num_rounds
+        spent = dp_fedavg.DpFedAvg(self.sampling_probability, self.noise_multiplier, charged)
         return statement.sampled_statement(
             mechanism=config.algorithm,
             epsilon=spent.epsilon(self.delta),
             delta=self.delta,
             accounting=(
                 "Privacy loss distribution of the Poisson-sampled Gaussian mechanism, composed "
-                "over the rounds that were run."
+                "over the rounds."
             ),
             sampling=(
                 "Every user is in a round's cohort with probability "
@@ -85,6 +85,7 @@ class SampledPlan(privacy.PrivacyPlan):
                 "noise_multiplier": self.noise_multiplier,
                 "sampling_probability": self.sampling_probability,
                 "num_rounds": seen.num_rounds,
+                "num_rounds_charged": charged,
                 "estimator": "fixed denominator: expected number of clients",
             },
             deterministic_seed=self.deterministic_seed is not None,
