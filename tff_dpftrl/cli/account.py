@@ -125,8 +125,9 @@ def print_report(report: dict[str, Any], found: guarantee_lib.Guarantee, form: s
     from tff_dpftrl.accounting import display
 
     schema = found.schema
+    noise_multiplier = display.round_up(found.noise_multiplier, 8)
     lines = {
-        "mechanism": f"{found.mechanism}, noise multiplier {display.round_up(found.noise_multiplier, 8)}",
+        "mechanism": f"{found.mechanism}, noise multiplier {noise_multiplier}",
         "rounds": str(schema.num_rounds),
         "participation": (
             f"at most {schema.max_participations} times, at least {schema.min_sep} apart (stride; "

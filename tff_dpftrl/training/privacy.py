@@ -23,8 +23,8 @@ from tff_dpftrl.training import strategies
 
 TRAINING_METRICS_NOT_COVERED = (
     "Loss and accuracy on the training cohorts, the number of clients in them, and the n-gram "
-    "baselines counted on the training users (in metrics.csv, curves.png, the TensorBoard events and "
-    "the terminal): exact figures, for simulations; do not publish them."
+    "baselines counted on the training users (metrics.csv, curves.png, TensorBoard events and "
+    "terminal): exact figures, for simulations; do not publish them."
 )
 
 
