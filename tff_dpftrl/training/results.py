@@ -72,8 +72,11 @@ class MetricsLog:
 
 
 def _parse(row: Mapping[str, str]) -> dict[str, Any]:
-    values = {name: float(text) if text else None for name, text in row.items()}
-    return values | {"round": int(values["round"])}
+    return {name: _number(text) if text else None for name, text in row.items()}
+
+
+def _number(text: str) -> int | float:
+    return int(text) if text.isdigit() else float(text)
 
 
 def plot_curves(
