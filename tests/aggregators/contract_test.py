@@ -46,6 +46,23 @@ def _tff_gaussian(noise_multiplier, clip_norm, clients_per_round):
     )
 
 
+class _TffTree(tff.aggregators.UnweightedAggregationFactory):
+    """TFF's tree aggregation, told the updates' type when the process is created."""
+
+    def __init__(self, noise_multiplier, clip_norm, clients_per_round):
+        self._arguments = {
+            "noise_multiplier": noise_multiplier,
+            "l2_norm_clip": clip_norm,
+            "clients_per_round": clients_per_round,
+        }
+
+    def create(self, value_type):
+        specs = tff.types.type_to_tf_tensor_specs(value_type)
+        return tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
+            record_specs=specs, **self._arguments
+        ).create(value_type)
+
+
 _SHARED_WITH_TFF = (
     contract.check_type_signature,
     contract.check_zero_noise_is_the_sum_over_the_fixed_denominator,
@@ -71,8 +88,15 @@ def test_our_factories_keep_the_contract(make, check):
 
 
 @pytest.mark.parametrize("check", _SHARED_WITH_TFF, ids=lambda check: check.__name__)
-def test_tff_gaussian_keeps_the_part_it_shares(check):
-    check(_tff_gaussian)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(_tff_gaussian, id="gaussian"),
+        pytest.param(_TffTree, id="tree", marks=pytest.mark.slow),
+    ],
+)
+def test_factories_of_tff_keep_the_part_they_share(make, check):
+    check(make)
 
 
 class _Broken(tff.aggregators.UnweightedAggregationFactory):

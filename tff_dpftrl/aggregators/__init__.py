@@ -12,6 +12,8 @@ from typing import Any
 _HOME_OF = {
     "build_adaptive_dp_ftrl_aggregator": "adaptive_clipping",
     "build_dp_ftrl_aggregator": "dp_ftrl",
+    "build_secagg_adaptive_dp_ftrl_aggregator": "secagg",
+    "build_secagg_dp_ftrl_aggregator": "secagg",
 }
 
 __all__ = list(_HOME_OF)
