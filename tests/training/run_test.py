@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import signal
 import stat
 import subprocess
@@ -248,6 +249,14 @@ def test_a_strategy_from_a_file_is_used(corpus, tmp_path):
     run.train(_config(corpus, **options), tmp_path / "run")
     derived = json.loads((tmp_path / "run" / "config.json").read_text())["derived"]
     assert derived["strategy"] == strategy.to_dict()
+
+
+def test_updates_that_are_not_finite_are_dropped_and_reported(corpus, tmp_path, capsys):
+    options = {"client_learning_rate": 1e30, "num_rounds": 1, "buffers": None}
+    run.train(_config(corpus, **options, mechanism="identity"), tmp_path / "run")
+    # Users of one batch only make an update that is huge, but finite: it is clipped.
+    assert re.search(r"Round 1: [1-5] of 5 clients had an update that is", capsys.readouterr().err)
+    assert all(np.all(np.isfinite(weight)) for weight in _weights(tmp_path / "run"))
 
 
 class _Crash(BaseException):

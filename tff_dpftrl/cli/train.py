@@ -133,7 +133,12 @@ def run(args: argparse.Namespace) -> int:
         )
 
     _silence_startup()
-    from tff_dpftrl.training import run as run_lib
+    try:
+        from tff_dpftrl.training import run as run_lib
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"training needs {error.name}, which is not installed: see 'Environment' in README.md."
+        ) from error
 
     signal.signal(signal.SIGTERM, _stop)
     go_on = (

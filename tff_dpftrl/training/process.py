@@ -56,6 +56,7 @@ def _build_sampled(
         ),
         "server_optimizer": build_server_optimizer(config),
         "deterministic_seed": plan.deterministic_seed,
+        "report_non_finite_clients": True,
     }
     if config.algorithm == "dp-fedsgd":
         return dp_fedavg.build_dp_fedsgd(model, learning_rate=config.client_learning_rate, **common)
@@ -84,7 +85,11 @@ def build_server_optimizer(
 def build_aggregator(
     config: config_lib.TrainingConfig, plan: privacy.DpFtrlPlan
 ) -> tff.aggregators.UnweightedAggregationFactory:
-    """What turns the clients' updates into the server's: `model_aggregator`."""
+    """What turns the clients' updates into the server's: `model_aggregator`.
+
+    It counts clients whose update is not finite, for the operator's eyes only, except
+    under secure aggregation, which hides who they are.
+    """
     if plan.strategy is None:
         return tff.aggregators.UnweightedMeanFactory()
     common = {
@@ -108,6 +113,8 @@ def build_aggregator(
         )
     if config.adaptive_clipping:
         return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
-            plan.strategy, **common, **adaptive
+            plan.strategy, **common, **adaptive, report_non_finite_clients=True
         )
-    return dp_ftrl.build_dp_ftrl_aggregator(plan.strategy, clip_norm=plan.clip_norm, **common)
+    return dp_ftrl.build_dp_ftrl_aggregator(
+        plan.strategy, clip_norm=plan.clip_norm, **common, report_non_finite_clients=True
+    )

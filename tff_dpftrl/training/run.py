@@ -234,6 +234,7 @@ class _Run:
             "epsilon": self._plan.epsilon_after(round_index + 1),
             "clients": None if self._plan.needs_secret_cohorts else len(members),
         }
+        self._warn_of_dropped(output.metrics, round_index, len(members))
         self._check_finite(output.state, round_index)
         self._state = output.state
         if (round_index + 1) % self._config.eval_every == 0 or (
@@ -258,6 +259,15 @@ class _Run:
         self._log.append(row)
         if row.get(_ACCURACY) is not None and row[_ACCURACY] == self._best_accuracy():
             self._write_model("best_model.npz")
+
+    def _warn_of_dropped(self, metrics: Any, round_index: int, num_members: int) -> None:
+        dropped = int(metrics["aggregator"].get("non_finite_clients", 0)) if metrics else 0
+        if dropped:
+            tqdm.tqdm.write(
+                f"Round {round_index + 1}: {dropped} of {num_members} clients had an update that "
+                "is not finite (NaN, Inf), which counts as zero; lower client_learning_rate.",
+                file=sys.stderr,
+            )
 
     def _check_finite(self, state: Any, round_index: int) -> None:
         """Stops before a model that has diverged is committed."""
