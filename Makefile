@@ -29,7 +29,12 @@ $(READY): requirements.lock setup.py
 	@touch $@
 
 train: $(READY)
-	$(BIN)/tff-dpftrl train --config configs/quickstart.toml --output $(RESULTS) $(TRAIN_FLAGS)
+	@if [ -e $(RESULTS)/config.json ]; then \
+	  echo "$(RESULTS) holds a run: going on with it. For another one: make train RESULTS=results/other"; \
+	  $(BIN)/tff-dpftrl train --resume --output $(RESULTS); \
+	else \
+	  $(BIN)/tff-dpftrl train --config configs/quickstart.toml --output $(RESULTS) $(TRAIN_FLAGS); \
+	fi
 
 test: $(READY)
 	$(BIN)/python -m pytest
