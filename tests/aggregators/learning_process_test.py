@@ -117,6 +117,17 @@ def test_with_noise_weights_differ_by_the_noise():
     assert np.min(np.abs(difference)) > 0
 
 
+def test_estimated_clip_norm_is_among_the_metrics():
+    adaptive = aggregators.build_adaptive_dp_ftrl_aggregator(
+        _BLT, noise_multiplier=0.0, clients_per_round=2, initial_clip_norm=100.0
+    )
+    process = _fed_avg(adaptive, _OPTIMIZERS["sgd"])
+    output = process.next(process.initialize(), _clients(2, 0))
+    # Both clients are unclipped, half should be: 100 exp(-0.2 (1 - 0.5)).
+    estimate = output.metrics["aggregator"]["estimated_clip_norm"]
+    np.testing.assert_allclose(estimate, 100 * np.exp(-0.1), rtol=1e-6)
+
+
 def test_tff_wrappers_compose():
     inner = aggregators.build_dp_ftrl_aggregator(
         _BLT, noise_multiplier=0.0, clip_norm=10.0, clients_per_round=2
