@@ -28,6 +28,7 @@ import tqdm
 
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.aggregators import state_transfer
 from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import (
     checkpoint,
@@ -108,6 +109,7 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
         )
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     worker_watchdog.start()
+    state_transfer.install()
     learning_process = process.build_process(config, plan, language_task.functional_model())
     state = learning_process.initialize()
     private = output / "private"
