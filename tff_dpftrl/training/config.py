@@ -8,7 +8,6 @@ cannot drift apart.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import typing
@@ -342,9 +341,3 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
                 raise ValueError(f"The config file {path} gives the option {name!r} twice.")
             options[name] = entry
     return options
-
-
-def read_resolved(path: str | os.PathLike[str]) -> TrainingConfig:
-    """Reads the config that a run wrote to its `config.json`."""
-    with open(path, encoding="utf-8") as file:
-        return config_from_mapping(json.load(file)["config"], str(path))

@@ -13,7 +13,6 @@ The folder of a run:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import io
 import pathlib
 import shutil
@@ -298,9 +297,11 @@ class _Run:
             user_unit=self._task.train.corpus.user_unit,
             vocabulary_source=self._task.words.source,
         )
-        write = functools.partial(_write_text, self._output)
-        write("privacy_statement.json", statement.to_json() + "\n")
-        write("privacy_statement.md", statement.to_markdown())
+        for name, text in (
+            ("privacy_statement.json", statement.to_json() + "\n"),
+            ("privacy_statement.md", statement.to_markdown()),
+        ):
+            checkpoint.write_atomically(self._output / name, text.encode("utf-8"))
         self._write_model("model.npz")
         baselines = self._task.baselines()
         results.plot_curves(
@@ -350,7 +351,3 @@ class _Run:
         else:
             lines.append("Privacy: NO guarantee. " + " ".join(statement.no_guarantee))
         return "\n".join(lines)
-
-
-def _write_text(folder: pathlib.Path, name: str, text: str) -> None:
-    checkpoint.write_atomically(folder / name, text.encode("utf-8"))
