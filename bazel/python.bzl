@@ -3,7 +3,7 @@
 load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
 def package_library(deps = [], data = []):
-    """Declares the library of a folder: all its Python files.
+    """Declares the library of a folder: all its Python files, and those of folders without a BUILD.
 
     Args:
       deps: Libraries of our own that it imports.
@@ -11,7 +11,7 @@ def package_library(deps = [], data = []):
     """
     py_library(
         name = native.package_name().split("/")[-1],
-        srcs = native.glob(["*.py"]),
+        srcs = native.glob(["**/*.py"]),
         data = data,
         visibility = ["//visibility:public"],
         deps = deps,
@@ -24,8 +24,8 @@ def package_tests(deps, data = []):
       deps: Libraries of our own that the tests import.
       data: Files that the tests read.
     """
-    helpers = native.glob(["*.py"], exclude = ["*_test.py", "conftest.py"])
-    for source in native.glob(["*_test.py"]):
+    helpers = native.glob(["**/*.py"], exclude = ["**/*_test.py", "conftest.py"])
+    for source in native.glob(["**/*_test.py"]):
         py_test(
             name = source[:-len(".py")],
             size = "large",

@@ -30,9 +30,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
-from tff_dpftrl.aggregators import state_transfer
+from tff_dpftrl.execution import state_transfer, worker_watchdog
 from tff_dpftrl.mechanisms import blt, identity, inverse_banded, tree
-from tff_dpftrl.training import worker_watchdog
 
 _REFERENCE = "TFF Gaussian"
 _NUM_ROUNDS_PLANNED = 2000

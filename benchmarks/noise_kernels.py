@@ -16,8 +16,8 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.aggregators import noise_ops
 from tff_dpftrl.mechanisms import banded_toeplitz, blt, identity, inverse_banded, tree
+from tff_dpftrl.private_round import noise_stream
 
 _REFERENCE = "one Gaussian draw"
 _NUM_ROUNDS_PLANNED = 2000
@@ -39,7 +39,7 @@ def _strategies():
 
 def _stepper(strategy, size, seed):
     """A function that makes the noise of the next round each time it is called."""
-    stream = noise_ops.NoiseStream(strategy.noise_recipe(), [[size]])
+    stream = noise_stream.NoiseStream(strategy.noise_recipe(), [[size]])
     step = tf.function(stream.next)
     state = {"t": 777, "buffer": stream.initial_buffer()}
 

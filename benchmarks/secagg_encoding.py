@@ -28,8 +28,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow_federated.python.aggregators import discretization, hadamard, rotation
 
-from tff_dpftrl.aggregators import secagg_ops, walsh_hadamard_ops
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.private_round import discretize, walsh_hadamard
 
 _LOG2_DIMS = (16, 20, 22, 24)
 _LOG2_CACHED = 18
@@ -55,7 +55,7 @@ def _copy(x):
 
 @tf.function
 def _ours(x):
-    return walsh_hadamard_ops.walsh_hadamard(x)
+    return walsh_hadamard.walsh_hadamard(x)
 
 
 @tf.function
@@ -68,11 +68,11 @@ def _our_encoder(encoding: grid.GridEncoding):
 
     @tf.function
     def encode(x):
-        return secagg_ops.encode(x, seed, encoding, _CLIP_NORM)
+        return discretize.encode(x, seed, encoding, _CLIP_NORM)
 
     @tf.function
     def decode(total):
-        return secagg_ops.decode(total, tf.constant(1), seed, encoding, _CLIP_NORM)
+        return discretize.decode(total, tf.constant(1), seed, encoding, _CLIP_NORM)
 
     return encode, decode
 

@@ -18,7 +18,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from tensorflow_privacy.privacy.analysis import tree_aggregation_accountant
 
-from tff_dpftrl.mechanisms import tree_sensitivity
+from tff_dpftrl.mechanisms.numerics import tree_sensitivity
 
 # Gboard Tables 1 and 2: name, rounds, MinS (a gap), MaxP.
 _QUICK = [("OTF pt-PT", 430, 54, 7), ("pt-PT", 530, 54, 8), ("es-AR", 640, 90, 5)]

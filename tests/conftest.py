@@ -1,6 +1,6 @@
 """For all tests: no TFF worker is left behind by a test process."""
 
-from tff_dpftrl.training import worker_watchdog
+from tff_dpftrl.execution import worker_watchdog
 
 
 def pytest_sessionstart(session):

@@ -23,8 +23,8 @@ _MODULE_OF = {
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
     "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
-    "build_dp_fedavg": "algorithms.dp_fedavg",
-    "build_dp_fedsgd": "algorithms.dp_fedavg",
+    "build_dp_fedavg": "learning.dp_fedavg",
+    "build_dp_fedsgd": "learning.dp_fedavg",
 }
 
 __all__ = ["__version__", *_MODULE_OF]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import guarantee, planner, planner_plots
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import schema as schema_lib
 

@@ -11,8 +11,9 @@ import pytest
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
-from tff_dpftrl.aggregators import adaptive_clipping, clip_ops, seeds
+from tff_dpftrl.aggregators import adaptive_clipping
 from tff_dpftrl.mechanisms import blt, identity, restarts, tree
+from tff_dpftrl.private_round import clip_ops, seeds
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 _VECTOR = tff.TensorType(np.float32, [2])

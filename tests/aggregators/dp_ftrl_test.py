@@ -11,8 +11,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
-from tff_dpftrl.aggregators import clip_ops, dp_ftrl, seeds
+from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.mechanisms import blt, identity, tree
+from tff_dpftrl.private_round import clip_ops, seeds
 
 _NESTED = tff.to_type(
     collections.OrderedDict(

@@ -11,8 +11,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import secagg_ops, secagg_sum, seeds
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.aggregators import secagg_sum
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.private_round import discretize, seeds
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -99,10 +100,10 @@ def test_repeated_round_is_the_same_and_the_next_one_is_rotated_anew(sum_process
     # The recorded state says which rotation a round used.
     round_seed = seeds.derive(tf.constant(first.state.rotation_seed), 1)
     encoded = [
-        secagg_ops.encode(tf.constant(_flat(u), tf.float32), round_seed, _ENCODING, _CLIP_NORM)
+        discretize.encode(tf.constant(_flat(u), tf.float32), round_seed, _ENCODING, _CLIP_NORM)
         for u in updates
     ]
-    replayed = secagg_ops.decode(
+    replayed = discretize.decode(
         tf.add_n(encoded), tf.constant(4), round_seed, _ENCODING, _CLIP_NORM
     )
     np.testing.assert_allclose(replayed, _flat(second.result), atol=1e-6)

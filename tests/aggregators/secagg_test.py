@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity, restarts
 
 _TYPE = tff.to_type(

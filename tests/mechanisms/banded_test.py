@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import banded, banded_sensitivity, noise_recipe
+from tff_dpftrl.mechanisms import banded, noise_recipe
+from tff_dpftrl.mechanisms.numerics import banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 _SIZES = [(1, 1), (5, 1), (7, 3), (9, 3), (20, 20), (40, 11)]

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import banded, banded_sensitivity, banded_toeplitz, noise_recipe
+from tff_dpftrl.mechanisms import banded, banded_toeplitz, noise_recipe
+from tff_dpftrl.mechanisms.numerics import banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 _COEFFICIENTS = [(1.0,), (2.0, 0.5), (1.0, 0.2, 0.9), (1.0, -0.4, 0.3, 0.1)]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import optimize
 
-from tff_dpftrl.mechanisms import banded_toeplitz, bandtoep_optimize, toeplitz
+from tff_dpftrl.mechanisms import banded_toeplitz, bandtoep_optimize
+from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 

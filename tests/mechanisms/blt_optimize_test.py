@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import blt, blt_objective, blt_optimize, toeplitz
+from tff_dpftrl.mechanisms import blt, blt_optimize
+from tff_dpftrl.mechanisms.numerics import blt_objective, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 _PAPER = schema_lib.MinSep(2052, 342, 6)

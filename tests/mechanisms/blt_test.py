@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_dpftrl.mechanisms import blt, noise_recipe, toeplitz
+from tff_dpftrl.mechanisms import blt, noise_recipe
+from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 # Published production parameters (McMahan, Xu & Zhang 2024, appendix A; min-sep 400, n = 2000).

@@ -13,7 +13,8 @@ import sys
 
 import pytest
 
-from tff_dpftrl.mechanisms import tree, tree_sensitivity
+from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.mechanisms.numerics import tree_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 _NOISE_MULTIPLIER = 7.0

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.mechanisms import blt, blt_optimize, toeplitz, zoo
+from tff_dpftrl.mechanisms import blt, blt_optimize, zoo
+from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 

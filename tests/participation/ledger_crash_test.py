@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.participation import audit, cohorts, ledger
+from tff_dpftrl.participation import cohorts, ledger, recount
 
 SAMPLER = cohorts.MinSepSampler(
     num_clients=600, clients_per_round=60, min_sep=7, num_rounds=40, seed=2
@@ -93,14 +93,14 @@ def test_a_run_killed_at_random_moments_ends_like_an_uninterrupted_one(tmp_path)
         with ledger.Ledger.open(killed / "ledger", SAMPLER.schema) as book:
             seen = book.observed()
             interrupted_rounds.add(book.pending_round)
-        assert audit.audit(killed / "ledger").observed == seen
+        assert recount.recount(killed / "ledger").observed == seen
         assert not seen.breaches(SAMPLER.schema)
     assert kills == 30
     assert len(interrupted_rounds - {None}) >= 3  # Killed between begin and commit.
     assert None in interrupted_rounds  # And before the begin was durable.
     assert run(killed) == expected
-    result = audit.audit(killed / "ledger")
-    assert result == audit.audit(whole / "ledger")
+    result = recount.recount(killed / "ledger")
+    assert result == recount.recount(whole / "ledger")
     assert result.committed_rounds == SAMPLER.num_rounds
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_dpftrl.participation import audit, cohorts, ledger, ledger_rules, schema
+from tff_dpftrl.participation import cohorts, ledger, ledger_rules, recount, schema
 
 deterministic = hypothesis.settings(deadline=None, derandomize=True)
 
@@ -60,7 +60,7 @@ def test_a_run_from_beginning_to_end(book, path):
     assert (seen.num_rounds, seen.min_sep, seen.min_sep_gap) == (3, 2, 1)
     assert (seen.max_participations, seen.histogram) == (2, {1: 2, 2: 1})
     book.close()
-    assert audit.audit(path) == audit.Audit(DECLARED, seen, committed_rounds=3, breaches=())
+    assert recount.recount(path) == recount.Recount(DECLARED, seen, committed_rounds=3, breaches=())
 
 
 class TestSchema:
@@ -103,8 +103,8 @@ class TestSchema:
         seen = book.observed()
         assert (seen.num_rounds, seen.min_sep, seen.max_participations) == (3, 2, 2)
         book.close()
-        assert audit.audit(path).observed == seen
-        assert audit.audit(path).committed_rounds == 2
+        assert recount.recount(path).observed == seen
+        assert recount.recount(path).committed_rounds == 2
 
     def test_only_those_asked_can_contribute(self, book):
         begin(book, 0, ["a"])
@@ -247,7 +247,7 @@ class TestFile:
         with pytest.raises(ValueError, match="in use by another process"):
             ledger.Ledger.open(path, DECLARED)
         with pytest.raises(ValueError, match="in use by another process"):
-            audit.audit(path)
+            recount.recount(path)
         book.close()
         ledger.Ledger.open(path, DECLARED).close()
 
@@ -263,13 +263,13 @@ class TestFile:
     def test_other_files_are_not_ledgers(self, path):
         path.write_bytes(b"not a database, but long enough to look at" * 10)
         with pytest.raises(ValueError, match="not a participation ledger"):
-            audit.audit(path)
+            recount.recount(path)
         path.unlink()
         connection = sqlite3.connect(path)
         connection.execute("CREATE TABLE t (x)")
         connection.close()
         with pytest.raises(ValueError, match="not a participation ledger"):
-            audit.audit(path)
+            recount.recount(path)
 
     def test_the_key_must_be_there_and_be_the_right_one(self, book, path):
         book.close()
@@ -280,7 +280,7 @@ class TestFile:
         key.unlink()
         with pytest.raises(ValueError, match="key file .* missing"):
             ledger.Ledger.open(path, DECLARED)
-        assert audit.audit(path).committed_rounds == 0  # The audit needs no key.
+        assert recount.recount(path).committed_rounds == 0  # The recount needs no key.
 
     def test_a_directory_that_is_missing_is_an_os_error(self, tmp_path):
         with pytest.raises(OSError):
@@ -307,7 +307,7 @@ class TestFile:
         content[len(content) // 2 : len(content) // 2 + 4096] = bytes(4096)
         path.write_bytes(content)
         with pytest.raises((ValueError, OSError), match="damaged|malformed"):
-            audit.audit(path)
+            recount.recount(path)
 
 
 @st.composite
@@ -345,7 +345,7 @@ def test_the_ledger_equals_brute_force_and_never_lets_the_schema_break(history, 
             assert_observed(book.observed(), open_round, t + 1)
             if contributed is None:
                 book.close()
-                assert_observed(audit.audit(path).observed, open_round, t + 1)
+                assert_observed(recount.recount(path).observed, open_round, t + 1)
                 book = ledger.Ledger.open(path, declared)
                 assert_observed(book.observed(), open_round, t + 1)
                 assert begin(book, t, sorted(cohort)) is True
@@ -356,7 +356,7 @@ def test_the_ledger_equals_brute_force_and_never_lets_the_schema_break(history, 
             t += 1
             assert_observed(book.observed(), counted, t)
         book.close()
-        result = audit.audit(path)
+        result = recount.recount(path)
         assert_observed(result.observed, counted, t)
         assert result.breaches == ()
         # What the statement is computed from covers what truly happened.
@@ -385,7 +385,7 @@ def test_a_production_sized_cohort_passes_through(path):
         seen = book.observed()
     assert (seen.min_sep, seen.max_participations) == (3, 3)
     assert sum(c * n for c, n in seen.histogram.items()) == 7 * 6_500
-    assert audit.audit(path).observed == seen
+    assert recount.recount(path).observed == seen
     assert np.max(list(seen.histogram)) == 3
 
 

@@ -1,7 +1,6 @@
 """Tests of checkpoints: exact, verified, private, atomic."""
 
 import collections
-import pathlib
 import stat
 import sys
 
@@ -80,20 +79,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     name = folder.save(1, _state(1.0), {})
     with pytest.raises(checkpoint.CheckpointError, match="other shapes or types"):
         folder.load(1, name, _state(1.0)._replace(round=np.int32(5)))
-
-
-def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    checkpoint.write_atomically(path, b"old")
-
-    def disk_full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint.os, "fsync", disk_full)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint.write_atomically(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [pathlib.Path(path)]
 
 
 if __name__ == "__main__":

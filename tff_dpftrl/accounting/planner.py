@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tff_dpftrl.accounting import calibrate, guarantee
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import (
     bandtoep_optimize,
     blt_optimize,

@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import clip_ops, dp_ftrl, factory_parts, noise_ops, seeds, updates
+from tff_dpftrl.aggregators import dp_ftrl, factory_parts, updates
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import clip_ops, noise_stream, seeds
 
 COUNT_STREAM = 1
 """Number of the stream of noise for the counts of unclipped clients; see `seeds`."""
@@ -51,7 +52,7 @@ class AdaptiveDPFTRLState(NamedTuple):
     Attributes:
       round_index: int64 scalar, the next round.
       seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise on the updates as `noise_ops.NoiseStream` keeps it.
+      buffer: Past noise on the updates as `noise_stream.NoiseStream` keeps it.
       count_buffer: Past noise on the counts, likewise.
       clip: A `ClipState`.
       sum_state: State of the inner sum.
@@ -201,8 +202,8 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         update = updates.UpdateType(value_type)
         recipe, max_rounds = self.strategy.noise_recipe(), self.strategy.max_rounds
-        stream = noise_ops.NoiseStream(recipe, update.shapes, max_rounds=max_rounds)
-        count_stream = noise_ops.NoiseStream(recipe, [()], max_rounds=max_rounds)
+        stream = noise_stream.NoiseStream(recipe, update.shapes, max_rounds=max_rounds)
+        count_stream = noise_stream.NoiseStream(recipe, [()], max_rounds=max_rounds)
 
         @tff.tensorflow.computation
         def initial_own_state():

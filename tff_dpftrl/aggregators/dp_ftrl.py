@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import clip_ops, factory_parts, noise_ops, seeds, updates
+from tff_dpftrl.aggregators import factory_parts, updates
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import clip_ops, noise_stream, seeds
 
 UPDATE_STREAM = 0
 """Number of the stream of noise for the updates; see `seeds`."""
@@ -31,7 +32,7 @@ class DPFTRLState(NamedTuple):
     Attributes:
       round_index: int64 scalar, the next round.
       seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise as `noise_ops.NoiseStream` keeps it; () for many strategies.
+      buffer: Past noise as `noise_stream.NoiseStream` keeps it; () for many strategies.
       sum_state: State of the inner sum.
     """
 
@@ -97,7 +98,7 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         update = updates.UpdateType(value_type)
         self.clipping.check_num_tensors(len(update.specs))
-        stream = noise_ops.NoiseStream(
+        stream = noise_stream.NoiseStream(
             self.strategy.noise_recipe(), update.shapes, max_rounds=self.strategy.max_rounds
         )
 

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 
 

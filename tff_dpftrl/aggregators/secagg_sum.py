@@ -14,8 +14,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import clip_ops, secagg_ops, seeds, updates
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.aggregators import updates
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.private_round import clip_ops, discretize, seeds
 
 _COUNT_MODULUS = 2**31 - 1
 
@@ -115,7 +116,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         @tff.tensorflow.computation(value_type, seed_type)
         def encode(value, round_seed):
             flat = tf.concat([tf.reshape(t, [-1]) for t in update.flatten(value)], axis=0)
-            vector = secagg_ops.encode(flat, round_seed, self.encoding, self.clip_norm)
+            vector = discretize.encode(flat, round_seed, self.encoding, self.clip_norm)
             return collections.OrderedDict(vector=vector, count=tf.constant(1, tf.int32))
 
         @tff.tensorflow.computation(encode.type_signature.result, seed_type)
@@ -130,7 +131,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             )
             with tf.control_dependencies([too_many]):
                 count = tf.identity(total["count"])
-            flat = secagg_ops.decode(
+            flat = discretize.decode(
                 total["vector"], count, round_seed, self.encoding, self.clip_norm
             )
             tensors = [

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
-from tff_dpftrl.mechanisms import banded_blocks, banded_sensitivity, noise_recipe, strategy
+from tff_dpftrl.mechanisms import noise_recipe, strategy
+from tff_dpftrl.mechanisms.numerics import banded_blocks, banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 

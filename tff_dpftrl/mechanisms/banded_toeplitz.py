@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tff_dpftrl.mechanisms import banded_sensitivity, noise_recipe, strategy, toeplitz
+from tff_dpftrl.mechanisms import noise_recipe, strategy
+from tff_dpftrl.mechanisms.numerics import banded_sensitivity, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 _MAX_GRAM_ENTRIES = 4_000_000

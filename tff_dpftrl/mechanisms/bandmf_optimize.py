@@ -20,7 +20,8 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
-from tff_dpftrl.mechanisms import banded, banded_blocks, bandtoep_optimize
+from tff_dpftrl.mechanisms import banded, bandtoep_optimize
+from tff_dpftrl.mechanisms.numerics import banded_blocks
 from tff_dpftrl.participation import schema as schema_lib
 
 # p-norms over rounds of the variance, minimised one after the other for MaxLoss. The last

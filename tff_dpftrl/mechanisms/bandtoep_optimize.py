@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft, optimize
 
-from tff_dpftrl.mechanisms import banded_toeplitz, toeplitz
+from tff_dpftrl.mechanisms import banded_toeplitz
+from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 _DIRECT_PRODUCTS = 5_000_000

@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import optimize
 
-from tff_dpftrl.mechanisms import blt_losses, strategy, toeplitz
 from tff_dpftrl.mechanisms import noise_recipe as recipe_lib
+from tff_dpftrl.mechanisms import strategy
+from tff_dpftrl.mechanisms.numerics import blt_losses, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 

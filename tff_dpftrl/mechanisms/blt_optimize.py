@@ -14,7 +14,8 @@ import math
 
 import numpy as np
 
-from tff_dpftrl.mechanisms import blt, blt_losses, blt_objective, damped_newton, strategy
+from tff_dpftrl.mechanisms import blt, strategy
+from tff_dpftrl.mechanisms.numerics import blt_losses, blt_objective, damped_newton
 from tff_dpftrl.participation import schema as schema_lib
 
 MAX_BUFFERS = 8

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import optimize
 
-from tff_dpftrl.mechanisms import noise_recipe, strategy, toeplitz
+from tff_dpftrl.mechanisms import noise_recipe, strategy
+from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
 _GRID = 24

@@ -17,17 +17,15 @@ import scipy.linalg
 
 from tff_dpftrl.mechanisms import (
     banded,
-    banded_sensitivity,
     banded_toeplitz,
     blt,
     identity,
     inverse_banded,
     noise_recipe,
     strategy,
-    toeplitz,
     tree,
-    tree_sensitivity,
 )
+from tff_dpftrl.mechanisms.numerics import banded_sensitivity, toeplitz, tree_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 _MAX_WORK = 20_000_000

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tff_dpftrl.mechanisms import noise_recipe, strategy, tree_sensitivity
+from tff_dpftrl.mechanisms import noise_recipe, strategy
+from tff_dpftrl.mechanisms.numerics import tree_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
 
 

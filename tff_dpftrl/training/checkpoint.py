@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import pathlib
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -20,39 +18,11 @@ from typing import Any
 import numpy as np
 import tree
 
+from tff_dpftrl import durable_files
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read or does not fit the run."""
-
-
-def write_atomically(path: pathlib.Path, content: bytes, mode: int = 0o644) -> None:
-    """Writes a file so that a crash leaves the old content or the new, whole.
-
-    Args:
-      path: The file; its folder must exist.
-      content: The bytes.
-      mode: Permission bits of the file.
-
-    Raises:
-      OSError: If the disk is full or the folder is not writable; nothing of the
-        new content is then visible.
-    """
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        pathlib.Path(temporary).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def fingerprint(state: Any) -> str:
@@ -97,7 +67,9 @@ class CheckpointFolder:
         content = io.BytesIO()
         np.savez(content, metrics=np.array(json.dumps(metrics)), **leaves)
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(self._path(rounds_done, state_fingerprint), content.getvalue(), mode=0o600)
+        durable_files.write(
+            self._path(rounds_done, state_fingerprint), content.getvalue(), private=True
+        )
         return state_fingerprint
 
     def keep_only(self, rounds_done: int, state_fingerprint: str) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import pathlib
 import secrets
 
-from tff_dpftrl.training import checkpoint, privacy
+from tff_dpftrl import durable_files
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import privacy
 
 _NAME = "cohort_seed"
 _BITS = 256
@@ -23,7 +24,7 @@ def create(
     """Draws the seed of a new run and writes it, if it has to be secret."""
     if _is_secret(config, plan):
         text = f"{secrets.randbits(_BITS):x}\n"
-        checkpoint.write_atomically(private / _NAME, text.encode("ascii"), mode=0o600)
+        durable_files.write(private / _NAME, text.encode("ascii"), private=True)
 
 
 def read(

@@ -16,9 +16,9 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import version
-from tff_dpftrl.training import checkpoint, privacy, task
+from tff_dpftrl import durable_files, version
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import privacy, task
 
 _NAME = "config.json"
 _FINGERPRINTS = pathlib.PurePath("private", "fingerprints.json")
@@ -106,9 +106,9 @@ def write(
         "users": _digest(language_task.train.user_ids),
         "vocabulary": _digest(language_task.words.words),
     }
-    for name, values, mode in ((_FINGERPRINTS, fingerprints, 0o600), (_NAME, content, 0o644)):
+    for name, values, private in ((_FINGERPRINTS, fingerprints, True), (_NAME, content, False)):
         text = json.dumps(values, indent=2) + "\n"
-        checkpoint.write_atomically(output / name, text.encode("utf-8"), mode)
+        durable_files.write(output / name, text.encode("utf-8"), private=private)
 
 
 def read(output: pathlib.Path) -> Manifest:

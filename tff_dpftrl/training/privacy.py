@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_dpftrl.accounting import calibrate, display, guarantee, statement
-from tff_dpftrl.encoding import grid
+from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity, serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import cohorts, ledger, observed

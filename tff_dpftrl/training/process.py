@@ -5,7 +5,8 @@ from __future__ import annotations
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
-from tff_dpftrl.algorithms import clip_schedule, dp_fedavg, estimators
+from tff_dpftrl.learning import dp_fedavg
+from tff_dpftrl.private_round import clip_schedule, estimators
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import privacy, sampled_privacy
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_dpftrl.training import checkpoint
+from tff_dpftrl import durable_files
 
 
 class MetricsLog:
@@ -68,7 +68,7 @@ class MetricsLog:
             {k: repr(float(v)) if isinstance(v, float) else v for k, v in row.items()}
             for row in self.rows
         )
-        checkpoint.write_atomically(self._path, table.getvalue().encode())
+        durable_files.write(self._path, table.getvalue().encode())
 
 
 def _parse(row: Mapping[str, str]) -> dict[str, Any]:
@@ -122,4 +122,4 @@ def plot_curves(
     figure.suptitle(title, fontsize=11)
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=120)
-    checkpoint.write_atomically(path, image.getvalue())
+    durable_files.write(path, image.getvalue())

@@ -25,9 +25,10 @@ import numpy as np
 import tensorflow_federated as tff
 import tqdm
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
-from tff_dpftrl.aggregators import state_transfer
+from tff_dpftrl.execution import state_transfer, worker_watchdog
 from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import (
     checkpoint,
@@ -38,7 +39,6 @@ from tff_dpftrl.training import (
     results,
     sampled_privacy,
     task,
-    worker_watchdog,
 )
 from tff_dpftrl.training import config as config_lib
 
@@ -301,7 +301,7 @@ class _Run:
             ("privacy_statement.json", statement.to_json() + "\n"),
             ("privacy_statement.md", statement.to_markdown()),
         ):
-            checkpoint.write_atomically(self._output / name, text.encode("utf-8"))
+            durable_files.write(self._output / name, text.encode("utf-8"))
         self._write_model("model.npz")
         baselines = self._task.baselines()
         results.plot_curves(
@@ -318,7 +318,7 @@ class _Run:
         weights = self._process.get_model_weights(self._state)
         content = io.BytesIO()
         np.savez(content, **{f"weight_{i}": np.asarray(w) for i, w in enumerate(weights.trainable)})
-        checkpoint.write_atomically(self._output / name, content.getvalue())
+        durable_files.write(self._output / name, content.getvalue())
 
     def _title(self, statement: statement_lib.PrivacyStatement) -> str:
         promised = (

@@ -1,0 +1,232 @@
+"""Tests of the grid's sizes and sensitivities, against enumeration and published numbers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+
+import hypothesis
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import strategies as st
+
+from tff_dpftrl.discretization import grid
+
+_DIMS = st.one_of(st.integers(1, 300), st.integers(300, 2**24))
+_CLIENTS = st.integers(1, 10_000)
+_ALPHAS = st.floats(1e-6, 0.999)
+_SETTINGS = hypothesis.settings(deadline=None, derandomize=True)
+
+
+def _all_roundings(x):
+    """Every rounding of x with its probability, shapes [2^d, d] and [2^d]."""
+    floor = np.floor(x)
+    fraction = x - floor
+    ups = np.array(list(itertools.product((0, 1), repeat=len(x))))
+    probabilities = np.prod(np.where(ups, fraction, 1 - fraction), axis=1)
+    return floor + ups, probabilities
+
+
+def _adversarial_vectors(dim, norm):
+    """Vectors of norm at most `norm` whose roundings tend to be long."""
+    rng = np.random.default_rng(dim)
+    yield np.zeros(dim)
+    yield np.full(dim, norm / math.sqrt(dim))
+    yield np.eye(dim)[0] * norm
+    for fraction in (0.05, 0.3, 0.5, 0.7, 0.95):
+        if fraction * math.sqrt(dim) <= norm:
+            yield np.full(dim, fraction)
+            rest = math.sqrt(norm**2 - (dim - 1) * fraction**2)
+            yield np.append(np.full(dim - 1, fraction), rest)
+    for _ in range(20):
+        x = rng.normal(size=dim) * rng.uniform(size=dim) ** 3
+        yield x * norm / np.linalg.norm(x)
+
+
+def test_published_inflated_norm():
+    # A public Google test: 16 bits, 2^20 parameters, clip 0.03, 100 clients.
+    inflated = grid.inflated_clip_norm(0.03, 0.0001248800740568264, 2**20)
+    assert inflated == pytest.approx(0.0707097967941405, rel=1e-14)
+
+
+def test_formula_of_the_paper_in_its_own_units():
+    clip_norm, scale, alpha, dim = 0.7, 900.0, 0.2, 512
+    slack = math.sqrt(2 * math.log(1 / alpha))
+    expected = clip_norm**2 + dim / (4 * scale**2)
+    expected += slack * (clip_norm / scale + math.sqrt(dim) / (2 * scale**2))
+    encoding = grid.GridEncoding(dim - 100, 10, scale * clip_norm, alpha)
+    expected = math.sqrt(expected)
+    assert grid.inflated_clip_norm(clip_norm, 1 / scale, dim, alpha) == pytest.approx(
+        expected, rel=1e-14
+    )
+    charged = encoding.inflated_clip_norm(clip_norm)
+    assert charged == pytest.approx(expected * (1 + grid.FLOAT32_ALLOWANCE), rel=1e-14)
+    assert encoding.granularity(clip_norm) == pytest.approx(1 / scale)
+    max_coordinate = math.ceil(2 * scale * clip_norm * math.log(dim) / math.sqrt(dim))
+    assert encoding.max_coordinate == max_coordinate
+    assert encoding.modulus == 2 * max_coordinate * 10 + 1
+
+
+@pytest.mark.parametrize("dim", [1, 2, 4, 8])
+@pytest.mark.parametrize("norm", [0.4, 1.0, 3.3, 40.0])
+@pytest.mark.parametrize("alpha", [0.05, math.exp(-0.5), 0.95])
+def test_rejection_probability_and_bias_by_enumeration(dim, norm, alpha):
+    encoding = grid.GridEncoding(dim, 1, norm, alpha)
+    for x in _adversarial_vectors(dim, norm):
+        roundings, probabilities = _all_roundings(x)
+        accepted = np.sum(roundings**2, axis=1) <= encoding.max_squared_norm
+        acceptance = np.sum(probabilities[accepted])
+        assert acceptance >= 1 - alpha - 1e-12
+        mean = probabilities[accepted] @ roundings[accepted] / acceptance
+        assert np.linalg.norm(mean - x) <= encoding.rounding_bias_bound + 1e-9
+
+
+def test_conditioning_does_reject_and_bias():
+    # The bounds above are not vacuous: some vector is rejected and biased.
+    encoding = grid.GridEncoding(8, 1, 1.5, 0.95)
+    x = np.full(8, 0.5)
+    roundings, probabilities = _all_roundings(x)
+    accepted = np.sum(roundings**2, axis=1) <= encoding.max_squared_norm
+    acceptance = np.sum(probabilities[accepted])
+    assert acceptance < 0.9
+    mean = probabilities[accepted] @ roundings[accepted] / acceptance
+    assert np.linalg.norm(mean - x) > 0.05
+
+
+@pytest.mark.parametrize("linf_stddevs", [1.2, 1.7, 2.2])
+def test_linf_clip_probability_covers_all_sign_patterns(linf_stddevs):
+    dim, norm = 8, 100.0
+    encoding = grid.GridEncoding(dim, 3, norm, linf_stddevs=linf_stddevs)
+    transform = scipy.linalg.hadamard(dim) / math.sqrt(dim)
+    signs = np.array(list(itertools.product((-1, 1), repeat=dim)))
+    for x in _adversarial_vectors(dim, norm):
+        largest = np.max(np.abs((signs * x) @ transform), axis=1)
+        clipped = np.mean(largest > encoding.max_coordinate)
+        assert clipped <= encoding.linf_clip_probability
+
+
+@pytest.mark.parametrize("modulus", [41, 81, 101, 141])
+def test_wraparound_probability_covers_all_sign_patterns(modulus):
+    dim, clients, norm = 8, 4, 8.0
+    encoding = grid.GridEncoding(dim, clients, norm)
+    transform = scipy.linalg.hadamard(dim) / math.sqrt(dim)
+    signs = np.array(list(itertools.product((-1, 1), repeat=dim)))
+    for x in _adversarial_vectors(dim, norm):
+        # Identical clients are the worst case; every rounding may go up.
+        largest = clients * np.max(np.abs((signs * x) @ transform), axis=1) + clients
+        wraps = np.mean(largest > (modulus - 1) / 2)
+        assert wraps <= encoding.wraparound_probability(modulus)
+
+
+def test_wraparound_probability_extremes():
+    encoding = grid.GridEncoding(2**20, 100, 240.0)
+    assert encoding.wraparound_probability(3) == 1.0
+    assert 0 < encoding.wraparound_probability(2**16) < 2e-27  # Xu et al. 2023, footnote 2.
+
+
+def test_no_coordinate_bound_for_the_smallest_dimensions():
+    # The paper's 2 ln(d) / √d is 0 for d = 1.
+    for dim in (1, 2, 4, 64):
+        assert grid.GridEncoding(dim, 1, 10.0).max_coordinate == 10
+        assert grid.GridEncoding(dim, 1, 10.0).linf_clip_probability == 0
+
+
+@_SETTINGS
+@hypothesis.given(_DIMS, _CLIENTS, st.integers(1, 31), _ALPHAS)
+def test_for_bits_uses_the_bits(dim, clients, bits, alpha):
+    hypothesis.assume(2 * clients + 1 <= 2**bits)
+    encoding = grid.for_bits(dim, clients, bits, rejection_bound=alpha)
+    assert encoding.bits_per_parameter <= bits
+    assert encoding.modulus <= min(2**bits, grid.MAX_MODULUS)
+    assert 2 * encoding.max_coordinate * clients < encoding.modulus
+    assert encoding.modulus <= encoding.power_of_two_modulus < 2 * encoding.modulus
+    if encoding.max_coordinate < grid.MAX_COORDINATE:
+        with_one_more = 2 * (encoding.max_coordinate + 1) * clients + 1
+        assert with_one_more > min(2**bits, grid.MAX_MODULUS)
+        factor = encoding.max_coordinate / encoding.scaled_clip_norm
+        assert factor == pytest.approx(grid.coordinate_factor(encoding.padded_dim), rel=1e-12)
+
+
+@_SETTINGS
+@hypothesis.given(_DIMS, _CLIENTS, st.floats(1.00001, 100.0), _ALPHAS)
+def test_for_inflation_is_the_coarsest(dim, clients, inflation, alpha):
+    try:
+        encoding = grid.for_inflation(dim, clients, inflation, rejection_bound=alpha)
+    except ValueError:  # It needs too large a modulus.
+        hypothesis.reject()
+    assert 1 <= encoding.inflation <= inflation
+    coarser = grid.GridEncoding(dim, clients, encoding.scaled_clip_norm * (1 - 1e-6), alpha)
+    assert coarser.inflation > inflation
+
+
+@_SETTINGS
+@hypothesis.given(_DIMS, _CLIENTS, st.floats(0.01, 1e5), _ALPHAS)
+def test_invariants(dim, clients, norm, alpha):
+    try:
+        encoding = grid.GridEncoding(dim, clients, norm, alpha)
+    except ValueError:
+        hypothesis.reject()
+    assert encoding.padded_dim >= dim > encoding.padded_dim // 2
+    assert encoding.inflation >= 1
+    # What is charged is never below what the integer test admits.
+    charged = encoding.inflated_clip_norm(2.0) / encoding.granularity(2.0)
+    assert charged**2 >= encoding.max_squared_norm * (1 - 1e-14)
+    assert encoding.upload_bytes * 8 >= encoding.padded_dim * encoding.bits_per_parameter
+    assert encoding.to_dict()["inflation"] == encoding.inflation
+    finer = grid.inflated_norm_squared(2 * norm, encoding.padded_dim, alpha) / (2 * norm) ** 2
+    assert finer < encoding.inflation**2
+
+
+def test_costs_of_a_four_million_parameter_model():
+    # More bits cost upload and save noise; so does a tighter ℓ∞ bound, for free.
+    sizes = [grid.for_bits(4_050_000, 100, bits) for bits in (10, 12, 16, 20)]
+    inflations = [encoding.inflation for encoding in sizes]
+    assert inflations == sorted(inflations, reverse=True)
+    assert inflations[-1] < 1.00001 and inflations[0] > 3
+    assert sizes[-1].upload_bytes == 2**22 * 20 // 8
+    tight = grid.for_bits(4_050_000, 100, 12, linf_stddevs=10.0)
+    assert tight.inflation < sizes[1].inflation
+    assert tight.linf_clip_probability < 1e-14
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ((0, 1, 1.0), "dim"),
+        ((2.5, 1, 1.0), "dim"),
+        ((1, 0, 1.0), "max_clients"),
+        ((1, 1, 0.0), "scaled_clip_norm"),
+        ((1, 1, math.inf), "scaled_clip_norm"),
+        ((1, 1, math.nan), "scaled_clip_norm"),
+        ((1, 1, 1e9), "scaled_clip_norm"),
+        ((2**22, 1, 5e9, 0.5, 1.0), "scaled_clip_norm"),
+        ((1, 2**20, 1e6), "modulus"),
+        ((1, 1, 1.0, 0.0), "rejection_bound"),
+        ((1, 1, 1.0, 1.0), "rejection_bound"),
+        ((1, 1, 1.0, 0.5, -1.0), "linf_stddevs"),
+    ],
+)
+def test_bad_arguments(arguments, name):
+    with pytest.raises(ValueError, match=name):
+        grid.GridEncoding(*arguments)
+
+
+def test_bad_choices():
+    with pytest.raises(ValueError, match="at least 8 bits"):
+        grid.for_bits(100, 100, 7)
+    grid.for_bits(100, 100, 8)
+    with pytest.raises(ValueError, match="bits_per_parameter"):
+        grid.for_bits(100, 100, 0)
+    for inflation in (1.0, 1.000001, 0.5, math.inf, math.nan):
+        with pytest.raises(ValueError, match="inflation"):
+            grid.for_inflation(100, 100, inflation)
+    with pytest.raises(ValueError, match="modulus"):
+        grid.for_inflation(100, 2**28, 1.001)
+    with pytest.raises(ValueError, match="modulus"):
+        grid.GridEncoding(1, 1, 1.0).wraparound_probability(0)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

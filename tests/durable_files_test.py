@@ -1,0 +1,65 @@
+"""Tests that files are whole or not there, and as private as asked."""
+
+import os
+import stat
+import sys
+
+import pytest
+
+from tff_dpftrl import durable_files
+
+
+def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    durable_files.write(path, b"old")
+
+    def disk_full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable_files.os, "fsync", disk_full)
+    with pytest.raises(OSError, match="No space left"):
+        durable_files.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_in_the_block_leaves_nothing(tmp_path):
+    with (
+        pytest.raises(RuntimeError),
+        durable_files.replacing(tmp_path / "file") as file,
+    ):
+        file.write(b"half")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("umask", "private", "mode"),
+    [(0o022, False, 0o644), (0o077, False, 0o600), (0o000, True, 0o600), (0o022, True, 0o600)],
+)
+def test_the_umask_decides_unless_the_file_is_private(tmp_path, umask, private, mode):
+    before = os.umask(umask)
+    try:
+        durable_files.write(tmp_path / "file", b"x", private=private)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
+
+
+def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
+    durable_files.write(tmp_path / "kept", b"x")
+    (tmp_path / ".hidden").write_bytes(b"y")
+    pid = os.fork()
+    if pid == 0:
+        with durable_files.replacing(tmp_path / "file") as file:
+            file.write(b"half")
+            os._exit(9)  # As SIGKILL does: no clean-up runs.
+    os.waitpid(pid, 0)
+    assert len(list(tmp_path.iterdir())) == 3
+    durable_files.remove_leftovers(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".hidden", "kept"]
+    durable_files.remove_leftovers(tmp_path / "missing")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,193 @@
+"""Every kernel, run on a basis, is the dense linear map it stands for."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.private_round import noise_stream, tree_kernels
+
+# Published production BLT (Google, min-sep 400, n = 2000).
+_PRODUCTION = noise_recipe.BufferedNoise(
+    buf_decay=(0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778),
+    output_scale=(0.0070314825502323835, 0.10613806907600574, 0.1898159060327625, 0.1966594748),
+)
+
+
+def _run_on_basis(recipe, num_rounds):
+    """[num_rounds, num_rounds]: the noise if draw i is the i-th unit vector."""
+    kernel = noise_stream.build_kernel(recipe)
+
+    @tf.function
+    def step(buffer, t):
+        return kernel.step(buffer, t, lambda i: tf.one_hot(i, num_rounds))
+
+    # Anything in the buffer of a block's first round must be ignored.
+    buffer = tf.fill([kernel.num_buffers, num_rounds], 1e6) if kernel.num_buffers else None
+    rows = []
+    for t in range(num_rounds):
+        noise, buffer = step(buffer, tf.constant(t, tf.int64))
+        rows.append(noise.numpy())
+    return np.stack(rows)
+
+
+def _run_with_ids(recipe, num_rounds):
+    """Dense map of a kernel whose draws are numbered sparsely, [num_rounds, number of draws]."""
+    kernel = noise_stream.build_kernel(recipe)
+    columns, rows = {}, []
+    size = 8 * num_rounds * recipe.num_levels
+
+    def draw(i):
+        return tf.one_hot(columns.setdefault(int(i), len(columns)), size)
+
+    for t in range(num_rounds):
+        noise, _ = kernel.step(None, tf.constant(t, tf.int64), draw)
+        rows.append(noise.numpy())
+    assert len(columns) <= size
+    return np.stack(rows)[:, : len(columns)]
+
+
+def _blt_matrix(recipe, num_rounds):
+    theta, omega = np.asarray(recipe.buf_decay), np.asarray(recipe.output_scale)
+    lags = np.arange(1, num_rounds)[:, np.newaxis]
+    coefs = np.concatenate([[1.0], np.sum(omega * theta ** (lags - 1), axis=1)])
+    i, j = np.indices((num_rounds, num_rounds))
+    return np.where(i >= j, coefs[np.maximum(i - j, 0)], 0.0)
+
+
+def _tree_residual_covariance(num_rounds, variance_reduction):
+    """Covariance of ẑ from the definition, bottom-up over materialised nodes."""
+    height = int(np.ceil(np.log2(num_rounds + 1)))
+    num_leaves = 2**height
+    estimates, variances = [np.eye(num_leaves, 2 * num_leaves)], [1.0]
+    next_column = num_leaves
+    for _ in range(height):
+        children = estimates[-1][0::2] + estimates[-1][1::2]
+        own = np.zeros_like(children)
+        own[np.arange(len(own)), next_column + np.arange(len(own))] = 1.0
+        next_column += len(own)
+        child_variance = 2 * variances[-1]
+        weight = child_variance / (1 + child_variance) if variance_reduction else 1.0
+        estimates.append(weight * own + (1 - weight) * children)
+        variances.append(float(np.sum(estimates[-1][0] ** 2)))
+    prefix = [np.zeros(2 * num_leaves)]
+    for t in range(1, num_rounds + 1):
+        total, start = np.zeros(2 * num_leaves), 0
+        for level in reversed(range(height + 1)):
+            if t >> level & 1:
+                total = total + estimates[level][start >> level]
+                start += 2**level
+        prefix.append(total)
+    residuals = np.diff(np.stack(prefix), axis=0)
+    return residuals @ residuals.T
+
+
+def test_identity_is_the_draw():
+    np.testing.assert_array_equal(_run_on_basis(noise_recipe.IdentityNoise(), 7), np.eye(7))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        noise_recipe.BufferedNoise((), ()),
+        noise_recipe.BufferedNoise((0.5,), (0.25,)),
+        _PRODUCTION,
+    ],
+    ids=["no-buffer", "one", "production"],
+)
+def test_buffered_inverts_c(recipe):
+    n = 60
+    noise = _run_on_basis(recipe, n)
+    np.testing.assert_allclose(noise, np.linalg.inv(_blt_matrix(recipe, n)), atol=1e-5)
+
+
+@pytest.mark.parametrize("bands", [1, 2, 5])
+def test_banded_toeplitz_inverts_c(bands):
+    n, row = 40, (2.0, 0.7, 0.4, 0.2, 0.1)[:bands]
+    c = sum(np.diag(np.full(n - j, row[j]), -j) for j in range(bands))
+    noise = _run_on_basis(noise_recipe.BandedNoise((row,)), n)
+    np.testing.assert_allclose(noise, np.linalg.inv(c), atol=1e-6)
+
+
+def test_general_banded_inverts_c():
+    n, bands = 30, 4
+    rng = np.random.default_rng(7)
+    rows = rng.uniform(0.1, 0.5, (n, bands))
+    rows[:, 0] += 1.0
+    c = np.zeros((n, n))
+    for t in range(n):
+        for j in range(min(t, bands - 1) + 1):
+            c[t, t - j] = rows[t, j]
+    noise = _run_on_basis(noise_recipe.BandedNoise(tuple(map(tuple, rows))), n)
+    np.testing.assert_allclose(noise, np.linalg.inv(c), atol=1e-6)
+
+
+def test_inverse_banded_toeplitz():
+    n, row = 20, (1.0, -0.5, -0.125)
+    expected = sum(np.diag(np.full(n - j, row[j]), -j) for j in range(3))
+    noise = _run_on_basis(noise_recipe.InverseBandedNoise((row,)), n)
+    np.testing.assert_allclose(noise, expected, atol=1e-7)
+
+
+def test_general_inverse_banded_with_short_and_full_rows():
+    n = 12
+    rng = np.random.default_rng(3)
+    rows = [tuple(rng.normal(size=min(t + 1, 5 if t % 2 else 12))) for t in range(n)]
+    expected = np.zeros((n, n))
+    for t, row in enumerate(rows):
+        for j, value in enumerate(row):
+            expected[t, t - j] = value
+    noise = _run_on_basis(noise_recipe.InverseBandedNoise(tuple(rows)), n)
+    np.testing.assert_allclose(noise, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("variance_reduction", [False, True])
+@pytest.mark.parametrize("num_levels", [1, 2, 3, 6])
+def test_tree_residuals_have_the_covariance_of_the_definition(num_levels, variance_reduction):
+    n = 2**num_levels - 1
+    dense = _run_with_ids(noise_recipe.TreeNoise(num_levels, variance_reduction), n)
+    expected = _tree_residual_covariance(n, variance_reduction)
+    np.testing.assert_allclose(dense @ dense.T, expected, atol=2e-6)
+
+
+def test_tree_covariance_test_has_power():
+    reduced = _tree_residual_covariance(15, True)
+    vanilla = _tree_residual_covariance(15, False)
+    assert np.max(np.abs(reduced - vanilla)) > 0.1
+
+
+def test_tree_of_more_levels_than_needed_has_the_same_law():
+    n = 21
+    dense = _run_with_ids(noise_recipe.TreeNoise(9, True), n)
+    np.testing.assert_allclose(dense @ dense.T, _tree_residual_covariance(n, True), atol=2e-6)
+
+
+def test_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match="recipe for one block"):
+        noise_stream.build_kernel("tree")
+
+
+def test_draws_a_round_of_a_reduced_tree_needs():
+    # The cost of keeping nothing: between one and two draws a level.
+    draws = []
+    kernel = tree_kernels.ReducedTreeKernel(noise_recipe.TreeNoise(11, True))
+    for t in range(0, 2047, 7):
+        ids = []
+
+        def draw(i, ids=ids):
+            ids.append(int(i))
+            return tf.zeros([1])
+
+        kernel.step(None, tf.constant(t, tf.int64), draw)
+        assert len(set(ids)) == len(ids)
+        draws.append(len(ids))
+    assert max(draws) <= 2 * 11
+    assert np.mean(draws) < 1.7 * 11
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,150 @@
+"""Noise of every strategy of `mechanisms`: streamed, it is what the strategy promises."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.mechanisms import (
+    banded,
+    banded_toeplitz,
+    blt,
+    identity,
+    inverse_banded,
+    noise_recipe,
+    restarts,
+    tree,
+)
+from tff_dpftrl.private_round import noise_stream
+
+# Published production BLT (Google, min-sep 400, n = 2000).
+_PRODUCTION = blt.Blt(
+    (0.9999999999921251, 0.9944453083640997, 0.8985923474607591, 0.4912001418098778),
+    (0.0070314825502323835, 0.10613806907600574, 0.1898159060327625, 0.1966594748073734),
+)
+_RNG = np.random.default_rng(5)
+_ROWS = np.hstack([np.ones((40, 1)), _RNG.uniform(0, 0.4, (40, 3))])
+_GENERAL = banded.Banded(np.where(np.arange(4) <= np.arange(40)[:, np.newaxis], _ROWS, 0.0))
+
+
+def _run_on_basis(recipe, num_rounds):
+    kernel = noise_stream.build_kernel(recipe)
+    step = tf.function(
+        lambda buffer, t: kernel.step(buffer, t, lambda i: tf.one_hot(i, num_rounds))
+    )
+    buffer = tf.zeros([kernel.num_buffers, num_rounds]) if kernel.num_buffers else None
+    rows = []
+    for t in range(num_rounds):
+        noise, buffer = step(buffer, tf.constant(t, tf.int64))
+        rows.append(noise.numpy())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "strategy, num_rounds",
+    [
+        pytest.param(identity.Identity(), 2000, id="identity"),
+        pytest.param(_PRODUCTION, 2000, id="blt"),
+        pytest.param(banded_toeplitz.BandedToeplitz.fhu(20), 2000, id="banded-toeplitz"),
+        pytest.param(_GENERAL, 40, id="banded"),
+        pytest.param(inverse_banded.InverseBanded.bisr(5), 2000, id="bisr"),
+        pytest.param(inverse_banded.InverseBanded.lambda_cgd(0.7), 200, id="lambda-cgd"),
+    ],
+)
+def test_streamed_noise_is_the_noise_matrix(strategy, num_rounds):
+    streamed = _run_on_basis(strategy.noise_recipe(), num_rounds)
+    np.testing.assert_allclose(streamed, strategy.noise_matrix(num_rounds), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        identity.Identity(),
+        _PRODUCTION,
+        tree.Tree(11),
+        tree.Tree(11, variance_reduction=False),
+        banded_toeplitz.BandedToeplitz.fhu(4),
+        _GENERAL,
+        inverse_banded.InverseBanded.bisr(3),
+    ],
+    ids=["identity", "blt", "tree", "vanilla-tree", "banded-toeplitz", "banded", "bisr"],
+)
+def test_covariance_of_emitted_noise(strategy):
+    """Sample covariance over rounds, within and across tensors, with six-sigma margins."""
+    num_rounds, size = 11, 30_000
+    noise = _emitted(strategy.noise_recipe(), num_rounds, size)
+    rows = noise.reshape(2 * num_rounds, size)
+    covariance = rows @ rows.T / size
+
+    matrix = strategy.noise_matrix(num_rounds)
+    block = matrix @ matrix.T
+    expected = np.kron(np.eye(2), block)
+    margin = _margin(expected, size)
+    assert np.all(np.abs(covariance - expected) < margin)
+    # Power: a variance off by 8 % is noticed, and so are rounds that are independent.
+    assert np.all(0.08 * np.diag(expected) > np.diag(margin))
+    if strategy.mechanism != "identity":
+        independent = np.diag(np.diag(block))
+        assert np.any(np.abs(independent - block) > margin[:num_rounds, :num_rounds])
+
+
+def test_blocks_of_a_restarted_strategy_are_independent():
+    strategy = restarts.Restarted(_PRODUCTION, (0, 4, 6))
+    num_rounds, size = 9, 30_000
+    rows = _emitted(strategy.noise_recipe(), num_rounds, size).reshape(2 * num_rounds, size)
+    matrix = strategy.noise_matrix(num_rounds)
+    expected = np.kron(np.eye(2), matrix @ matrix.T)
+    margin = _margin(expected, size)
+    assert np.all(np.abs(rows @ rows.T / size - expected) < margin)
+    # Power: the same strategy without restarts is far away.
+    unbroken = _PRODUCTION.noise_matrix(num_rounds)
+    difference = unbroken @ unbroken.T - matrix @ matrix.T
+    assert np.any(np.abs(difference) > margin[:num_rounds, :num_rounds])
+
+
+def _margin(covariance, num_samples):
+    """Six standard errors of a sample covariance of Gaussians with mean zero."""
+    variance = np.diag(covariance)
+    return 6 * np.sqrt((np.outer(variance, variance) + covariance**2) / num_samples)
+
+
+def _emitted(recipe, num_rounds, size):
+    """Unit noise of two tensors, float64, shape [2, num_rounds, size]."""
+    stream = noise_stream.NoiseStream(recipe, [[size], [size // 2, 2]])
+    step = tf.function(stream.next)
+    seed, buffer = tf.constant([42, 43], tf.int64), stream.initial_buffer()
+    tensors = []
+    for t in range(num_rounds):
+        noise, buffer = step(buffer, tf.constant(t, tf.int64), seed)
+        tensors.append([np.ravel(tensor) for tensor in noise])
+    return np.swapaxes(np.asarray(tensors, np.float64), 0, 1)
+
+
+@pytest.mark.parametrize("starts", [(1, 3), (0, 3, 3), (0, 5, 2), ()])
+def test_bad_restarts_are_refused(starts):
+    recipe = noise_recipe.RestartedNoise(noise_recipe.IdentityNoise(), starts)
+    with pytest.raises(ValueError, match="starts must begin with 0 and increase"):
+        noise_stream.NoiseStream(recipe, [[2]])
+
+
+def test_rounds_are_bounded_by_the_block_and_by_the_strategy():
+    recipe = noise_recipe.RestartedNoise(noise_recipe.TreeNoise(2, True), (0, 3))
+    stream = noise_stream.NoiseStream(recipe, [[2]], max_rounds=5)
+    seed = tf.constant([1, 2], tf.int64)
+
+    def run(t):
+        return stream.next((), tf.constant(t, tf.int64), seed)
+
+    run(4)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="defined for 5 rounds"):
+        run(5)
+    unbounded = noise_stream.NoiseStream(recipe, [[2]])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="defined for 3 rounds"):
+        unbounded.next((), tf.constant(6, tf.int64), seed)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,1 +1,0 @@
-"""DP-FedAvg and DP-FedSGD with sampled clients, and the DP-FTRL server update."""

@@ -1,0 +1,72 @@
+"""Files that are whole or not there: written beside their place, then moved into it.
+
+A crash, a full disk or a loss of power leaves the old content or the new one. A killed
+process may leave a temporary file, which `remove_leftovers` clears away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator
+from typing import BinaryIO
+
+_SUFFIX = ".unfinished"
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[BinaryIO]:
+    """Opens a new file that takes the place of `path` when the block ends without an error.
+
+    Args:
+      path: The file; its folder must exist. An existing one is replaced in one step.
+      private: Whether only the owner may read it; otherwise the umask decides.
+
+    Yields:
+      The new content, open for writing.
+
+    Raises:
+      OSError: If the disk is full or the folder is not writable; what was at `path`
+        is untouched then.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_SUFFIX}")
+    mode = 0o600 if private else 0o666
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:
+    """Writes a file in one step; arguments and errors as for `replacing`."""
+    with replacing(path, private=private) as file:
+        file.write(content)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Makes new names in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+    """Removes what killed processes left unfinished; nobody may be writing there now.
+
+    Args:
+      folder: A folder whose only writer is the caller; nothing happens if it is missing.
+    """
+    for leftover in pathlib.Path(folder).glob(f".*{_SUFFIX}"):
+        leftover.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Where TFF computations run: contexts, transfer of state, the life of worker processes."""

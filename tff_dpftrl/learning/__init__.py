@@ -1,0 +1,1 @@
+"""Learning processes of our own (DP-FedAvg, DP-FedSGD), and the DP-FTRL server optimizer."""

@@ -1,0 +1,218 @@
+"""What a client does in a round: UserUpdateFedAvg and UserUpdateFedSGD.
+
+McMahan et al. 2018, Algorithm 1. Updates have TFF's sign: initial minus final
+weights, a gradient to be subtracted by the server's optimizer.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.learning import local_model
+from tff_dpftrl.private_round import clip_ops, clip_schedule
+
+ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
+"""The faster way through the batches in simulation; TPUs need the other one."""
+
+_LocalUpdate: TypeAlias = Callable[
+    [local_model.LocalModel, tff.learning.models.ModelWeights, tf.data.Dataset, tf.Tensor],
+    tuple[list[tf.Tensor], tf.Tensor, Any],
+]
+"""(model, weights, batches, round) to (update, number of examples, metrics)."""
+
+
+def build_fed_avg_client_work(
+    model_fn: local_model.Model,
+    optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    clip: clip_schedule.ClipSchedule | None,
+    local_epochs: int = 1,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = ITERATOR,
+) -> tff.learning.templates.ClientWorkProcess:
+    """UserUpdateFedAvg: local training that stays near the weights it began with.
+
+    After every batch the difference to the initial weights is clipped. The
+    weight of the result is the client's number of examples, each counted once
+    whatever `local_epochs` is.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      optimizer: Of the client; the paper's is SGD.
+      clip: The projection after every batch, or None to leave clipping to the
+        aggregator, at the end.
+      local_epochs: E, passes over the client's batches.
+      metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
+
+    Returns:
+      The process; its state is the round.
+
+    Raises:
+      ValueError: If `local_epochs` is less than 1.
+    """
+    if local_epochs < 1:
+        raise ValueError(f"local_epochs must be at least 1, got {local_epochs!r}.")
+
+    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
+
+    def local_update(model, weights, batches, round_index):
+        initial = tuple(tf.nest.flatten(weights.trainable))
+        specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in initial)
+
+        def train_on_batch(state, batch):
+            trainable, optimizer_state, metrics, num_examples = state
+            gradients, metrics = model.gradients(trainable, metrics, batch)
+            optimizer_state, trainable = optimizer.next(optimizer_state, trainable, gradients)
+            if clip is not None:
+                trainable = _clipped_weights(trainable, initial, clip, round_index)
+            num_examples += local_model.num_examples(batch)
+            return trainable, optimizer_state, metrics, num_examples
+
+        def before_training():
+            no_examples = tf.constant(0, tf.int64)
+            return initial, optimizer.initialize(specs), model.load(weights), no_examples
+
+        trainable, _, metrics, num_examples = reduce_batches(
+            train_on_batch, batches.repeat(local_epochs), before_training
+        )
+        update = [w0 - w for w0, w in zip(initial, trainable, strict=True)]
+        return update, num_examples // local_epochs, metrics
+
+    return _build_client_work(model_fn, local_update, metrics_aggregator)
+
+
+def _norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return clip_ops.global_norm([tf.cast(tensor, tf.float32) for tensor in tensors])
+
+
+def _clipped_weights(
+    trainable: Sequence[tf.Tensor],
+    initial: Sequence[tf.Tensor],
+    clip: clip_schedule.ClipSchedule,
+    round_index: tf.Tensor,
+) -> tuple[tf.Tensor, ...]:
+    """θ⁰ + ClipFn(θ − θ⁰); weights that diverged stay so, for the aggregator to drop."""
+    moved = [tf.cast(w - w0, tf.float32) for w, w0 in zip(trainable, initial, strict=True)]
+    is_finite = tf.math.is_finite(clip_ops.global_norm(moved))
+    clipped = clip.clip(moved, round_index)
+    return tuple(
+        tf.where(is_finite, w0 + tf.cast(c, w.dtype), w)
+        for w, w0, c in zip(trainable, initial, clipped, strict=True)
+    )
+
+
+def build_fed_sgd_client_work(
+    model_fn: local_model.Model,
+    learning_rate: float,
+    *,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = ITERATOR,
+) -> tff.learning.templates.ClientWorkProcess:
+    """UserUpdateFedSGD: the gradient of one batch, times the learning rate.
+
+    Round t takes batch number t modulo the number of batches of the client, so
+    that a client's batches take turns and a repeated round repeats its update.
+    The weight is the number of all the client's examples. Clipping is left to
+    the aggregator.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      learning_rate: η of the client.
+      metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
+
+    Returns:
+      The process; its state is the round.
+
+    Raises:
+      ValueError: If `learning_rate` is not positive.
+    """
+    if not learning_rate > 0:
+        raise ValueError(f"learning_rate must be positive, got {learning_rate!r}.")
+
+    reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
+
+    def local_update(model, weights, batches, round_index):
+        trainable = tuple(tf.nest.flatten(weights.trainable))
+        num_batches, num_examples = batches.reduce(
+            (tf.constant(0, tf.int64), tf.constant(0, tf.int64)),
+            lambda sums, batch: (sums[0] + 1, sums[1] + local_model.num_examples(batch)),
+        )
+        chosen = batches.skip(round_index % tf.maximum(num_batches, 1)).take(1)
+
+        def gradient_of_batch(state, batch):
+            return model.gradients(trainable, state[1], batch)
+
+        def before_training():
+            return tuple(tf.zeros_like(w) for w in trainable), model.load(weights)
+
+        gradients, metrics = reduce_batches(gradient_of_batch, chosen, before_training)
+        update = [tf.cast(learning_rate, g.dtype) * g for g in gradients]
+        return update, num_examples, metrics
+
+    return _build_client_work(model_fn, local_update, metrics_aggregator)
+
+
+def _build_client_work(
+    model_fn: local_model.Model,
+    local_update: _LocalUpdate,
+    metrics_aggregator: Callable[..., tff.Computation],
+) -> tff.learning.templates.ClientWorkProcess:
+    """Makes a process of what one client does, counting rounds at the server."""
+    weights_type = local_model.build_initial_weights(model_fn).type_signature.result
+    data_type, aggregate_metrics = local_model.input_and_metrics(model_fn, metrics_aggregator)
+
+    @tff.tensorflow.computation(weights_type, data_type, tf.int64)
+    def client_update(weights, batches, round_index):
+        model = local_model.build_local_model(model_fn)
+
+        @tf.function
+        def run(weights, batches, round_index):
+            update, num_examples, metrics = local_update(model, weights, batches, round_index)
+            result = tff.learning.templates.ClientResult(
+                update=tf.nest.pack_sequence_as(weights.trainable, update),
+                update_weight=tf.cast(num_examples, tf.float32),
+            )
+            # A client whose training diverged would make the metrics of all diverge.
+            is_finite = tf.math.is_finite(_norm(update))
+            metrics = tf.nest.map_structure(
+                lambda metric: tf.where(is_finite, metric, tf.zeros_like(metric)),
+                model.unfinalized_metrics(metrics),
+            )
+            return result, metrics
+
+        return run(weights, batches, round_index)
+
+    @tff.tensorflow.computation
+    def first_round():
+        return tf.constant(0, tf.int64)
+
+    @tff.federated_computation
+    def init_fn():
+        return tff.federated_eval(first_round, tff.SERVER)
+
+    @tff.tensorflow.computation(tf.int64)
+    def next_round(round_index):
+        return round_index + 1
+
+    @tff.federated_computation(
+        init_fn.type_signature.result,
+        tff.FederatedType(weights_type, tff.CLIENTS),
+        tff.FederatedType(data_type, tff.CLIENTS),
+    )
+    def next_fn(round_index, weights, batches):
+        result, unfinalized_metrics = tff.federated_map(
+            client_update, (weights, batches, tff.federated_broadcast(round_index))
+        )
+        metrics = aggregate_metrics(unfinalized_metrics)
+        measurements = tff.federated_zip(collections.OrderedDict(train=metrics))
+        new_round = tff.federated_map(next_round, round_index)
+        return tff.templates.MeasuredProcessOutput(new_round, result, measurements)
+
+    return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)

@@ -1,0 +1,168 @@
+"""DP-FedAvg and DP-FedSGD as TFF learning processes (McMahan et al. 2018).
+
+Unlike DP-FTRL, their privacy rests on sampling: every client joins a round with
+probability q, independently of all others and of other rounds. The guarantee of
+num_rounds rounds is that of the Poisson-sampled Gaussian mechanism with this
+q and noise_multiplier. A process cannot see how its cohorts were drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow_federated as tff
+
+from tff_dpftrl.aggregators import sampled_gaussian
+from tff_dpftrl.learning import client_work as client_work_lib
+from tff_dpftrl.learning import local_model
+from tff_dpftrl.private_round import clip_schedule, estimators
+
+
+def build_dp_fedavg(
+    model_fn: local_model.Model,
+    *,
+    clip: clip_schedule.ClipSchedule,
+    noise_multiplier: float,
+    estimator: estimators.Estimator,
+    client_optimizer: tff.learning.optimizers.Optimizer,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    weight_cap: float = 1.0,
+    local_epochs: int = 1,
+    clip_every_step: bool = True,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
+    deterministic_seed: int | None = None,
+    report_non_finite_clients: bool = False,
+) -> tff.learning.templates.LearningProcess:
+    """Builds DP-FedAvg: clipped local training, one noised estimate a round.
+
+    The cohort given to `next` must be a Poisson sample with the estimator's
+    sampling probability; it may be empty. Training metrics are aggregated without
+    noise: the privacy guarantee covers the model weights only. The state holds
+    the seed of the noise and is secret.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      clip: How a client's update is clipped, with the clip norm of each round.
+      noise_multiplier: z; the noise in the estimate has standard deviation
+        z · clip norm · `estimator.unit_sensitivity`.
+      estimator: `FixedDenominator` or `ClippedDenominator`, with q.
+      client_optimizer: Of the client; the paper's is SGD.
+      server_optimizer: Applied to the noised estimate; SGD with learning rate 1,
+        the paper's, if None.
+      weight_cap: ŵ, in examples: a client with n of them weighs min(n / ŵ, 1).
+      local_epochs: E, passes of a client over its batches.
+      clip_every_step: Whether clients clip after every local batch, as in the
+        paper, or only at the end. The privacy is the same.
+      metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
+      deterministic_seed: Leave it None, for a seed from the operating system. A
+        run with a known seed is not private; for tests.
+      report_non_finite_clients: If True, the aggregator's measurements count the
+        updates dropped as not finite: an exact count, outside the guarantee.
+
+    Returns:
+      A learning process, with the methods of `build_weighted_fed_avg`'s.
+
+    Raises:
+      ValueError: If an argument cannot be used.
+    """
+    aggregator = sampled_gaussian.SampledGaussianFactory(
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        estimator=estimator,
+        weight_cap=weight_cap,
+        deterministic_seed=deterministic_seed,
+        report_non_finite_clients=report_non_finite_clients,
+    )
+    client_work = client_work_lib.build_fed_avg_client_work(
+        model_fn,
+        client_optimizer,
+        clip=clip if clip_every_step else None,
+        local_epochs=local_epochs,
+        metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
+    )
+    return _compose(model_fn, client_work, aggregator, server_optimizer)
+
+
+def build_dp_fedsgd(
+    model_fn: local_model.Model,
+    *,
+    clip: clip_schedule.ClipSchedule,
+    noise_multiplier: float,
+    estimator: estimators.Estimator,
+    learning_rate: float,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    weight_cap: float = 1.0,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
+    loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
+    deterministic_seed: int | None = None,
+    report_non_finite_clients: bool = False,
+) -> tff.learning.templates.LearningProcess:
+    """Builds DP-FedSGD: the clipped gradient of one batch of every client.
+
+    The cohort given to `next` must be a Poisson sample with the estimator's
+    sampling probability; it may be empty. Training metrics are aggregated without
+    noise: the privacy guarantee covers the model weights only. The state holds
+    the seed of the noise and is secret.
+
+    Args:
+      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      clip: How `learning_rate` times the gradient is clipped.
+      noise_multiplier: z; the noise in the estimate has standard deviation
+        z · clip norm · `estimator.unit_sensitivity`.
+      estimator: `FixedDenominator` or `ClippedDenominator`, with q.
+      learning_rate: η, which a client multiplies its gradient with.
+      server_optimizer: Applied to the noised estimate; SGD with learning rate 1,
+        the paper's, if None.
+      weight_cap: ŵ, in examples: a client with n of them, in all its batches,
+        weighs min(n / ŵ, 1).
+      metrics_aggregator: How the training metrics are aggregated.
+      loop_implementation: How a client goes through its batches.
+      deterministic_seed: Leave it None, for a seed from the operating system. A
+        run with a known seed is not private; for tests.
+      report_non_finite_clients: If True, the aggregator's measurements count the
+        updates dropped as not finite: an exact count, outside the guarantee.
+
+    Returns:
+      A learning process, with the methods of `build_fed_sgd`'s.
+
+    Raises:
+      ValueError: If an argument cannot be used.
+    """
+    aggregator = sampled_gaussian.SampledGaussianFactory(
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        estimator=estimator,
+        weight_cap=weight_cap,
+        deterministic_seed=deterministic_seed,
+        report_non_finite_clients=report_non_finite_clients,
+    )
+    client_work = client_work_lib.build_fed_sgd_client_work(
+        model_fn,
+        learning_rate,
+        metrics_aggregator=metrics_aggregator,
+        loop_implementation=loop_implementation,
+    )
+    return _compose(model_fn, client_work, aggregator, server_optimizer)
+
+
+def _compose(
+    model_fn: local_model.Model,
+    client_work: tff.learning.templates.ClientWorkProcess,
+    aggregator: sampled_gaussian.SampledGaussianFactory,
+    server_optimizer: tff.learning.optimizers.Optimizer | None,
+) -> tff.learning.templates.LearningProcess:
+    if server_optimizer is None:
+        server_optimizer = tff.learning.optimizers.build_sgdm(learning_rate=1.0)
+    initial_weights = local_model.build_initial_weights(model_fn)
+    weights_type = initial_weights.type_signature.result
+    result_type = client_work.next.type_signature.result.result.member
+    return tff.learning.templates.compose_learning_process(
+        initial_weights,
+        tff.learning.templates.build_broadcast_process(weights_type),
+        client_work,
+        aggregator.create(weights_type.trainable, result_type.update_weight),
+        tff.learning.templates.build_apply_optimizer_finalizer(server_optimizer, weights_type),
+    )

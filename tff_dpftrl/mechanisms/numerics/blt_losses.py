@@ -1,0 +1,144 @@
+"""Sensitivity and errors of a BLT in closed form: no loop over rounds.
+
+McMahan, Xu & Zhang 2024 evaluate the same quantities (Thm. 3.1, Prop. 3.3) in
+O(n) from coefficients. Here geometric series are summed, so one evaluation costs
+O(d² log k) for d buffers and k participations whatever the number of rounds.
+
+A BLT has poles θ (buffer decays of C) and zeros θ̂ (buffer decays of C⁻¹). This
+module takes their *complements* u = 1 - θ and û = 1 - θ̂, which keep their digits
+as θ → 1. Every sum below has non-negative terms, so nothing cancels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tff_dpftrl.mechanisms.numerics import geometric_sums
+from tff_dpftrl.participation import schema as schema_lib
+
+
+def sensitivity_squared(
+    pole_complements: np.ndarray, output_scale: np.ndarray, schema: schema_lib.MinSep
+) -> float:
+    """Squared norm of the earliest pattern, S² if the coefficients do not increase.
+
+    Between two participations, round m · min_sep + r, the sum of the client's
+    columns is Σ_i ω_i g_i θ_i^{r-1} with g_i = Σ_{l≤m} θ_i^{l·min_sep}; its
+    squares are geometric series again.
+
+    Args:
+      pole_complements: u = 1 - θ, shape [d], each in (0, 1).
+      output_scale: ω, shape [d], non-negative.
+      schema: The participation schema.
+
+    Returns:
+      ‖Σ_j C[:, j · min_sep]‖².
+    """
+    n, b, k = schema.num_rounds, schema.min_sep, schema.effective_participations
+    log_pole = np.log1p(-pole_complements)
+    log_pair = np.add.outer(log_pole, log_pole)
+    scale_pair = np.outer(output_scale, output_scale)
+    step = b * log_pole
+    last = geometric_sums.geometric_sum(step, k)
+    tail = geometric_sums.geometric_sum(log_pair, n - (k - 1) * b - 1)
+    total = float(np.sum(scale_pair * np.outer(last, last) * tail))
+
+    nodes, weights = geometric_sums.summation_nodes(k)
+    before = geometric_sums.geometric_sum(step, nodes[:, np.newaxis])
+    first_entry = 1.0 + before @ (output_scale * np.exp((b - 1) * log_pole))
+    total += float(weights @ np.square(first_entry))
+
+    nodes, weights = geometric_sums.summation_nodes(k - 1)
+    gain = geometric_sums.geometric_sum(step, nodes[:, np.newaxis] + 1)
+    segment = geometric_sums.geometric_sum(log_pair, b - 1)
+    return total + float(np.sum(scale_pair * ((gain.T * weights) @ gain) * segment))
+
+
+def prefix_noise_terms(
+    pole_complements: np.ndarray, zero_complements: np.ndarray
+) -> tuple[float, np.ndarray]:
+    """Writes the first column of B = A C⁻¹ as b_t = constant + Σ_i weight[i] θ̂_i^t.
+
+    Args:
+      pole_complements: u = 1 - θ, shape [d], increasing.
+      zero_complements: û = 1 - θ̂, shape [d], interlaced: u_1 < û_1 < u_2 < ...
+
+    Returns:
+      The constant Π u_i / û_i and the weights, shape [d]; all are positive.
+    """
+    constant = float(np.prod(pole_complements / zero_complements))
+    inverse_scale = pole_residues(zero_complements, pole_complements)
+    return constant, inverse_scale / zero_complements
+
+
+def pole_residues(own: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """|Π_j (own_i - other_j) / Π_{j≠i} (own_i - own_j)|, shape [d].
+
+    With poles as `own` and zeros as `other` these are the output scales ω of C;
+    with the roles exchanged they are -ω̂, those of C⁻¹ with the sign changed
+    (Dvijotham et al. 2024, Lemma 5.2; McMahan, Xu & Zhang 2024, Alg. 5).
+    """
+    among = np.abs(np.subtract.outer(own, own))
+    np.fill_diagonal(among, 1.0)
+    across = np.abs(np.subtract.outer(own, other))
+    # Ratios first, so that neither product can under- or overflow.
+    order = np.sort(across, axis=1) / np.sort(among, axis=1)
+    return np.prod(order, axis=1)
+
+
+def max_error_squared(
+    pole_complements: np.ndarray, zero_complements: np.ndarray, num_rounds: int
+) -> float:
+    """MaxError² = Σ_{t<n} b_t², the squared norm of the last row of B.
+
+    Args:
+      pole_complements: u = 1 - θ, shape [d].
+      zero_complements: û = 1 - θ̂, shape [d], interlaced with u; the last one
+        may exceed 1, a negative θ̂.
+      num_rounds: Number of rounds n.
+
+    Returns:
+      MaxError², for clip norm and noise multiplier 1.
+    """
+    return _weighted_sum(
+        pole_complements,
+        zero_complements,
+        float(num_rounds),
+        lambda log_ratio, negative: geometric_sums.geometric_sum(log_ratio, num_rounds, negative),
+    )
+
+
+def rms_error_squared(
+    pole_complements: np.ndarray, zero_complements: np.ndarray, num_rounds: int
+) -> float:
+    """RmsError² = (1/n) Σ_{t<n} (n - t) b_t²; arguments as in `max_error_squared`."""
+    total = _weighted_sum(
+        pole_complements,
+        zero_complements,
+        0.5 * num_rounds * (num_rounds + 1.0),
+        lambda log_ratio, negative: geometric_sums.ramp_sum(log_ratio, num_rounds, negative),
+    )
+    return total / num_rounds
+
+
+def _weighted_sum(pole_complements, zero_complements, constant_sum, power_sum) -> float:
+    """Σ_t w_t b_t² where `power_sum` gives Σ_t w_t x^t and `constant_sum` is Σ_t w_t."""
+    constant, weight = prefix_noise_terms(pole_complements, zero_complements)
+    zero = 1.0 - zero_complements
+    negative = zero < 0
+    with np.errstate(divide="ignore"):
+        log_zero = np.where(zero_complements < 1, np.log1p(-np.minimum(zero_complements, 1.0)), 0)
+        log_zero = np.where(negative, np.log(np.abs(zero)), log_zero)
+    single = power_sum(log_zero, negative if negative.any() else None)
+    log_pair = np.add.outer(log_zero, log_zero)
+    negative_pair = np.not_equal.outer(negative, negative)
+    pair = power_sum(log_pair, negative_pair if negative.any() else None)
+    return math.fsum(
+        [
+            constant**2 * constant_sum,
+            2.0 * constant * float(weight @ single),
+            float(weight @ pair @ weight),
+        ]
+    )

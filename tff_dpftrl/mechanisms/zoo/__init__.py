@@ -1,0 +1,53 @@
+"""Strategies kept with the package, each with a certificate that a test verifies.
+
+A name says what the strategy was optimised for: "blt-n2000-b400-k5" is the BLT
+of four buffers with the least MaxLoss for 2,000 rounds, a stride of 400 and five
+participations, "-rms" with the least RmsLoss, "-bounded" with the least MaxLoss
+among those whose decays stay below 1 - 1 / n, so that they may run longer than n.
+"blt-gboard-b400" holds the published parameters of production models (McMahan, Xu
+& Zhang 2024, appendix A).
+
+A strategy is valid for any schema: compute its sensitivity for the actual one.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from tff_dpftrl.mechanisms import certificate as certificate_lib
+from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+
+_FOLDER = pathlib.Path(__file__).parent
+
+
+def names() -> list[str]:
+    """Names of all entries, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob("*.json"))
+
+
+def load(name: str) -> strategy_lib.Strategy:
+    """The strategy called `name`, such as "blt-n2000-b400-k5".
+
+    Raises:
+      ValueError: If there is no such entry.
+    """
+    return serialization.load(_path(name))
+
+
+def load_certificate(name: str) -> certificate_lib.Certificate:
+    """The schema that the entry is meant for, and what it achieves there.
+
+    Raises:
+      ValueError: If there is no such entry.
+    """
+    certificate = serialization.load_certificate(_path(name))
+    if certificate is None:
+        raise ValueError(f"The zoo entry {name!r} has no certificate; reinstall the package.")
+    return certificate
+
+
+def _path(name: str) -> pathlib.Path:
+    if name not in names():
+        raise ValueError(f"No zoo entry is called {name!r}; there are {', '.join(names())}.")
+    return _FOLDER / f"{name}.json"

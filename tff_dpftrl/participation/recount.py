@@ -1,0 +1,79 @@
+"""Reads a ledger without its key and counts again from the raw record."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import sqlite3
+
+import numpy as np
+
+from tff_dpftrl.participation import ledger_file, observed
+from tff_dpftrl.participation import schema as schema_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Recount:
+    """What a ledger promises and what it shows.
+
+    Attributes:
+      declared: The participation schema promised when the run began.
+      observed: Participation in all rounds begun, counted from the raw record.
+      committed_rounds: Number of rounds committed; at most one less than begun.
+      breaches: How the observation exceeds the promise; empty if it does not.
+    """
+
+    declared: schema_lib.MinSep
+    observed: observed.ObservedParticipation
+    committed_rounds: int
+    breaches: tuple[str, ...]
+
+
+def recount(path: str | os.PathLike[str]) -> Recount:
+    """Counts participation from the raw record of a ledger that nobody has open.
+
+    Args:
+      path: The file of the ledger. Its key is not needed.
+
+    Returns:
+      The promise beside the observation.
+
+    Raises:
+      ValueError: If there is no ledger, it is in use, or its record is damaged.
+      OSError: If the file cannot be read.
+    """
+    with contextlib.closing(ledger_file.connect(path, exclusive=False)) as connection:
+        damage = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise ValueError(f"The ledger {path} is damaged: {damage}. Restore a backup.")
+        declared = schema_lib.MinSep(
+            *connection.execute(
+                "SELECT num_rounds, min_sep, max_participations FROM declared"
+            ).fetchone()
+        )
+        begun = _rounds(connection, "rounds", path)
+        committed = _rounds(connection, "commits", path)
+        seen = _count(connection, begun)
+    return Recount(declared, seen, committed, seen.breaches(declared))
+
+
+def _rounds(connection: sqlite3.Connection, table: str, path: str | os.PathLike[str]) -> int:
+    count, last = connection.execute(f"SELECT count(*), max(round) FROM {table}").fetchone()
+    if count and last != count - 1:
+        raise ValueError(f"The ledger {path} is damaged: rounds are missing. Restore a backup.")
+    return count
+
+
+def _count(connection: sqlite3.Connection, num_rounds: int) -> observed.ObservedParticipation:
+    """Contributors of committed rounds, and everybody asked in one not committed."""
+    last_client = connection.execute("SELECT max(client) FROM clients").fetchone()[0]
+    counter = observed.ParticipationCounter(0 if last_client is None else last_client + 1)
+    for t in range(num_rounds):
+        counted = connection.execute(
+            "SELECT client FROM asked WHERE round = ? "
+            "EXCEPT SELECT client FROM dropped WHERE round = ?",
+            (t, t),
+        )
+        counter.add(np.array([client for (client,) in counted], dtype=int))
+    return counter.observed

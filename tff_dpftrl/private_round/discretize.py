@@ -1,0 +1,188 @@
+"""Encoding of client updates for secure aggregation, and decoding of their sum.
+
+Pure TensorFlow on flat vectors, following Xu et al. 2023, Algorithm 2. Clients
+compute in float32, int32 and int64 only. What bounds the privacy loss is the
+exact integer test on the rounded vector, not the float32 arithmetic before it.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.private_round import seeds, walsh_hadamard
+
+MAX_TRIES = 64
+"""Roundings drawn before truncating instead; all fail with probability below α^64."""
+
+_ROTATION_STREAM = 0
+_ROUNDING_STREAM = 1
+_PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops want it.
+_SMALLEST_NORMAL = 2.0**-126
+# float32 norms and rotations err by less: vectors clipped this short of the bound are as
+# likely to be accepted as the theory says.
+_NORM_MARGIN = 1e-5
+
+
+def scale_and_clip(x: tf.Tensor, clip_norm: float, scaled_clip_norm: float) -> tf.Tensor:
+    """Scales a vector by `scaled_clip_norm / clip_norm` and clips its L2 norm.
+
+    No square overflows or underflows, whatever the magnitude of the entries.
+
+    Args:
+      x: float32 tensor of shape [d].
+      clip_norm: L2 clip norm C in the unit of `x`.
+      scaled_clip_norm: K, what C becomes.
+
+    Returns:
+      float32 tensor of shape [d] with norm at most K; zero if an entry of `x` is
+      not finite.
+    """
+    largest = tf.maximum(tf.reduce_max(tf.abs(x)), _SMALLEST_NORMAL)
+    unit = x / largest
+    norm = tf.sqrt(tf.reduce_sum(tf.square(unit)))
+    scale = tf.minimum(
+        largest / clip_norm * scaled_clip_norm, scaled_clip_norm * (1 - _NORM_MARGIN) / norm
+    )
+    scale = tf.where(tf.math.is_finite(norm), scale, 0.0)
+    return tf.math.multiply_no_nan(unit, scale)
+
+
+def limit_coordinates(x: tf.Tensor, max_coordinate: int) -> tf.Tensor:
+    """Scales a vector down until no coordinate exceeds `max_coordinate` in size.
+
+    Args:
+      x: float32 tensor of shape [d], finite.
+      max_coordinate: C_∞.
+
+    Returns:
+      float32 tensor of shape [d].
+    """
+    bound = float(max_coordinate)
+    x = x * tf.minimum(1.0, bound / tf.reduce_max(tf.abs(x)))
+    # The product may exceed the bound by one unit in the last place.
+    return tf.clip_by_value(x, -bound, bound)
+
+
+def has_norm_at_most(x: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
+    """Whether ‖x‖₂² ≤ `max_squared_norm`, exactly.
+
+    Args:
+      x: int32 tensor of shape [d] whose squared norm is below 2^63.
+      max_squared_norm: The bound, below 2^63.
+
+    Returns:
+      Boolean scalar.
+    """
+    squared_norm = tf.reduce_sum(tf.square(tf.cast(x, tf.int64)))
+    return squared_norm <= tf.constant(max_squared_norm, tf.int64)
+
+
+def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
+    """Rounds stochastically to integers until the squared norm is within a bound.
+
+    Each coordinate becomes one of its two neighbours, with mean x up to 2^-23 before
+    conditioning (`grid.GridEncoding.rounding_bias_bound` covers the conditioning).
+    After `MAX_TRIES` rejections the vector is rounded towards zero, which cannot
+    lengthen it; if even that is too long, it becomes zero.
+
+    Args:
+      x: float32 tensor of shape [d]; entries at most 2^22 in size.
+      seed: int64 tensor of shape [2].
+      max_squared_norm: The bound on the squared norm.
+
+    Returns:
+      int32 tensor of shape [d] whose squared norm is at most `max_squared_norm`.
+    """
+    floor = tf.floor(x)
+    fraction = x - floor  # Exact in float32.
+    floor = tf.cast(floor, tf.int32)
+
+    def attempt(index, _rounded, _accepted):
+        key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds.derive(seed, index))
+        uniform = tf.raw_ops.StatelessRandomUniformV2(
+            shape=tf.shape(x), key=key, counter=counter, alg=_PHILOX, dtype=tf.float32
+        )
+        rounded = floor + tf.cast(uniform < fraction, tf.int32)
+        return index + 1, rounded, has_norm_at_most(rounded, max_squared_norm)
+
+    _, rounded, accepted = tf.while_loop(
+        lambda index, rounded, accepted: tf.logical_not(accepted),
+        attempt,
+        (tf.constant(0, tf.int64), floor, tf.constant(False)),
+        maximum_iterations=MAX_TRIES,
+    )
+
+    def truncate():
+        truncated = tf.cast(x, tf.int32)
+        fits = has_norm_at_most(truncated, max_squared_norm)
+        return tf.where(fits, truncated, tf.zeros_like(truncated))
+
+    return tf.cond(accepted, lambda: rounded, truncate)
+
+
+def encode(
+    x: tf.Tensor, round_seed: tf.Tensor, encoding: grid.GridEncoding, clip_norm: float
+) -> tf.Tensor:
+    """Encodes one client's update as integers to be added modulo `encoding.modulus`.
+
+    It clips to `clip_norm` itself, so the bound on the norm of what is sent holds
+    for every input. The rounding is a function of the update and the public seed:
+    a round that is repeated sends the same integers, and reveals nothing new. Two
+    clients with identical updates round identically.
+
+    Args:
+      x: float32 tensor of shape [encoding.dim]; NaN or Inf make it count as zero.
+      round_seed: int64 tensor of shape [2], public, the same for all clients, new
+        in every round.
+      encoding: The grid.
+      clip_norm: L2 clip norm C.
+
+    Returns:
+      int32 tensor of shape [encoding.padded_dim] with entries in
+      [0, 2 encoding.max_coordinate].
+    """
+    x = scale_and_clip(x, clip_norm, encoding.scaled_clip_norm)
+    rounding_seed = seeds.derive(seeds.derive(round_seed, _ROUNDING_STREAM), _fingerprint(x))
+    x = tf.pad(x, [[0, encoding.padded_dim - encoding.dim]])
+    x = walsh_hadamard.rotate(x, seeds.derive(round_seed, _ROTATION_STREAM))
+    x = limit_coordinates(x, encoding.max_coordinate)
+    rounded = round_conditionally(x, rounding_seed, encoding.max_squared_norm)
+    return rounded + encoding.max_coordinate
+
+
+def decode(
+    total: tf.Tensor,
+    num_clients: tf.Tensor,
+    round_seed: tf.Tensor,
+    encoding: grid.GridEncoding,
+    clip_norm: float,
+) -> tf.Tensor:
+    """Decodes the sum of encoded updates.
+
+    Args:
+      total: int32 tensor of shape [encoding.padded_dim], the sum modulo
+        `encoding.modulus` of the encoded updates.
+      num_clients: int32 scalar, the number of updates in the sum, from 0 to
+        `encoding.max_clients`.
+      round_seed: The seed the clients used.
+      encoding: The grid.
+      clip_norm: L2 clip norm C.
+
+    Returns:
+      float32 tensor of shape [encoding.dim], the sum of the clipped updates up to
+      rounding.
+    """
+    centred = total - num_clients * encoding.max_coordinate
+    # On a GPU, products in TensorFloat-32 would round the sum more than is charged for.
+    with tf.device("CPU:0"):
+        x = tf.cast(centred, tf.float32) * encoding.granularity(clip_norm)
+        x = walsh_hadamard.unrotate(x, seeds.derive(round_seed, _ROTATION_STREAM))
+        return x[: encoding.dim]
+
+
+def _fingerprint(x: tf.Tensor) -> tf.Tensor:
+    """A hash of a float32 vector, int64 scalar that is not negative."""
+    data = tf.reshape(tf.bitcast(x, tf.uint8), [1, -1])
+    fingerprint = tf.reshape(tf.bitcast(tf.fingerprint(data), tf.int64), [])
+    return tf.bitwise.bitwise_and(fingerprint, tf.int64.max)

@@ -1,0 +1,118 @@
+"""Noise kernels of the strategies with a square C: identity, BLT, banded.
+
+Recurrences: McMahan, Xu & Zhang 2024, equation 3 (buffered); the others are
+forward substitution with few bands of C, or few bands of C⁻¹.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.private_round import kernel
+
+
+class IdentityKernel(kernel.Kernel):
+    """Independent noise."""
+
+    def step(self, buffer, t, draw):
+        """See base class."""
+        return draw(t), buffer
+
+
+class BufferedKernel(kernel.Kernel):
+    """BLT noise; keeps one buffer for each decay."""
+
+    def __init__(self, recipe: noise_recipe.BufferedNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: The decays θ and scales ω.
+        """
+        decay = np.asarray(recipe.buf_decay, np.float64)
+        scale = np.asarray(recipe.output_scale, np.float64)
+        self.num_buffers = len(decay)
+        # With ẑ = z - ωᵀS and S' = diag(θ) S + 1 ẑ, the rows of (ẑ, S') are one matrix times S,
+        # plus z in every row: a single pass over the buffers.
+        next_buffers = np.diag(decay) - scale[np.newaxis]
+        self._transition = np.concatenate([-scale[np.newaxis], next_buffers]).astype(np.float32)
+
+    def step(self, buffer, t, draw):
+        """See base class."""
+        z = draw(t)
+        if buffer is None:
+            return z, None
+        keep = tf.cast(t > 0, tf.float32)
+        rows = tf.matmul(keep * self._transition, buffer) + z
+        return rows[0], rows[1:]
+
+
+class BandedKernel(kernel.Kernel):
+    """Forward substitution with the bands of C; keeps the last outputs in a ring."""
+
+    def __init__(self, recipe: noise_recipe.BandedNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: The bands of C.
+        """
+        rows = np.asarray(recipe.rows, np.float64)
+        self._toeplitz = len(rows) == 1
+        self.max_rounds = None if self._toeplitz else len(rows)
+        self.num_buffers = rows.shape[1] - 1
+        self._inverse_diagonal = (1 / rows[:, 0]).astype(np.float32)
+        self._bands = (rows[:, 1:] / rows[:, :1]).astype(np.float32)
+
+    def step(self, buffer, t, draw):
+        """See base class."""
+        row = 0 if self._toeplitz else t
+        noise = draw(t) * tf.gather(self._inverse_diagonal, row)
+        if buffer is None:
+            return noise, None
+        # Slot s holds the output of the latest round before t that is s modulo the ring's size.
+        size = self.num_buffers
+        lag_minus_one = tf.math.floormod(t - 1 - tf.range(size, dtype=tf.int64), size)
+        weights = tf.gather(tf.gather(self._bands, row), lag_minus_one)
+        weights = tf.where(lag_minus_one < t, weights, 0.0)
+        noise -= tf.matmul(weights[tf.newaxis], buffer)[0]
+        slot = tf.math.floormod(t, size)
+        buffer = tf.tensor_scatter_nd_update(
+            buffer, slot[tf.newaxis, tf.newaxis], noise[tf.newaxis]
+        )
+        return noise, buffer
+
+
+class InverseBandedKernel(kernel.Kernel):
+    """A sum over the bands of C⁻¹; past draws are made again, nothing is kept."""
+
+    def __init__(self, recipe: noise_recipe.InverseBandedNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: The bands of C⁻¹.
+        """
+        self._toeplitz = len(recipe.rows) == 1
+        self.max_rounds = None if self._toeplitz else len(recipe.rows)
+        lengths = np.asarray([len(row) for row in recipe.rows], np.int64)
+        self._lengths = lengths
+        self._offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+        self._entries = np.concatenate([np.asarray(row, np.float32) for row in recipe.rows])
+
+    def step(self, buffer, t, draw):
+        """See base class."""
+        row = tf.zeros_like(t) if self._toeplitz else t
+        offset = tf.gather(self._offsets, row)
+        num_terms = tf.minimum(tf.gather(self._lengths, row), t + 1)
+
+        def add_term(lag, total):
+            return lag + 1, total + tf.gather(self._entries, offset + lag) * draw(t - lag)
+
+        first = tf.gather(self._entries, offset) * draw(t)
+        _, noise = tf.while_loop(
+            lambda lag, _: lag < num_terms,
+            add_term,
+            (tf.constant(1, tf.int64), first),
+            parallel_iterations=1,
+        )
+        return noise, buffer

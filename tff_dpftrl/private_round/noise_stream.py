@@ -1,0 +1,168 @@
+"""The noise of one stream, for all tensors of a model, round after round.
+
+Pure TensorFlow. A stream is a recipe of `mechanisms.noise_recipe` together with
+the shapes of the tensors it covers. Its noise is a pure function of the stream's
+seed, the round, the position of the tensor and the coordinate.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.private_round import kernel, matrix_kernels, seeds, tree_kernels
+
+
+@functools.singledispatch
+def build_kernel(recipe: noise_recipe.BlockRecipe) -> kernel.Kernel:
+    """The kernel that runs `recipe`.
+
+    Args:
+      recipe: A recipe without restarts.
+
+    Returns:
+      Its kernel.
+
+    Raises:
+      ValueError: If `recipe` is not a recipe for one block.
+    """
+    raise ValueError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.IdentityNoise) -> kernel.Kernel:
+    del recipe  # It has no parameters.
+    return matrix_kernels.IdentityKernel()
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.BufferedNoise) -> kernel.Kernel:
+    return matrix_kernels.BufferedKernel(recipe)
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.BandedNoise) -> kernel.Kernel:
+    return matrix_kernels.BandedKernel(recipe)
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.InverseBandedNoise) -> kernel.Kernel:
+    return matrix_kernels.InverseBandedKernel(recipe)
+
+
+@build_kernel.register
+def _(recipe: noise_recipe.TreeNoise) -> kernel.Kernel:
+    if recipe.variance_reduction:
+        return tree_kernels.ReducedTreeKernel(recipe)
+    return tree_kernels.VanillaTreeKernel(recipe)
+
+
+class NoiseStream:
+    """Unit noise C⁻¹ z for a list of tensors; multiply it by z · clip norm.
+
+    Attributes:
+      starts: First rounds of the blocks; (0,) without restarts.
+    """
+
+    def __init__(
+        self,
+        recipe: noise_recipe.NoiseRecipe,
+        shapes: Sequence[Sequence[int]],
+        *,
+        max_rounds: int | None = None,
+    ):
+        """Initialises the stream.
+
+        Args:
+          recipe: How the noise of a round follows from the draws.
+          shapes: Static shapes of the tensors, in a fixed order.
+          max_rounds: Number of rounds the strategy is defined for, all blocks
+            together; None if any.
+
+        Raises:
+          ValueError: If `recipe` is unknown or its restarts do not begin with
+            round 0 and increase.
+        """
+        if isinstance(recipe, noise_recipe.RestartedNoise):
+            self.starts = tuple(recipe.starts)
+            block_recipe = recipe.recipe
+        else:
+            self.starts = (0,)
+            block_recipe = recipe
+        if self.starts[:1] != (0,) or any(np.diff(self.starts) <= 0):
+            raise ValueError(
+                f"starts must begin with 0 and increase strictly, got {list(self.starts)}."
+            )
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._sizes = [int(np.prod(shape)) for shape in self._shapes]
+        self._max_rounds = max_rounds
+        self._kernel = build_kernel(block_recipe)
+
+    def initial_buffer(self) -> tf.Tensor | tuple[()]:
+        """What is kept before the first round; an empty tuple if nothing ever is.
+
+        One tensor for all tensors of the model: TFF copies its state several times a
+        round, once more for every level of nesting.
+
+        Returns:
+          float32 tensor of shape [number of buffers, number of coordinates], or ().
+        """
+        num_buffers = self._kernel.num_buffers
+        return tf.zeros([num_buffers, sum(self._sizes)], tf.float32) if num_buffers else ()
+
+    def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The block a round lies in, and the round's number within it.
+
+        Args:
+          round_index: int64 scalar.
+
+        Returns:
+          Two int64 scalars.
+        """
+        starts = tf.constant(self.starts, tf.int64)
+        block = tf.reduce_sum(tf.cast(starts <= round_index, tf.int64)) - 1
+        return block, round_index - tf.gather(starts, block)
+
+    def next(
+        self, buffer: tf.Tensor | tuple[()], round_index: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor | tuple[()]]:
+        """The noise of one round and the buffer after it.
+
+        Args:
+          buffer: What `initial_buffer` or the previous round returned.
+          round_index: int64 scalar, from 0; rounds must be run in order.
+          seed: int64 tensor of shape [2], the stream's own.
+
+        Returns:
+          float32 tensors of the stream's shapes, and the new buffer.
+
+        Raises:
+          tf.errors.InvalidArgumentError: When run, if the recipe has no such round.
+        """
+        # Always on the CPU: a GPU would round the matrix products of some kernels to
+        # TensorFloat-32, and a run that goes on on another machine has to repeat its noise.
+        with tf.device("CPU:0"):
+            block, t = self.block(kernel.within_horizon(round_index, self._max_rounds))
+            t = kernel.within_horizon(t, self._kernel.max_rounds)
+            block_seed = seeds.derive(seed, block)
+            draws = [
+                _draw_with(seeds.derive(block_seed, position), size)
+                for position, size in enumerate(self._sizes)
+            ]
+            if self._kernel.num_buffers == 0:
+                vectors = [self._kernel.step(None, t, draw)[0] for draw in draws]
+            else:
+                joint, buffer = self._kernel.step(
+                    buffer, t, lambda i: tf.concat([draw(i) for draw in draws], axis=0)
+                )
+                vectors = tf.split(joint, self._sizes)
+        return [tf.reshape(*pair) for pair in zip(vectors, self._shapes, strict=True)], buffer
+
+
+def _draw_with(seed: tf.Tensor, size: int) -> kernel.Draw:
+    """Draw i is made from sub-seed i of `seed`."""
+    return lambda index: seeds.normal(seeds.derive(seed, index), size)

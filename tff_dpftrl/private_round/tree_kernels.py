@@ -1,0 +1,138 @@
+"""Noise kernels of tree aggregation; both regenerate nodes and keep nothing.
+
+Notation: t has r trailing ones, so round t completes one node at each of the
+levels 0 ... r. They lie on the *right spine* of the topmost, V: the right child
+of V, its right child, and so on down to leaf t. Their left siblings, the left
+children along the spine, were in the released sum until now. Hence the noise
+emitted in round t is
+
+    est(V) - Σ_{l < r} est(left sibling at level l).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.private_round import kernel
+
+_LEVEL_STRIDE = 1 << 40  # Node (level, position) has draw index level * stride + position.
+
+
+def _bits(t: tf.Tensor, num_bits: int) -> tf.Tensor:
+    """Bits of t, lowest first, as a boolean tensor of shape [num_bits]."""
+    shifted = tf.bitwise.right_shift(t, tf.range(num_bits, dtype=tf.int64))
+    return tf.equal(tf.bitwise.bitwise_and(shifted, tf.constant(1, tf.int64)), 1)
+
+
+def _weighted_draws(ids: tf.Tensor, weights: tf.Tensor, draw: kernel.Draw) -> tf.Tensor:
+    """Σ_i weights[i] draw(ids[i]); at least one weight is not zero."""
+    used = tf.not_equal(weights, 0.0)
+    ids, weights = tf.boolean_mask(ids, used), tf.boolean_mask(weights, used)
+    _, total = tf.while_loop(
+        lambda i, _: i < tf.size(ids),
+        lambda i, total: (i + 1, total + weights[i] * draw(ids[i])),
+        (tf.constant(1), weights[0] * draw(ids[0])),
+        parallel_iterations=1,
+    )
+    return total
+
+
+class VanillaTreeKernel(kernel.Kernel):
+    """Every node is its own draw; a round needs two draws on average."""
+
+    def __init__(self, recipe: noise_recipe.TreeNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: The tree, without variance reduction.
+        """
+        self._num_levels = recipe.num_levels
+        self.max_rounds = 2**recipe.num_levels - 1
+
+    def step(self, buffer, t, draw):
+        """See base class."""
+        levels = tf.range(self._num_levels, dtype=tf.int64)
+        spine = tf.bitwise.right_shift(t, levels)
+        ones = tf.cast(_bits(t, self._num_levels), tf.int64)
+        completed = tf.reduce_sum(tf.math.cumprod(ones))
+        ids = levels * _LEVEL_STRIDE + tf.where(levels < completed, spine - 1, spine)
+        # Not `==`: in the graphs that TFF builds it compares identities.
+        is_top = tf.cast(tf.equal(levels, completed), tf.float32)
+        weights = tf.where(levels < completed, -1.0, is_top)
+        return _weighted_draws(ids, weights, draw), buffer
+
+
+class ReducedTreeKernel(kernel.Kernel):
+    """Honaker's bottom-up estimates, sampled from the top down.
+
+    Bottom-up, est(P) = v_h own(P) + (1 - v_h) (est(L) + est(R)) for a node P at
+    level h with children L and R, where v_0 = 1 and
+    v_h = 2 v_{h-1} / (1 + 2 v_{h-1}) is the variance of est(P). Since est(P) is
+    the best linear unbiased combination, cov(est(P), est(L) + est(R)) = v_h. With
+    independent Gaussians e ~ N(0, 2 v_{h-1} - v_h) and d ~ N(0, 2 v_{h-1}) therefore
+
+        est(L) = est(P) / 2 + U,   U = (e + d) / 2,
+        est(R) = est(P) / 2 + W,   W = (e - d) / 2
+
+    has the right joint law of the three estimates. What happens below L depends on
+    the rest of the tree only through est(L), so descending from the root gives the
+    joint law of all estimates. U is one draw, W = κ U + an independent second draw.
+
+    Unrolled, with the path from the root at level H to leaf t and G_h = U or W as
+    it goes to the left or the right child of its node at level h, the noise is
+
+        2^-H est(root) + Σ_{h > r} 2^(1-h) G_h - Σ_{1 <= h <= r} (U_h + (1 - 2^(1-h)) W_h).
+    """
+
+    def __init__(self, recipe: noise_recipe.TreeNoise):
+        """Initialises the kernel.
+
+        Args:
+          recipe: The tree, with variance reduction.
+        """
+        self._num_levels = recipe.num_levels
+        self.max_rounds = 2**recipe.num_levels - 1
+        variance = [1.0]
+        for _ in range(recipe.num_levels - 1):
+            variance.append(2 * variance[-1] / (1 + 2 * variance[-1]))
+        variance = np.asarray(variance)
+        node, child = variance[1:], variance[:-1]
+        left = child - node / 4
+        slope = -node / (4 * child - node)
+        self._root_stddev = np.sqrt(variance).astype(np.float32)
+        # Entry h - 1 belongs to a node at level h.
+        self._left_stddev = np.sqrt(left).astype(np.float32)
+        self._slope = slope.astype(np.float32)
+        self._right_stddev = np.sqrt(left * (1 - slope**2)).astype(np.float32)
+
+    def step(self, buffer, t, draw):
+        """See base class."""
+        bits = _bits(t, self._num_levels)
+        as_int = tf.cast(bits, tf.int64)
+        completed = tf.reduce_sum(tf.math.cumprod(as_int))
+        # The rounds of the horizon 2^num_levels - 1 form complete trees of falling height;
+        # as many leading ones of t as there are trees before its own.
+        height = self._num_levels - 1 - tf.reduce_sum(tf.math.cumprod(as_int, reverse=True))
+        levels = tf.range(1, self._num_levels, dtype=tf.int64)
+        scale = tf.pow(2.0, tf.cast(1 - levels, tf.float32))
+        on_spine = levels <= completed
+        goes_right = bits[:-1]
+        u_weight = tf.where(on_spine, -1.0, tf.where(goes_right, 0.0, scale))
+        w_weight = tf.where(on_spine, scale - 1.0, tf.where(goes_right, scale, 0.0))
+        below_root = levels <= height
+        first = tf.where(below_root, (u_weight + w_weight * self._slope) * self._left_stddev, 0.0)
+        second = tf.where(below_root, w_weight * self._right_stddev, 0.0)
+        root = tf.gather(self._root_stddev, height) * tf.pow(2.0, -tf.cast(height, tf.float32))
+        nodes = tf.bitwise.right_shift(t, levels)
+        ids = levels * _LEVEL_STRIDE + 2 * nodes
+        root_id = (self._num_levels + height) * _LEVEL_STRIDE
+        return (
+            _weighted_draws(
+                tf.concat([root_id[tf.newaxis], ids, ids + 1], 0),
+                tf.concat([root[tf.newaxis], first, second], 0),
+                draw,
+            ),
+            buffer,
+        )

@@ -1,0 +1,1 @@
+"""What every private run needs, whatever it trains: privacy plan, committed rounds, files."""

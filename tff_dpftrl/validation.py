@@ -1,0 +1,121 @@
+"""Checks of arguments, with messages that name the argument, the value and the remedy.
+
+Each function returns the value it was given, as a plain Python number, or raises a
+ValueError. `remedy`, where it can be given, is a sentence that ends the message.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+
+def _message(name: str, wanted: str, value: Any, remedy: str) -> str:
+    return f"{name} must be {wanted}, got {value!r}." + (f" {remedy}" if remedy else "")
+
+
+def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = "") -> int:
+    """An integer of any type that has `__index__`, at least `minimum`.
+
+    Args:
+      name: The argument's name.
+      value: What the caller gave.
+      minimum: The smallest allowed value; None if there is none.
+      remedy: What to do about it, a sentence.
+
+    Returns:
+      The value as an `int`.
+
+    Raises:
+      ValueError: If it is not one.
+    """
+    try:
+        as_int = operator.index(value)
+    except TypeError:
+        raise ValueError(_message(name, "an integer", value, remedy)) from None
+    if minimum is not None and as_int < minimum:
+        raise ValueError(_message(name, f"at least {minimum}", value, remedy))
+    return as_int
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    remedy: str = "",
+) -> float:
+    """A finite real number within bounds.
+
+    Args:
+      name: The argument's name.
+      value: What the caller gave.
+      at_least: Smallest allowed value; None if there is none.
+      above: What the value must exceed; None if nothing.
+      at_most: Largest allowed value; None if there is none.
+      below: What the value must stay below; None if nothing.
+      remedy: What to do about it, a sentence.
+
+    Returns:
+      The value as a `float`.
+
+    Raises:
+      ValueError: If it is not one; NaN and infinities are not.
+    """
+    bounds = [
+        text
+        for text, bound in (
+            (f"at least {at_least}", at_least),
+            (f"above {above}", above),
+            (f"at most {at_most}", at_most),
+            (f"below {below}", below),
+        )
+        if bound is not None
+    ]
+    wanted = "a finite number" + (", " + " and ".join(bounds) if bounds else "")
+    try:
+        as_float = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(_message(name, wanted, value, remedy)) from None
+    if (
+        isinstance(value, (str, bytes))
+        or not math.isfinite(as_float)
+        or (at_least is not None and as_float < at_least)
+        or (above is not None and not as_float > above)
+        or (at_most is not None and as_float > at_most)
+        or (below is not None and not as_float < below)
+    ):
+        raise ValueError(_message(name, wanted, value, remedy))
+    return as_float
+
+
+def positive(name: str, value: Any, *, remedy: str = "") -> float:
+    """A finite number above 0; arguments and errors as for `number`."""
+    return number(name, value, above=0, remedy=remedy)
+
+
+def probability(name: str, value: Any, *, remedy: str = "") -> float:
+    """A number in (0, 1]; arguments and errors as for `number`."""
+    return number(name, value, above=0, at_most=1, remedy=remedy)
+
+
+def noise_multiplier(value: Any, name: str = "noise_multiplier") -> float:
+    """A finite number, at least 0; 0 means no noise and no privacy.
+
+    Raises:
+      ValueError: If it is not one.
+    """
+    return number(name, value, at_least=0, remedy="0 means no noise, and no privacy.")
+
+
+def delta(value: Any, name: str = "delta") -> float:
+    """The δ of an (ε, δ) statement, strictly between 0 and 1.
+
+    Raises:
+      ValueError: If it is not.
+    """
+    return number(name, value, above=0, below=1, remedy="Try 1e-10.")
