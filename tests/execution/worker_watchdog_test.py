@@ -61,7 +61,7 @@ def test_workers_and_only_workers_end_with_their_parent(tmp_path, how):
 def test_children_do_not_inherit_an_ignored_interrupt():
     code = (
         "import signal, subprocess; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-        "from tff_dpftrl.training import worker_watchdog; worker_watchdog.start(); "
+        "from tff_dpftrl.execution import worker_watchdog; worker_watchdog.start(); "
         "child = subprocess.Popen(['sleep', '60']); child.send_signal(signal.SIGINT); "
         "assert child.wait(timeout=30) == -signal.SIGINT"
     )
