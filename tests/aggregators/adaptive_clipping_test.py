@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import adaptive_clipping
-from tff_dpftrl.mechanisms import blt, identity, restarts, tree
+from tff_dpftrl.mechanisms import blt, identity, noise_split, restarts, tree
 from tff_dpftrl.private_round import clip_ops, seeds
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
@@ -214,10 +214,10 @@ def test_a_private_estimate_can_be_fixed_afterwards():
 
 def test_split_of_the_noise_is_theorem_1():
     z, stddev = 7.0, 325.0
-    split = adaptive_clipping.update_noise_multiplier(z, stddev)
+    split = noise_split.update_noise_multiplier(z, stddev)
     # Precisions of the updates (sensitivity 1) and of the counts (1/2) add up.
     np.testing.assert_allclose(split**-2 + 0.25 * stddev**-2, z**-2, rtol=1e-12)
-    assert adaptive_clipping.update_noise_multiplier(0.0, 0.0) == 0.0
+    assert noise_split.update_noise_multiplier(0.0, 0.0) == 0.0
     factory = _build(_BLT, noise_multiplier=z, clients_per_round=6500)
     assert factory.clipped_count_stddev == 325.0
     assert factory.update_noise_multiplier == split

@@ -131,7 +131,7 @@ def dp_ftrl_guarantee(
 
     With adaptive clipping, `noise_multiplier` is the total z of Theorem 1 (Xu et
     al. 2023), not the larger multiplier of the update stream: see
-    `adaptive_clipping`. With restarts, `strategy` is the block-diagonal one.
+    `mechanisms.noise_split`. With restarts, `strategy` is the block-diagonal one.
 
     Args:
       strategy: The strategy matrix C that generates the noise.

@@ -19,13 +19,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import dp_ftrl, factory_parts, updates
+from tff_dpftrl.mechanisms import noise_split
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.private_round import clip_ops, noise_stream, seeds
 
 COUNT_STREAM = 1
 """Number of the stream of noise for the counts of unclipped clients; see `seeds`."""
 
-_COUNT_SENSITIVITY = 0.5  # A client's bit is 0 or 1, shifted by -1/2.
 _EXPENSIVE = 1.25
 
 
@@ -66,36 +66,6 @@ class AdaptiveDPFTRLState(NamedTuple):
     clip: Any
     sum_state: Any
     count_state: Any
-
-
-def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """Noise multiplier of the updates when the counts are released too.
-
-    z_Δ = (z⁻² - (2 σ_b)⁻²)^(-1/2): both streams together are then one Gaussian
-    mechanism of noise multiplier z (Xu et al. 2023, theorem 1).
-
-    Args:
-      noise_multiplier: z, of both streams together.
-      clipped_count_stddev: σ_b, stddev of the noise on the number of unclipped
-        clients of a round.
-
-    Returns:
-      z_Δ; 0 if `noise_multiplier` is 0.
-
-    Raises:
-      ValueError: If the counts alone spend more than z allows.
-    """
-    if noise_multiplier == 0:
-        return 0.0
-    if not clipped_count_stddev > _COUNT_SENSITIVITY * noise_multiplier:
-        raise ValueError(
-            f"clipped_count_stddev must be above noise_multiplier / 2 = {noise_multiplier / 2}, "
-            f"got {clipped_count_stddev!r}: the counts alone would spend the whole privacy "
-            "budget. Raise it (its default is clients_per_round / 20), use more clients in a "
-            "round, or lower noise_multiplier."
-        )
-    ratio = _COUNT_SENSITIVITY * noise_multiplier / clipped_count_stddev
-    return noise_multiplier / math.sqrt(1 - ratio**2)
 
 
 class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -143,7 +113,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
                 f"got {clipped_count_stddev!r}."
             )
         self.clipped_count_stddev = float(clipped_count_stddev)
-        self.update_noise_multiplier = update_noise_multiplier(
+        self.update_noise_multiplier = noise_split.update_noise_multiplier(
             self.noise_multiplier, self.clipped_count_stddev
         )
         if self.update_noise_multiplier > _EXPENSIVE * self.noise_multiplier:
@@ -225,7 +195,9 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             if self.unit_inflation is not None:
                 clipped = [tensor / clip.active for tensor in clipped]
             is_finite = tf.math.is_finite(norm)
-            bit = tf.where(norm <= clip.estimate, _COUNT_SENSITIVITY, -_COUNT_SENSITIVITY)
+            bit = tf.where(
+                norm <= clip.estimate, noise_split.COUNT_SENSITIVITY, -noise_split.COUNT_SENSITIVITY
+            )
             return update.pack(clipped), tf.where(is_finite, bit, 0.0), is_finite
 
         summed_type = clip_client.type_signature.result[0]
@@ -256,7 +228,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             )
             # Of fewer clients than planned the missing ones count as half unclipped.
             noised_count = count + self.clipped_count_stddev * count_noise
-            fraction = noised_count / self.clients_per_round + _COUNT_SENSITIVITY
+            fraction = noised_count / self.clients_per_round + noise_split.COUNT_SENSITIVITY
             excess = clip.excess + fraction - self._target
             estimate = self._estimate(excess)
             _, next_in_block = stream.block(round_index + 1)

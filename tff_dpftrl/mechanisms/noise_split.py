@@ -1,0 +1,70 @@
+"""The price of learning the clip norm while training.
+
+Each round releases two Gaussian sums: the clipped updates, with noise multiplier z_Δ,
+and the number of clients whose norm is at most the estimate, with noise of standard
+deviation σ_b. A client counts as its bit shifted by −1/2, hence ±1/2, and as 0 once it
+is zeroed out: one client moves the count by 1/2, and both sums together are one
+Gaussian sum with noise multiplier z, where `z⁻² = z_Δ⁻² + (2 σ_b)⁻²` (Andrew et al.
+2021, Theorem 1; Xu et al. 2023, Theorem 1). If one strategy drives both streams the
+guarantee of the run is that of z, whatever the strategy.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tff_dpftrl import validation
+
+COUNT_SENSITIVITY = 0.5
+"""By how much one client moves the count: it counts as ±1/2, or as 0 if zeroed out."""
+
+
+def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
+    """z_Δ, the noise multiplier left for the updates when z is promised.
+
+    Args:
+      noise_multiplier: z, of both streams together, at least 0.
+      clipped_count_stddev: σ_b, standard deviation of the noise on the number of
+        unclipped clients of a round, before any division by the clients of a round.
+
+    Returns:
+      `(z⁻² − (2 σ_b)⁻²)^(−1/2)`, at least z; 0 if `noise_multiplier` is 0.
+
+    Raises:
+      ValueError: If an argument is negative or not finite, or the counts alone spend
+        more than z allows: `clipped_count_stddev` is at most z / 2.
+    """
+    z = validation.noise_multiplier(noise_multiplier)
+    stddev = validation.number("clipped_count_stddev", clipped_count_stddev, at_least=0)
+    if z == 0.0:
+        return 0.0
+    if not stddev > COUNT_SENSITIVITY * z:
+        raise ValueError(
+            f"clipped_count_stddev must be above noise_multiplier / 2 = {z / 2}, got {stddev!r}: "
+            "the counts alone would spend the whole privacy budget. Raise it (its default is "
+            "clients_per_round / 20), use more clients in a round, or lower noise_multiplier."
+        )
+    ratio = COUNT_SENSITIVITY * z / stddev
+    # 1 − ratio², without cancellation where the counts take nearly everything.
+    return z / math.sqrt((1.0 - ratio) * (1.0 + ratio))
+
+
+def total_noise_multiplier(update_noise_multiplier: float, clipped_count_stddev: float) -> float:
+    """z, the noise multiplier of both streams together; what to account for.
+
+    Args:
+      update_noise_multiplier: z_Δ, of the clipped updates, at least 0.
+      clipped_count_stddev: σ_b, of the count, at least 0.
+
+    Returns:
+      `(z_Δ⁻² + (2 σ_b)⁻²)^(−1/2)`; 0 if one of the streams has no noise.
+
+    Raises:
+      ValueError: If an argument is negative or not finite.
+    """
+    updates = validation.noise_multiplier(update_noise_multiplier, "update_noise_multiplier")
+    counts = validation.number("clipped_count_stddev", clipped_count_stddev, at_least=0)
+    counts /= COUNT_SENSITIVITY
+    smaller, larger = min(updates, counts), max(updates, counts)
+    # The form with 1 / z_Δ overflows for tiny noise.
+    return 0.0 if smaller == 0.0 else smaller / math.hypot(1.0, smaller / larger)
