@@ -214,13 +214,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument(
-        "--fast-transfer", action="store_true", help="use aggregators.state_transfer for all"
+        "--fast-transfer", action="store_true", help="use execution.state_transfer for all"
     )
     parser.add_argument("--no-memory", action="store_true", help="leave the last column out")
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     worker_watchdog.start()
-    if args.fast_transfer and not state_transfer.install():
+    if args.fast_transfer and not state_transfer.install_fast_state_transfer():
         parser.error("--fast-transfer does not know this release of TFF")
     for millions in args.sizes:
         if args.memory_of is not None:

@@ -20,7 +20,7 @@ _ALLOWED = {
     "discretization": (),
     "accounting": ("participation", "mechanisms", "discretization"),
     "private_round": ("mechanisms", "discretization"),
-    "aggregators": (*_MATHS, "private_round"),
+    "aggregators": (*_MATHS, "private_round", "execution"),
     "learning": (*_MATHS, "private_round", "aggregators"),
     "execution": (),
     "models": (),

@@ -27,10 +27,28 @@ _MODULE_OF = {
     "build_dp_fedsgd": "learning.dp_fedavg",
 }
 
-__all__ = ["__version__", *_MODULE_OF]
+_SUBPACKAGES = (
+    "accounting",
+    "aggregators",
+    "cli",
+    "data",
+    "discretization",
+    "execution",
+    "learning",
+    "mechanisms",
+    "models",
+    "participation",
+    "private_round",
+    "runs",
+    "training",
+)
+
+__all__ = ["__version__", *_MODULE_OF, *_SUBPACKAGES]
 
 
 def __getattr__(name: str):
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")

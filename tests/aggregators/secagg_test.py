@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import execution
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity, restarts
@@ -174,7 +175,7 @@ def test_nothing_of_a_client_is_summed_in_the_clear():
 
 def test_message_where_there_are_no_secure_sums():
     tff.backends.native.set_sync_local_cpp_execution_context()
-    with pytest.raises(RuntimeError, match="set_sync_test_cpp_execution_context"):
+    with pytest.raises(RuntimeError, match="secure_sum_simulation"):
         secagg.build_secagg_dp_ftrl_aggregator(
             _BLT, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4, encoding=_ENCODING
         )
@@ -182,7 +183,7 @@ def test_message_where_there_are_no_secure_sums():
 
 def test_asynchronous_contexts_are_let_through():
     tff.backends.test.set_async_test_cpp_execution_context()
-    secagg.check_execution_context()
+    execution.check_secure_sums()
 
 
 def test_bad_arguments():

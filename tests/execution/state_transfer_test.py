@@ -17,9 +17,9 @@ from tff_dpftrl.execution import state_transfer
 
 @pytest.fixture
 def installed():
-    assert state_transfer.install()
+    assert state_transfer.install_fast_state_transfer()
     yield
-    state_transfer.uninstall()
+    state_transfer.uninstall_fast_state_transfer()
 
 
 def _example():
@@ -88,7 +88,7 @@ def test_clients_without_a_list_are_refused():
 def test_other_releases_of_tff_are_left_alone(monkeypatch):
     before = remote_executor.RemoteExecutor.create_value
     monkeypatch.setattr(tff, "__version__", "0.88.0")
-    assert not state_transfer.install()
+    assert not state_transfer.install_fast_state_transfer()
     assert remote_executor.RemoteExecutor.create_value is before
 
 

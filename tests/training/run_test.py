@@ -15,6 +15,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import blt, serialization
@@ -235,7 +236,9 @@ def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path,
 
 def test_secure_aggregation_charges_the_inflated_norm(corpus, tmp_path):
     options = {"secagg_bits": 20, "num_rounds": 2, "deterministic_noise_seed": None}
+    before = tff.framework.get_context_stack().current
     results = run.train(_config(corpus, **options), tmp_path / "run")
+    assert tff.framework.get_context_stack().current is before
     parameters = results.statement.parameters
     assert 1.0 < parameters["secagg_norm_inflation"] < 1.1
     assert parameters["secagg_bits_per_parameter"] <= 20

@@ -8,16 +8,13 @@ scaled by the inflated clip norm.
 Only execution contexts with an implementation of secure sums can run this. For
 simulations TFF has one that computes the same sums in the clear:
 
-    tff.backends.test.set_sync_test_cpp_execution_context()
+    with tff_dpftrl.execution.secure_sum_simulation():
+        ...
 """
 
 from __future__ import annotations
 
-import inspect
-
-import numpy as np
-import tensorflow_federated as tff
-
+from tff_dpftrl import execution
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -36,29 +33,6 @@ def check_max_clients(encoding: grid.GridEncoding, clients_per_round: float) -> 
             f"{clients_per_round}: build the encoding for the largest number of clients that can "
             "report in one round."
         )
-
-
-def check_execution_context() -> None:
-    """Tries a secure sum in TFF's current execution context.
-
-    Raises:
-      RuntimeError: If the context, like TFF's default one, has no secure sums.
-    """
-
-    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
-    def secure_sum(value):
-        return tff.backends.mapreduce.federated_secure_modular_sum(value, 8)
-
-    try:
-        result = secure_sum([1, 2])
-        if inspect.isawaitable(result):  # In an asynchronous context: not run yet.
-            result.close()
-    except Exception as error:
-        raise RuntimeError(
-            "TFF's current execution context cannot run secure sums. For a simulation, call "
-            "tff.backends.test.set_sync_test_cpp_execution_context() first: it computes the same "
-            "sums, without the cryptography."
-        ) from error
 
 
 def build_secagg_dp_ftrl_aggregator(
@@ -96,7 +70,7 @@ def build_secagg_dp_ftrl_aggregator(
       RuntimeError: If the current execution context has no secure sums.
     """
     check_max_clients(encoding, clients_per_round)
-    check_execution_context()
+    execution.check_secure_sums()
     sum_factory = secagg_sum.SecAggSumFactory(encoding, clip_norm, rotation_seed=rotation_seed)
     return dp_ftrl.build_dp_ftrl_aggregator(
         strategy,
@@ -153,7 +127,7 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
       RuntimeError: If the current execution context has no secure sums.
     """
     check_max_clients(encoding, clients_per_round)
-    check_execution_context()
+    execution.check_secure_sums()
     return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
         strategy,
         noise_multiplier=noise_multiplier,

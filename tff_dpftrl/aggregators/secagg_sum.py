@@ -2,7 +2,7 @@
 
 They are handed to a private aggregator as its inner sums, see `secagg`, and can
 be used by themselves. Only execution contexts with an implementation of secure
-sums can run them, see `secagg.check_execution_context`.
+sums can run them, see `execution.check_secure_sums`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _TFF_VERSION = "0.87.0"
 _original_create_value = remote_executor.RemoteExecutor.create_value
 
 
-def install() -> bool:
+def install_fast_state_transfer() -> bool:
     """Makes every TFF context of this process send values as described above.
 
     It replaces a private method of TFF and therefore does nothing under a release
@@ -37,8 +37,8 @@ def install() -> bool:
     return True
 
 
-def uninstall() -> None:
-    """Undoes `install`."""
+def uninstall_fast_state_transfer() -> None:
+    """Undoes `install_fast_state_transfer`."""
     remote_executor.RemoteExecutor.create_value = _original_create_value
 
 

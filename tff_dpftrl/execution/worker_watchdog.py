@@ -19,10 +19,11 @@ import time
 _WORKER = "worker_binary"
 _POLL_SECONDS = 0.2
 _POLL_SECONDS_ONCE_FOUND = 2.0
+_watchdogs: dict[int, subprocess.Popen[bytes]] = {}  # By the process they watch: forks have none.
 
 
 def start() -> subprocess.Popen[bytes]:
-    """Starts the watchdog of this process.
+    """Starts the watchdog of this process, unless it has one that runs.
 
     Call it in the main thread, before the first TFF computation runs. It needs
     Linux's /proc; where there is none it runs, but finds no workers.
@@ -36,14 +37,18 @@ def start() -> subprocess.Popen[bytes]:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    pid = os.getpid()
+    if pid in _watchdogs and _watchdogs[pid].poll() is None:
+        return _watchdogs[pid]
     # -I -S: neither the user's site packages nor the environment slow its start.
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+    _watchdogs[pid] = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__, str(pid)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    return _watchdogs[pid]
 
 
 def _parent_and_start_time(pid: int) -> tuple[int, str] | None:

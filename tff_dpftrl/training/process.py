@@ -18,8 +18,8 @@ def build_process(
 ) -> tff.learning.templates.LearningProcess:
     """Builds the process of a run.
 
-    With secure aggregation, TFF's current execution context becomes the one that
-    simulates secure sums.
+    With secure aggregation TFF's execution context must be one with secure sums; for a
+    simulation, `execution.secure_sum_simulation`.
 
     Args:
       config: Algorithm, optimizers and their learning rates.
@@ -32,8 +32,6 @@ def build_process(
     """
     if isinstance(plan, sampled_privacy.SampledPlan):
         return _build_sampled(config, plan, model)
-    if plan.encoding is not None:
-        tff.backends.test.set_sync_test_cpp_execution_context()
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(config.client_learning_rate),

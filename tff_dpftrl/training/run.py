@@ -25,10 +25,9 @@ import numpy as np
 import tensorflow_federated as tff
 import tqdm
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, execution
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
-from tff_dpftrl.execution import state_transfer, worker_watchdog
 from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import (
     checkpoint,
@@ -107,28 +106,28 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
             f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
         )
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
-    worker_watchdog.start()
-    state_transfer.install()
-    learning_process = process.build_process(config, plan, language_task.functional_model())
-    state = learning_process.initialize()
-    private = output / "private"
-    checkpoints = checkpoint.CheckpointFolder(private / "checkpoints")
-    ledger_path = private / "ledger.sqlite"
-    if known is None:
-        shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
-        output.mkdir(parents=True, exist_ok=True)
-        private.mkdir(mode=0o700)
-        fingerprint = checkpoints.save(0, state, {})
-        ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
-        cohort_seed.create(private, config, plan)
-        manifest.write(output, config, plan, language_task)
-    sampler = plan.sampler(cohort_seed.read(private, config, plan))
-    guard = plan.budget_guard(config.max_epsilon)
-    with ledger.Ledger.open(ledger_path, plan.schema, budget_guard=guard) as book:
-        run = _Run(config, output, language_task, plan, sampler, learning_process, book)
-        run.restore(checkpoints, template=state)
-        run.run_rounds()
-        return run.finish()
+    context = execution.local if config.secagg_bits is None else execution.secure_sum_simulation
+    with context():
+        learning_process = process.build_process(config, plan, language_task.functional_model())
+        state = learning_process.initialize()
+        private = output / "private"
+        checkpoints = checkpoint.CheckpointFolder(private / "checkpoints")
+        ledger_path = private / "ledger.sqlite"
+        if known is None:
+            shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
+            output.mkdir(parents=True, exist_ok=True)
+            private.mkdir(mode=0o700)
+            fingerprint = checkpoints.save(0, state, {})
+            ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
+            cohort_seed.create(private, config, plan)
+            manifest.write(output, config, plan, language_task)
+        sampler = plan.sampler(cohort_seed.read(private, config, plan))
+        guard = plan.budget_guard(config.max_epsilon)
+        with ledger.Ledger.open(ledger_path, plan.schema, budget_guard=guard) as book:
+            run = _Run(config, output, language_task, plan, sampler, learning_process, book)
+            run.restore(checkpoints, template=state)
+            run.run_rounds()
+            return run.finish()
 
 
 def _plan(

@@ -1,0 +1,78 @@
+"""Execution contexts of TFF, entered by a program's entry point and by nothing else.
+
+No builder of this package sets TFF's context. Each function here is a context
+manager: TFF's context is what it was before once the `with` block is left. Entering one
+also starts the watchdog of TFF's workers and the faster transfer of state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_dpftrl.execution import state_transfer, worker_watchdog
+
+
+@contextlib.contextmanager
+def local() -> Iterator[tff.framework.SyncContext]:
+    """Runs computations in one worker process on this machine, TFF's own default.
+
+    It has no secure sums.
+
+    Yields:
+      TFF's context.
+    """
+    with _entered(tff.backends.native.create_sync_local_cpp_execution_context()) as context:
+        yield context
+
+
+@contextlib.contextmanager
+def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
+    """Like `local`, and computes secure sums too, without the cryptography.
+
+    The results are those of a secure sum, but the worker computes them in the clear:
+    for simulations only, where the operator holds the clients' data anyway.
+
+    Yields:
+      TFF's context.
+    """
+    with _entered(tff.backends.test.create_sync_test_cpp_execution_context()) as context:
+        yield context
+
+
+@contextlib.contextmanager
+def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncContext]:
+    worker_watchdog.start()
+    state_transfer.install_fast_state_transfer()
+    with tff.framework.get_context_stack().install(context):
+        yield context
+
+
+def check_secure_sums() -> None:
+    """Tries a secure sum in TFF's current execution context.
+
+    An asynchronous context is let through untried.
+
+    Raises:
+      RuntimeError: If the context, like TFF's default one, has no secure sums.
+    """
+
+    @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+    def secure_sum(value):
+        return tff.backends.mapreduce.federated_secure_modular_sum(value, 8)
+
+    try:
+        result = secure_sum([1, 2])
+        if inspect.isawaitable(result):  # In an asynchronous context: not run yet.
+            result.close()
+    except Exception as error:
+        raise RuntimeError(
+            "TFF's current execution context cannot run secure sums. For a simulation, use "
+            "'with tff_dpftrl.execution.secure_sum_simulation():', or call "
+            "tff.backends.test.set_sync_test_cpp_execution_context() first: both compute the same "
+            "sums, without the cryptography."
+        ) from error
