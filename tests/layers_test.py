@@ -11,7 +11,7 @@ import pytest
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "tff_dpftrl"
 _MATHS = ("participation", "mechanisms", "accounting", "discretization")
-_WITHOUT_TFF = (*_MATHS, "private_round", "runs")
+_WITHOUT_TFF = (*_MATHS, "private_round", "models", "data", "runs")
 _FEDERATED = (*_MATHS, "private_round", "aggregators", "learning", "execution", "models", "data")
 # What each package may import of ours, besides itself and the files at the top.
 _ALLOWED = {
@@ -21,7 +21,7 @@ _ALLOWED = {
     "accounting": ("participation", "mechanisms", "discretization"),
     "private_round": ("mechanisms", "discretization"),
     "aggregators": (*_MATHS, "private_round", "execution"),
-    "learning": (*_MATHS, "private_round", "aggregators"),
+    "learning": (*_MATHS, "private_round", "aggregators", "models", "data"),
     "execution": (),
     "models": (),
     "data": (),

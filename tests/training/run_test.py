@@ -19,6 +19,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import blt, serialization
+from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import run
@@ -71,8 +72,8 @@ def _config(corpus, **options):
 
 
 def _weights(output):
-    with np.load(output / "model.npz") as file:
-        return [file[name] for name in sorted(file.files)]
+    _, weights = export.read(output / "model.npz")
+    return weights
 
 
 def _rows(output):

@@ -1,1 +1,1 @@
-"""Text keyed by user: corpora, tokens, splits, client datasets and a baseline."""
+"""Text keyed by user: corpora, tokens, vocabularies, splits and client datasets."""

@@ -1,1 +1,1 @@
-"""Language models, their metrics, and evaluation without TFF."""
+"""Language models, n-gram baselines, metrics, evaluation and export, without TFF."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.models import metrics, word_lstm
+from tff_dpftrl.models import language_model, metrics
 
 
 class Evaluator:
@@ -18,7 +18,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: word_lstm.WordLstm,
+        model: language_model.LanguageModel,
         special: metrics.SpecialIds,
         sequences: np.ndarray,
         *,
@@ -27,7 +27,7 @@ class Evaluator:
         """Copies the sequences to TensorFlow.
 
         Args:
-          model: Sizes.
+          model: The model.
           special: Ids of special tokens.
           sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
           batch_size: Number of sequences scored at a time; it bounds memory.

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-PAD = 0
-"""Id of padding: such inputs are never scored."""
+from tff_dpftrl import validation
+from tff_dpftrl.models import language_model
 
 
 @dataclasses.dataclass(frozen=True)
-class WordLstm:
+class WordLstm(language_model.LanguageModel):
     """Sizes of the model, and the functions that compute it.
 
     The trainable weights are a tuple of float32 arrays in the order of
@@ -49,8 +49,7 @@ class WordLstm:
 
     def __post_init__(self):
         for name in ("vocabulary_size", "sequence_length", "embedding_size", "state_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
+            validation.integer(name, getattr(self, name), minimum=1)
 
     @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
@@ -68,11 +67,6 @@ class WordLstm:
         if not self.tie_embeddings:
             shapes["output_embedding"] = embedding
         return shapes
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of trainable weights."""
-        return sum(math.prod(shape) for shape in self.weight_shapes.values())
 
     @property
     def _num_gates(self) -> int:
@@ -104,18 +98,7 @@ class WordLstm:
         return tuple(weights)
 
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns scores of every next word at every position.
-
-        Args:
-          weights: The weights.
-          words: Ids, integer, shape [batch, T].
-
-        Returns:
-          Unnormalised log-probabilities, float32, shape [batch, T, V].
-
-        Raises:
-          ValueError: If `words` has another number of positions.
-        """
+        """Returns scores of every next word at every position, as the base class says."""
         named = self._named(weights)
         outputs = self._outputs(named, words)
         scores = self._scores(named, tf.reshape(outputs, [-1, self.embedding_size]))
@@ -124,25 +107,9 @@ class WordLstm:
     def compact_logits(
         self, weights: Sequence[tf.Tensor], words: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns scores at the positions that hold a word, without padding.
-
-        It saves the largest product of the model for all padding. Targets belong
-        to it as `tf.gather(tf.reshape(targets, [-1]), positions)`.
-
-        Args:
-          weights: The weights.
-          words: Ids, integer, shape [batch, T].
-
-        Returns:
-          Scores, float32, shape [n, V]; and the n positions where `words` is not
-          padding, int64, ascending, in the flattened batch of shape [batch · T].
-
-        Raises:
-          ValueError: If `words` has another number of positions.
-        """
+        """Returns scores without padding, which the largest product never sees."""
         named = self._named(weights)
-        # In TFF's graphs `!=` would compare objects, not values.
-        positions = tf.where(tf.not_equal(tf.reshape(words, [-1]), PAD))[:, 0]
+        positions = language_model.word_positions(words)
         outputs = tf.reshape(self._outputs(named, words), [-1, self.embedding_size])
         return self._scores(named, tf.gather(outputs, positions)), positions
 

@@ -20,6 +20,7 @@ except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
+Model = Literal["word-lstm"]
 Mechanism = Literal["blt", "tree", "bandtoep", "bisr", "identity", "none"]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 
@@ -82,6 +83,7 @@ class TrainingConfig:
         None, "Use only the first so many training users; all if not given.", "data", 2
     )
 
+    model: Model = _option("word-lstm", "Language model: word-lstm.", "model")
     embedding_size: int = _option(96, "Width of the word embedding.", "model", 1)
     lstm_size: int = _option(128, "Width of the LSTM's state.", "model", 1)
     tie_embeddings: bool = _option(

@@ -4,7 +4,7 @@ The folder of a run:
 
     config.json                 resolved options, what was derived from them, versions
     metrics.csv, curves.png, tensorboard/
-    model.npz, best_model.npz   trainable weights, of the last round and of the best evaluation
+    model.npz, best_model.npz   of the last round and of the best evaluation (models/export.py)
     privacy_statement.json, .md
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
@@ -13,7 +13,6 @@ The folder of a run:
 from __future__ import annotations
 
 import dataclasses
-import io
 import pathlib
 import shutil
 import sys
@@ -28,6 +27,7 @@ import tqdm
 from tff_dpftrl import durable_files, execution
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.models import export
 from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import (
     checkpoint,
@@ -315,9 +315,7 @@ class _Run:
 
     def _write_model(self, name: str) -> None:
         weights = self._process.get_model_weights(self._state)
-        content = io.BytesIO()
-        np.savez(content, **{f"weight_{i}": np.asarray(w) for i, w in enumerate(weights.trainable)})
-        durable_files.write(self._output / name, content.getvalue())
+        export.write(self._output / name, self._task.model, weights.trainable)
 
     def _title(self, statement: statement_lib.PrivacyStatement) -> str:
         promised = (

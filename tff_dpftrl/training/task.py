@@ -11,8 +11,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
-from tff_dpftrl.data import ngrams, preprocess, sequences, sources, split, user_text, vocabulary
-from tff_dpftrl.models import evaluation, functional, metrics, word_lstm
+from tff_dpftrl.data import client_datasets, sequences, sources, split, user_text, vocabulary
+from tff_dpftrl.learning import functional_model
+from tff_dpftrl.models import evaluation, language_model, metrics, ngrams, table
 from tff_dpftrl.training import config as config_lib
 
 EVALUATION_METRICS = (
@@ -36,15 +37,15 @@ class LanguageTask:
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
       words: The vocabulary.
       client_spec: What a client does with its sequences in a round.
-      model: Sizes of the model.
+      model: The model.
       seed: Seed of the initial model and of the order of a client's sequences.
     """
 
     train: sequences.SequenceCorpus
     held_out: np.ndarray
     words: vocabulary.Vocabulary
-    client_spec: preprocess.ClientSpec
-    model: word_lstm.WordLstm
+    client_spec: client_datasets.ClientSpec
+    model: language_model.LanguageModel
     seed: int
 
     @property
@@ -53,12 +54,12 @@ class LanguageTask:
 
     def functional_model(self) -> tff.learning.models.FunctionalModel:
         """The model, with initial weights that depend on `seed` only."""
-        return functional.build(self.model, self._special, self.seed)
+        return functional_model.build(self.model, self._special, self.seed)
 
     def client_dataset(self, user_id: str, round_index: int) -> tf.data.Dataset:
         """One client's batches for one round, the same ones if it is repeated."""
         seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
-        return preprocess.client_dataset(self.train, user_id, self.client_spec, seed)
+        return client_datasets.client_dataset(self.train, user_id, self.client_spec, seed)
 
     @functools.cached_property
     def evaluate(self) -> evaluation.Evaluator:
@@ -70,7 +71,7 @@ class LanguageTask:
 
         For comparison in a simulation: these counts are not private.
         """
-        ngram_model = ngrams.NgramModel(self.train.pooled(), self.words)
+        ngram_model = ngrams.NgramModel(self.train.pooled(), self._special)
         return {
             name: ngram_model.evaluate(self.held_out, order).top1_in_vocab
             for name, order in _NGRAM_ORDERS.items()
@@ -110,10 +111,11 @@ def build_language_task(config: config_lib.TrainingConfig) -> LanguageTask:
         train=sequences.SequenceCorpus(train, words, spec),
         held_out=held_out,
         words=words,
-        client_spec=preprocess.ClientSpec(
+        client_spec=client_datasets.ClientSpec(
             config.batch_size, config.max_sequences_per_client, config.client_epochs
         ),
-        model=word_lstm.WordLstm(
+        model=table.build(
+            config.model,
             vocabulary_size=words.size,
             sequence_length=config.sequence_length,
             embedding_size=config.embedding_size,

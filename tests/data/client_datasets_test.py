@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.data.preprocess."""
+"""Tests of tff_dpftrl.data.client_datasets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.data import preprocess, sequences, user_text, vocabulary
+from tff_dpftrl.data import client_datasets, sequences, user_text, vocabulary
+from tff_dpftrl.learning import client_data as client_data_lib
 
 _VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test", True)
 
@@ -38,9 +39,9 @@ def _rows(dataset):
 
 def test_client_datasets_hold_the_sample():
     corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY, sequences.SequenceSpec(5))
-    spec = preprocess.ClientSpec(batch_size=4, max_sequences=6, num_epochs=2)
-    dataset = preprocess.client_dataset(corpus, "user 3", spec, seed=9)
-    assert dataset.element_spec == preprocess.element_spec(5)
+    spec = client_datasets.ClientSpec(batch_size=4, max_sequences=6, num_epochs=2)
+    dataset = client_datasets.client_dataset(corpus, "user 3", spec, seed=9)
+    assert dataset.element_spec == client_datasets.element_spec(5)
     assert [len(x) for x, _ in dataset] == [4, 4, 4]
     expected = corpus.sample("user 3", max_sequences=6, num_epochs=2, seed=9)
     np.testing.assert_array_equal(_rows(dataset), expected)
@@ -48,25 +49,25 @@ def test_client_datasets_hold_the_sample():
 
 def test_batches_are_pairs_of_int32():
     spec = tf.TensorSpec([None, 20], tf.int32)
-    assert preprocess.element_spec(20) == (spec, spec)
+    assert client_datasets.element_spec(20) == (spec, spec)
 
 
 def test_a_user_without_text_has_no_batch():
     corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY)
-    dataset = preprocess.client_dataset(corpus, "user 0", preprocess.ClientSpec(), seed=0)
+    dataset = client_datasets.client_dataset(corpus, "user 0", client_datasets.ClientSpec(), seed=0)
     assert list(dataset) == []
-    assert dataset.element_spec == preprocess.element_spec(20)
+    assert dataset.element_spec == client_datasets.element_spec(20)
 
 
 @pytest.mark.parametrize("spec", [sequences.SequenceSpec(4), sequences.SequenceSpec(7, False)])
 def test_the_graph_makes_the_rows_of_the_host(spec):
     texts = _user_text()
     corpus = sequences.SequenceCorpus(texts, _VOCABULARY, spec)
-    preprocess_fn = preprocess.create_preprocess_fn(
-        _VOCABULARY, spec, preprocess.ClientSpec(batch_size=3, max_sequences=None)
+    preprocess_fn = client_datasets.create_preprocess_fn(
+        _VOCABULARY, spec, client_datasets.ClientSpec(batch_size=3, max_sequences=None)
     )
-    client_data = preprocess.text_client_data(texts).preprocess(preprocess_fn)
-    assert client_data.element_type_structure == preprocess.element_spec(spec.sequence_length)
+    client_data = client_data_lib.of_texts(texts).preprocess(preprocess_fn)
+    assert client_data.element_type_structure == client_datasets.element_spec(spec.sequence_length)
     for user_id in texts.user_ids[1:]:
         dataset = client_data.create_tf_dataset_for_client(user_id)
         np.testing.assert_array_equal(_rows(dataset), corpus.sequences(user_id))
@@ -76,13 +77,13 @@ def test_the_graph_makes_the_rows_of_the_host(spec):
 def test_the_graph_caps_shuffles_and_repeats():
     texts, spec = _user_text(), sequences.SequenceSpec(4)
     rows = sequences.SequenceCorpus(texts, _VOCABULARY, spec).sequences("user 3").tolist()
-    preprocess_fn = preprocess.create_preprocess_fn(
+    preprocess_fn = client_datasets.create_preprocess_fn(
         _VOCABULARY,
         spec,
-        preprocess.ClientSpec(batch_size=3, max_sequences=5, num_epochs=2),
+        client_datasets.ClientSpec(batch_size=3, max_sequences=5, num_epochs=2),
         shuffle_seed=1,
     )
-    dataset = preprocess.text_client_data(texts).create_tf_dataset_for_client("user 3")
+    dataset = client_data_lib.of_texts(texts).create_tf_dataset_for_client("user 3")
     taken = _rows(preprocess_fn(dataset)).tolist()
     assert len(taken) == 10
     assert all(row in rows for row in taken)
@@ -98,10 +99,10 @@ def test_stack_overflow_is_encoded_as_tff_does():
         vocab=words,
         sequence_length=10,
     )
-    ours = preprocess.create_preprocess_fn(
+    ours = client_datasets.create_preprocess_fn(
         vocabulary.Vocabulary(tuple(words), "synthetic", True, lower_case=False),
         sequences.SequenceSpec(10, split_long_texts=False),
-        preprocess.ClientSpec(batch_size=2),
+        client_datasets.ClientSpec(batch_size=2),
         is_tokenized=True,
     )
     for client_id in client_data.client_ids:
@@ -112,54 +113,10 @@ def test_stack_overflow_is_encoded_as_tff_does():
             np.testing.assert_array_equal(y, their_y)
 
 
-def test_texts_as_client_data():
-    texts = _user_text()
-    client_data = preprocess.text_client_data(texts)
-    assert client_data.client_ids == list(texts.user_ids)
-    for make in (client_data.create_tf_dataset_for_client, client_data.serializable_dataset_fn):
-        for user_id in texts.user_ids:
-            found = [element["tokens"].decode() for element in make(user_id).as_numpy_iterator()]
-            assert found == texts.examples(user_id)
-
-
-def test_sequences_as_client_data():
-    corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY, sequences.SequenceSpec(5))
-    spec = preprocess.ClientSpec(batch_size=2, max_sequences=5)
-    client_data = preprocess.sequence_client_data(corpus, spec, seed=3)
-    assert client_data.element_type_structure == preprocess.element_spec(5)
-    for user_id in corpus.user_ids[1:]:
-        expected = corpus.sample(user_id, max_sequences=5, seed=3)
-        for make in (client_data.create_tf_dataset_for_client, client_data.serializable_dataset_fn):
-            np.testing.assert_array_equal(_rows(make(user_id)), expected)
-
-
-def test_client_data_can_be_a_tff_computation():
-    corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY, sequences.SequenceSpec(5))
-    client_data = preprocess.sequence_client_data(corpus, preprocess.ClientSpec(batch_size=2))
-    computation = client_data.dataset_computation
-    expected = tff.SequenceType(tff.types.tensorflow_to_type(preprocess.element_spec(5)))
-    assert computation.type_signature.result == expected
-
-    @tff.tensorflow.computation(np.str_)
-    def count(client_id):
-        return computation(client_id).reduce(np.int64(0), lambda n, batch: n + 1)
-
-    rows = len(corpus.sequences("user 2"))
-    assert count("user 2") == -(-rows // 2)
-
-
-def test_unknown_clients_are_refused():
-    client_data = preprocess.text_client_data(_user_text())
-    with pytest.raises(ValueError, match="'nobody' is not a user of 'm'"):
-        client_data.create_tf_dataset_for_client("nobody")
-    with pytest.raises(tf.errors.InvalidArgumentError, match="nobody is not a client"):
-        client_data.serializable_dataset_fn(tf.constant("nobody"))
-
-
 @pytest.mark.parametrize("field", ["batch_size", "max_sequences", "num_epochs"])
 def test_bad_specs_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
-        preprocess.ClientSpec(**{field: 0})
+        client_datasets.ClientSpec(**{field: 0})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from tff_dpftrl.data import vocabulary as vocabulary_lib
+from tff_dpftrl.models import metrics
 
 MAX_ORDER = 3
 """Trigrams."""
@@ -64,20 +64,20 @@ class NgramModel:
     yardstick, not a release.
     """
 
-    def __init__(self, sequences: np.ndarray, vocabulary: vocabulary_lib.Vocabulary):
+    def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds):
         """Counts.
 
         Args:
-          sequences: Ids, shape [n, T + 1], as in `sequences.SequenceCorpus`.
-          vocabulary: The vocabulary of the ids.
+          sequences: Ids, integer, shape [n, T + 1], padded at the end.
+          special: Ids that are not words of the vocabulary.
 
         Raises:
           ValueError: If `sequences` holds no word of the vocabulary as a target.
         """
-        self._vocabulary = vocabulary
-        size = vocabulary.size
-        before, last, targets = _contexts(sequences)
-        is_word = (targets != vocabulary_lib.PAD) & (targets <= len(vocabulary.words))
+        self._special = special
+        self._size = size = max(special.oov, special.bos, special.eos) + 1
+        before, last, targets = _contexts(sequences, special.pad)
+        is_word = (targets != special.pad) & (targets < special.oov)
         if not is_word.any():
             raise ValueError("sequences must hold at least one word of the vocabulary to count.")
         before, last, targets = before[is_word], last[is_word], targets[is_word]
@@ -102,8 +102,8 @@ class NgramModel:
         """
         if not 1 <= order <= MAX_ORDER:
             raise ValueError(f"order must be 1, 2 or 3, got {order!r}.")
-        before, last, targets = _contexts(sequences)
-        contexts = (np.zeros_like(last), last, before * self._vocabulary.size + last)
+        before, last, _ = _contexts(sequences, self._special.pad)
+        contexts = (np.zeros_like(last), last, before * self._size + last)
         predicted, _ = self._tables[0].look_up(contexts[0])
         for table, context in zip(self._tables[1:order], contexts[1:order], strict=True):
             best, was_seen = table.look_up(context)
@@ -126,18 +126,18 @@ class NgramModel:
           ValueError: If no target is in the vocabulary.
         """
         targets = np.asarray(sequences)[:, 1:]
-        vocabulary = self._vocabulary
-        in_vocab = (targets != vocabulary_lib.PAD) & (targets <= len(vocabulary.words))
+        special = self._special
+        in_vocab = (targets != special.pad) & (targets < special.oov)
         num_in_vocab = int(in_vocab.sum())
         if num_in_vocab == 0:
             raise ValueError("sequences must hold at least one word of the vocabulary.")
-        num_words = num_in_vocab + int((targets == vocabulary.oov).sum())
+        num_words = num_in_vocab + int((targets == special.oov).sum())
         correct = int((in_vocab & (self.predict(sequences, order) == targets)).sum())
         return NgramAccuracy(correct / num_in_vocab, correct / num_words, num_in_vocab, num_words)
 
 
-def _contexts(sequences: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _contexts(sequences: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns the word before the last, the last word, and the target; flat int64."""
     sequences = np.asarray(sequences, np.int64)
-    before = np.pad(sequences, [[0, 0], [1, 0]], constant_values=vocabulary_lib.PAD)[:, :-2]
+    before = np.pad(sequences, [[0, 0], [1, 0]], constant_values=pad)[:, :-2]
     return before.ravel(), sequences[:, :-1].ravel(), sequences[:, 1:].ravel()

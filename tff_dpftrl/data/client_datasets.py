@@ -1,22 +1,22 @@
-"""Client datasets of next-word prediction, for TFF.
+"""Client datasets of next-word prediction.
 
 Two ways to the same batches. `client_dataset` makes a dataset of ids that were
 tokenised on the host and kept: it is what a training round calls.
 `create_preprocess_fn` is the same as a graph, from text to batches, to be mapped
-over any `tff.simulation.datasets.ClientData` of texts, such as `text_client_data`.
+over any `tff.simulation.datasets.ClientData` of texts, such as
+`tff_dpftrl.learning.client_data.of_texts`.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_dpftrl.data import sequences, tokenizer, user_text
+from tff_dpftrl import validation
+from tff_dpftrl.data import sequences, tokenizer
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
 TEXT_FEATURE = "tokens"
@@ -40,8 +40,8 @@ class ClientSpec:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value!r}.")
+            if value is not None or field.name != "max_sequences":
+                validation.integer(field.name, value, minimum=1)
 
 
 def element_spec(sequence_length: int) -> tuple[tf.TensorSpec, tf.TensorSpec]:
@@ -69,39 +69,21 @@ def client_dataset(
     Raises:
       ValueError: If there is no such user.
     """
-    return _batches(_client_rows(corpus, user_id, spec, seed), spec)
+    return batches(client_rows(corpus, user_id, spec, seed), spec)
 
 
-def text_client_data(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
-    """Returns a corpus of texts as TFF's `ClientData`.
-
-    Args:
-      corpus: The corpus.
-
-    Returns:
-      Clients are the users; elements are `OrderedDict(tokens=text)`, as in TFF's
-      Stack Overflow. `serializable_dataset_fn`, and so `preprocess` and
-      `dataset_computation`, embed the whole corpus in a graph: for one over a
-      gigabyte, use SQLite and `tff.simulation.datasets.SqlClientData`.
-    """
-    return _TextClientData(corpus)
+def client_rows(
+    corpus: sequences.SequenceCorpus, user_id: str, spec: ClientSpec, seed: int
+) -> np.ndarray:
+    """Returns the sequences of `client_dataset`: int32, shape [n, sequence_length + 1]."""
+    return corpus.sample(
+        user_id, max_sequences=spec.max_sequences, num_epochs=spec.num_epochs, seed=seed
+    )
 
 
-def sequence_client_data(
-    corpus: sequences.SequenceCorpus, spec: ClientSpec, seed: int = 0
-) -> tff.simulation.datasets.ClientData:
-    """Returns the batches of `client_dataset` as TFF's `ClientData`.
-
-    Args:
-      corpus: The corpus.
-      spec: Batch size and caps.
-      seed: As in `client_dataset`; the same for every round.
-
-    Returns:
-      Clients are the users; elements are batches (x, y). Only
-      `serializable_dataset_fn` and what builds on it read the whole corpus.
-    """
-    return _SequenceClientData(corpus, spec, seed)
+def batches(rows: np.ndarray | tf.Tensor, spec: ClientSpec) -> tf.data.Dataset:
+    """Returns sequences, shape [n, sequence_length + 1], as the batches of `client_dataset`."""
+    return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(spec.batch_size)
 
 
 def create_preprocess_fn(
@@ -164,84 +146,3 @@ def create_preprocess_fn(
         )
 
     return preprocess_fn
-
-
-class _InMemoryClientData(tff.simulation.datasets.ClientData):
-    """Client datasets made from arrays on the host, or from a graph that embeds them."""
-
-    @property
-    def client_ids(self) -> list[str]:
-        return list(self._user_ids)
-
-    def create_tf_dataset_for_client(self, client_id: str) -> tf.data.Dataset:
-        return self._dataset(self._rows(client_id))
-
-    @property
-    def serializable_dataset_fn(self) -> Callable[[tf.Tensor], tf.data.Dataset]:
-        rows = [self._rows(user_id) for user_id in self._user_ids]
-        values = np.concatenate(rows)
-        ends = np.cumsum([len(part) for part in rows])
-
-        def create_dataset(client_id: tf.Tensor) -> tf.data.Dataset:
-            index_of = tf.lookup.StaticHashTable(
-                tf.lookup.KeyValueTensorInitializer(
-                    list(self._user_ids), tf.range(len(rows), dtype=tf.int64)
-                ),
-                default_value=-1,
-            )
-            index = index_of.lookup(tf.convert_to_tensor(client_id))
-            message = tf.strings.join([client_id, "is not a client"], separator=" ")
-            with tf.control_dependencies([tf.debugging.Assert(index >= 0, [message])]):
-                index = tf.identity(index)
-            starts = tf.constant(np.concatenate([[0], ends[:-1]]))
-            own = tf.constant(values)[starts[index] : tf.constant(ends)[index]]
-            return self._dataset(own)
-
-        return create_dataset
-
-    @property
-    def element_type_structure(self):
-        return self._dataset(self._rows(self._user_ids[0])).element_spec
-
-
-class _TextClientData(_InMemoryClientData):
-    """Texts."""
-
-    def __init__(self, corpus: user_text.UserText):
-        self._user_ids = corpus.user_ids
-        self._corpus = corpus
-
-    def _rows(self, user_id: str) -> np.ndarray:
-        return np.array([text.encode("utf-8") for text in self._corpus.examples(user_id)], object)
-
-    def _dataset(self, rows) -> tf.data.Dataset:
-        rows = tf.convert_to_tensor(rows, tf.string)
-        return tf.data.Dataset.from_tensor_slices(collections.OrderedDict([(TEXT_FEATURE, rows)]))
-
-
-class _SequenceClientData(_InMemoryClientData):
-    """Batches of sequences."""
-
-    def __init__(self, corpus: sequences.SequenceCorpus, spec: ClientSpec, seed: int):
-        self._user_ids = corpus.user_ids
-        self._corpus = corpus
-        self._spec = spec
-        self._seed = seed
-
-    def _rows(self, user_id: str) -> np.ndarray:
-        return _client_rows(self._corpus, user_id, self._spec, self._seed)
-
-    def _dataset(self, rows) -> tf.data.Dataset:
-        return _batches(rows, self._spec)
-
-
-def _client_rows(
-    corpus: sequences.SequenceCorpus, user_id: str, spec: ClientSpec, seed: int
-) -> np.ndarray:
-    return corpus.sample(
-        user_id, max_sequences=spec.max_sequences, num_epochs=spec.num_epochs, seed=seed
-    )
-
-
-def _batches(rows, spec: ClientSpec) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(spec.batch_size)

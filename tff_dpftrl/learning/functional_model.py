@@ -1,4 +1,4 @@
-"""The word LSTM as a `tff.learning.models.FunctionalModel`."""
+"""A language model as a `tff.learning.models.FunctionalModel`."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import collections
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.models import metrics, word_lstm
+from tff_dpftrl.models import language_model, metrics
 
 _LOGITS = "logits"
 _POSITIONS = "positions"
 
 
 def build(
-    model: word_lstm.WordLstm, special: metrics.SpecialIds, seed: int
+    model: language_model.LanguageModel, special: metrics.SpecialIds, seed: int
 ) -> tff.learning.models.FunctionalModel:
     """Builds the model for `tff.learning.algorithms`.
 
     `predict_on_batch` returns scores at the positions without padding only, and
-    where they are (`WordLstm.compact_logits`). The loss is the mean cross-entropy of
+    where they are (`LanguageModel.compact_logits`). The loss is the mean cross-entropy of
     a batch's targets. In simulation, `LoopImplementation.DATASET_ITERATOR` is much
     the faster for it.
 
     Args:
-      model: Sizes.
+      model: The model.
       special: Ids of special tokens.
       seed: Seed of the initial weights, non-negative.
 

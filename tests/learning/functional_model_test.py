@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.models.functional in TFF's own training."""
+"""Tests of tff_dpftrl.learning.functional_model in TFF's own training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.models import evaluation, functional, metrics, word_lstm
+from tff_dpftrl.learning import functional_model
+from tff_dpftrl.models import evaluation, metrics, word_lstm
 
 _MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
 _SPECIAL = metrics.SpecialIds(oov=7, bos=8, eos=9)
@@ -41,7 +42,7 @@ def _loss(weights, rows):
 
 def _build(**kwargs):
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        functional.build(_MODEL, _SPECIAL, seed=1),
+        functional_model.build(_MODEL, _SPECIAL, seed=1),
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
         server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
@@ -123,7 +124,7 @@ def test_a_batch_of_padding_has_no_gradient(process):
 
 def test_it_takes_batches_of_ids():
     spec = tf.TensorSpec([None, 20], tf.int32)
-    model = functional.build(word_lstm.WordLstm(10), _SPECIAL, seed=0)
+    model = functional_model.build(word_lstm.WordLstm(10), _SPECIAL, seed=0)
     assert model.input_spec == (spec, spec)
 
 

@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.data.ngrams."""
+"""Tests of tff_dpftrl.models.ngrams."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.data import jsonl, ngrams, sequences, split, tokenizer, user_text, vocabulary
+from tff_dpftrl.data import jsonl, sequences, split, tokenizer, user_text, vocabulary
+from tff_dpftrl.models import metrics, ngrams
 
 _SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
 _VOCABULARY = vocabulary.Vocabulary(tuple("abcdefgh"), "test", True)
+_SPECIAL = metrics.SpecialIds(oov=9, bos=10, eos=11)
 
 
 def _random_sequences(seed, count):
@@ -53,13 +55,13 @@ def _brute_force(train, test, order):
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_agrees_with_counting_by_hand(order):
     train, test = _random_sequences(0, 60), _random_sequences(1, 60)
-    model = ngrams.NgramModel(train, _VOCABULARY)
+    model = ngrams.NgramModel(train, _SPECIAL)
     assert model.evaluate(test, order) == _brute_force(train, test, order)
 
 
 def test_a_small_example():
     train = np.array([[10, 1, 2, 11, 0], [10, 1, 2, 11, 0], [10, 3, 2, 4, 11]])
-    model = ngrams.NgramModel(train, _VOCABULARY)
+    model = ngrams.NgramModel(train, _SPECIAL)
     test = np.array([[10, 1, 2, 4, 9]])
     # Unigram 2; bigrams BOS-1, 1-2, 2-4 (the end is never predicted), 4-nothing, so 2.
     assert model.predict(test, 1).tolist() == [[2, 2, 2, 2]]
@@ -70,14 +72,14 @@ def test_a_small_example():
 
 
 def test_bad_arguments_are_refused():
-    model = ngrams.NgramModel(np.array([[10, 1]]), _VOCABULARY)
+    model = ngrams.NgramModel(np.array([[10, 1]]), _SPECIAL)
     for order in (0, 4):
         with pytest.raises(ValueError, match=f"order must be 1, 2 or 3, got {order}"):
             model.predict(np.array([[10, 1]]), order)
     with pytest.raises(ValueError, match="at least one word of the vocabulary"):
         model.evaluate(np.array([[10, 9]]), 1)
     with pytest.raises(ValueError, match="at least one word of the vocabulary to count"):
-        ngrams.NgramModel(np.array([[10, 9, 11, 0]]), _VOCABULARY)
+        ngrams.NgramModel(np.array([[10, 9, 11, 0]]), _SPECIAL)
 
 
 def _stream(corpus, words):
@@ -103,7 +105,8 @@ def test_published_baselines_are_met(name, published):
         pytest.skip("../shared/data is not there")
     parts = split.by_user(jsonl.read(path))
     words = vocabulary.most_frequent(parts.train, 10_000, is_public=False)
-    model = ngrams.NgramModel(_stream(parts.train, words), words)
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    model = ngrams.NgramModel(_stream(parts.train, words), special)
     test = _stream(parts.test, words)
     found = [model.evaluate(test, order) for order in (1, 2, 3)]
     # Theirs counts without our marks of beginnings and ends, so not to the digit.

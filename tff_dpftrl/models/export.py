@@ -1,0 +1,83 @@
+"""A trained model as one file: its weights by name, and which model they belong to.
+
+The file is a NumPy archive (`.npz`) that `np.load` opens without pickle: an array for each
+entry of the model's `weight_shapes`, and `model`, a string of JSON (`table.describe`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.models import language_model, table
+
+_DESCRIPTION = "model"
+
+
+def write(
+    path: str | os.PathLike[str],
+    model: language_model.LanguageModel,
+    weights: Sequence[np.ndarray],
+) -> None:
+    """Writes a model, whole or not at all.
+
+    Args:
+      path: The file; an existing one is replaced.
+      model: The model, of one of the classes in `table.MODELS`.
+      weights: One array for each entry of its `weight_shapes`.
+
+    Raises:
+      ValueError: If the weights are not those of the model.
+      OSError: If the file cannot be written.
+    """
+    named = _named(model, [np.asarray(weight) for weight in weights], str(path))
+    description = json.dumps(table.describe(model))
+    with durable_files.replacing(path) as file:
+        np.savez(file, **{_DESCRIPTION: np.array(description)}, **named)
+
+
+def read(
+    path: str | os.PathLike[str],
+) -> tuple[language_model.LanguageModel, tuple[np.ndarray, ...]]:
+    """Reads a model that `write` wrote.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The model, and its weights in the order of `weight_shapes`.
+
+    Raises:
+      ValueError: If the file is missing or is not such a file, or its weights are not
+        those of the model that it names.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        description = json.loads(arrays.pop(_DESCRIPTION).item())
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a model that `export.write` wrote: {error}.") from error
+    model = table.from_description(description)
+    if set(arrays) != set(model.weight_shapes):
+        raise ValueError(
+            f"{path} has the weights {sorted(arrays)}, but its model needs "
+            f"{sorted(model.weight_shapes)}."
+        )
+    weights = [arrays[name] for name in model.weight_shapes]
+    return model, tuple(_named(model, weights, str(path)).values())
+
+
+def _named(
+    model: language_model.LanguageModel, weights: Sequence[np.ndarray], where: str
+) -> dict[str, np.ndarray]:
+    """Returns the weights by name, or refuses them if their shapes are not the model's."""
+    found = [weight.shape for weight in weights]
+    expected = list(model.weight_shapes.values())
+    if found != expected:
+        raise ValueError(f"{where}: the model needs weights of shapes {expected}, got {found}.")
+    return dict(zip(model.weight_shapes, weights, strict=True))

@@ -1,0 +1,93 @@
+"""What a language model is to the rest of the package: shapes, first weights, scores."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+PAD = 0
+"""Id of padding: such inputs are never scored."""
+
+
+class LanguageModel(abc.ABC):
+    """Scores the next word at every position of a batch of sequences.
+
+    A model is a frozen dataclass of its sizes; the weights are kept apart from it, as a
+    tuple of float32 arrays in the order of `weight_shapes`, all of them trainable.
+
+    Attributes:
+      vocabulary_size: Number of ids V, special tokens included.
+      sequence_length: Number of positions T in a batch.
+    """
+
+    vocabulary_size: int
+    sequence_length: int
+
+    @property
+    @abc.abstractmethod
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the weights, in order."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trainable weights."""
+        return sum(math.prod(shape) for shape in self.weight_shapes.values())
+
+    @abc.abstractmethod
+    def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
+        """Draws the weights.
+
+        Args:
+          seed: Non-negative; the same seed gives the same weights everywhere.
+
+        Returns:
+          One float32 array for each entry of `weight_shapes`.
+        """
+
+    @abc.abstractmethod
+    def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        """Returns scores of every next word at every position.
+
+        Args:
+          weights: The weights.
+          words: Ids, integer, shape [batch, T].
+
+        Returns:
+          Unnormalised log-probabilities, float32, shape [batch, T, V].
+
+        Raises:
+          ValueError: If `words` has another number of positions.
+        """
+
+    def compact_logits(
+        self, weights: Sequence[tf.Tensor], words: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns scores at the positions that hold a word, without padding.
+
+        Targets belong to it as `tf.gather(tf.reshape(targets, [-1]), positions)`. A model
+        that can leave the padding out before its largest product should do so here.
+
+        Args:
+          weights: The weights.
+          words: Ids, integer, shape [batch, T].
+
+        Returns:
+          Scores, float32, shape [n, V]; and the n positions where `words` is not
+          padding, int64, ascending, in the flattened batch of shape [batch · T].
+
+        Raises:
+          ValueError: If `words` has another number of positions.
+        """
+        positions = word_positions(words)
+        scores = tf.reshape(self.logits(weights, words), [-1, self.vocabulary_size])
+        return tf.gather(scores, positions), positions
+
+
+def word_positions(words: tf.Tensor) -> tf.Tensor:
+    """Returns where the flattened `words` is not padding: int64, shape [n], ascending."""
+    # In TFF's graphs `!=` would compare objects, not values.
+    return tf.where(tf.not_equal(tf.reshape(words, [-1]), PAD))[:, 0]
