@@ -23,15 +23,16 @@ _HEADER = f"{'mechanism':>9} {'rounds':>8} {'bands':>6} {'k':>4} {'':>12} {'RmsL
 
 _OURS = """
 import json, resource, sys, time
-from tff_dpftrl.mechanisms import bandmf_optimize, bandtoep_optimize
+from tff_dpftrl.mechanisms import banded_optimize, banded_toeplitz_optimize
 from tff_dpftrl.participation import schema as schema_lib
 mechanism, n, bands, k, _ = json.loads(sys.argv[1])
 schema, steps = schema_lib.MinSep(n, bands, k), []
 start = time.perf_counter()
 if mechanism == "bandmf":
-    found = bandmf_optimize.optimize_banded(schema, progress=lambda step, loss: steps.append(step))
+    found = banded_optimize.optimize_banded(
+        schema, bands, progress=lambda step, loss: steps.append(step))
 else:
-    found = bandtoep_optimize.optimize_banded_toeplitz(schema)
+    found = banded_toeplitz_optimize.optimize_banded_toeplitz(schema, bands)
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
 print(json.dumps([found.rms_loss(schema), seconds, len(steps), peak]))

@@ -69,8 +69,8 @@ def _ours(case) -> tuple[float, float]:
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        result = blt_optimize.optimize_blt(
-            schema, num_buffers=num_buffers, minimize_rms=error == "rms"
+        result = blt_optimize.search(
+            schema, num_buffers=num_buffers, minimize_rms=error == "rms", max_decay=1
         )
         seconds.append(time.perf_counter() - start)
     return result.loss, min(seconds)
@@ -125,7 +125,7 @@ def _best_of(function, repeats: int = 200) -> float:
 
 def _coefficients(length: int = 200_000) -> None:
     schema = schema_lib.MinSep(length, length // 5, 5)
-    strategy = blt_optimize.optimize_blt(schema, num_buffers=4).strategy
+    strategy = blt_optimize.optimize_blt(schema, num_buffers=4, max_decay=1)
     write = _best_of(lambda: np.full(length, 1.0))
     print(f"\n{length} coefficients (d = 4), time as a multiple of writing as many numbers")
     for name, function in {

@@ -79,7 +79,7 @@ def test_restarts(capsys):
     strategy = restarts.Restarted(tree.Tree(1900), (0, 128, 1152))
     schema = schema_lib.MinSep.from_gap(1900, 526, 3)
     assert report["sensitivity_squared"] == strategy.sensitivity(schema).squared
-    assert report["mechanism"] == "tree"
+    assert report["mechanism"] == "tree, restarted 2 times"
 
 
 def test_clip_norm_inflation_is_charged(capsys):
@@ -121,8 +121,8 @@ def test_no_noise_is_no_guarantee(capsys):
     "extra, message",
     [
         (["--first-restart", "5"], "--restart-every"),
-        (["--restart-every", "0"], "--restart-every"),
-        (["--buffers", "3"], "--buffers"),
+        (["--restart-every", "0"], "every must be at least 1"),
+        (["--buffers", "3"], "buffers is for the mechanism blt, not for tree"),
         (["--sampling-groups", "3"], "go together"),
         (["--sampling-groups", "3", "--sampling-probability", "0.1"], "banded"),
         (["--clip-norm-inflation", "0.5"], "clip_norm_inflation"),

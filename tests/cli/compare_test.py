@@ -70,7 +70,7 @@ def test_optimised_at_each_point(tmp_path):
     )  # fmt: skip
     for row in _table(out):
         schema = schema_lib.MinSep(100, 20, int(row["max_participations"]))
-        best = blt_optimize.optimize_blt(schema, num_buffers=2)
+        best = blt_optimize.search(schema, num_buffers=2)
         assert float(row["max_loss"]) == pytest.approx(best.max_loss, rel=1e-12)
 
 

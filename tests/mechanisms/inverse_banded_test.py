@@ -78,21 +78,6 @@ def test_coefficients_of_c_that_oscillate_are_bounded():
     assert not result.exact
 
 
-@pytest.mark.parametrize("minimize_rms", [True, False])
-@pytest.mark.parametrize("bands", [2, 5, 30])
-def test_tuned_gamma_is_the_best_on_a_fine_grid(bands, minimize_rms):
-    schema = schema_lib.MinSep(300, 50, 4)
-
-    def loss(strategy):
-        return strategy.rms_loss(schema) if minimize_rms else strategy.max_loss(schema)
-
-    tuned = inverse_banded.optimize_bifr(schema, bands, minimize_rms=minimize_rms)
-    grid = np.arange(1, 500) / 500
-    best = min(loss(inverse_banded.InverseBanded.bifr(bands, gamma)) for gamma in grid)
-    assert loss(tuned) <= best
-    assert loss(tuned) < loss(inverse_banded.InverseBanded.bisr(bands))
-
-
 def test_recipe_memory_and_round_trip():
     strategy = inverse_banded.InverseBanded([1, -0.5])
     assert strategy.noise_recipe() == noise_recipe.InverseBandedNoise(((1.0, -0.5),))

@@ -37,11 +37,11 @@ def test_name_tells_the_schema_and_the_optimum(name):
     schema = f"blt-n{claim.num_rounds}-b{claim.min_sep}-k{claim.max_participations}"
     variant = name.removeprefix(schema)
     assert variant in ("", "-rms", "-bounded")
-    fresh = blt_optimize.optimize_blt(
+    fresh = blt_optimize.search(
         claim.schema,
         num_buffers=4,
         minimize_rms=variant == "-rms",
-        max_decay=1 - 1 / claim.num_rounds if variant == "-bounded" else None,
+        max_decay=1 - 1 / claim.num_rounds if variant == "-bounded" else 1,
     )
     kept = claim.rms_loss if variant == "-rms" else claim.max_loss
     assert kept == pytest.approx(fresh.loss, rel=1e-5)

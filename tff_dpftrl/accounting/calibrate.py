@@ -72,13 +72,14 @@ def calibrate_noise_multiplier(
     Raises:
       ValueError: If not exactly one target is given, or an argument is out of range.
     """
+    strategy_lib.check_strategy(strategy)
     mu = largest_mu(target_epsilon=target_epsilon, target_rho=target_rho, delta=delta)
     # Any delta serves for a target on rho, which does not depend on it.
     sensitivity = strategy.sensitivity(schema)
     noise_multiplier = sensitivity.value * clip_norm_inflation / mu
     while True:
         found = guarantee.Guarantee(
-            mechanism=strategy.mechanism,
+            mechanism=strategy.name,
             noise_multiplier=noise_multiplier,
             schema=schema,
             sensitivity=sensitivity,

@@ -146,8 +146,9 @@ def dp_ftrl_guarantee(
     Raises:
       ValueError: If an argument is out of range.
     """
+    strategy_lib.check_strategy(strategy)
     return Guarantee(
-        mechanism=strategy.mechanism,
+        mechanism=strategy.name,
         noise_multiplier=float(noise_multiplier),
         schema=schema,
         sensitivity=strategy.sensitivity(schema),

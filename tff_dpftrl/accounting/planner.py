@@ -14,45 +14,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from tff_dpftrl.accounting import calibrate, guarantee
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import (
-    bandtoep_optimize,
-    blt_optimize,
-    identity,
-    inverse_banded,
-    tree,
-)
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.mechanisms import table, tree
 from tff_dpftrl.participation import schema as schema_lib
-
-StrategyBuilder = Callable[[schema_lib.MinSep], strategy_lib.Strategy]
 
 HYPOTHESIS = (
     "Hypothesis, not theorem: with enough data, utility depends on the noise in the averaged "
     "updates, so that noise multiplier and report goal may grow together (Xu et al. 2023, section "
     "2.2; McMahan, Xu & Zhang 2024, section 5)."
 )
+DEFAULT_MECHANISMS = tuple(name for name in table.runnable() if table.MECHANISMS[name].quick)
 DEFAULT_REPORT_GOALS = (100, 200, 500, 1000, 2000, 3000, 5000, 6500, 10_000, 20_000)
 _BYTES_OF_FLOAT32 = 4
 
 # Production models of Gboard: tree aggregation, z = 7, 6500 clients (Xu et al. 2023, Table 1).
 _PRODUCTION_NOISE_MULTIPLIER = 7.0
 _PRODUCTION_REPORT_GOAL = 6500
-
-
-def mechanisms() -> dict[str, StrategyBuilder]:
-    """The mechanisms that a plan considers, all of them optimised in under a second."""
-    return {
-        "identity": lambda schema: identity.Identity(),
-        "tree": lambda schema: tree.Tree(schema.num_rounds),
-        "bifr": lambda schema: inverse_banded.optimize_bifr(schema, 4, minimize_rms=True),
-        "blt": lambda schema: blt_optimize.optimize_blt(schema, minimize_rms=True).strategy,
-        "bandtoep": lambda schema: bandtoep_optimize.optimize_banded_toeplitz(schema),
-    }
 
 
 def largest_min_sep(population: int, report_goal: int) -> int:
@@ -188,7 +170,7 @@ class Plan:
     """One way to run.
 
     Attributes:
-      mechanism: Key of `mechanisms`.
+      mechanism: Its name in the table of mechanisms.
       strategy: The strategy, optimised for the schema.
       report_goal: Clients a round.
       guarantee: What it guarantees; holds noise multiplier and schema. With
@@ -263,14 +245,13 @@ class Plan:
         }
 
 
-def make_plans(
-    request: Request, builders: Mapping[str, StrategyBuilder] | None = None
-) -> list[Plan]:
+def make_plans(request: Request, mechanisms: Iterable[str] = DEFAULT_MECHANISMS) -> list[Plan]:
     """One plan for each mechanism and report goal that the population allows.
 
     Args:
       request: What is known and wanted.
-      builders: Mechanisms to consider; those of `mechanisms` if None.
+      mechanisms: Names of runnable ones, of the table `mechanisms.table`; by default
+        those that are optimised in about a second.
 
     Returns:
       The plans, by report goal and mechanism.
@@ -278,12 +259,18 @@ def make_plans(
     Raises:
       ValueError: If no report goal is possible, or a target is out of range.
     """
-    plans = []
+    mechanisms, plans = tuple(mechanisms), []
+    for name in mechanisms:
+        if not table.check(name).runnable:
+            raise ValueError(
+                f"mechanism {name!r} cannot be run, only compared; use some of "
+                f"{', '.join(table.runnable())}."
+            )
     for report_goal in sorted(set(request.report_goals)):
         schema = request.schema(report_goal)
         if schema is not None:
-            for name, build in (mechanisms() if builders is None else builders).items():
-                plans.append(_plan(request, name, build(schema), report_goal, schema))
+            for name in mechanisms:
+                plans.append(_plan(request, name, report_goal, schema))
     if not plans:
         raise ValueError(
             f"no report goal of {request.report_goals!r} fits population={request.population} and "
@@ -295,10 +282,10 @@ def make_plans(
 def _plan(
     request: Request,
     name: str,
-    strategy: strategy_lib.Strategy,
     report_goal: int,
     schema: schema_lib.MinSep,
 ) -> Plan:
+    strategy = table.build(name, schema)
     inflation, upload_bytes = 1.0, request.num_parameters * _BYTES_OF_FLOAT32
     if request.secagg_inflation is not None:
         encoding = grid.for_inflation(request.num_parameters, report_goal, request.secagg_inflation)
@@ -323,11 +310,8 @@ def _plan(
         mechanism=name,
         strategy=strategy,
         report_goal=report_goal,
-        guarantee=dataclasses.replace(
-            guarantee.dp_ftrl_guarantee(
-                strategy, noise_multiplier=noise_multiplier, schema=schema, delta=request.delta
-            ),
-            mechanism=name,
+        guarantee=guarantee.dp_ftrl_guarantee(
+            strategy, noise_multiplier=noise_multiplier, schema=schema, delta=request.delta
         ),
         noise_in_sum=noise_multiplier * noise_of_one,
         noise_per_round=inflation * noise_multiplier * math.sqrt(variance_of_one) / report_goal,

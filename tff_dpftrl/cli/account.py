@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl.cli import strategy_arguments
+from tff_dpftrl.cli import mechanism_flags
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
@@ -54,7 +54,7 @@ def add_parser(subparsers) -> None:
         "the total z, of updates and clip norm together).",
     )
     parser.add_argument("--delta", type=float, required=True, metavar="D", help="Delta, as 1e-10.")
-    strategy_arguments.add_arguments(parser)
+    mechanism_flags.add_arguments(parser)
     sampling = parser.add_argument_group(
         "cyclic sampling by the server (banded mechanisms only; adds epsilon_amplified)"
     )
@@ -84,8 +84,8 @@ def run(args: argparse.Namespace) -> int:
     """Accounts and prints; returns the exit status."""
     from tff_dpftrl.accounting import guarantee
 
-    schema = strategy_arguments.schema_from(args)
-    strategy = strategy_arguments.strategy_from(args, schema)
+    schema = mechanism_flags.schema_from(args)
+    strategy = mechanism_flags.strategy_from(args, schema)
     found = guarantee.dp_ftrl_guarantee(
         strategy,
         noise_multiplier=args.noise_multiplier,
@@ -93,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    found = strategy_arguments.named(found, args)
     report = found.to_dict()
     if args.sampling_groups is not None or args.sampling_probability is not None:
         report["epsilon_amplified"] = _amplified(args, strategy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tff_dpftrl.cli import account, strategy_arguments
+from tff_dpftrl.cli import account, mechanism_flags
 
 _DESCRIPTION = """\
 Find the smallest noise multiplier with which a DP-FTRL run meets a privacy target.
@@ -42,7 +42,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--delta", type=float, default=1e-10, metavar="D", help="Delta. Default: 1e-10."
     )
-    strategy_arguments.add_arguments(parser)
+    mechanism_flags.add_arguments(parser)
     account.add_format(parser)
 
 
@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Calibrates and prints; returns the exit status."""
     from tff_dpftrl.accounting import calibrate, guarantee
 
-    schema = strategy_arguments.schema_from(args)
-    strategy = strategy_arguments.strategy_from(args, schema)
+    schema = mechanism_flags.schema_from(args)
+    strategy = mechanism_flags.strategy_from(args, schema)
     noise_multiplier = calibrate.calibrate_noise_multiplier(
         strategy,
         schema,
@@ -67,6 +67,5 @@ def run(args: argparse.Namespace) -> int:
         delta=args.delta,
         clip_norm_inflation=args.clip_norm_inflation,
     )
-    found = strategy_arguments.named(found, args)
     account.print_report(found.to_dict(), found, args.format)
     return 0

@@ -10,7 +10,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from tff_dpftrl.cli import optimize, strategies
+from tff_dpftrl.cli import mechanism_flags
+from tff_dpftrl.mechanisms import table
 
 _DESCRIPTION = """\
 Compare strategies while the separation, the number of rounds, or the participations vary.
@@ -68,7 +69,7 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument("strategies", nargs="+", metavar="STRATEGY")
-    optimize.add_schema_arguments(parser)
+    mechanism_flags.add_schema_arguments(parser)
     parser.add_argument("--vary", choices=_VARIED, required=True, help="What changes.")
     parser.add_argument(
         "--values",
@@ -82,7 +83,7 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="Optimise mechanisms anew at every point instead of once.",
     )
-    strategies.add_options(parser, usual_error="rms")
+    mechanism_flags.add_options(parser)
     parser.add_argument("--csv", metavar="FILE", help="Write a table there, one row a point.")
     parser.add_argument("--png", metavar="FILE", help="Draw the losses there.")
 
@@ -129,12 +130,11 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
     """
     from tff_dpftrl.participation import schema as schema_lib
 
-    planned = optimize.schema_from(args)
-    options = strategies.options_from(args)
-    options = dataclasses.replace(options, error=options.error or "rms")
+    planned = mechanism_flags.schema_from(args)
+    options = mechanism_flags.options_from(args)
     for name in args.strategies:
         print(f"{name} ...", file=sys.stderr)
-        again = args.optimize_at_each_point and name in strategies.MECHANISMS
+        again = args.optimize_at_each_point and name in table.MECHANISMS
         fixed = None if again else _strategy(name, planned, options)
         for value in args.values:
             schema = dataclasses.replace(planned, **{_VARIED[args.vary]: value})
@@ -147,27 +147,20 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
             yield _evaluate(name, strategy, schema)
 
 
-def _strategy(name: str, schema, options: strategies.Options):
+def _strategy(name: str, schema, options: table.Options):
     from tff_dpftrl.mechanisms import serialization, zoo
 
-    if name in strategies.MECHANISMS:
-        return strategies.build(name, schema, _fitting(name, options))
+    if name in table.MECHANISMS:
+        fitting = table.fitting(name, options)
+        return table.build(name, schema, fitting, notify=mechanism_flags.notify)
     if os.path.exists(name):
         return serialization.load(name)
     if name in zoo.names():
         return zoo.load(name)
     raise ValueError(
-        f"{name!r} is no mechanism ({', '.join(strategies.MECHANISMS)}), no file, and no entry of "
+        f"{name!r} is no mechanism ({', '.join(table.MECHANISMS)}), no file, and no entry of "
         f"the zoo ({', '.join(zoo.names())})."
     )
-
-
-def _fitting(name: str, options: strategies.Options) -> strategies.Options:
-    """The options without those meant for other mechanisms of the same comparison."""
-    dropped = {
-        field: None for field in strategies.OPTIONS_OF if name not in strategies.OPTIONS_OF[field]
-    }
-    return dataclasses.replace(options, **dropped)
 
 
 def _evaluate(name: str, strategy, schema) -> Point:

@@ -6,7 +6,8 @@ import argparse
 import json
 import time
 
-from tff_dpftrl.cli import strategies
+from tff_dpftrl.cli import mechanism_flags
+from tff_dpftrl.mechanisms import table
 
 _DESCRIPTION = """\
 Optimise a DP-FTRL mechanism for a number of rounds and the participation of clients.
@@ -24,9 +25,9 @@ examples:
   # The setting of the BLT paper's Table 3. Prints JSON; takes well under a second.
   tff-dpftrl optimize --mechanism blt --rounds 2052 --min-sep 342 --max-participations 6
 
-  # A BLT that may run past 2000 rounds, kept in a file.
+  # The BLT of least RmsLoss, kept in a file.
   tff-dpftrl optimize --mechanism blt --rounds 2000 --min-sep 400 --max-participations 5 \\
-      --max-decay 0.9995 --output strategy.json --format text
+      --error rms --output strategy.json --format text
 """
 
 _LONGEST_LIST = 64
@@ -34,7 +35,9 @@ _LONGEST_LIST = 64
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
-    listing = "\n".join(f"  {name:13}{text}" for name, text in strategies.MECHANISMS.items())
+    listing = "\n".join(
+        f"  {name:13}{mechanism.summary}" for name, mechanism in table.MECHANISMS.items()
+    )
     parser = subparsers.add_parser(
         "optimize",
         help="find the best noise mechanism for a run",
@@ -46,51 +49,16 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--mechanism",
         required=True,
-        choices=strategies.MECHANISMS,
+        choices=table.MECHANISMS,
         metavar="NAME",
         help="See below.",
     )
-    add_schema_arguments(parser)
-    strategies.add_options(parser)
+    mechanism_flags.add_schema_arguments(parser)
+    mechanism_flags.add_options(parser)
     parser.add_argument("--output", metavar="FILE", help="Write the strategy there, as JSON.")
     parser.add_argument(
         "--format", choices=["json", "text"], default="json", help="Of standard output."
     )
-
-
-def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the participation schema."""
-    parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
-    separation = parser.add_mutually_exclusive_group(required=True)
-    separation.add_argument(
-        "--min-sep", type=int, metavar="B", help="Rounds from one participation to the next."
-    )
-    separation.add_argument(
-        "--min-sep-gap",
-        type=int,
-        metavar="G",
-        help="The same as rounds in between, B - 1, as in TensorFlow Privacy and Gboard's tables.",
-    )
-    parser.add_argument(
-        "--max-participations",
-        type=int,
-        metavar="K",
-        help="Rounds of one client. Default: as many as fit.",
-    )
-
-
-def schema_from(args: argparse.Namespace):
-    """The `MinSep` that the flags of `add_schema_arguments` describe."""
-    from tff_dpftrl.participation import schema as schema_lib
-
-    most = args.rounds if args.max_participations is None else args.max_participations
-    if args.min_sep is None:
-        schema = schema_lib.MinSep.from_gap(args.rounds, args.min_sep_gap, most)
-    else:
-        schema = schema_lib.MinSep(args.rounds, args.min_sep, most)
-    if args.max_participations is None:
-        return schema_lib.MinSep(args.rounds, schema.min_sep, schema.effective_participations)
-    return schema
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,16 +66,21 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.mechanisms import certificate as certificate_lib
     from tff_dpftrl.mechanisms import serialization
 
-    schema = schema_from(args)
+    schema = mechanism_flags.schema_from(args)
     start = time.perf_counter()
-    strategy = strategies.build(args.mechanism, schema, strategies.options_from(args))
+    strategy = table.build(
+        args.mechanism,
+        schema,
+        mechanism_flags.options_from(args),
+        notify=mechanism_flags.notify,
+    )
     seconds = time.perf_counter() - start
     certificate = certificate_lib.certify(strategy, schema)
     if args.output is not None:
         serialization.save(args.output, strategy, certificate)
     parameters = {key: value for key, value in strategy.to_dict().items() if key != "mechanism"}
     omitted = [key for key, value in parameters.items() if _is_long(value)]
-    report = {"mechanism": args.mechanism}
+    report = {"mechanism": strategy.name}
     report |= {key: value for key, value in certificate.to_dict().items() if key in _SCHEMA_KEYS}
     report |= {key: value for key, value in parameters.items() if key not in omitted}
     report |= {key: value for key, value in certificate.to_dict().items() if key not in report}

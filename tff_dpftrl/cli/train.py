@@ -74,11 +74,11 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: ob
             *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
         )
         return
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
+        hint = typing.get_args(hint)[0]
+    choices, kind = None, hint
     if typing.get_origin(hint) is typing.Literal:
         choices, kind = typing.get_args(hint), str
-    else:
-        choices = None
-        kind = typing.get_args(hint)[0] if isinstance(hint, types.UnionType) else hint
     metavar = {int: "N", float: "X"}.get(kind, "NAME")
     group.add_argument(
         *flags,

@@ -57,6 +57,10 @@ class Banded(strategy.Strategy):
         return self._rows
 
     @property
+    def name(self) -> str:  # noqa: D102
+        return f"{self.mechanism} ({strategy.counted(self.bands, 'band')})"
+
+    @property
     def bands(self) -> int:
         """Number of diagonals that may be non-zero, the main one included."""
         return self._rows.shape[1]

@@ -62,6 +62,10 @@ class BandedToeplitz(strategy.Strategy):
         return cls(tuple(np.cumprod(np.append(1.0, 1.0 - 0.5 / np.arange(1, bands))).tolist()))
 
     @property
+    def name(self) -> str:  # noqa: D102
+        return f"{self.mechanism} ({strategy.counted(self.bands, 'band')})"
+
+    @property
     def bands(self) -> int:
         """Number of diagonals, the main one included."""
         return len(self.coefficients)

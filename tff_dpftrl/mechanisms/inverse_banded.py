@@ -3,7 +3,8 @@
 The noise of round t is a combination of the draws of the last `bands` rounds, and a
 counter-based generator draws those again: nothing model-sized is kept. The family:
 BISR (Kalinin et al. 2025) cuts (1 − x)^(1/2) off after p coefficients; λ-CGD is 1 − λ x;
-γ-BIFR cuts (1 − x)^γ off, with γ tuned by `optimize_bifr`.
+γ-BIFR cuts (1 − x)^γ off, with γ tuned by
+`inverse_banded_optimize`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy import optimize
 
 from tff_dpftrl.mechanisms import noise_recipe, strategy
 from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
-
-_GRID = 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +92,10 @@ class InverseBanded(strategy.Strategy):
         return cls((1.0, -correlation))
 
     @property
+    def name(self) -> str:  # noqa: D102
+        return f"{self.mechanism} ({strategy.counted(self.bands, 'band')})"
+
+    @property
     def bands(self) -> int:
         """Number of diagonals of C⁻¹, the main one included."""
         return len(self.inverse_coefficients)
@@ -142,38 +144,3 @@ class InverseBanded(strategy.Strategy):
     def from_dict(cls, values: Mapping[str, Any]) -> InverseBanded:
         """Inverse of `to_dict`."""
         return cls(values["inverse_coefficients"])
-
-
-def optimize_bifr(
-    schema: schema_lib.MinSep, bands: int, *, minimize_rms: bool = True
-) -> InverseBanded:
-    """Tunes γ of γ-BIFR for one schema.
-
-    A grid over (0, 1), then a bounded search around the best grid point; the loss
-    is evaluated with the sensitivity as it is stated, bounds included.
-
-    Args:
-      schema: Rounds, separation and participations to optimise for.
-      bands: Number of diagonals of C⁻¹.
-      minimize_rms: Minimise RmsLoss; if False, MaxLoss.
-
-    Returns:
-      The best strategy found.
-
-    Raises:
-      ValueError: If `bands` is less than 1.
-    """
-
-    def loss(gamma: float) -> float:
-        candidate = InverseBanded.bifr(bands, gamma)
-        return candidate.rms_loss(schema) if minimize_rms else candidate.max_loss(schema)
-
-    grid = np.arange(1, _GRID) / _GRID
-    best = grid[np.argmin([loss(gamma) for gamma in grid])]
-    found = optimize.minimize_scalar(
-        loss,
-        bounds=(best - 1 / _GRID + 1e-9, best + 1 / _GRID - 1e-9),
-        method="bounded",
-        options={"xatol": 1e-9},
-    )
-    return InverseBanded.bifr(bands, float(found.x))

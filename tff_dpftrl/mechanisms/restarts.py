@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy.linalg
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -50,6 +51,7 @@ class Restarted(strategy.Strategy):
     mechanism: ClassVar[str] = "restarted"
 
     def __post_init__(self):
+        strategy.check_strategy(self.base, "base")
         starts = tuple(int(start) for start in self.starts)
         if starts != tuple(self.starts) or not starts or starts[0] != 0:
             raise ValueError(f"starts must be integers, the first one 0, got {self.starts!r}.")
@@ -65,6 +67,10 @@ class Restarted(strategy.Strategy):
                 "build base for more rounds."
             )
         object.__setattr__(self, "starts", starts)
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return f"{self.base.name}, restarted {strategy.counted(len(self.starts) - 1, 'time')}"
 
     @property
     def max_rounds(self) -> int | None:
@@ -164,6 +170,57 @@ class Restarted(strategy.Strategy):
           The strategy.
         """
         return cls(read_base(values["base"]), tuple(values["starts"]))
+
+
+def starts(num_rounds: int, *, every: int, first: int | None = None) -> tuple[int, ...]:
+    """First rounds of the blocks of a run that restarts on a schedule.
+
+    Args:
+      num_rounds: Rounds of the run.
+      every: Rounds from one restart to the next.
+      first: Round of the first restart; `every` if None. Gboard's adaptive clipping:
+        128, and then every 1024 rounds.
+
+    Returns:
+      Rounds below `num_rounds`, the first one 0, which is no restart.
+
+    Raises:
+      ValueError: If an argument is less than 1.
+    """
+    validation.integer("num_rounds", num_rounds, minimum=1)
+    validation.integer("every", every, minimum=1)
+    first = every if first is None else validation.integer("first", first, minimum=1)
+    return (0, *range(first, num_rounds, every))
+
+
+def longest_block(num_rounds: int, starts: Sequence[int]) -> int:
+    """Rounds of the longest block of a run that begins anew at `starts`."""
+    return int(np.max(np.diff([*starts, num_rounds])))
+
+
+def whole_run(
+    base: strategy.Strategy, num_rounds: int, starts: Sequence[int] = (0,)
+) -> strategy.Strategy:
+    """The strategy of a whole run from that of a block.
+
+    Args:
+      base: What runs within each block, for at least the longest one.
+      num_rounds: Rounds of the run.
+      starts: First rounds of the blocks, as from the function `starts`.
+
+    Returns:
+      `base` itself if there is but one block, else a `Restarted`.
+
+    Raises:
+      ValueError: If `base` is for fewer rounds than the longest block.
+    """
+    longest, limit = longest_block(num_rounds, starts), strategy.check_strategy(base).max_rounds
+    if limit is not None and limit < longest:
+        raise ValueError(
+            f"the strategy is for at most {limit} rounds, got {longest}: optimise one for more "
+            "rounds (`tff-dpftrl optimize --rounds`), or restart it more often."
+        )
+    return base if len(starts) == 1 else Restarted(base, tuple(starts))
 
 
 def _first_column(base: strategy.Strategy, num_rounds: int) -> np.ndarray:

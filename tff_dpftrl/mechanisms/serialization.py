@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import tempfile
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -63,6 +63,7 @@ def strategy_to_json(
     Raises:
       ValueError: If a parameter is not finite.
     """
+    strategy_lib.check_strategy(strategy)
     document = {"format": FORMAT, "version": VERSION, "strategy": strategy.to_dict()}
     if certificate is not None:
         document["certificate"] = certificate.to_dict()
@@ -124,20 +125,9 @@ def save(
     Raises:
       ValueError: If the file can't be written.
     """
-    path = pathlib.Path(path)
     text = strategy_to_json(strategy, certificate)
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, prefix=f".{path.name}.", encoding="utf-8", delete=False
-        ) as file:
-            temporary = pathlib.Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(temporary, path)
-            finally:
-                temporary.unlink(missing_ok=True)
+        durable_files.write(path, text.encode())
     except OSError as error:
         raise ValueError(f"Cannot write the strategy to {path}: {error.strerror}.") from error
 

@@ -41,11 +41,21 @@ class Sensitivity:
         return math.sqrt(self.squared)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, as in "4 bands"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class Strategy(abc.ABC):
     """One strategy matrix C, in float64, for one or for any number of rounds."""
 
     mechanism: ClassVar[str]
-    """Name of the mechanism in files and on the command line, like "blt"."""
+    """Name of the class in strategy files, like "inverse-banded"."""
+
+    @property
+    def name(self) -> str:
+        """What statements, tables and plots call this strategy, like "blt"."""
+        return self.mechanism
 
     @property
     def max_rounds(self) -> int | None:
@@ -115,3 +125,30 @@ class Strategy(abc.ABC):
     def rms_loss(self, schema: schema_lib.MinSep) -> float:
         """RmsError times sensitivity under `schema`."""
         return self.sensitivity(schema).value * self.rms_error(schema.num_rounds)
+
+
+def check_strategy(value: Any, name: str = "strategy") -> Strategy:
+    """Refuses what is not a strategy, where a strategy is wanted.
+
+    Args:
+      value: What the caller gave.
+      name: The argument's name.
+
+    Returns:
+      `value`.
+
+    Raises:
+      ValueError: If it is not a `Strategy`.
+    """
+    if isinstance(value, Strategy):
+        return value
+    if isinstance(getattr(value, "strategy", None), Strategy):
+        got, remedy = f"a {type(value).__name__}", f"pass its strategy, {name}=found.strategy"
+    elif isinstance(value, str):
+        got, remedy = repr(value), "make one with mechanisms.table.build(name, schema)"
+    else:
+        got = repr(value) if value is None else f"a {type(value).__name__}"
+        if isinstance(value, type):
+            got = f"the class {value.__name__}"
+        remedy = "make one with optimize_blt(schema) or mechanisms.table.build(name, schema)"
+    raise ValueError(f"{name} must be a strategy of tff_dpftrl.mechanisms, got {got}: {remedy}.")

@@ -117,6 +117,10 @@ class Tree(_TreeStrategy):
             )
 
     @property
+    def name(self) -> str:  # noqa: D102
+        return "tree" if self.variance_reduction else "tree-vanilla"
+
+    @property
     def num_levels(self) -> int:
         """Levels of nodes; the tallest subtree has 2^(num_levels − 1) rounds."""
         return self.num_rounds.bit_length()

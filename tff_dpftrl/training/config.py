@@ -14,6 +14,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from tff_dpftrl.mechanisms import table
+
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
@@ -21,7 +23,7 @@ except ModuleNotFoundError:  # Python 3.10
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Model = Literal["word-lstm"]
-Mechanism = Literal["blt", "tree", "bandtoep", "bisr", "identity", "none"]
+Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 
 _POSITIVE = (
@@ -33,9 +35,11 @@ _POSITIVE = (
     "target_epsilon",
 )
 
+_MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
+
 _DP_FTRL_ONLY = (
+    *_MECHANISM_OPTIONS,
     "adaptive_clipping",
-    "buffers",
     "max_participations",
     "mechanism",
     "min_sep",
@@ -118,7 +122,7 @@ class TrainingConfig:
     )
     mechanism: Mechanism = _option(
         "blt",
-        "Noise: blt, tree, bandtoep, bisr, identity (independent noise), or none (no "
+        f"Noise: {', '.join(table.runnable())} (see `tff-dpftrl optimize --help`), or none (no "
         "clipping, no noise, no privacy). For dp-ftrl only.",
         "privacy",
     )
@@ -151,8 +155,30 @@ class TrainingConfig:
         "privacy",
         1,
     )
+    error: Literal["max", "rms"] | None = _option(
+        None,
+        "Noise that an optimised mechanism minimises: the largest (max) or the root mean square "
+        "(rms) over the prefix sums; max for blt and rms for the others if not given.",
+        "privacy",
+    )
     buffers: int | None = _option(
         None, "Buffers of the BLT mechanism; chosen automatically if not given.", "privacy", 1
+    )
+    max_decay: float | None = _option(
+        None,
+        "Largest buffer decay of the BLT mechanism, 1 for no bound; 1 - 1 / rounds if not given.",
+        "privacy",
+        0.0,
+    )
+    bands: int | None = _option(
+        None,
+        "Bands of bandmf, bandtoep and bandfhu (min_sep, but at most 32, if not given), or of the "
+        "inverse for bisr and bifr (4 if not given).",
+        "privacy",
+        1,
+    )
+    correlation: float | None = _option(
+        None, "Share λ of the mechanism lambda-cgd; tuned if not given.", "privacy", 0.0
     )
     adaptive_clipping: bool = _option(
         False,
@@ -240,8 +266,17 @@ class TrainingConfig:
         if self.mechanism == "none" and (self.adaptive_clipping or self.secagg_bits is not None):
             name = "adaptive_clipping" if self.adaptive_clipping else "secagg_bits"
             raise ValueError(f"{name} has no meaning with mechanism 'none': leave it out.")
-        if self.strategy is not None and self.buffers is not None:
-            raise ValueError("buffers has no meaning with a strategy file: leave it out.")
+        options = self.mechanism_options
+        for source, meaningless in (
+            ("a strategy file", self.strategy is not None),
+            ("mechanism 'none'", self.mechanism == "none"),
+        ):
+            if meaningless and options.given():
+                raise ValueError(
+                    f"{options.given()[0]} has no meaning with {source}: leave it out."
+                )
+        if self.mechanism != "none":
+            table.check(self.mechanism, options)
 
     def _check_noise(self):
         given = [n for n in ("noise_multiplier", "target_epsilon") if getattr(self, n) is not None]
@@ -261,8 +296,11 @@ class TrainingConfig:
                 "max_epsilon has no meaning with deterministic_noise_seed, which makes the run not "
                 "private: leave one of them out."
             )
-        if self.buffers is not None and self.mechanism != "blt":
-            raise ValueError(f"buffers applies to mechanism 'blt' only, not {self.mechanism!r}.")
+
+    @property
+    def mechanism_options(self) -> table.Options:
+        """What is asked of the mechanism."""
+        return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON-compatible values."""

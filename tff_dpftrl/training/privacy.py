@@ -14,12 +14,11 @@ from typing import Any
 
 from tff_dpftrl.accounting import calibrate, display, guarantee, statement
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.mechanisms import identity, serialization
+from tff_dpftrl.mechanisms import identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import strategies
 
 TRAINING_METRICS_NOT_COVERED = (
     "Loss and accuracy on the training cohorts, the number of clients in them, and the n-gram "
@@ -200,7 +199,9 @@ class DpFtrlPlan(PrivacyPlan):
         # When it stops at an accuracy depends on the models: then all rounds are charged that it
         # might have run.
         charged = seen.as_schema() if config.stop_at_accuracy is None else self.schema
-        claim = dataclasses.replace(self._claim(charged), mechanism=config.mechanism)
+        claim = self._claim(charged)
+        if self.strategy is None:
+            claim = dataclasses.replace(claim, mechanism="none")
         return statement.dp_ftrl_statement(
             claim,
             unit_of_privacy="user",
@@ -242,7 +243,7 @@ class DpFtrlPlan(PrivacyPlan):
             cannot be used.
         """
         schema = _schema(config, num_clients)
-        strategy = strategies.for_config(config, schema)
+        strategy = _strategy(config, schema)
         noise_multiplier = config.noise_multiplier or 0.0
         if config.target_epsilon is not None:
             noise_multiplier = calibrate.calibrate_noise_multiplier(
@@ -307,3 +308,17 @@ def _schema(config: config_lib.TrainingConfig, num_clients: int) -> schema_lib.M
     if participations is None:
         participations = -(-config.num_rounds // min_sep)
     return schema_lib.MinSep(config.num_rounds, min_sep, participations)
+
+
+def _strategy(
+    config: config_lib.TrainingConfig, schema: schema_lib.MinSep
+) -> strategy_lib.Strategy | None:
+    """The strategy of the whole run, restarts included; None for the mechanism "none"."""
+    rounds, starts = schema.num_rounds, (0,)
+    if config.adaptive_clipping:
+        starts = restarts.starts(rounds, every=config.restart_every, first=config.restart_warmup)
+    if config.strategy is not None:
+        return restarts.whole_run(serialization.load(config.strategy), rounds, starts)
+    if config.mechanism == "none":
+        return None
+    return table.build(config.mechanism, schema, config.mechanism_options, starts=starts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft, optimize
 
-from tff_dpftrl.mechanisms import banded_toeplitz
+from tff_dpftrl.mechanisms import banded_toeplitz, defaults
 from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -78,7 +78,7 @@ def optimize_banded_toeplitz(
 
     Args:
       schema: Rounds, separation and participations to optimise for.
-      bands: Number of diagonals; `min_sep` (or `num_rounds`, if less) if None.
+      bands: Number of diagonals; `defaults.bands`, at most 32, if None.
       minimize_rms: Minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS.
 
@@ -90,7 +90,7 @@ def optimize_banded_toeplitz(
         one participation.
     """
     if bands is None:
-        bands = min(schema.min_sep, schema.num_rounds)
+        bands = defaults.bands(schema)
     if not 1 <= bands <= schema.num_rounds:
         raise ValueError(
             f"bands must be in 1 ... {schema.num_rounds}, the number of rounds, got {bands!r}."

@@ -20,7 +20,8 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
-from tff_dpftrl.mechanisms import banded, bandtoep_optimize
+from tff_dpftrl import durable_files
+from tff_dpftrl.mechanisms import banded, banded_toeplitz_optimize
 from tff_dpftrl.mechanisms.numerics import banded_blocks
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -79,13 +80,8 @@ def _log_p_norm(variances: np.ndarray, power: float) -> float:
 
 
 def _save(path: pathlib.Path, columns: np.ndarray, stage: int, minimize_rms: bool) -> None:
-    """Writes the checkpoint so that a crash leaves the old or the new one."""
-    temporary = path.with_name(path.name + ".partial")
-    with open(temporary, "wb") as file:
+    with durable_files.replacing(path) as file:
         np.savez(file, columns=columns, stage=stage, minimize_rms=minimize_rms)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _load(path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool) -> tuple[np.ndarray, int]:
@@ -117,7 +113,7 @@ def optimize_banded(
 
     Args:
       schema: Rounds, separation and participations to optimise for.
-      bands: Number of diagonals; `min_sep` (or `num_rounds`, if less) if None.
+      bands: Number of diagonals; `defaults.bands`, at most 32, if None.
       minimize_rms: Minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS (for each p-norm).
       tolerance: Stop when a step reduces the loss by less than this, relatively.
@@ -134,7 +130,9 @@ def optimize_banded(
       ValueError: If `bands` is less than 1, or more than `min_sep` with more than
         one participation; or if the checkpoint belongs to another problem.
     """
-    start = bandtoep_optimize.optimize_banded_toeplitz(schema, bands, minimize_rms=minimize_rms)
+    start = banded_toeplitz_optimize.optimize_banded_toeplitz(
+        schema, bands, minimize_rms=minimize_rms
+    )
     shape = (schema.num_rounds, start.bands)
     stages = (1.0,) if minimize_rms else _MAX_ERROR_POWERS
     path = None if checkpoint is None else pathlib.Path(checkpoint)

@@ -1,0 +1,177 @@
+"""The flags with which a user names a mechanism, its options and a participation schema."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from tff_dpftrl.mechanisms import defaults, table
+
+if TYPE_CHECKING:
+    from tff_dpftrl.mechanisms import strategy as strategy_lib
+    from tff_dpftrl.participation import schema as schema_lib
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --mechanism or --strategy, the schema, restarts and the options of mechanisms."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--mechanism",
+        choices=table.MECHANISMS,
+        metavar="NAME",
+        help=f"One of {', '.join(table.MECHANISMS)}; the optimised ones are optimised for the "
+        "schema.",
+    )
+    which.add_argument(
+        "--strategy", metavar="FILE", help="A strategy written by tff-dpftrl optimize --output."
+    )
+    add_schema_arguments(parser)
+    parser.add_argument(
+        "--restart-every",
+        type=int,
+        metavar="R",
+        help="The mechanism begins anew every so many rounds, as adaptive clipping needs it.",
+    )
+    parser.add_argument(
+        "--first-restart",
+        type=int,
+        metavar="R",
+        help="First round after a restart, if not --restart-every (Gboard: 128, then every 1024).",
+    )
+    parser.add_argument(
+        "--clip-norm-inflation",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="Norm bound after secure aggregation's rounding over the clip norm that the noise is "
+        "relative to. Default: 1, no rounding.",
+    )
+    add_options(parser.add_argument_group("options of mechanisms"))
+
+
+def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the participation schema."""
+    parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
+    separation = parser.add_mutually_exclusive_group(required=True)
+    separation.add_argument(
+        "--min-sep", type=int, metavar="B", help="Rounds from one participation to the next."
+    )
+    separation.add_argument(
+        "--min-sep-gap",
+        type=int,
+        metavar="G",
+        help="The same as rounds in between, B - 1, as in TensorFlow Privacy and Gboard's tables.",
+    )
+    parser.add_argument(
+        "--max-participations",
+        type=int,
+        metavar="K",
+        help="Rounds of one client. Default: as many as fit.",
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of `table.Options`."""
+    parser.add_argument(
+        "--error",
+        choices=["max", "rms"],
+        help="Noise to minimise: the largest of all prefix sums' (max) or its root mean square "
+        "over rounds (rms). Default: max for blt, rms for the others.",
+    )
+    parser.add_argument(
+        "--buffers",
+        type=_buffers,
+        metavar="D|auto",
+        help="Buffers of a BLT, 1 to 8. Default: auto, as many as still lower the loss by 0.1%%.",
+    )
+    parser.add_argument(
+        "--max-decay",
+        type=float,
+        metavar="X",
+        help="Largest buffer decay of a BLT; 1 for no bound, which ties it to its number of "
+        "rounds. Default: 1 - 1 / rounds.",
+    )
+    parser.add_argument(
+        "--bands",
+        type=int,
+        metavar="P",
+        help="Bands of bandmf, bandtoep and bandfhu (default: min-sep, but at most "
+        f"{defaults.MAX_BANDS}), or of the inverse for bisr and bifr (default: "
+        f"{defaults.INVERSE_BANDS}).",
+    )
+    parser.add_argument(
+        "--correlation", type=float, metavar="L", help="Share λ of lambda-cgd. Default: tuned."
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        help="Save the state of a bandmf search there, and go on from it if it exists.",
+    )
+
+
+def _buffers(text: str) -> int | None:
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number or auto, got {text!r}") from None
+
+
+def options_from(args: argparse.Namespace) -> table.Options:
+    """Reads the flags of `add_options`."""
+    return table.Options(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(table.Options)}
+    )
+
+
+def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
+    """The schema that the flags of `add_schema_arguments` describe."""
+    from tff_dpftrl.participation import schema as schema_lib
+
+    most = args.rounds if args.max_participations is None else args.max_participations
+    if args.min_sep is None:
+        schema = schema_lib.MinSep.from_gap(args.rounds, args.min_sep_gap, most)
+    else:
+        schema = schema_lib.MinSep(args.rounds, args.min_sep, most)
+    if args.max_participations is None:
+        return schema_lib.MinSep(args.rounds, schema.min_sep, schema.effective_participations)
+    return schema
+
+
+def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strategy_lib.Strategy:
+    """The strategy of the whole run, restarts included.
+
+    Args:
+      args: Parsed flags of `add_arguments`.
+      schema: The schema of the whole run.
+
+    Returns:
+      The strategy; one that is optimised is optimised for its longest block.
+
+    Raises:
+      ValueError: If flags do not fit together, or a file cannot be read.
+    """
+    from tff_dpftrl.mechanisms import restarts, serialization
+
+    if args.restart_every is not None:
+        starts = restarts.starts(
+            schema.num_rounds, every=args.restart_every, first=args.first_restart
+        )
+    elif args.first_restart is not None:
+        raise ValueError("--first-restart needs --restart-every.")
+    else:
+        starts = (0,)
+    options = options_from(args)
+    if args.strategy is None:
+        return table.build(args.mechanism, schema, options, starts=starts, notify=notify)
+    if options.given():
+        raise ValueError("--strategy takes no options of mechanisms; leave them out.")
+    return restarts.whole_run(serialization.load(args.strategy), schema.num_rounds, starts)
+
+
+def notify(sentence: str) -> None:
+    """Prints progress and advice where it does not mix with results."""
+    print(sentence, file=sys.stderr)
