@@ -1,11 +1,23 @@
-"""Tests of the entry point: help, errors, exit status."""
+"""Tests of the entry point: help, errors, warnings, exit status."""
 
+import argparse
 import sys
+import warnings
 
 import pytest
 
 from tff_dpftrl import version
-from tff_dpftrl.cli import main
+from tff_dpftrl.cli import account, main
+
+_COMMANDS = ("train", "optimize", "compare", "account", "calibrate", "plan")
+
+
+def _errors(arguments, capsys):
+    """What is printed by a command that ends with status 2 for its arguments."""
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(arguments)
+    assert exit_info.value.code == 2
+    return capsys.readouterr().err
 
 
 def test_version(capsys):
@@ -15,23 +27,98 @@ def test_version(capsys):
     assert capsys.readouterr().out.strip() == version.__version__
 
 
-@pytest.mark.parametrize("arguments", [[], ["account"], ["train", "--rounds", "many"]])
-def test_wrong_usage_exits_with_2(arguments, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        main.main(arguments)
-    assert exit_info.value.code == 2
-    assert "usage: tff-dpftrl" in capsys.readouterr().err
+def test_without_a_command_the_usage_is_shown(capsys):
+    assert "usage: tff-dpftrl" in _errors([], capsys)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_an_unknown_flag_is_one_line_that_names_the_command(command, capsys):
+    (line,) = _errors([command, "--wobble", "3"], capsys).splitlines()
+    assert line == (
+        f"tff-dpftrl {command}: unknown option --wobble (see tff-dpftrl {command} --help)"
+    )
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "optimize", "compare", "account", "calibrate", "plan"]
+    "arguments, meant",
+    [
+        # Also if what is required is missing, perhaps because it is misspelt.
+        (["train", "--outptu", "x"], "--output"),
+        (["train", "--output=x", "--min_sep=3"], "--min-sep"),
+        (["calibrate", "--mechansim", "blt"], "--mechanism"),
+    ],
 )
+def test_a_misspelt_flag_is_recognised(arguments, meant, capsys):
+    (line,) = _errors(arguments, capsys).splitlines()
+    assert f"did you mean {meant}" in line
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["train", "--rounds", "many", "--output", "x"], "--rounds"),
+        (["train", "--rounds", "3"], "--output"),
+        (["train", "--output", "x", "stray"], "'stray'"),
+        (["train", "--output", "x", "-q"], "'-q'"),
+    ],
+)
+def test_other_wrong_usage_is_one_line_too(arguments, named, capsys):
+    (line,) = _errors(arguments, capsys).splitlines()
+    assert line.startswith("tff-dpftrl train: ") and named in line
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as exit_info:
         main.main([command, "--help"])
     assert exit_info.value.code == 0
     text = capsys.readouterr().out
     assert f"tff-dpftrl {command}" in text and len(text.splitlines()) > 15
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    """Replaces what `account` does by a function of its arguments."""
+
+    def replace(run, **defaults):
+        def add_parser(subparsers):
+            subparsers.add_parser("account").set_defaults(run=run, **defaults)
+
+        monkeypatch.setattr(account, "add_parser", add_parser)
+
+    return replace
+
+
+def test_a_warning_is_one_line_without_source(stub, capsys):
+    def run(args):
+        warnings.warn("the clip norm is costly", stacklevel=1)
+        return 0
+
+    stub(run)
+    shown = warnings.showwarning
+    assert main.main(["account"]) == 0
+    assert capsys.readouterr().err == "tff-dpftrl account: warning: the clip norm is costly\n"
+    assert warnings.showwarning is shown
+
+
+@pytest.mark.parametrize(
+    "error, status, said",
+    [
+        (ValueError("z is negative."), 2, "tff-dpftrl account: z is negative."),
+        (OSError(28, "No space left"), 1, "tff-dpftrl account: [Errno 28] No space left. Kept: x"),
+        (KeyboardInterrupt(), 130, "tff-dpftrl account: interrupted. Kept: x"),
+    ],
+)
+def test_errors_end_with_a_status_and_say_what_is_left(stub, capsys, error, status, said):
+    def run(args):
+        raise error
+
+    def what_is_left(args: argparse.Namespace) -> str:
+        return f"Kept: {args.kept}"
+
+    stub(run, what_is_left=what_is_left, kept="x")
+    assert main.main(["account"]) == status
+    assert capsys.readouterr().err.strip() == said
 
 
 if __name__ == "__main__":

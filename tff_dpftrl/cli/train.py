@@ -6,8 +6,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
-import signal
-import sys
+import shlex
 import types
 import typing
 import warnings
@@ -50,7 +49,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
     parser.add_argument(
@@ -102,10 +101,17 @@ def _silence_startup() -> None:
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
 
-def _stop(signum: int, frame: types.FrameType | None) -> None:
-    """Ends the process like Ctrl-C does, so that files are closed."""
-    del signum, frame
-    raise KeyboardInterrupt
+def what_is_left(args: argparse.Namespace) -> str:
+    """What the results folder holds after an interruption, and what can be done with it."""
+    if not (pathlib.Path(args.output) / "config.json").exists():
+        return "No run had begun: there is nothing to resume."
+    output = shlex.quote(args.output)
+    return (
+        "Every committed round is kept. Go on with:\n"
+        f"  tff-dpftrl train --resume --output {output}\n"
+        "or see what was committed, its privacy and its model, with:\n"
+        f"  tff-dpftrl report {output}"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -140,17 +146,6 @@ def run(args: argparse.Namespace) -> int:
             f"training needs {error.name}, which is not installed: see 'Environment' in README.md."
         ) from error
 
-    signal.signal(signal.SIGTERM, _stop)
-    go_on = (
-        f"Every committed round is kept; go on with:\n  tff-dpftrl train --resume --output {output}"
-    )
-    try:
-        results = run_lib.train(resolved, output)
-    except KeyboardInterrupt:
-        print(f"\nInterrupted. {go_on}", file=sys.stderr)
-        return 130
-    except OSError as error:
-        print(f"\ntff-dpftrl train: {error}. {go_on}", file=sys.stderr)
-        return 1
+    results = run_lib.train(resolved, output)
     print(f"\n{results.summary}\nResults are in {output}/")
     return 0

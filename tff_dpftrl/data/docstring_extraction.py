@@ -13,6 +13,7 @@ import inspect
 import json
 import pathlib
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -108,6 +109,8 @@ def _is_prose(sentence: str) -> bool:
 
 def main() -> None:
     """Answers one request on standard input."""
+    if hasattr(signal, "SIGPIPE"):  # Ends quietly when the process that asked is gone.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for path in json.load(sys.stdin):
         print(json.dumps(docstrings_of_file(path)), flush=True)
 

@@ -182,12 +182,19 @@ def _extract_all(paths: Sequence[str]) -> Iterator[list[list[str]]]:
 
     The children are plain subprocesses, not multiprocessing: they neither import
     the caller's `__main__` nor inherit TensorFlow's threads, and they end by
-    themselves when this process dies, as nobody reads what they write.
+    themselves when this process dies, as nobody reads what they write. Ctrl-C in the
+    terminal is not for them: they have a session of their own.
     """
     count = max(1, min(_MAX_PROCESSES, os.cpu_count() or 1, len(paths) // 100))
     command = [sys.executable, "-I", docstring_extraction.__file__]
     children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         for _ in range(count)
     ]
     try:

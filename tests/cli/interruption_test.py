@@ -1,0 +1,104 @@
+"""Tests that Ctrl-C and SIGTERM end the command at any moment, with one message."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+_STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+_SMALL = (
+    "--vocabulary-size 10 --embedding-size 4 --lstm-size 5 --sequence-length 6 --batch-size 4 "
+    "--clients-per-round 3 --rounds 200 --min-sep 2 --mechanism tree --noise-multiplier 1"
+).split()
+
+
+def _start(output: pathlib.Path, *arguments: str, python=()) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *python, "-m", "tff_dpftrl.cli.main", "train"]
+        + [*arguments, "--output", str(output)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Flags for forty users and a vocabulary."""
+    path = tmp_path / "users.jsonl"
+    words = "one two three four five six seven eight nine ten".split()
+    with open(path, "w") as file:
+        for user in range(40):
+            texts = [" ".join(words[(user + i) % 10] for i in range(k)) for k in (4, 6, 9)]
+            file.write(json.dumps({"user_id": f"u{user}", "examples": texts}) + "\n")
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    return ["--data", str(path), "--vocabulary", str(tmp_path / "words.txt")]
+
+
+def _check_moment(corpus, output, module, signum):
+    """Sends the signal once `module` has been imported."""
+    child = _start(output, *_SMALL, *corpus, python=("-X", "importtime"))
+    seen = False
+    said = []
+    for line in child.stderr:
+        if not line.startswith("import time:"):
+            said.append(line)
+        elif not seen and line.split("|")[-1].strip() == module:
+            seen = True
+            child.send_signal(signum)
+    assert seen, "".join(said)
+    assert child.wait() == _STATUS[signum]
+    message = "".join(said).strip()
+    assert message.startswith("tff-dpftrl") and message.count("\n") == 0
+    assert "interrupted." in message and "--resume" not in message
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("signum", _STATUS)
+@pytest.mark.parametrize("module", ["tff_dpftrl.training", "tensorflow.core.protobuf"])
+def test_a_signal_while_starting_up_ends_with_one_line(corpus, tmp_path, module, signum):
+    _check_moment(corpus, tmp_path / "run", module, signum)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tensorflow.python.pywrap_tensorflow",
+        "tensorflow.python.framework.ops",
+        "tensorflow.python.keras",
+        "tensorflow",
+        "tensorflow_federated",
+    ],
+)
+def test_a_signal_while_tensorflow_is_imported_is_never_lost(corpus, tmp_path, module):
+    for attempt in range(5):
+        _check_moment(corpus, tmp_path / f"run{attempt}", module, signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_a_signal_while_training_says_how_to_go_on_and_that_works(corpus, tmp_path):
+    output = tmp_path / "a run"
+    child = _start(output, *_SMALL, *corpus)
+    for signum in _STATUS:
+        while child.poll() is None and not (output / "config.json").exists():
+            time.sleep(0.05)
+        child.send_signal(signum)
+        _, said = child.communicate()
+        assert child.returncode == _STATUS[signum], said
+        assert "Traceback" not in said
+        assert f"tff-dpftrl train --resume --output '{output}'" in said
+        assert f"tff-dpftrl report '{output}'" in said
+        child = _start(output, "--resume")
+    _, said = child.communicate()
+    assert child.returncode == 0, said
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
