@@ -109,7 +109,7 @@ def test_a_corpus_needs_two_users(tmp_path, content, message):
 
 
 def test_it_does_not_import_tensorflow():
-    modules = "jsonl, docstrings, vocabulary, sequences, split, ngrams, sqlite, sources, tokenizer"
+    modules = "jsonl, docstrings, vocabulary, sequences, split, sqlite, sources, tokenizer"
     program = (
         f"import sys; from tff_dpftrl.data import {modules}; sys.exit('tensorflow' in sys.modules)"
     )

@@ -25,6 +25,19 @@ def test_sqlite_is_recognised(tmp_path):
     assert sources.load_user_text(str(tmp_path / "c.sqlite")).user_ids == ("a", "b")
 
 
+def test_options_that_do_not_apply_are_refused(tmp_path):
+    jsonl.write(user_text.UserText.from_mapping("m", {"a": ["x"], "b": []}), tmp_path / "c.jsonl")
+    data = str(tmp_path / "c.jsonl")
+    assert sources.load_user_text(data, pretokenized=True).is_tokenized
+    assert not sources.load_user_text(data).is_tokenized
+    with pytest.raises(ValueError, match="sqlite_text_feature applies to SQLite files only"):
+        sources.load_user_text(data, sqlite_text_feature="body")
+    with pytest.raises(ValueError, match="sqlite_split applies to SQLite files only"):
+        sources.load_user_text("docs", sqlite_split="train")
+    with pytest.raises(ValueError, match="pretokenized applies to files only"):
+        sources.load_user_text("docs", pretokenized=True)
+
+
 @pytest.mark.parametrize("spec", ["", "doc", "text.txt", "folder/"])
 def test_other_data_are_refused(spec):
     with pytest.raises(ValueError, match="data must be 'docs' or a path ending in"):

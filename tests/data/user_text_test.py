@@ -23,6 +23,11 @@ def test_users_and_examples_keep_their_order():
     assert corpus.user_unit == "one basket"
 
 
+def test_blank_texts_are_no_text():
+    assert _corpus(a=[], b=["", " "], c=["x"]).has_text()
+    assert not _corpus(a=[], b=["", " \n"]).has_text()
+
+
 def test_a_caller_cannot_change_the_corpus():
     texts = ["x"]
     corpus = user_text.UserText.from_mapping("m", {"a": texts})

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import pathlib
-import tempfile
 import zlib
 from typing import Any
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.data import user_text
 
 
-def read(path: str | os.PathLike[str]) -> user_text.UserText:
+def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_text.UserText:
     """Reads a corpus from a JSONL file, gzip-compressed if it ends in `.gz`.
 
     Each line is an object with the keys `user_id`, a string, and `examples`, a
@@ -21,6 +22,7 @@ def read(path: str | os.PathLike[str]) -> user_text.UserText:
 
     Args:
       path: The file, UTF-8.
+      is_tokenized: Whether its texts are words separated by white space.
 
     Returns:
       The corpus, in memory, users in the file's order.
@@ -52,7 +54,10 @@ def read(path: str | os.PathLike[str]) -> user_text.UserText:
         where = f"{path}, after line {number}" if number else str(path)
         raise ValueError(f"{where}: cannot be read: {reason}.") from error
     corpus = user_text.UserText.from_mapping(
-        str(path), examples_by_user, user_unit="one user_id, that is one line of the file"
+        str(path),
+        examples_by_user,
+        user_unit="one user_id, that is one line of the file",
+        is_tokenized=is_tokenized,
     )
     return user_text.require_several_users(corpus)
 
@@ -66,19 +71,13 @@ def write(corpus: user_text.UserText, path: str | os.PathLike[str]) -> None:
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(prefix=path.name, suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            compressed = path.suffix == ".gz"
-            stream = gzip.GzipFile("", "wb", 6, raw, mtime=0) if compressed else raw
-            with stream:
-                for user_id in corpus.user_ids:
-                    row = {"user_id": user_id, "examples": corpus.examples(user_id)}
-                    stream.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    with durable_files.replacing(path) as file, contextlib.ExitStack() as stack:
+        stream = file
+        if path.suffix == ".gz":
+            stream = stack.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
+        for user_id in corpus.user_ids:
+            row = {"user_id": user_id, "examples": corpus.examples(user_id)}
+            stream.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")
 
 
 def _parse_line(line: bytes, where: str) -> tuple[str, list[str]]:

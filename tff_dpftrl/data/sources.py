@@ -6,10 +6,15 @@ import os
 
 from tff_dpftrl.data import docstrings, jsonl, sqlite, user_text
 
+_SQLITE = (".sqlite", ".sqlite3", ".db")
+
 
 def load_user_text(
     spec: str,
     *,
+    pretokenized: bool = False,
+    sqlite_text_feature: str = "tokens",
+    sqlite_split: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: docstrings.Progress | None = None,
 ) -> user_text.UserText:
@@ -18,6 +23,9 @@ def load_user_text(
     Args:
       spec: "docs" for the docstrings of the installed packages, or a path that
         ends in `.jsonl`, `.jsonl.gz` or `.sqlite`.
+      pretokenized: Whether the texts of a file are words separated by white space.
+      sqlite_text_feature: Name of the feature of an example in SQLite that is text.
+      sqlite_split: Split of SQLite to read; all of them if None.
       cache_dir: Where "docs" is cached; see `docstrings.read`.
       progress: Told about files read for "docs"; see `docstrings.read`.
 
@@ -25,14 +33,29 @@ def load_user_text(
       The corpus; it has at least two users.
 
     Raises:
-      ValueError: If there is no such corpus or it cannot be read.
+      ValueError: If there is no such corpus, it cannot be read, or an option does
+        not apply to it.
     """
+    if not spec.endswith(_SQLITE):
+        for name, given in (
+            ("sqlite_text_feature", sqlite_text_feature != "tokens"),
+            ("sqlite_split", sqlite_split is not None),
+        ):
+            if given:
+                raise ValueError(f"{name} applies to SQLite files only, not to {spec!r}.")
     if spec == "docs":
+        if pretokenized:
+            raise ValueError("pretokenized applies to files only; 'docs' is prose: leave it out.")
         return docstrings.read(cache_dir=cache_dir, progress=progress)
     if spec.endswith((".jsonl", ".jsonl.gz")):
-        return jsonl.read(spec)
-    if spec.endswith((".sqlite", ".sqlite3", ".db")):
-        return sqlite.read(spec)
+        return jsonl.read(spec, is_tokenized=pretokenized)
+    if spec.endswith(_SQLITE):
+        return sqlite.read(
+            spec,
+            split_name=sqlite_split,
+            text_feature=sqlite_text_feature,
+            is_tokenized=pretokenized,
+        )
     raise ValueError(
         f"data must be 'docs' or a path ending in .jsonl, .jsonl.gz or .sqlite, got {spec!r}."
     )

@@ -21,19 +21,19 @@ def read(
     *,
     split_name: str | None = None,
     text_feature: str = "tokens",
-    is_tokenized: bool = True,
+    is_tokenized: bool = False,
 ) -> user_text.UserText:
     """Opens a corpus; texts are read when they are asked for.
 
-    The defaults fit the Stack Overflow file of
-    `tff.simulation.datasets.stackoverflow.load_data`.
+    For the Stack Overflow file of `tff.simulation.datasets.stackoverflow.load_data`,
+    whose words are separated by spaces, pass `is_tokenized=True`.
 
     Args:
       path: The SQLite file; it is opened for reading only.
       split_name: Read only this split ("train", "heldout" or "test" in Stack
         Overflow); all of them if None.
       text_feature: Name of the bytes feature that holds the text, UTF-8.
-      is_tokenized: Whether that text is words separated by spaces.
+      is_tokenized: Whether that text is words separated by white space already.
 
     Returns:
       The corpus, users sorted by id, examples in the file's order.
@@ -65,10 +65,14 @@ class _ExampleReader:
         self._split_name = split_name
         self._text_feature = text_feature
 
+    def _query_split(self, query: str, *values: str) -> list[tuple]:
+        """Answers a query about the split that is read."""
+        if self._split_name is None:
+            return self._query(query, *values)
+        condition = (" AND" if values else " WHERE") + " split_name = ?"
+        return self._query(query + condition, *values, self._split_name)
+
     def _query(self, query: str, *values: str) -> list[tuple]:
-        if self._split_name is not None:
-            query += (" AND" if values else " WHERE") + " split_name = ?"
-            values = (*values, self._split_name)
         try:
             connection = sqlite3.connect(f"{self._path.resolve().as_uri()}?mode=ro", uri=True)
             try:
@@ -81,17 +85,20 @@ class _ExampleReader:
             ) from error
 
     def client_ids(self) -> tuple[str, ...]:
-        rows = self._query("SELECT DISTINCT client_id FROM client_metadata")
+        rows = self._query_split("SELECT DISTINCT client_id FROM client_metadata")
         if not rows and self._split_name is not None:
+            others = [
+                name for (name,) in self._query("SELECT DISTINCT split_name FROM client_metadata")
+            ]
             raise ValueError(
-                f"split_name {self._split_name!r} has no clients in {self._path}; try None for "
-                "all splits."
+                f"{self._path} has no clients in the split {self._split_name!r}; its splits are "
+                f"{', '.join(sorted(map(str, others))) or 'none'}."
             )
         return tuple(sorted(client_id for (client_id,) in rows))
 
     def examples(self, client_id: str) -> list[str]:
         query = "SELECT serialized_example_proto FROM examples WHERE client_id = ?"
-        return [self._parse(proto, client_id) for (proto,) in self._query(query, client_id)]
+        return [self._parse(proto, client_id) for (proto,) in self._query_split(query, client_id)]
 
     def _parse(self, proto: bytes, client_id: str) -> str:
         import tensorflow as tf  # Slow to import, and not needed to list the users.
@@ -102,10 +109,13 @@ class _ExampleReader:
             features = tf.train.Example.FromString(proto).features.feature
         except message.DecodeError as error:
             raise ValueError(f"{where} is not a tf.train.Example.") from error
-        values = features[self._text_feature].bytes_list.value
-        if len(values) != 1:
+        # Not `features[name]`, which adds a feature that is missing.
+        found = {name: len(feature.bytes_list.value) for name, feature in features.items()}
+        if found.get(self._text_feature) != 1:
+            texts = [name for name in sorted(found) if found[name] == 1]
             raise ValueError(
-                f"{where} has {len(values)} values of text_feature {self._text_feature!r}, "
-                f"expected 1; its features are {sorted(features)}."
+                f"{where} has {found.get(self._text_feature, 0)} values of the text feature "
+                f"{self._text_feature!r}, expected 1; its features with one value of bytes are "
+                f"{', '.join(texts) or 'none'}."
             )
-        return values[0].decode("utf-8", errors="replace")
+        return features[self._text_feature].bytes_list.value[0].decode("utf-8", errors="replace")

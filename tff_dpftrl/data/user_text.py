@@ -74,6 +74,10 @@ class UserText:
         for user_id in self.user_ids:
             yield from self.read_examples(user_id)
 
+    def has_text(self) -> bool:
+        """Returns whether any user has a text that is not blank; reads until one is found."""
+        return any(text.strip() for text in self.texts())
+
     def select(self, user_ids: Sequence[str]) -> UserText:
         """Returns the corpus restricted to some users, in the order given.
 

@@ -69,6 +69,18 @@ class TrainingConfig:
         "tff.simulation.datasets.",
         "data",
     )
+    pretokenized: bool = _option(
+        False,
+        "The texts of the files are words separated by white space already, as in TFF's Stack "
+        "Overflow, and are not split further.",
+        "data",
+    )
+    sqlite_text_feature: str = _option(
+        "tokens", "SQLite: name of the feature of an example that holds its text.", "data"
+    )
+    sqlite_split: str | None = _option(
+        None, "SQLite: read only this split; all of them if not given.", "data"
+    )
     vocabulary: str = _option(
         "docs",
         "Public source of the vocabulary: 'docs' (docstrings of the standard library) or a file, "

@@ -28,6 +28,25 @@ EVALUATION_METRICS = (
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
 
 
+@dataclasses.dataclass(frozen=True)
+class TextFacts:
+    """Exact figures of the text of the users who are protected: for the operator's eyes only.
+
+    Attributes:
+      num_users: Number of training users.
+      num_users_without_text: Number of those who have no word, and so train on nothing.
+      num_sequences: Number of their sequences.
+      num_words: Number of words in the sequences.
+      oov_share: Share of the words that are not in the vocabulary.
+    """
+
+    num_users: int
+    num_users_without_text: int
+    num_sequences: int
+    num_words: int
+    oov_share: float
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageTask:
     """Training users, held-out text, model and baselines of one run.
@@ -35,6 +54,7 @@ class LanguageTask:
     Attributes:
       train: Sequences of the training users, the ones who are protected.
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
+      num_held_out_users: Number of users that these are from, or were sampled from.
       words: The vocabulary.
       client_spec: What a client does with its sequences in a round.
       model: The model.
@@ -43,6 +63,7 @@ class LanguageTask:
 
     train: sequences.SequenceCorpus
     held_out: np.ndarray
+    num_held_out_users: int
     words: vocabulary.Vocabulary
     client_spec: client_datasets.ClientSpec
     model: language_model.LanguageModel
@@ -65,6 +86,24 @@ class LanguageTask:
     def evaluate(self) -> evaluation.Evaluator:
         """Maps trainable weights to metrics on the held-out users."""
         return evaluation.Evaluator(self.model, self._special, self.held_out)
+
+    @functools.cached_property
+    def training_text(self) -> TextFacts:
+        """Counts the training users' text; the first time, all of it is split into words."""
+        lengths, words, unknown = [], 0, 0
+        for user_id in self.train.user_ids:
+            rows = self.train.sequences(user_id)
+            targets = rows[:, 1:]
+            lengths.append(len(rows))
+            words += int(np.sum((targets != vocabulary.PAD) & (targets <= self.words.oov)))
+            unknown += int(np.sum(targets == self.words.oov))
+        return TextFacts(
+            num_users=len(lengths),
+            num_users_without_text=lengths.count(0),
+            num_sequences=sum(lengths),
+            num_words=words,
+            oov_share=unknown / words if words else 0.0,
+        )
 
     def baselines(self) -> Mapping[str, float]:
         """Top-1 accuracy of n-gram counts over the training users' pooled text.
@@ -92,24 +131,21 @@ def build_language_task(config: config_lib.TrainingConfig) -> LanguageTask:
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
-    corpus = _load_corpus(config.data)
+    corpus = _load_corpus(config)
     parts = split.by_user(corpus)
     train = parts.train
     if config.max_users is not None:
         train = train.select(train.user_ids[: config.max_users])
+    _check_users(corpus, train, parts.validation)
     words = _vocabulary(config, train)
     spec = sequences.SequenceSpec(config.sequence_length)
     held_out = sequences.SequenceCorpus(parts.validation, words, spec).pooled(
         max_sequences=config.eval_sequences, seed=config.seed
     )
-    if len(held_out) == 0:
-        raise ValueError(
-            f"data {config.data!r} has too few users to hold any out for evaluation "
-            f"({len(corpus)} in all): one in ten is needed; use a larger corpus."
-        )
     return LanguageTask(
         train=sequences.SequenceCorpus(train, words, spec),
         held_out=held_out,
+        num_held_out_users=len(parts.validation),
         words=words,
         client_spec=client_datasets.ClientSpec(
             config.batch_size, config.max_sequences_per_client, config.client_epochs
@@ -126,14 +162,43 @@ def build_language_task(config: config_lib.TrainingConfig) -> LanguageTask:
     )
 
 
-def _load_corpus(spec: str) -> user_text.UserText:
+def _check_users(
+    corpus: user_text.UserText, train: user_text.UserText, held_out: user_text.UserText
+) -> None:
+    """Refuses a corpus that leaves nobody, or no word, to train on or to evaluate on."""
+    if not corpus.has_text():
+        raise ValueError(
+            f"data {corpus.name!r} has {len(corpus)} users, none of them has a text with a word in "
+            "it: check how the file was written."
+        )
+    for part, verb in ((train, "train on"), (held_out, "hold out for evaluation")):
+        if len(part) == 0:
+            raise ValueError(
+                f"data {corpus.name!r} has too few users, {len(corpus)}: a hash of their ids gives "
+                f"about eight in ten to training and one in ten to evaluation, which leaves none "
+                f"to {verb}; use a larger corpus."
+            )
+        if not part.has_text():
+            raise ValueError(
+                f"data {corpus.name!r} has {len(part)} users to {verb}, none of them has a text "
+                f"with a word in it (others of its {len(corpus)} users have); use a larger corpus."
+            )
+
+
+def _load_corpus(config: config_lib.TrainingConfig) -> user_text.UserText:
     with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
 
         def show(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        return sources.load_user_text(spec, progress=show)
+        return sources.load_user_text(
+            config.data,
+            pretokenized=config.pretokenized,
+            sqlite_text_feature=config.sqlite_text_feature,
+            sqlite_split=config.sqlite_split,
+            progress=show,
+        )
 
 
 def _vocabulary(

@@ -1,0 +1,138 @@
+"""Tests of tff_dpftrl.training.task."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import task
+
+_TEXTS = ('The front-end isn\'t 3.5 times "faster".', "Why? Because the tests say so!")
+
+
+def _users(count=40):
+    return {f"user{i}": [_TEXTS[i % 2], f"word{i} the"] for i in range(count)}
+
+
+def _write_jsonl(path, users):
+    rows = (json.dumps({"user_id": user, "examples": texts}) for user, texts in users.items())
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def _write_sqlite(path, users, feature="tokens"):
+    connection = sqlite3.connect(path)
+    connection.execute(
+        "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)"
+    )
+    connection.execute("CREATE TABLE client_metadata (client_id TEXT, split_name TEXT)")
+    for user, texts in users.items():
+        connection.execute("INSERT INTO client_metadata VALUES (?, 'train')", (user,))
+        for text in texts:
+            values = tf.train.BytesList(value=[text.encode()])
+            features = tf.train.Features(feature={feature: tf.train.Feature(bytes_list=values)})
+            proto = tf.train.Example(features=features).SerializeToString()
+            connection.execute("INSERT INTO examples VALUES ('train', ?, ?)", (user, proto))
+    connection.commit()
+    connection.close()
+    return path
+
+
+def _build(data, **options):
+    vocabulary = data.with_name("words.txt")
+    vocabulary.write_text("the\nfront\nend\nbecause\ntests\nisn't\n.\n-\n")
+    defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
+    return task.build_language_task(config_lib.TrainingConfig(**defaults | options))
+
+
+def test_the_same_corpus_is_the_same_in_sqlite_and_in_json_lines(tmp_path):
+    lines = _build(_write_jsonl(tmp_path / "c.jsonl", _users()))
+    rows = _build(_write_sqlite(tmp_path / "c.sqlite", _users()))
+    assert rows.training_text == lines.training_text
+    assert sorted(rows.train.user_ids) == sorted(lines.train.user_ids)
+    for user in lines.train.user_ids:
+        np.testing.assert_array_equal(rows.train.sequences(user), lines.train.sequences(user))
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(_write_jsonl, "c.jsonl"), (_write_sqlite, "c.sqlite")]
+)
+def test_text_can_be_taken_as_words_already(tmp_path, write, name):
+    data = write(tmp_path / name, _users())
+    split = _build(data).training_text
+    as_it_is = _build(data, pretokenized=True).training_text
+    # The texts have 11 and 8 words, and six parts between spaces each.
+    assert as_it_is.num_words < split.num_words
+    assert as_it_is.oov_share > split.oov_share
+
+
+def test_sqlite_options_reach_the_reader(tmp_path):
+    data = _write_sqlite(tmp_path / "c.sqlite", _users(), feature="body")
+    assert _build(data, sqlite_text_feature="body", sqlite_split="train").training_text.num_words
+    with pytest.raises(ValueError, match="with one value of bytes are body"):
+        _build(data)
+    with pytest.raises(ValueError, match="no clients in the split 'test'; its splits are train"):
+        _build(data, sqlite_split="test")
+
+
+def test_the_training_text_is_counted(tmp_path):
+    users = _users() | {f"silent{i}": [" "] for i in range(10)}
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", users), max_users=None)
+    words = {"the", "front", "end", "because", "tests", "isn't", ".", "-"}
+    by_text = {
+        _TEXTS[0]: 'the front - end isn\'t 3.5 times " faster " .'.split(),
+        _TEXTS[1]: "why ? because the tests say so !".split(),
+    }
+    texts = [t for user in built.train.user_ids for t in users[user] if t.strip()]
+    tokens = [w for text in texts for w in by_text.get(text, text.split())]
+    # "word7" is two words, "word" and "7".
+    tokens += ["7" for text in texts if text.startswith("word")]
+    facts = built.training_text
+    assert facts.num_users == len(built.train.user_ids)
+    assert facts.num_users_without_text == sum(u.startswith("silent") for u in built.train.user_ids)
+    assert 0 < facts.num_users_without_text < 10
+    assert facts.num_sequences == len(texts)
+    assert facts.num_words == len(tokens)
+    assert facts.oov_share == sum(token not in words for token in tokens) / len(tokens)
+    assert built.num_held_out_users > 0
+    assert len(built.held_out) <= 2 * built.num_held_out_users
+
+
+@pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])
+def test_a_corpus_without_text_is_not_called_too_small(tmp_path, texts):
+    data = _write_jsonl(tmp_path / "c.jsonl", {f"user{i}": texts for i in range(100)})
+    for vocabulary in ("private", "docs"):
+        with pytest.raises(ValueError, match="has 100 users, none of them has a text with a word"):
+            _build(data, vocabulary=vocabulary)
+
+
+def test_who_has_no_text_is_said(tmp_path):
+    users = _users()
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", users))
+    train = set(built.train.user_ids)
+    silent = {user: [] if user in train else texts for user, texts in users.items()}
+    with pytest.raises(ValueError, match=rf"has {len(train)} users to train on, none of them has"):
+        _build(_write_jsonl(tmp_path / "c.jsonl", silent))
+    silent = {user: texts if user in train else [] for user, texts in users.items()}
+    with pytest.raises(ValueError, match="users to hold out for evaluation, none of them has"):
+        _build(_write_jsonl(tmp_path / "c.jsonl", silent))
+
+
+def test_too_few_users_are_counted(tmp_path):
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()))
+    train = dict.fromkeys(built.train.user_ids[:3], ["the tests"])
+    with pytest.raises(ValueError, match="too few users, 3: .* none to hold out for evaluation"):
+        _build(_write_jsonl(tmp_path / "c.jsonl", train))
+    others = [user for user in _users() if user not in built.train.user_ids]
+    with pytest.raises(ValueError, match=f"too few users, {len(others)}: .* none to train on"):
+        _build(_write_jsonl(tmp_path / "c.jsonl", dict.fromkeys(others, ["the tests"])))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
