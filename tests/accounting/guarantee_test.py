@@ -262,6 +262,36 @@ def test_event_without_noise_is_not_private():
     assert accountant.get_epsilon(1e-6) == math.inf
 
 
+def test_a_known_seed_guarantees_nothing():
+    schema = schema_lib.MinSep(10, 5, 2)
+    known = guarantee.dp_ftrl_guarantee(
+        identity.Identity(), noise_multiplier=3.0, schema=schema, delta=1e-6, seed_is_known=True
+    )
+    assert known.mu == known.rho_zcdp == known.epsilon == math.inf
+    assert known.delta_at(5.0) == 1.0
+    assert known.to_dict()["epsilon"] is None and known.to_dict()["seed_is_known"]
+    accountant = rdp.RdpAccountant(neighboring_relation=_ZERO_OUT).compose(known.to_dp_event())
+    assert accountant.get_epsilon(1e-6) == math.inf
+    assert "no guarantee: the seed of the noise is known" in str(known)
+    secret = dataclasses.replace(known, seed_is_known=False)
+    assert guarantee.composed_rho([secret, known]) == math.inf
+
+
+def test_a_guarantee_prints_as_a_sentence_that_rounds_up():
+    found = guarantee.dp_ftrl_guarantee(
+        tree.Tree(2000),
+        noise_multiplier=7.0,
+        schema=schema_lib.MinSep.from_gap(2000, 313, 6),
+        delta=1e-10,
+    )
+    # es-ES of 2022 (McMahan & Thakurta): epsilon 8.5261, rho 79 / 98, both rounded up.
+    assert str(found) == (
+        "tree: (ε = 8.527, δ = 1e-10)-differential privacy, ρ = 0.8062 zCDP; noise multiplier 7, "
+        "2000 rounds, stride at least 314, at most 6 participations"
+    )
+    assert "ε = unbounded" in str(dataclasses.replace(found, noise_multiplier=0.0))
+
+
 def test_event_refuses_an_inconsistent_multiplier():
     event = _gboard(GBOARD_ROWS[0]).to_dp_event()
     values = {

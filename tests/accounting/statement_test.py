@@ -6,19 +6,22 @@ import dataclasses
 import json
 import math
 import sys
+import warnings
 
 import pytest
 
 from tff_dpftrl.accounting import display, guarantee, statement
 from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMA = schema_lib.MinSep.from_gap(2000, 313, 6)
 
 
-def _claim(noise_multiplier: float = 7.0, schema=_SCHEMA) -> guarantee.Guarantee:
+def _claim(noise_multiplier: float = 7.0, schema=_SCHEMA, **kwargs) -> guarantee.Guarantee:
+    kwargs = {"delta": 1e-10} | kwargs
     return guarantee.dp_ftrl_guarantee(
-        tree.Tree(2000), noise_multiplier=noise_multiplier, schema=schema, delta=1e-10
+        tree.Tree(2000), noise_multiplier=noise_multiplier, schema=schema, **kwargs
     )
 
 
@@ -27,10 +30,15 @@ def _statement(**kwargs) -> statement.PrivacyStatement:
     return statement.dp_ftrl_statement(claim, **({"unit_of_privacy": "device"} | kwargs))
 
 
+def _headline(found: statement.PrivacyStatement) -> list[str]:
+    """The paragraphs between the title and the first section."""
+    return found.to_markdown().split("\n## ")[0].strip().split("\n\n")[1:]
+
+
 def test_markdown_says_what_the_checklist_asks_for():
     text = _statement(
         parameters={"clip_norm": 5.0},
-        observed=statement.Participation(2000, 320, 5),
+        observed=observed.Participation(2000, 320, 5),
         vocabulary_source="a public word list",
         hyperparameter_tuning="taken from a public corpus",
     ).to_markdown()
@@ -58,10 +66,20 @@ def test_markdown_says_what_the_checklist_asks_for():
     "kwargs, reason",
     [
         ({"claim": _claim(0.0)}, "No noise"),
-        ({"deterministic_seed": True}, "subtract"),
-        ({"observed": statement.Participation(2000, 313, 6)}, "313 apart (stride), 314 declared"),
-        ({"observed": statement.Participation(2000, 314, 7)}, "took part 7 times, 6 declared"),
-        ({"observed": statement.Participation(2001, 314, 6)}, "2001 rounds were run"),
+        ({"claim": _claim(seed_is_known=True)}, "subtract"),
+        ({"claim": _claim(1e-200)}, "too little for any finite epsilon"),
+        (
+            {"observed": observed.Participation(2000, 313, 6)},
+            "declared: a stride of 313 rounds is",
+        ),
+        (
+            {"observed": observed.Participation(2000, 314, 7)},
+            "declared: 7 participations",
+        ),
+        (
+            {"observed": observed.Participation(2001, 314, 6)},
+            "declared: 2001 rounds exceed",
+        ),
     ],
 )
 def test_a_broken_claim_is_withdrawn(kwargs, reason):
@@ -80,9 +98,9 @@ def test_a_broken_claim_is_withdrawn(kwargs, reason):
 def test_a_claim_for_fewer_participations_than_observed_is_withdrawn():
     narrow = _claim(schema=schema_lib.MinSep(2000, 400, 2))
     found = _statement(
-        claim=narrow, declared=_SCHEMA, observed=statement.Participation(2000, 400, 3)
+        claim=narrow, declared=_SCHEMA, observed=observed.Participation(2000, 400, 3)
     )
-    assert "took part 3 times, 2 accounted for" in found.no_guarantee[0]
+    assert "accounted for: 3 participations of one client exceed" in found.no_guarantee[0]
 
 
 def test_a_run_cut_short_is_charged_for_what_it_released():
@@ -90,7 +108,7 @@ def test_a_run_cut_short_is_charged_for_what_it_released():
     found = _statement(
         claim=_claim(schema=short),
         declared=_SCHEMA,
-        observed=statement.Participation(1000, None, 1),
+        observed=observed.Participation(1000, None, 1),
     )
     assert found.has_guarantee
     assert found.epsilon < _statement().epsilon
@@ -100,7 +118,7 @@ def test_a_run_cut_short_is_charged_for_what_it_released():
 
 
 def test_json_round_trip_is_exact():
-    found = _statement(observed=statement.Participation(1990, None, 1), caveats=("One more.",))
+    found = _statement(observed=observed.Participation(1990, None, 1), caveats=("One more.",))
     again = statement.PrivacyStatement.from_json(found.to_json())
     assert again == found
     assert again.diff(found) == {}
@@ -125,6 +143,80 @@ def test_diff_names_what_changed():
     assert first.diff(second)["parameters.seed"] == (3, None)
 
 
+def test_without_a_record_the_headline_says_that_participation_was_assumed():
+    assumed = _statement()
+    (headline,) = _headline(assumed)
+    bold = headline.split("**")[1]
+    assert bold.startswith("Device-level (ε = 8.527, δ = 1e-10)-differential privacy, if")
+    assert bold.endswith("it was assumed, not observed")
+    assert json.loads(assumed.to_json())["participation_record"] == "assumed"
+
+    recorded = _statement(observed=observed.Participation(2000, 320, 5))
+    (headline,) = _headline(recorded)
+    assert "assumed" not in headline
+    assert json.loads(recorded.to_json())["participation_record"] == "observed"
+    # A record that is claimed and missing is not believed.
+    forged = assumed.to_json().replace('"assumed"', '"observed"')
+    with pytest.raises(ValueError, match="participation_record='observed'"):
+        statement.PrivacyStatement.from_json(forged)
+
+
+def test_the_ledgers_summary_is_taken_as_it_is_without_its_histogram():
+    seen = observed.ObservedParticipation(2000, 320, 5, {1: 7, 5: 1})
+    found = _statement(observed=seen)
+    assert found == _statement(observed=observed.Participation(2000, 320, 5))
+    assert "histogram" not in found.to_json()
+
+
+def test_a_delta_that_protects_nobody_stands_under_the_headline():
+    # Delta at least 1 / users allows to publish all data of a user drawn at random.
+    claim = _claim(delta=0.5)
+    with pytest.warns(UserWarning, match="delta=0.5 is not below 1 / 27"):
+        found = _statement(claim=claim, unit_of_privacy="user", num_users=27)
+    assert found.epsilon < 1.0
+    headline, caveat = _headline(found)
+    assert "δ = 0.5" in headline
+    assert caveat.startswith("**δ = 0.5 is not below 1 / 27") and "drawn at random" in caveat
+    assert statement.PrivacyStatement.from_json(found.to_json()) == found
+    with pytest.warns(UserWarning, match="not below"):
+        assert _statement(claim=_claim(delta=1 / 49), num_users=49).headline_caveats
+    sampled = {"accounting": "PLD.", "sampling": "Poisson.", "parameters": {}, "mechanism": "x"}
+    with pytest.warns(UserWarning, match="not below"):
+        assert statement.sampled_statement(
+            epsilon=1.0, delta=0.1, num_users=10, **sampled
+        ).headline_caveats
+
+
+def test_a_small_delta_needs_no_caveat_and_a_large_one_does_without_a_population():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = _statement(num_users=10**6)
+        unknown = _statement(claim=_claim(delta=0.01))
+    assert found.headline_caveats == () and found.parameters["num_users"] == 10**6
+    assert "with 100 devices or more" in _headline(unknown)[1]
+    assert _statement(claim=_claim(delta=1e-3)).headline_caveats == ()
+
+
+def test_the_adjacency_says_what_is_held_fixed_and_no_more():
+    text = _statement().adjacency
+    assert "adding" not in text and "removing" not in text
+    for fixed in ("number of devices", "take part in which round", "the vocabulary", "every seed"):
+        assert fixed in text
+    assert "shifted bit" not in text
+    adaptive = _statement(claim=_claim(adaptive_clipping=True))
+    assert "the shifted bit" in adaptive.adjacency
+    assert "the clip norm that the round uses" in "".join(adaptive.assumptions)
+    sampled = statement.sampled_statement(
+        mechanism="x", epsilon=1.0, delta=1e-6, accounting="", sampling="", parameters={}
+    ).adjacency
+    assert "Add or remove" not in sampled and "number of users" in sampled
+
+
+def test_the_clip_norm_is_named_where_it_is_known():
+    assert _statement(claim=_claim(clip_norm=5.0)).parameters["clip_norm"] == 5.0
+    assert "clip_norm" not in _statement().parameters
+
+
 def test_user_level_statement_says_user():
     text = _statement(unit_of_privacy="user").to_markdown()
     assert "**User-level" in text and "one user" in text
@@ -141,10 +233,12 @@ def test_statement_of_a_sampled_mechanism():
     }
     found = statement.sampled_statement(epsilon=3.89, **kwargs)
     assert "probability 0.01" in found.to_markdown()
-    assert "**User-level (ε = 3.89, δ = 1e-09)" in found.to_markdown()
+    (headline,) = _headline(found)
+    assert headline.startswith("**User-level (ε = 3.89, δ = 1e-09)-differential privacy, if the")
+    assert "sampling of cohorts was kept: it was assumed, not observed**" in headline
     assert statement.PrivacyStatement.from_json(found.to_json()) == found
     assert not statement.sampled_statement(epsilon=math.inf, **kwargs).has_guarantee
-    seeded = statement.sampled_statement(epsilon=3.89, deterministic_seed=True, **kwargs)
+    seeded = statement.sampled_statement(epsilon=3.89, seed_is_known=True, **kwargs)
     assert not seeded.has_guarantee
 
 

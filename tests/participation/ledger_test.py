@@ -66,8 +66,10 @@ def test_a_run_from_beginning_to_end(book, path):
 class TestSchema:
     def test_too_soon(self, book):
         run_round(book, 0, ["a", "b"])
-        with pytest.raises(ledger_rules.SchemaRefusal, match=r"too soon for 1 of 2 .*min_sep=2"):
+        with pytest.raises(ledger_rules.SchemaRefusal, match="stride of 1 .*min_sep=2") as error:
             begin(book, 1, ["a", "c"])
+        # The size of a cohort may be a secret.
+        assert "2 clients" not in str(error.value) and "of 2" not in str(error.value)
 
     def test_too_often(self, book):
         for t, cohort in enumerate([["a"], [], ["a"], []]):

@@ -73,11 +73,12 @@ def test_breaches_are_found_exactly_when_somebody_broke_the_schema(run, num_roun
 
 def test_breaches_say_what_is_wrong():
     seen = observe([{1}, {2}, {1}, {1}])
-    assert seen.breaches(schema.MinSep(3, 2, 2)) == (
-        "4 rounds exceed num_rounds=3.",
-        "A stride of 1 rounds is below min_sep=2.",
-        "3 participations exceed max_participations=2.",
-    )
+    assert [str(breach) for breach in seen.breaches(schema.MinSep(3, 2, 2))] == [
+        "4 rounds exceed num_rounds=3",
+        "a stride of 1 rounds is below min_sep=2",
+        "3 participations of one client exceed max_participations=2",
+    ]
+    assert seen.breaches(schema.MinSep(4, 2, 3)) == (schema.Breach("min_sep", 2, 1),)
 
 
 def test_nobody_twice_is_one_participation():

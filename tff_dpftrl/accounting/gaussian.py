@@ -109,7 +109,8 @@ def epsilon(mu: float, delta: float) -> float:
       delta: Strictly between 0 and 1; 1e-300 is fine.
 
     Returns:
-      Epsilon, rounded up by a relative 1e-12; inf if mu is inf.
+      Epsilon, rounded up by a relative 1e-12; inf if mu is inf or so large that no
+      float can hold epsilon.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -121,7 +122,8 @@ def epsilon(mu: float, delta: float) -> float:
     if math.isinf(mu):
         return math.inf
     target = math.log(delta)
-    lowest, highest = -mu / 2.0, math.sqrt(-2.0 * target)
+    # Below −40 delta is 1, to the last bit.
+    lowest, highest = max(-mu / 2.0, -40.0), math.sqrt(-2.0 * target)
     if _log_delta_at(mu, lowest) <= target:
         return 0.0
     # delta <= Φ(−s) < e^(−s²/2), so the root lies below √(2 log 1/delta).

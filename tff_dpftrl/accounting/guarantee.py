@@ -14,7 +14,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from tff_dpftrl.accounting import events, gaussian
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import display, events, gaussian
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -23,8 +24,12 @@ from tff_dpftrl.participation import schema as schema_lib
 class Guarantee:
     """What one run of a matrix mechanism guarantees to every well-behaved client.
 
-    Neighbouring data sets differ by zeroing out all contributions of one client.
-    `noise_multiplier` 0 gives infinite rho and epsilon: no guarantee.
+    Neighbouring data sets differ in one client only, all of whose contributions are
+    zeroed out. The number of clients, who takes part in which round, the vocabulary
+    and every seed but that of the noise are the same in both.
+
+    No noise, a seed that somebody knows, or so little noise that the numbers overflow
+    give infinite mu, rho and epsilon: no guarantee.
 
     Attributes:
       mechanism: Name of the strategy, like "blt".
@@ -35,6 +40,12 @@ class Guarantee:
       clip_norm_inflation: Norm bound of what the clients send over the clip norm
         that z is relative to; above 1 with discretised secure aggregation whose
         noise was not scaled up (Xu et al. 2023, section 2.4).
+      seed_is_known: Whether the seed of the noise was given by the caller instead of
+        drawn by the operating system: whoever knows it can subtract the noise.
+      clip_norm: Largest L2 norm of one client's update, if it is fixed and known here;
+        the numbers do not depend on it.
+      adaptive_clipping: Whether the run also releases the noised number of clients
+        below a clip norm that it learns, and z is that of both sums together.
     """
 
     mechanism: str
@@ -43,28 +54,49 @@ class Guarantee:
     sensitivity: strategy_lib.Sensitivity
     delta: float
     clip_norm_inflation: float = 1.0
+    seed_is_known: bool = False
+    clip_norm: float | None = None
+    adaptive_clipping: bool = False
 
     def __post_init__(self):
-        gaussian.check_delta(self.delta)
-        if not self.noise_multiplier >= 0.0:
-            raise ValueError(f"noise_multiplier must be at least 0, got {self.noise_multiplier!r}.")
-        if not 1.0 <= self.clip_norm_inflation < math.inf:
-            raise ValueError(
-                "clip_norm_inflation must be at least 1 and finite, got "
-                f"{self.clip_norm_inflation!r}; it is the inflated norm over the clip norm."
+        validation.delta(self.delta)
+        validation.noise_multiplier(self.noise_multiplier)
+        validation.number(
+            "clip_norm_inflation",
+            self.clip_norm_inflation,
+            at_least=1,
+            remedy="It is the inflated norm over the clip norm.",
+        )
+        if self.clip_norm is not None:
+            validation.positive("clip_norm", self.clip_norm)
+
+    def __str__(self) -> str:
+        schema = self.schema
+        bound = (
+            "no guarantee: the seed of the noise is known"
+            if self.seed_is_known
+            else (
+                f"(ε = {display.round_up(self.epsilon)}, δ = {self.delta:g})-differential privacy, "
+                f"ρ = {display.round_up(self.rho_zcdp)} zCDP"
             )
+        )
+        return (
+            f"{self.mechanism}: {bound}; noise multiplier {self.noise_multiplier:g}, "
+            f"{schema.num_rounds} rounds, stride at least {schema.min_sep}, at most "
+            f"{schema.max_participations} participations"
+        )
 
     @property
     def mu(self) -> float:
         """Sensitivity over standard deviation of the equivalent Gaussian."""
-        if self.noise_multiplier == 0.0:
+        if self.noise_multiplier == 0.0 or self.seed_is_known:
             return math.inf
         return self.sensitivity.value * self.clip_norm_inflation / self.noise_multiplier
 
     @property
     def rho_zcdp(self) -> float:
         """The zCDP parameter, `S² · inflation² / (2 z²)`."""
-        return self.mu**2 / 2.0
+        return self.mu * self.mu / 2.0
 
     @property
     def epsilon(self) -> float:
@@ -87,9 +119,10 @@ class Guarantee:
     def to_dp_event(self) -> events.DpFtrlDpEvent:
         """The run as an event for dp_accounting's accountants."""
         inflated = self.sensitivity.value * self.clip_norm_inflation
+        secret_noise = 0.0 if self.seed_is_known else self.noise_multiplier
         return events.DpFtrlDpEvent(
-            noise_multiplier=self.noise_multiplier / inflated,
-            strategy_noise_multiplier=self.noise_multiplier,
+            noise_multiplier=secret_noise / inflated,
+            strategy_noise_multiplier=secret_noise,
             sensitivity_squared=self.sensitivity.squared,
             clip_norm_inflation=self.clip_norm_inflation,
             num_rounds=self.schema.num_rounds,
@@ -112,6 +145,7 @@ class Guarantee:
             "sensitivity_squared": self.sensitivity.squared,
             "sensitivity_exact": self.sensitivity.exact,
             "clip_norm_inflation": self.clip_norm_inflation,
+            "seed_is_known": self.seed_is_known,
             "rho_zcdp": finite(self.rho_zcdp),
             "epsilon": finite(self.epsilon),
             "delta": self.delta,
@@ -126,6 +160,9 @@ def dp_ftrl_guarantee(
     schema: schema_lib.MinSep,
     delta: float,
     clip_norm_inflation: float = 1.0,
+    seed_is_known: bool = False,
+    clip_norm: float | None = None,
+    adaptive_clipping: bool = False,
 ) -> Guarantee:
     """The guarantee of a whole run.
 
@@ -138,7 +175,10 @@ def dp_ftrl_guarantee(
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
       schema: Who may take part how often; `schema.num_rounds` rounds are charged.
       delta: The delta to state epsilon for.
-      clip_norm_inflation: See `Guarantee`.
+      clip_norm_inflation: See `Guarantee`, like the arguments below.
+      seed_is_known: Whether the caller, not the operating system, chose the seed.
+      clip_norm: The fixed clip norm, to name it in a statement.
+      adaptive_clipping: Whether the clip norm is learned under the same z.
 
     Returns:
       The guarantee.
@@ -149,11 +189,14 @@ def dp_ftrl_guarantee(
     strategy_lib.check_strategy(strategy)
     return Guarantee(
         mechanism=strategy.name,
-        noise_multiplier=float(noise_multiplier),
+        noise_multiplier=validation.noise_multiplier(noise_multiplier),
         schema=schema,
         sensitivity=strategy.sensitivity(schema),
-        delta=float(delta),
-        clip_norm_inflation=float(clip_norm_inflation),
+        delta=validation.delta(delta),
+        clip_norm_inflation=validation.number("clip_norm_inflation", clip_norm_inflation),
+        seed_is_known=bool(seed_is_known),
+        clip_norm=None if clip_norm is None else float(clip_norm),
+        adaptive_clipping=bool(adaptive_clipping),
     )
 
 
@@ -210,6 +253,6 @@ def composed_rho(guarantees: Iterable[Guarantee]) -> float:
       guarantees: One for each run or stream.
 
     Returns:
-      The sum of their rho.
+      The sum of their rho; inf if one of them guarantees nothing.
     """
-    return math.fsum(guarantee.rho_zcdp for guarantee in guarantees)
+    return float(sum(guarantee.rho_zcdp for guarantee in guarantees))

@@ -13,71 +13,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tff_dpftrl import version
-from tff_dpftrl.accounting import gaussian, guarantee, statement_text
+from tff_dpftrl import validation, version
+from tff_dpftrl.accounting import guarantee, statement_text
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.participation import observed as observed_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 UnitOfPrivacy = Literal["user", "device"]
+ParticipationRecord = Literal["observed", "assumed"]
 Scalar = str | int | float | bool | None
-
-_SETTING = (
-    "Central differential privacy: the server is trusted to run the mechanism, to keep the "
-    "un-noised sums and the seed of the noise secret, and to erase them."
-)
-_OUTPUT = (
-    "All noised sums, hence every intermediate model and the final one (those sent to clients "
-    "included)."
-)
-_COVERED = "Everything the run's rounds learned from the training data of well-behaved clients."
-_WELL_BEHAVED = "Clients that do not follow the algorithm (others stay protected)."
-_EVALUATION = "Metrics, held-out evaluation, A/B tests and the choice of a checkpoint by them."
-_FLOATING_POINT = (
-    "The proof is about ideal Gaussians on real numbers. The noise comes from a pseudo-random "
-    "generator and floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
-)
-_DETERMINISTIC_SEED = (
-    "The noise was drawn from a seed given by the user: whoever knows or guesses it can subtract "
-    "the noise."
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Participation:
-    """How often clients took part, or were allowed to.
-
-    Attributes:
-      num_rounds: Number of rounds.
-      min_sep: Smallest stride j − i between two rounds i < j of one client; None
-        if no client took part twice.
-      max_participations: Largest number of rounds of one client.
-    """
-
-    num_rounds: int
-    min_sep: int | None
-    max_participations: int
-
-    @classmethod
-    def from_schema(cls, schema: schema_lib.MinSep) -> Participation:
-        """The participation that `schema` allows."""
-        return cls(schema.num_rounds, schema.min_sep, schema.max_participations)
-
-    def violations_of(self, declared: Participation, name: str) -> tuple[str, ...]:
-        """In which respects this observed participation exceeds the one called `name`."""
-        found = []
-        if self.num_rounds > declared.num_rounds:
-            found.append(f"{self.num_rounds} rounds were run, {declared.num_rounds} {name}")
-        if self.max_participations > declared.max_participations:
-            found.append(
-                f"a client took part {self.max_participations} times, "
-                f"{declared.max_participations} {name}"
-            )
-        allowed = declared.min_sep
-        if self.min_sep is not None and (allowed is None or self.min_sep < allowed):
-            found.append(
-                f"two rounds of one client were {self.min_sep} apart (stride), "
-                f"{'no second one was' if allowed is None else f'{allowed}'} {name}"
-            )
-        return tuple(f"The participation broke its schema: {text}." for text in found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +36,10 @@ class PrivacyStatement:
       rho_zcdp: The zCDP parameter; None if there is none or no guarantee.
       no_guarantee: Why there is no guarantee; empty if there is one.
       accounting: How epsilon was computed.
-      declared: Participation that was declared before the run, if it matters.
-      accounted: Participation that the guarantee is computed for.
-      observed: Participation that the ledger recorded; None if unknown.
+      declared: The participation schema that was declared before the run, if it
+        matters.
+      accounted: The participation schema that the guarantee is computed for.
+      observed: Participation that was recorded; None if there is no record.
       unit_of_privacy: What neighbouring data sets differ by: "user" or "device".
       adjacency: How they differ.
       setting: Who is trusted.
@@ -103,6 +48,7 @@ class PrivacyStatement:
       not_covered: Data accesses that are not.
       assumptions: What the guarantee relies on.
       caveats: What a reader should know besides.
+      headline_caveats: What nobody should quote epsilon and delta without.
       code_version: Version of this package.
     """
 
@@ -113,9 +59,9 @@ class PrivacyStatement:
     rho_zcdp: float | None
     no_guarantee: tuple[str, ...]
     accounting: str
-    declared: Participation | None
-    accounted: Participation | None
-    observed: Participation | None
+    declared: schema_lib.MinSep | None
+    accounted: schema_lib.MinSep | None
+    observed: observed_lib.Participation | None
     unit_of_privacy: UnitOfPrivacy
     adjacency: str
     setting: str
@@ -124,10 +70,11 @@ class PrivacyStatement:
     not_covered: tuple[str, ...]
     assumptions: tuple[str, ...]
     caveats: tuple[str, ...]
+    headline_caveats: tuple[str, ...] = ()
     code_version: str = version.__version__
 
     def __post_init__(self):
-        gaussian.check_delta(self.delta)
+        validation.delta(self.delta)
         if self.unit_of_privacy not in ("user", "device"):
             raise ValueError(
                 f"unit_of_privacy must be 'user' or 'device', got {self.unit_of_privacy!r}."
@@ -147,13 +94,19 @@ class PrivacyStatement:
         """Whether anything is promised at all."""
         return not self.no_guarantee
 
+    @property
+    def participation_record(self) -> ParticipationRecord:
+        """Whether there is a record of who took part when, or it is only assumed."""
+        return "assumed" if self.observed is None else "observed"
+
     def to_markdown(self) -> str:
         """The statement for people; costs in privacy are rounded up."""
         return statement_text.to_markdown(self)
 
     def to_json(self) -> str:
         """The statement for programs; epsilon is null without a guarantee."""
-        return json.dumps(dataclasses.asdict(self), indent=2, allow_nan=False)
+        record = {"participation_record": self.participation_record}
+        return json.dumps(dataclasses.asdict(self) | record, indent=2, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
@@ -163,15 +116,27 @@ class PrivacyStatement:
           ValueError: If `text` is not a statement.
         """
         values = json.loads(text)
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = {"participation_record", *(field.name for field in dataclasses.fields(cls))}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError("text is not a privacy statement written by to_json.")
+        record = values.pop("participation_record")
+        kinds = {
+            "declared": schema_lib.MinSep,
+            "accounted": schema_lib.MinSep,
+            "observed": observed_lib.Participation,
+        }
         for name, value in values.items():
             if isinstance(value, list):
                 values[name] = tuple(value)
-            elif name in ("declared", "accounted", "observed") and value is not None:
-                values[name] = Participation(**value)
-        return cls(**values)
+            elif name in kinds and value is not None:
+                values[name] = kinds[name](**value)
+        found = cls(**values)
+        if found.participation_record != record:
+            raise ValueError(
+                f"text says participation_record={record!r}, but its record is "
+                f"{found.participation_record}."
+            )
+        return found
 
     def diff(self, other: PrivacyStatement) -> dict[str, tuple[Any, Any]]:
         """What differs from another statement.
@@ -201,10 +166,10 @@ def dp_ftrl_statement(
     claim: guarantee.Guarantee,
     *,
     unit_of_privacy: UnitOfPrivacy,
+    num_users: int | None = None,
     parameters: Mapping[str, Scalar] | None = None,
     declared: schema_lib.MinSep | None = None,
-    observed: Participation | None = None,
-    deterministic_seed: bool = False,
+    observed: observed_lib.Participation | None = None,
     vocabulary_source: str | None = None,
     hyperparameter_tuning: str | None = None,
     not_covered: Sequence[str] = (),
@@ -212,19 +177,19 @@ def dp_ftrl_statement(
 ) -> PrivacyStatement:
     """The statement of a DP-FTRL run.
 
-    There is no guarantee if the noise is 0, if the seed of the noise was given by
-    the user, or if the observed participation broke the declared schema or the
-    one the claim is computed for.
+    There is no guarantee if the noise is 0, if the seed of the noise is known, or if
+    the observed participation broke the declared schema or the one the claim is
+    computed for. Without an observation the headline says that it was assumed.
 
     Args:
       claim: The guarantee; its schema may be the declared one, cut to the rounds
         that were run.
       unit_of_privacy: "device" if a client is a device, "user" if it is a person.
+      num_users: Number of users (or devices) in the population, to judge delta by;
+        warns if delta is not below 1 / num_users. None if unknown.
       parameters: More parameters of the run to report.
       declared: The schema declared before the run; `claim.schema` if None.
-      observed: What the ledger recorded; None if nothing was.
-      deterministic_seed: Whether the user, not the operating system, chose the
-        seed of the noise.
+      observed: What the ledger recorded, `Ledger.observed()`; None if nothing was.
       vocabulary_source: Where the vocabulary came from; None if unknown.
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
@@ -232,17 +197,24 @@ def dp_ftrl_statement(
 
     Returns:
       The statement.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
-    accounted = Participation.from_schema(claim.schema)
-    promised = accounted if declared is None else Participation.from_schema(declared)
+    declared = claim.schema if declared is None else declared
     reasons = []
     if claim.noise_multiplier == 0.0:
-        reasons.append("No noise was added (noise_multiplier is 0).")
-    if deterministic_seed:
-        reasons.append(_DETERMINISTIC_SEED)
+        reasons.append(sentences.NO_NOISE)
+    if claim.seed_is_known:
+        reasons.append(sentences.KNOWN_SEED)
+    if not reasons and math.isinf(claim.epsilon):
+        reasons.append(sentences.TOO_LITTLE_NOISE)
     if observed is not None:
-        broken = observed.violations_of(promised, "declared")
-        reasons.extend(broken or observed.violations_of(accounted, "accounted for"))
+        observed = observed_lib.Participation(
+            observed.num_rounds, observed.min_sep, observed.max_participations
+        )
+        broken = _breaches(observed, declared, "declared")
+        reasons.extend(broken or _breaches(observed, claim.schema, "accounted for"))
     facts: dict[str, Scalar] = {
         "noise_multiplier": claim.noise_multiplier,
         "sensitivity_squared": claim.sensitivity.squared,
@@ -250,6 +222,12 @@ def dp_ftrl_statement(
         + ("" if claim.sensitivity.exact else " (an upper bound)"),
         "clip_norm_inflation": claim.clip_norm_inflation,
     }
+    if claim.clip_norm is not None:
+        facts["clip_norm"] = claim.clip_norm
+    if claim.adaptive_clipping:
+        facts["adaptive_clipping"] = "noise_multiplier is that of updates and clip norm together"
+    if num_users is not None:
+        facts["num_users"] = validation.integer("num_users", num_users, minimum=1)
     return PrivacyStatement(
         mechanism=claim.mechanism,
         parameters=facts | dict(parameters or {}),
@@ -257,47 +235,42 @@ def dp_ftrl_statement(
         delta=claim.delta,
         rho_zcdp=None if reasons else claim.rho_zcdp,
         no_guarantee=tuple(reasons),
-        accounting=(
-            "rho-zCDP of the matrix mechanism, rho = S² / (2 z²) with the sensitivity S under the "
-            "participation schema; (epsilon, delta) is exact for the equivalent Gaussian (Balle & "
-            "Wang 2018), as a privacy loss distribution would give it."
-        ),
-        declared=promised,
-        accounted=accounted,
+        accounting=sentences.MATRIX_ACCOUNTING,
+        declared=declared,
+        accounted=claim.schema,
         observed=observed,
         unit_of_privacy=unit_of_privacy,
-        adjacency=(
-            f"Zero-out: neighbouring data sets differ in that one {unit_of_privacy}'s "
-            "contributions are replaced by zeros in every round (Kairouz et al. 2021, Definition "
-            "1.1), a form of adding or removing one."
-        ),
-        setting=_SETTING,
-        output=_OUTPUT,
-        covered=(_COVERED,),
+        adjacency=sentences.zero_out(unit_of_privacy, claim.adaptive_clipping),
+        setting=sentences.SETTING,
+        output=sentences.OUTPUT,
+        covered=sentences.covered(unit_of_privacy),
         not_covered=(
-            _WELL_BEHAVED,
-            _EVALUATION,
-            f"Tuning of hyperparameters: {hyperparameter_tuning or 'not recorded'}.",
-            f"Choice of the vocabulary: {vocabulary_source or 'not recorded'}.",
+            *sentences.not_covered(vocabulary_source, hyperparameter_tuning),
             *not_covered,
         ),
         assumptions=(
-            "Every client respects the participation schema above; no random sampling of clients "
-            "is assumed.",
-            "The L2 norm of a client's contribution to a round is at most the clip norm (times "
-            "clip_norm_inflation).",
-            "The noise of one run is used for one sequence of cohorts only.",
+            sentences.schema_kept(observed is not None),
+            sentences.NO_SAMPLING,
+            sentences.one_client(unit_of_privacy),
+            sentences.norm_bound(claim.adaptive_clipping),
+            sentences.NOISE_USED_ONCE,
         ),
-        caveats=(_FLOATING_POINT, *_unit_caveats(unit_of_privacy), *caveats),
+        caveats=(
+            sentences.FLOATING_POINT,
+            *sentences.unit_caveats(unit_of_privacy),
+            *caveats,
+        ),
+        headline_caveats=sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
     )
 
 
-def _unit_caveats(unit: UnitOfPrivacy) -> tuple[str, ...]:
-    if unit == "user":
-        return ()
-    return (
-        "A person with several devices is protected less: by group privacy over those devices.",
-    )
+def _breaches(
+    observed: observed_lib.Participation, schema: schema_lib.MinSep, name: str
+) -> list[str]:
+    return [
+        f"The participation broke the schema {name}: {breach}."
+        for breach in observed.breaches(schema)
+    ]
 
 
 def sampled_statement(
@@ -309,7 +282,8 @@ def sampled_statement(
     sampling: str,
     parameters: Mapping[str, Scalar],
     unit_of_privacy: UnitOfPrivacy = "user",
-    deterministic_seed: bool = False,
+    num_users: int | None = None,
+    seed_is_known: bool = False,
     vocabulary_source: str | None = None,
     hyperparameter_tuning: str | None = None,
     not_covered: Sequence[str] = (),
@@ -317,7 +291,8 @@ def sampled_statement(
 ) -> PrivacyStatement:
     """The statement of a run whose privacy relies on secret random sampling.
 
-    For DP-FedAvg, ELS, ULS and amplified banded matrix factorisation.
+    For DP-FedAvg, ELS, ULS and amplified banded matrix factorisation. Its headline
+    says that the sampling is assumed: no record of cohorts shows how they were drawn.
 
     Args:
       mechanism: Its name.
@@ -326,24 +301,29 @@ def sampled_statement(
       accounting: How epsilon was computed.
       sampling: What is sampled, and how; becomes an assumption.
       parameters: Parameters of mechanism and run.
-      unit_of_privacy: As for `dp_ftrl_statement`, like the arguments below.
-      deterministic_seed: Whether the user chose the seed of noise or sampling.
-      vocabulary_source: Where the vocabulary came from; None if unknown.
+      unit_of_privacy: As for `dp_ftrl_statement`, like `num_users`.
+      num_users: Number of users in the population; None if unknown.
+      seed_is_known: Whether the user chose the seed of noise or sampling.
+      vocabulary_source: As for `dp_ftrl_statement`, like the arguments below.
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
 
     Returns:
       The statement.
+
+    Raises:
+      ValueError: If an argument is out of range.
     """
     reasons = []
     if math.isinf(epsilon):
-        reasons.append("No noise was added, or too little for any finite epsilon.")
-    if deterministic_seed:
-        reasons.append(_DETERMINISTIC_SEED)
+        reasons.append(sentences.TOO_LITTLE_NOISE)
+    if seed_is_known:
+        reasons.append(sentences.KNOWN_SEED)
+    facts = {} if num_users is None else {"num_users": validation.integer("num_users", num_users)}
     return PrivacyStatement(
         mechanism=mechanism,
-        parameters=dict(parameters),
+        parameters=facts | dict(parameters),
         epsilon=None if reasons else epsilon,
         delta=delta,
         rho_zcdp=None,
@@ -353,24 +333,23 @@ def sampled_statement(
         accounted=None,
         observed=None,
         unit_of_privacy=unit_of_privacy,
-        adjacency=(
-            f"Add or remove all data of one {unit_of_privacy}: neighbouring data sets differ in "
-            f"that one {unit_of_privacy} has no data. The number of {unit_of_privacy}s, and with "
-            "it the sampling probability, is public."
-        ),
-        setting=_SETTING,
-        output=_OUTPUT,
-        covered=(_COVERED,),
+        adjacency=sentences.zero_out_when_sampled(unit_of_privacy),
+        setting=sentences.SETTING,
+        output=sentences.OUTPUT,
+        covered=sentences.covered(unit_of_privacy),
         not_covered=(
-            _EVALUATION,
-            f"Tuning of hyperparameters: {hyperparameter_tuning or 'not recorded'}.",
-            f"Choice of the vocabulary: {vocabulary_source or 'not recorded'}.",
+            *sentences.not_covered(vocabulary_source, hyperparameter_tuning),
             *not_covered,
         ),
         assumptions=(
-            f"{sampling} The samples are drawn independently, by a secret generator, and stay "
-            "secret.",
+            f"{sampling} {sentences.SECRET_SAMPLING}",
+            sentences.one_client(unit_of_privacy),
             "The L2 norm of what is summed is clipped as the parameters say.",
         ),
-        caveats=(_FLOATING_POINT, *_unit_caveats(unit_of_privacy), *caveats),
+        caveats=(
+            sentences.FLOATING_POINT,
+            *sentences.unit_caveats(unit_of_privacy),
+            *caveats,
+        ),
+        headline_caveats=sentences.delta_caveats(delta, num_users, unit_of_privacy),
     )

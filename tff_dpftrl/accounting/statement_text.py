@@ -8,20 +8,38 @@ from tff_dpftrl.accounting import display
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
+    from tff_dpftrl.participation import observed
+    from tff_dpftrl.participation import schema as schema_lib
 
 
-def _participation(title: str, facts: statement.Participation | None) -> str:
+def _participation(title: str, facts: schema_lib.MinSep | observed.Participation | None) -> str:
     if facts is None:
         return f"| {title} | not recorded | | | |"
     if facts.min_sep is None:
         separation = "none took part twice | |"
     else:
-        separation = f"{facts.min_sep} | {facts.min_sep - 1} |"
+        separation = f"{facts.min_sep} | {facts.min_sep_gap} |"
     return f"| {title} | {facts.num_rounds} | {separation} {facts.max_participations} |"
 
 
 def _bullets(lines: tuple[str, ...]) -> list[str]:
     return [f"- {line}" for line in lines]
+
+
+def _headline(facts: statement.PrivacyStatement) -> list[str]:
+    """What will be quoted: with all that it must not be quoted without."""
+    if not facts.has_guarantee:
+        return ["**No differential privacy guarantee.**", "", *_bullets(facts.no_guarantee)]
+    bound = f"(ε = {display.round_up(facts.epsilon)}, δ = {facts.delta:g})"
+    promise = f"{facts.unit_of_privacy.capitalize()}-level {bound}-differential privacy"
+    if facts.participation_record == "assumed":
+        what = "sampling of cohorts" if facts.accounted is None else "participation schema"
+        promise += f", if the {what} was kept: it was assumed, not observed"
+    rho = "" if facts.rho_zcdp is None else f", ρ = {display.round_up(facts.rho_zcdp)} zCDP"
+    lines = [f"**{promise}**{rho}, by the mechanism {facts.mechanism}."]
+    for caveat in facts.headline_caveats:
+        lines += ["", f"**{caveat}**"]
+    return lines
 
 
 def to_markdown(facts: statement.PrivacyStatement) -> str:
@@ -33,15 +51,7 @@ def to_markdown(facts: statement.PrivacyStatement) -> str:
     Returns:
       Markdown, ending with a newline. Costs in privacy are rounded up.
     """
-    lines = ["# Privacy statement", ""]
-    if facts.has_guarantee:
-        bound = f"(ε = {display.round_up(facts.epsilon)}, δ = {facts.delta:g})"
-        lines.append(f"**{facts.unit_of_privacy.capitalize()}-level {bound}-differential privacy**")
-        if facts.rho_zcdp is not None:
-            lines[-1] += f", ρ = {display.round_up(facts.rho_zcdp)} zCDP"
-        lines[-1] += f", by the mechanism {facts.mechanism}."
-    else:
-        lines += ["**No differential privacy guarantee.**", "", *_bullets(facts.no_guarantee)]
+    lines = ["# Privacy statement", "", *_headline(facts)]
     lines += [
         "",
         "## Setting",

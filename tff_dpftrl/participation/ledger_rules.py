@@ -127,22 +127,19 @@ def check_schema(
     Raises:
       SchemaRefusal: If the round would break it.
     """
-    if round_index >= declared.num_rounds:
-        raise SchemaRefusal(
-            f"Round {round_index} is beyond the declared num_rounds={declared.num_rounds}: stop "
-            "here, or start a new run that declares more."
+    breaches = declared.breaches(
+        num_rounds=round_index + 1,
+        min_sep=min(strides.tolist(), default=None),
+        max_participations=1 + max(participations.tolist(), default=-1),
+    )
+    if not breaches:
+        return
+    too_many_rounds = any(breach.limit == "num_rounds" for breach in breaches)
+    raise SchemaRefusal(
+        f"Round {round_index} may not begin: {' and '.join(map(str, breaches))}. "
+        + (
+            "Stop here, or start a new run that declares more rounds."
+            if too_many_rounds
+            else "Choose a cohort whose clients the declared schema allows."
         )
-    too_often = np.count_nonzero(participations >= declared.max_participations)
-    if too_often:
-        raise SchemaRefusal(
-            f"Round {round_index} would be one too many for {too_often} of "
-            f"{len(participations)} clients, which have taken part "
-            f"max_participations={declared.max_participations} times: choose other clients."
-        )
-    too_soon = np.count_nonzero(strides < declared.min_sep)
-    if too_soon:
-        raise SchemaRefusal(
-            f"Round {round_index} would come too soon for {too_soon} of {len(participations)} "
-            f"clients: a stride of {strides.min()} rounds is below the declared "
-            f"min_sep={declared.min_sep}. Choose other clients."
-        )
+    )

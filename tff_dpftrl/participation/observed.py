@@ -12,21 +12,19 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class ObservedParticipation:
-    """Summary of the participation of all clients in the rounds so far.
+class Participation:
+    """How often, and how closely spaced, clients took part in some rounds.
 
     Attributes:
-      num_rounds: Number of rounds so far.
+      num_rounds: Number of rounds.
       min_sep: Smallest observed **stride** j - i between two rounds i < j of one
         client; None if nobody has taken part twice.
       max_participations: Largest number of rounds of one client; 0 if none.
-      histogram: Number of clients by their number of rounds, which is at least 1.
     """
 
     num_rounds: int = 0
     min_sep: int | None = None
     max_participations: int = 0
-    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     @property
     def min_sep_gap(self) -> int | None:
@@ -51,19 +49,24 @@ class ObservedParticipation:
             max_participations=max(1, self.max_participations),
         )
 
-    def breaches(self, declared: schema_lib.MinSep) -> tuple[str, ...]:
-        """How this exceeds a declared schema, one sentence each; empty if it does not."""
-        found = []
-        if self.num_rounds > declared.num_rounds:
-            found.append(f"{self.num_rounds} rounds exceed num_rounds={declared.num_rounds}.")
-        if self.min_sep is not None and self.min_sep < declared.min_sep:
-            found.append(f"A stride of {self.min_sep} rounds is below min_sep={declared.min_sep}.")
-        if self.max_participations > declared.max_participations:
-            found.append(
-                f"{self.max_participations} participations exceed "
-                f"max_participations={declared.max_participations}."
-            )
-        return tuple(found)
+    def breaches(self, declared: schema_lib.MinSep) -> tuple[schema_lib.Breach, ...]:
+        """In which ways this exceeds a declared schema; empty if it does not."""
+        return declared.breaches(
+            num_rounds=self.num_rounds,
+            min_sep=self.min_sep,
+            max_participations=self.max_participations,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedParticipation(Participation):
+    """The same, with what is needed to add rounds and to plot; see the base class.
+
+    Attributes:
+      histogram: Number of clients by their number of rounds, which is at least 1.
+    """
+
+    histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
     def with_round(
         self, participations_before: np.ndarray, strides: np.ndarray

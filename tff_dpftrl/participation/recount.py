@@ -27,7 +27,7 @@ class Recount:
     declared: schema_lib.MinSep
     observed: observed.ObservedParticipation
     committed_rounds: int
-    breaches: tuple[str, ...]
+    breaches: tuple[schema_lib.Breach, ...]
 
 
 def recount(path: str | os.PathLike[str]) -> Recount:

@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from tff_dpftrl import validation
 
 
-def _positive_int(name: str, value: int) -> int:
-    try:
-        as_int = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}.") from None
-    if as_int < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}.")
-    return as_int
+class Breach(NamedTuple):
+    """One way in which participation exceeds a schema.
+
+    Attributes:
+      limit: The attribute of `MinSep` that is not kept.
+      allowed: Its value.
+      found: The number of rounds or participations, or the stride, that breaks it.
+    """
+
+    limit: str
+    allowed: int
+    found: int
+
+    def __str__(self) -> str:
+        found = {
+            "num_rounds": "{} rounds exceed",
+            "min_sep": "a stride of {} rounds is below",
+            "max_participations": "{} participations of one client exceed",
+        }[self.limit].format(self.found)
+        return f"{found} {self.limit}={self.allowed}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +58,7 @@ class MinSep:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = _positive_int(field.name, getattr(self, field.name))
+            value = validation.integer(field.name, getattr(self, field.name), minimum=1)
             object.__setattr__(self, field.name, value)
 
     @classmethod
@@ -63,9 +77,8 @@ class MinSep:
         Raises:
           ValueError: If an argument is not an integer or out of range.
         """
-        return cls(
-            num_rounds, _positive_int("min_sep_gap + 1", min_sep_gap + 1), max_participations
-        )
+        gap = validation.integer("min_sep_gap", min_sep_gap, minimum=0)
+        return cls(num_rounds, gap + 1, max_participations)
 
     @property
     def min_sep_gap(self) -> int:
@@ -85,6 +98,29 @@ class MinSep:
             and all(0 <= t < self.num_rounds for t in ordered)
             and all(j - i >= self.min_sep for i, j in itertools.pairwise(ordered))
         )
+
+    def breaches(
+        self, *, num_rounds: int, min_sep: int | None, max_participations: int
+    ) -> tuple[Breach, ...]:
+        """In which ways the participation of some clients exceeds this schema.
+
+        Args:
+          num_rounds: Number of rounds there were.
+          min_sep: Smallest stride between two rounds of one client; None if nobody
+            took part twice.
+          max_participations: Largest number of rounds of one client.
+
+        Returns:
+          At most one `Breach` for each limit; empty if the schema is kept.
+        """
+        found = []
+        if num_rounds > self.num_rounds:
+            found.append(Breach("num_rounds", self.num_rounds, num_rounds))
+        if min_sep is not None and min_sep < self.min_sep:
+            found.append(Breach("min_sep", self.min_sep, min_sep))
+        if max_participations > self.max_participations:
+            found.append(Breach("max_participations", self.max_participations, max_participations))
+        return tuple(found)
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yields every allowed, non-empty set of rounds; exponentially many."""

@@ -171,6 +171,8 @@ class DpFtrlPlan(PrivacyPlan):
             noise_multiplier=self.noise_multiplier,
             schema=schema,
             delta=self.delta,
+            seed_is_known=self.deterministic_seed is not None,
+            clip_norm=self.clip_norm,
         )
 
     def statement(
@@ -185,7 +187,6 @@ class DpFtrlPlan(PrivacyPlan):
         parameters = self._parameters(config, user_unit)
         if config.adaptive_clipping:
             parameters |= {
-                "adaptive_clipping": "noise_multiplier is that of updates and clip norm together",
                 "restart_warmup": config.restart_warmup,
                 "restart_every": config.restart_every,
             }
@@ -202,15 +203,15 @@ class DpFtrlPlan(PrivacyPlan):
         claim = self._claim(charged)
         if self.strategy is None:
             claim = dataclasses.replace(claim, mechanism="none")
+        if config.adaptive_clipping:
+            claim = dataclasses.replace(claim, clip_norm=None, adaptive_clipping=True)
         return statement.dp_ftrl_statement(
             claim,
             unit_of_privacy="user",
+            num_users=self.num_clients,
             parameters=parameters,
             declared=self.schema,
-            observed=statement.Participation(
-                seen.num_rounds, seen.min_sep, seen.max_participations
-            ),
-            deterministic_seed=self.deterministic_seed is not None,
+            observed=seen,
             vocabulary_source=vocabulary_source,
             not_covered=(TRAINING_METRICS_NOT_COVERED,),
         )

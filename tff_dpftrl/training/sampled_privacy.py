@@ -88,7 +88,8 @@ class SampledPlan(privacy.PrivacyPlan):
                 "num_rounds_charged": charged,
                 "estimator": "fixed denominator: expected number of clients",
             },
-            deterministic_seed=self.deterministic_seed is not None,
+            num_users=self.num_clients,
+            seed_is_known=self.deterministic_seed is not None,
             vocabulary_source=vocabulary_source,
             not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
         )

@@ -1,0 +1,145 @@
+"""What privacy statements say, sentence by sentence.
+
+Each sentence must be true of every run whose statement carries it, and say no more
+than is proven. A unit is "user" or "device", what neighbouring data sets differ by.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+SETTING = (
+    "Central differential privacy: the server is trusted to run the mechanism as it is written, "
+    "to keep secret what clients send, the sums before noise is added, and the noise with its seed "
+    "and state, and to erase them."
+)
+OUTPUT = (
+    "All noised sums, and what is computed from them without looking at the clients' data again: "
+    "every intermediate model and the final one (those sent to clients included)."
+)
+FLOATING_POINT = (
+    "The proof is about ideal Gaussians on real numbers. The noise comes from a pseudo-random "
+    "generator and floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
+)
+NO_NOISE = "No noise was added (noise_multiplier is 0)."
+TOO_LITTLE_NOISE = "No noise was added, or too little for any finite epsilon."
+KNOWN_SEED = (
+    "The noise was drawn from a seed given by the user: whoever knows or guesses it can subtract "
+    "the noise."
+)
+NO_SAMPLING = "No random sampling of clients is assumed."
+SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
+NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."
+MATRIX_ACCOUNTING = (
+    "rho-zCDP of the matrix mechanism, rho = (S · clip_norm_inflation)² / (2 z²) with the "
+    "sensitivity S under the participation schema; (epsilon, delta) is exact for the equivalent "
+    "Gaussian (Balle & Wang 2018)."
+)
+
+_LARGE_DELTA = 1e-3
+
+
+def zero_out(unit: str, adaptive_clipping: bool) -> str:
+    """The neighbouring data sets of a matrix mechanism."""
+    zeroed = (
+        ", the clipped update and the shifted bit that says whether its norm was below the "
+        "estimate,"
+        if adaptive_clipping
+        else ""
+    )
+    return (
+        f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions{zeroed} "
+        "are replaced by zeros in every round (Kairouz et al. 2021, Definition 1.1). Held fixed "
+        f"are the number of {unit}s, which of them take part in which round, the vocabulary, and "
+        "every seed but that of the noise: nothing is said about data sets that differ in these."
+    )
+
+
+def zero_out_when_sampled(unit: str) -> str:
+    """The neighbouring data sets of a mechanism with secret sampling."""
+    return (
+        f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
+        "replaced by zeros whenever they are sampled; epsilon is the larger one of both "
+        f"directions. Held fixed are the number of {unit}s and the way in which samples are drawn, "
+        "hence the sampling probability, the vocabulary, and every seed but those of noise and "
+        "sampling: nothing is said about data sets that differ in these."
+    )
+
+
+def covered(unit: str) -> tuple[str, ...]:
+    """What is protected, and of whom."""
+    return (
+        f"What the noised sums say about the training data of one {unit} that follows the "
+        "algorithm.",
+    )
+
+
+def not_covered(vocabulary_source: str | None, tuning: str | None) -> tuple[str, ...]:
+    """What no run's guarantee covers."""
+    return (
+        "Clients that do not follow the algorithm.",
+        "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
+        "of a checkpoint.",
+        f"Tuning of hyperparameters: {tuning or 'not recorded'}.",
+        f"Choice of the vocabulary: {vocabulary_source or 'not recorded'}.",
+    )
+
+
+def schema_kept(recorded: bool) -> str:
+    """The assumption on participation."""
+    record = ", and the record of participation is complete and true" if recorded else ""
+    return f"Every client keeps to the participation schema accounted for{record}."
+
+
+def one_client(unit: str) -> str:
+    """The assumption that the schema counts what the statement is about."""
+    return f"One {unit} is one client, and no data of a {unit} is used by another client."
+
+
+def norm_bound(adaptive_clipping: bool) -> str:
+    """The assumption on the size of a contribution."""
+    which = "the clip norm that the round uses" if adaptive_clipping else "the clip norm"
+    return (
+        f"The L2 norm of a client's contribution to a round is at most {which} (times "
+        "clip_norm_inflation)."
+    )
+
+
+def unit_caveats(unit: str) -> tuple[str, ...]:
+    """What the unit of privacy does not mean."""
+    if unit == "user":
+        return ()
+    return (
+        "A person with several devices is protected less: by group privacy over those devices.",
+    )
+
+
+def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
+    """What a delta that is too large would allow; warns where it is known to be.
+
+    Args:
+      delta: Of the statement.
+      num_users: Number of users or devices; None if unknown.
+      unit: "user" or "device".
+
+    Returns:
+      One sentence if delta is at least 1 / num_users, or large and `num_users` unknown.
+    """
+    allows = "publishing all data of one drawn at random would meet this δ, with ε = 0"
+    if num_users is None:
+        if delta <= _LARGE_DELTA:
+            return ()
+        return (
+            f"δ = {delta:g} is large and the number of {unit}s is not recorded: with "
+            f"{math.ceil(1.0 / delta)} {unit}s or more, {allows}.",
+        )
+    # Somebody who computed 1 / num_users shall be warned, however it was rounded.
+    if delta * num_users < 1.0 - 1e-9:
+        return ()
+    warnings.warn(
+        f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
+        f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",
+        stacklevel=4,
+    )
+    return (f"δ = {delta:g} is not below 1 / {num_users}, one over the {unit}s: {allows}.",)
