@@ -19,6 +19,7 @@ _MODULE_OF = {
     "PrivacyStatement": "accounting.statement",
     "dp_ftrl_statement": "accounting.statement",
     "MinSepSampler": "participation.cohorts",
+    "ParticipationCounter": "participation.observed",
     "Ledger": "participation.ledger",
     "build_dp_ftrl_aggregator": "aggregators.dp_ftrl",
     "build_adaptive_dp_ftrl_aggregator": "aggregators.adaptive_clipping",

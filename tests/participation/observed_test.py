@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_dpftrl.participation import observed, schema
+from tff_dpftrl.participation import ledger_rules, observed, schema
 
 deterministic = hypothesis.settings(deadline=None, derandomize=True)
 
@@ -92,6 +92,28 @@ def test_nothing_happened_yet():
     with pytest.raises(ValueError, match="num_rounds=0"):
         nothing.as_schema()
     assert not nothing.breaches(schema.MinSep(1, 1, 1))
+
+
+@deterministic
+@hypothesis.given(runs)
+def test_a_declared_schema_is_enforced_round_by_round(run):
+    declared = schema.MinSep(num_rounds=8, min_sep=2, max_participations=2)
+    counter = observed.ParticipationCounter(12, declared=declared)
+    for t, cohort in enumerate(run):
+        so_far = observe([*run[:t], cohort])
+        if so_far.breaches(declared):
+            before = counter.observed
+            with pytest.raises(ledger_rules.SchemaRefusal):
+                counter.add(np.array(sorted(cohort), dtype=int))
+            assert counter.observed == before
+            return
+        counter.add(np.array(sorted(cohort), dtype=int))
+        assert counter.observed == so_far
+
+
+def test_a_client_twice_in_one_round_is_refused():
+    with pytest.raises(ValueError, match="names a client twice"):
+        observed.ParticipationCounter(3).add(np.array([1, 1]))
 
 
 if __name__ == "__main__":

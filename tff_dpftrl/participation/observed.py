@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tff_dpftrl.participation import ledger_rules
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -102,25 +103,44 @@ class ObservedParticipation(Participation):
 class ParticipationCounter:
     """Observes cohorts of client indices, round after round, in memory.
 
-    For simulations; `ledger.Ledger` is the durable record of a real run.
+    For simulations, and while nothing has to survive a crash; `ledger.Ledger` is the
+    durable record of a real run.
+
+    Attributes:
+      observed: The participation so far.
     """
 
-    def __init__(self, num_clients: int):
-        """Starts with no participation of any of `num_clients` clients."""
+    def __init__(self, num_clients: int, declared: schema_lib.MinSep | None = None):
+        """Starts with no participation.
+
+        Args:
+          num_clients: Size of the population; clients are 0 ... num_clients - 1.
+          declared: The schema that the run promises, if it is to be enforced.
+        """
         self._participations = np.zeros(num_clients, np.int32)
         self._last_round = np.full(num_clients, -1, np.int32)
+        self._declared = declared
         self.observed = ObservedParticipation()
 
     def add(self, cohort: np.ndarray) -> None:
-        """Adds the next round.
+        """Adds the next round; with `declared`, call it before any client runs.
 
         Args:
           cohort: Distinct client indices, shape [cohort].
+
+        Raises:
+          ledger_rules.SchemaRefusal: If the round would break the declared schema; it
+            has not been added then.
+          ValueError: If a client comes twice.
         """
+        cohort = np.asarray(cohort, dtype=int)
+        if len(np.unique(cohort)) != len(cohort):
+            raise ValueError("cohort names a client twice: one client takes part once in a round.")
+        this_round, before = self.observed.num_rounds, self._participations[cohort]
         last = self._last_round[cohort]
-        this_round = self.observed.num_rounds
-        self.observed = self.observed.with_round(
-            self._participations[cohort], this_round - last[last >= 0]
-        )
+        strides = this_round - last[last >= 0]
+        if self._declared is not None:
+            ledger_rules.check_schema(this_round, self._declared, before, strides)
+        self.observed = self.observed.with_round(before, strides)
         self._participations[cohort] += 1
         self._last_round[cohort] = this_round
