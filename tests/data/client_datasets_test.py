@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tff_dpftrl.data import client_datasets, sequences, user_text, vocabulary
 from tff_dpftrl.learning import client_data as client_data_lib
 
-_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test", True)
+_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test")
 
 
 def _user_text():
@@ -100,7 +100,7 @@ def test_stack_overflow_is_encoded_as_tff_does():
         sequence_length=10,
     )
     ours = client_datasets.create_preprocess_fn(
-        vocabulary.Vocabulary(tuple(words), "synthetic", True, lower_case=False),
+        vocabulary.Vocabulary(tuple(words), "synthetic", lower_case=False),
         sequences.SequenceSpec(10, split_long_texts=False),
         client_datasets.ClientSpec(batch_size=2),
         is_tokenized=True,

@@ -11,7 +11,7 @@ import pytest
 
 from tff_dpftrl.data import sequences, user_text, vocabulary
 
-_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c"), "test", True)
+_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c"), "test")
 _OOV, _BOS, _EOS = 4, 5, 6
 
 

@@ -15,15 +15,15 @@ def _corpus():
 
 
 def test_words_are_counted_and_ties_are_alphabetical():
-    found = vocabulary.most_frequent(_corpus(), 10, is_public=True)
+    found = vocabulary.most_frequent(_corpus(), 10, source="test")
     assert found.words == ("a", "b", "c", "d")
-    assert vocabulary.most_frequent(_corpus(), 2, is_public=True).words == ("a", "b")
-    cased = vocabulary.most_frequent(_corpus(), 10, is_public=True, lower_case=False)
+    assert vocabulary.most_frequent(_corpus(), 2, source="test").words == ("a", "b")
+    cased = vocabulary.most_frequent(_corpus(), 10, source="test", lower_case=False)
     assert cased.words == ("a", "B", "b", "c", "d")
 
 
 def test_ids_are_those_of_tffs_stack_overflow():
-    found = vocabulary.most_frequent(_corpus(), 3, is_public=True)
+    found = vocabulary.most_frequent(_corpus(), 3, source="test")
     baseline = tff.simulation.baselines.stackoverflow
     theirs = baseline.word_prediction_preprocessing.get_special_tokens(len(found.words))
     assert vocabulary.PAD == theirs.padding
@@ -34,24 +34,74 @@ def test_ids_are_those_of_tffs_stack_overflow():
     assert found.ids(["c", "a", "d", ""]) == [3, 1, found.oov, found.oov]
 
 
-def test_the_source_is_told():
-    public = vocabulary.most_frequent(_corpus(), 3, is_public=True)
-    assert public.is_public and public.source == "public corpus m"
-    protected = vocabulary.most_frequent(_corpus(), 3, is_public=False)
-    assert not protected.is_public and protected.source == "protected corpus m"
+def test_the_source_says_who_calls_it_public(tmp_path):
+    assert vocabulary.most_frequent(_corpus(), 3, source="a book").source == "a book"
+    private = vocabulary.of_training_users(_corpus(), 3)
+    assert private.words == ("a", "b", "c")
+    assert private.source.endswith("training users of m, so NOT covered")
+    jsonl.write(_corpus(), tmp_path / "c.jsonl")
+    (tmp_path / "w.txt").write_text("a\nb\n")
+    for name in ("c.jsonl", "w.txt"):
+        source = vocabulary.from_file(tmp_path / name, 3).source
+        assert source.endswith(f"{tmp_path / name}, declared public by the operator")
+
+
+def _users(first, count):
+    return {
+        f"user{i}": [f"text {k} of user {i} says what nobody else ever says" for k in range(3)]
+        for i in range(first, first + count)
+    }
+
+
+def _vocabulary_of(tmp_path, users, protected):
+    path = tmp_path / "vocabulary.jsonl.gz"
+    jsonl.write(user_text.UserText.from_mapping("v", users), path)
+    corpus = user_text.UserText.from_mapping("m", protected)
+    return vocabulary.from_file(path, 5, protected=corpus)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        pytest.param(lambda users: users, id="a copy"),
+        pytest.param(lambda users: dict(reversed(users.items())), id="another order"),
+        pytest.param(lambda users: {u: t[::-1] for u, t in users.items()}, id="texts turned round"),
+        pytest.param(lambda users: {u: t[:1] for u, t in users.items()}, id="some of the texts"),
+        pytest.param(lambda users: {f"x{u}": t for u, t in users.items()}, id="other ids"),
+        pytest.param(
+            lambda users: {u: [s.upper() for s in t] for u, t in users.items()}, id="case"
+        ),
+    ],
+)
+def test_words_of_protected_users_are_not_public(tmp_path, copied):
+    protected = _users(0, 10)
+    with pytest.raises(
+        ValueError, match="cannot be public: it has the texts of 10 of the 10 users"
+    ):
+        _vocabulary_of(tmp_path, copied(protected), protected)
+    one_of_them = copied(_users(9, 1)) | _users(100, 20)
+    with pytest.raises(ValueError, match="texts of 1 of the 10 users of m.*'private'"):
+        _vocabulary_of(tmp_path, one_of_them, protected)
+
+
+def test_other_users_may_be_public(tmp_path):
+    assert _vocabulary_of(tmp_path, _users(100, 10), _users(0, 10)).words
+    # The same id, or the same few words, may be another's.
+    protected = {"a": ["hello"], "b": ["what is this"], "c": [""]}
+    assert _vocabulary_of(tmp_path, {"b": ["hello"], "a": ["bye"], "c": []}, protected).words
 
 
 def test_a_tokenized_corpus_is_counted_as_it_is():
     corpus = user_text.UserText.from_mapping(
         "so", {"u": ["front-end <URL>"], "v": ["front-end"]}, is_tokenized=True
     )
-    assert vocabulary.most_frequent(corpus, 5, is_public=True).words == ("front-end", "<url>")
+    assert vocabulary.most_frequent(corpus, 5, source="test").words == ("front-end", "<url>")
 
 
 def test_the_standard_library_makes_a_public_vocabulary(tmp_path):
     found = vocabulary.standard_library(1000, cache_dir=tmp_path)
     assert len(found.words) == 1000
-    assert found.is_public and "standard library" in found.source
+    assert found.source == "docstrings of Python's standard library"
     assert {"the", "of", "return", "."} <= set(found.words[:30])
 
 
@@ -60,7 +110,7 @@ def test_word_lists(tmp_path):
     path.write_text("The 120\nof 90\n\nthe 3\nüber\n", encoding="utf-8")
     found = vocabulary.from_file(path)
     assert found.words == ("the", "of", "über")
-    assert found.is_public and str(path) in found.source
+    assert str(path) in found.source
     assert vocabulary.from_file(path, 2).words == ("the", "of")
     assert vocabulary.from_file(path, lower_case=False).words == ("The", "of", "the", "über")
 
@@ -87,16 +137,16 @@ def test_bad_word_lists_are_named(tmp_path):
 @pytest.mark.parametrize("size", [0, -1])
 def test_sizes_must_be_positive(tmp_path, size):
     with pytest.raises(ValueError, match="size of the vocabulary must be at least 1"):
-        vocabulary.most_frequent(_corpus(), size, is_public=True)
+        vocabulary.most_frequent(_corpus(), size, source="test")
     with pytest.raises(ValueError, match="size of the vocabulary must be at least 1"):
         vocabulary.from_file(tmp_path / "words.txt", size)
 
 
 def test_words_must_be_there_and_distinct():
     with pytest.raises(ValueError, match="must not be empty"):
-        vocabulary.Vocabulary((), "nowhere", True)
+        vocabulary.Vocabulary((), "nowhere")
     with pytest.raises(ValueError, match="must be distinct"):
-        vocabulary.Vocabulary(("a", "a"), "twice", True)
+        vocabulary.Vocabulary(("a", "a"), "twice")
 
 
 if __name__ == "__main__":

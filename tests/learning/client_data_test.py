@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 from tff_dpftrl.data import client_datasets, sequences, user_text, vocabulary
 from tff_dpftrl.learning import client_data as client_data_lib
 
-_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test", True)
+_VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test")
 
 
 def _user_text():

@@ -14,7 +14,7 @@ from tff_dpftrl.data import jsonl, sequences, split, tokenizer, user_text, vocab
 from tff_dpftrl.models import metrics, ngrams
 
 _SHARED = pathlib.Path(__file__).parents[3] / "shared" / "data"
-_VOCABULARY = vocabulary.Vocabulary(tuple("abcdefgh"), "test", True)
+_VOCABULARY = vocabulary.Vocabulary(tuple("abcdefgh"), "test")
 _SPECIAL = metrics.SpecialIds(oov=9, bos=10, eos=11)
 
 
@@ -104,7 +104,7 @@ def test_published_baselines_are_met(name, published):
     if not path.exists():
         pytest.skip("../shared/data is not there")
     parts = split.by_user(jsonl.read(path))
-    words = vocabulary.most_frequent(parts.train, 10_000, is_public=False)
+    words = vocabulary.of_training_users(parts.train, 10_000)
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     model = ngrams.NgramModel(_stream(parts.train, words), special)
     test = _stream(parts.test, words)

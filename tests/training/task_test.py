@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_dpftrl.data import jsonl
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import task
 
@@ -132,6 +133,26 @@ def test_too_few_users_are_counted(tmp_path):
     others = [user for user in _users() if user not in built.train.user_ids]
     with pytest.raises(ValueError, match=f"too few users, {len(others)}: .* none to train on"):
         _build(_write_jsonl(tmp_path / "c.jsonl", dict.fromkeys(others, ["the tests"])))
+
+
+def test_the_protected_text_is_no_public_vocabulary(tmp_path):
+    users = {u: [f"what {u} says, and nobody else"] for u in _users()}
+    data = _write_jsonl(tmp_path / "c.jsonl", users)
+    link, copy = tmp_path / "link.jsonl", tmp_path / "copy.txt"
+    link.symlink_to(data)
+    copy.write_bytes(data.read_bytes())
+    for path in (data, link, copy, tmp_path / "sub" / ".." / "c.jsonl"):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="is the file of the users to be protected"):
+            _build(data, vocabulary=str(path))
+    jsonl.write(jsonl.read(data), tmp_path / "c.jsonl.gz")
+    for protected in (data, _write_sqlite(tmp_path / "c.sqlite", users)):
+        with pytest.raises(ValueError, match="cannot be public: it has the texts of"):
+            _build(protected, vocabulary=str(tmp_path / "c.jsonl.gz"))
+    private = _build(data, vocabulary="private")
+    assert "NOT covered" in private.words.source
+    others = _write_jsonl(tmp_path / "others.jsonl", {"a": ["the tests"], "b": ["others say"]})
+    assert "declared public" in _build(data, vocabulary=str(others)).words.source
 
 
 if __name__ == "__main__":

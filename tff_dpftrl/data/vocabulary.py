@@ -1,8 +1,9 @@
 """Words and their ids, made from text that nobody's privacy depends on.
 
 A vocabulary counted on the users being protected would itself be a release without
-noise. So it comes from public text, and says where from: `source` and `is_public`
-are for the privacy statement.
+noise. So it comes from other text. Nothing here can tell whether that is public: what a
+file holds is public because the operator says so, and `source`, which is for the privacy
+statement, says who says so. A file that has users of the protected corpus is refused.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ import os
 import pathlib
 from collections.abc import Iterable, Sequence
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, jsonl, tokenizer, user_text
 
 PAD = 0
 """Id that fills sequences up, as in TFF's Stack Overflow word prediction."""
+
+
+_SIZE = "size of the vocabulary"
+_DECLARED = "declared public by the operator"
+_MIN_SHARED_WORDS = 20
+"""Users who say less may well say the same by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +39,13 @@ class Vocabulary:
 
     Attributes:
       words: Distinct words, most frequent first where it was counted.
-      source: Where the words are from, for the privacy statement.
-      is_public: False if the words were counted on users who are to be protected.
+      source: Where the words are from, and on whose word it is public, for the privacy
+        statement.
       lower_case: Whether the words are lower-cased, and texts must be.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
     source: str
-    is_public: bool
     lower_case: bool = True
 
     def __post_init__(self):
@@ -79,15 +86,14 @@ class Vocabulary:
 
 
 def most_frequent(
-    corpus: user_text.UserText, size: int, *, is_public: bool, lower_case: bool = True
+    corpus: user_text.UserText, size: int, *, source: str, lower_case: bool = True
 ) -> Vocabulary:
     """Returns the most frequent words of a corpus.
 
     Args:
       corpus: The corpus to count.
       size: Largest number of words.
-      is_public: Whether the corpus is public text. Pass False if its users, or
-        some of them, are the ones to protect.
+      source: What the privacy statement is to say of the corpus; see `Vocabulary`.
       lower_case: Whether to lower-case.
 
     Returns:
@@ -97,15 +103,31 @@ def most_frequent(
     Raises:
       ValueError: If `size` is not positive or the corpus has no words.
     """
-    _check_size(size)
+    validation.integer(_SIZE, size, minimum=1)
     rule = tokenizer.Tokenizer(lower_case=lower_case, is_tokenized=corpus.is_tokenized)
     counts: collections.Counter[str] = collections.Counter()
     for text in corpus.texts():
         counts.update(rule.words(text))
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     words = tuple(word for word, _ in ranked[:size])
-    kind = "public corpus" if is_public else "protected corpus"
-    return Vocabulary(words, f"{kind} {corpus.name}", is_public, lower_case)
+    return Vocabulary(words, source, lower_case)
+
+
+def of_training_users(
+    corpus: user_text.UserText, size: int, *, lower_case: bool = True
+) -> Vocabulary:
+    """Returns the most frequent words of the users to protect, which gives them away.
+
+    Args:
+      corpus: The training users.
+      size: As for `most_frequent`, and so are the errors.
+      lower_case: Whether to lower-case.
+
+    Returns:
+      A vocabulary whose source says that no guarantee covers it.
+    """
+    source = f"counted without noise on the training users of {corpus.name}, so NOT covered"
+    return most_frequent(corpus, size, source=source, lower_case=lower_case)
 
 
 def standard_library(
@@ -128,14 +150,19 @@ def standard_library(
       ValueError: If `size` is not positive.
     """
     corpus = docstrings.read_standard_library(cache_dir=cache_dir)
-    found = most_frequent(corpus, size, is_public=True, lower_case=lower_case)
-    return dataclasses.replace(found, source="docstrings of Python's standard library")
+    source = "docstrings of Python's standard library"
+    return most_frequent(corpus, size, source=source, lower_case=lower_case)
 
 
 def from_file(
-    path: str | os.PathLike[str], size: int | None = None, *, lower_case: bool = True
+    path: str | os.PathLike[str],
+    size: int | None = None,
+    *,
+    lower_case: bool = True,
+    is_tokenized: bool = False,
+    protected: user_text.UserText | None = None,
 ) -> Vocabulary:
-    """Returns a vocabulary from a public file that the user names.
+    """Returns a vocabulary from a file that whoever names it declares public.
 
     Args:
       path: A corpus to count, if it ends in `.jsonl` or `.jsonl.gz`; otherwise a
@@ -144,21 +171,36 @@ def from_file(
         space of a line (such as a count), are ignored.
       size: Largest number of words; must be given for a corpus.
       lower_case: Whether to lower-case.
+      is_tokenized: Whether the texts of a corpus are words separated by white space.
+      protected: The users to protect, all of whose texts are read if the file is a
+        corpus; None if there are none.
 
     Returns:
-      A vocabulary marked public: whoever names the file vouches for it.
+      A vocabulary whose source says that the operator declared it public.
 
     Raises:
-      ValueError: If the file cannot be read or has no words, or `size` is not
-        positive or is missing.
+      ValueError: If the file cannot be read or has no words, `size` is not
+        positive or is missing, or the file is a corpus with users of `protected`:
+        one of their texts under their id, or all of their texts, 20 words or more,
+        under any. A word list cannot be checked.
     """
     path = pathlib.Path(path)
     if size is not None:
-        _check_size(size)
+        validation.integer(_SIZE, size, minimum=1)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         if size is None:
             raise ValueError(f"size must be given to count the words of the corpus {path}.")
-        return most_frequent(jsonl.read(path), size, is_public=True, lower_case=lower_case)
+        corpus = jsonl.read(path, is_tokenized=is_tokenized)
+        if protected is not None and (shared := _shared_users(corpus, protected)):
+            raise ValueError(
+                f"vocabulary {path} cannot be public: it has the texts of {shared} of the "
+                f"{len(protected)} users of {protected.name} who are to be protected; count it on "
+                "other text, or pass vocabulary='private', and the statement will say that it is "
+                "not covered."
+            )
+        return most_frequent(
+            corpus, size, source=f"counted on {path}, {_DECLARED}", lower_case=lower_case
+        )
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -166,14 +208,28 @@ def from_file(
     words = _first_words(lines, lower_case)
     if not words:
         raise ValueError(f"{path}: the vocabulary has no words; write one a line.")
-    return Vocabulary(tuple(words[:size]), f"public word list {path}", True, lower_case)
+    return Vocabulary(tuple(words[:size]), f"word list {path}, {_DECLARED}", lower_case)
+
+
+def _shared_users(public: user_text.UserText, protected: user_text.UserText) -> int:
+    """Returns how many users of `protected` have their texts in `public`, in any order."""
+    texts_of = {user_id: _normal(public.examples(user_id)) for user_id in public.user_ids}
+    long = {texts for texts in texts_of.values() if _num_words(texts) >= _MIN_SHARED_WORDS}
+    shared = 0
+    for user_id in protected.user_ids:
+        own = _normal(protected.examples(user_id))
+        shared += own in long or not own.isdisjoint(texts_of.get(user_id, ()))
+    return shared
+
+
+def _normal(texts: Iterable[str]) -> frozenset[str]:
+    return frozenset(" ".join(text.lower().split()) for text in texts if text.strip())
+
+
+def _num_words(texts: Iterable[str]) -> int:
+    return sum(len(text.split()) for text in texts)
 
 
 def _first_words(lines: Iterable[str], lower_case: bool) -> list[str]:
     firsts = (line.split()[0] for line in lines if line.strip())
     return list(dict.fromkeys(word.lower() if lower_case else word for word in firsts))
-
-
-def _check_size(size: int) -> None:
-    if size < 1:
-        raise ValueError(f"size of the vocabulary must be at least 1, got {size!r}.")

@@ -83,9 +83,10 @@ class TrainingConfig:
     )
     vocabulary: str = _option(
         "docs",
-        "Public source of the vocabulary: 'docs' (docstrings of the standard library) or a file, "
-        "either one word a line (.txt) or a corpus (.jsonl, .jsonl.gz). 'private' learns it from "
-        "the training users, which the privacy statement then does not cover.",
+        "Source of the vocabulary: 'docs' (docstrings of the standard library) or a file that you "
+        "declare to be public, either one word a line (.txt) or a corpus (.jsonl, .jsonl.gz) of "
+        "other users. 'private' counts it on the training users, which the privacy statement then "
+        "does not cover.",
         "data",
     )
     vocabulary_size: int = _option(4000, "Number of words in the vocabulary.", "data", 1)

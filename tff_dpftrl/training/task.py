@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
 import functools
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -209,6 +211,23 @@ def _vocabulary(
         case "docs":
             return vocabulary.standard_library(size, lower_case=lower_case)
         case "private":
-            return vocabulary.most_frequent(train, size, is_public=False, lower_case=lower_case)
+            return vocabulary.of_training_users(train, size, lower_case=lower_case)
         case path:
-            return vocabulary.from_file(path, size, lower_case=lower_case)
+            _refuse_same_file(config.data, path)
+            return vocabulary.from_file(
+                path,
+                size,
+                lower_case=lower_case,
+                is_tokenized=config.pretokenized,
+                protected=train,
+            )
+
+
+def _refuse_same_file(data: str, path: str) -> None:
+    """Refuses a vocabulary that is the protected file, under its own name or as a copy."""
+    if os.path.isfile(data) and os.path.isfile(path) and filecmp.cmp(data, path, shallow=False):
+        raise ValueError(
+            f"vocabulary {path!r} is the file of the users to be protected, {data!r}, or a copy of "
+            "it, and cannot be public: count it on other text, or pass vocabulary 'private', and "
+            "the statement will say that it is not covered."
+        )
