@@ -131,7 +131,7 @@ def test_accounting_on_the_command_line_works_without_tensorflow():
     done = _run_blocked("""
 from tff_dpftrl.cli import main
 sys.exit(main.main("account --mechanism blt --noise-multiplier 7 --rounds 200 --min-sep 50 "
-                   "--delta 1e-10".split()))
+                   "--delta 1e-10 --format json".split()))
 """)
     assert done.returncode == 0, done.stderr
     assert '"epsilon"' in done.stdout

@@ -9,12 +9,12 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import guarantee, planner, planner_plots
+from tff_dpftrl.accounting import guarantee, planner, planner_plots, planner_request
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import schema as schema_lib
 
-_REQUEST = planner.Request(
+_REQUEST = planner_request.Request(
     population=4_000_000,
     num_rounds=2000,
     delta=1e-10,
@@ -73,7 +73,7 @@ def test_pareto_set_by_brute_force(plans):
 
 
 def test_recommendation_for_someone_who_knows_only_the_population():
-    request = planner.Request(4_000_000, 2000, 1e-10, target_epsilon=5.0)
+    request = planner_request.Request(4_000_000, 2000, 1e-10, target_epsilon=5.0)
     plan = planner.recommend(planner.make_plans(request), planner.production_noise_in_sum(2000))
     assert plan.mechanism == "blt"
     assert plan.report_goal == 5000
@@ -82,8 +82,63 @@ def test_recommendation_for_someone_who_knows_only_the_population():
     assert plan.noise_in_sum <= planner.production_noise_in_sum(2000)
 
 
-def test_without_a_quiet_plan_the_quietest_is_recommended(plans):
-    assert planner.recommend(plans, 1e-9) == min(plans, key=lambda plan: plan.noise_in_sum)
+def test_without_a_quiet_plan_clients_are_weighed_against_noise():
+    """200,000 devices cannot reach production noise: the most clients are not the answer."""
+    request = planner_request.Request(200_000, 2000, 1e-10, target_epsilon=5.0)
+    plans = planner.make_plans(request, ["blt", "bifr"])
+    assert min(plan.noise_in_sum for plan in plans) > planner.production_noise_in_sum(2000)
+    best = planner.recommend(plans, planner.production_noise_in_sum(2000))
+    assert (best.mechanism, best.report_goal) == ("blt", 1000)
+    for plan in plans:  # More clients lower the noise by less than a fifth for each doubling.
+        if plan.report_goal > best.report_goal:
+            doublings = math.log2(plan.report_goal / best.report_goal)
+            assert plan.noise_in_sum > best.noise_in_sum * 0.8**doublings
+        if plan.report_goal < best.report_goal:
+            doublings = math.log2(best.report_goal / plan.report_goal)
+            assert best.noise_in_sum < plan.noise_in_sum * 0.8**doublings
+
+
+def test_with_a_noise_to_keep_clients_are_weighed_against_privacy():
+    production = planner.production_noise_in_sum(2000)
+    request = planner_request.Request(200_000, 2000, 1e-10, target_noise=production)
+    best = planner.recommend(planner.make_plans(request, ["blt", "bifr"]), None)
+    # At equal noise, mu falls with the clients as the noise does at equal mu.
+    assert (best.mechanism, best.report_goal) == ("blt", 1000)
+
+
+@pytest.mark.parametrize("least", [1, 2, 7, 616])
+def test_fewer_participations_than_the_population_implies_are_refused(least):
+    # 2000 rounds of 6500 out of `population`: on average, hence for some device, `least`.
+    population = -(-2000 * 6500 // least)
+    enough = dataclasses.replace(
+        _REQUEST, population=population, report_goals=(6500,), max_participations=least
+    )
+    assert enough.schema(6500).max_participations == least
+    assert planner.make_plans(enough, ["identity"])
+    if least > 1:
+        too_few = dataclasses.replace(enough, max_participations=least - 1)
+        with pytest.raises(ValueError, match=f"max_participations={least - 1} .* give {least} or"):
+            too_few.schema(6500)
+        with pytest.raises(ValueError, match=f"give {least} or more"):
+            planner.make_plans(too_few, ["identity"])
+
+
+def test_report_goals_that_cannot_be_kept_up_are_left_out_with_a_reason():
+    request = dataclasses.replace(_REQUEST, max_participations=2)
+    feasible, left_out = request.schemas()
+    assert list(feasible) == [500, 3000]
+    assert list(left_out) == [6500, 9_000_000]
+    assert "max_participations=2" in left_out[6500]
+    assert "population=4000000" in left_out[9_000_000]
+    with pytest.raises(ValueError, match=r"population=10\. Of 500, .* at most population=10"):
+        planner.make_plans(dataclasses.replace(_REQUEST, population=10))
+
+
+def test_only_what_can_be_run_is_planned():
+    with pytest.raises(ValueError, match="'tree-full' cannot be run"):
+        planner.make_plans(_REQUEST, ["tree-full"])
+    with pytest.raises(ValueError, match="mechanism must be one of blt"):
+        planner.make_plans(_REQUEST, ["magic"])
 
 
 def test_target_noise_is_kept():
@@ -132,21 +187,22 @@ def test_secure_aggregation_adds_noise_and_changes_the_upload():
 
 
 def test_min_sep_and_participations_can_be_given():
-    schema = dataclasses.replace(_REQUEST, min_sep=100, max_participations=3).schema(6500)
-    assert schema == schema_lib.MinSep(2000, 100, 3)
+    schema = dataclasses.replace(_REQUEST, min_sep=100, max_participations=5).schema(6500)
+    assert schema == schema_lib.MinSep(2000, 100, 5)
     assert dataclasses.replace(_REQUEST, min_sep_fraction=0.5).schema(6500).min_sep == 307
-    assert dataclasses.replace(_REQUEST, min_sep=1000).schema(6500) is None
+    with pytest.raises(ValueError, match="largest min_sep is 615"):
+        dataclasses.replace(_REQUEST, min_sep=1000).schema(6500)
 
 
 def test_published_populations_bound_the_published_separations():
     # Xu et al. 2023, Table 1: es-ES has 4.21M devices, so MinS is below 4.21M / 6500 = 647.
-    assert planner.largest_min_sep(4_210_000, 6500) == 647
+    assert planner_request.largest_min_sep(4_210_000, 6500) == 647
 
 
 def test_timer():
     # es-ES of 2022: 24 hours led to a MinS of 313, about 314 rounds a day.
-    assert planner.min_sep_of_timer(24, 314) == 314
-    assert planner.min_sep_of_timer(1, 2) == 1
+    assert planner_request.min_sep_of_timer(24, 314) == 314
+    assert planner_request.min_sep_of_timer(1, 2) == 1
 
 
 def test_plot_of_plans(tmp_path, plans):
@@ -172,6 +228,10 @@ def test_tree_reference():
         ({"population": 0}, "population"),
         ({"num_rounds": 0}, "num_rounds"),
         ({"num_parameters": 0}, "num_parameters"),
+        ({"max_participations": 0}, "max_participations must be at least 1, .* Leave it out"),
+        ({"min_sep": 0}, "min_sep"),
+        ({"delta": 1.0}, "delta"),
+        ({"report_goals": (0, 5)}, "report_goals"),
     ],
 )
 def test_errors_name_the_argument(changes, name):
@@ -183,9 +243,9 @@ def test_impossible_requests():
     with pytest.raises(ValueError, match="no report goal"):
         planner.make_plans(dataclasses.replace(_REQUEST, min_sep=10**6))
     with pytest.raises(ValueError, match="report_goal"):
-        planner.largest_min_sep(10, 11)
+        planner_request.largest_min_sep(10, 11)
     with pytest.raises(ValueError, match="timer_hours"):
-        planner.min_sep_of_timer(0, 1)
+        planner_request.min_sep_of_timer(0, 1)
 
 
 if __name__ == "__main__":

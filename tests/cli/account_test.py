@@ -27,7 +27,7 @@ def _run(*arguments):
 
 
 def _json(capsys, *arguments):
-    assert _run(*arguments) == 0
+    assert _run(*arguments, "--format", "json") == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -48,7 +48,7 @@ def test_json_of_a_gboard_row(capsys):
 
 
 def test_text_rounds_up(capsys):
-    assert _run(*_ES_ES, "--format", "text") == 0
+    assert _run(*_ES_ES) == 0
     text = capsys.readouterr().out
     assert "rho (zCDP)      0.347" in text  # .346939 rounded up
     assert "epsilon         5.364 at delta = 1e-10" in text  # 5.36374
@@ -113,7 +113,7 @@ def test_no_noise_is_no_guarantee(capsys):
     arguments = ["0" if x == "7" else x for x in _ES_ES]
     report = _json(capsys, *arguments)
     assert report["epsilon"] is report["rho_zcdp"] is None
-    assert _run(*arguments, "--format", "text") == 0
+    assert _run(*arguments) == 0
     assert "No differential privacy guarantee" in capsys.readouterr().out
 
 
@@ -144,6 +144,23 @@ def test_options_of_mechanisms_do_not_go_with_a_file(tmp_path):
         _run(*common, *schema, "--buffers", "2")
     with pytest.raises(ValueError, match="15 rounds"):
         _run(*common, "--rounds", "20", "--min-sep", "2")
+
+
+@pytest.mark.parametrize("command", ["account", "calibrate"])
+def test_a_large_delta_is_warned_of_and_one_is_refused(command, capsys):
+    flags = [*_ES_ES]
+    if command == "calibrate":
+        flags[flags.index("--noise-multiplier") : flags.index("--noise-multiplier") + 2] = []
+        flags += ["--target-rho", "0.1"]
+    for delta, warned in (("1e-10", False), ("1e-3", False), ("2e-3", True)):
+        flags[flags.index("--delta") + 1] = delta
+        assert main.main([command, *flags]) == 0
+        assert ("is large" in capsys.readouterr().err) == warned
+    for delta in ("1", "1.5", "0", "nan"):
+        flags[flags.index("--delta") + 1] = delta
+        assert main.main([command, *flags]) == 2
+        error = capsys.readouterr().err
+        assert "--delta must be" in error and error.count("\n") == 1
 
 
 def test_agrees_with_the_library(capsys):

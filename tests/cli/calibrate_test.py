@@ -16,7 +16,7 @@ _RUN = ["--rounds", "200", "--min-sep", "40", "--max-participations", "4"]
 def _json(capsys, module, name, *arguments):
     parser = argparse.ArgumentParser()
     module.add_parser(parser.add_subparsers())
-    args = parser.parse_args([name, *arguments])
+    args = parser.parse_args([name, *arguments, "--format", "json"])
     assert args.run(args) == 0
     return json.loads(capsys.readouterr().out)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
 import sys
 
 import pytest
@@ -74,13 +75,31 @@ def test_optimised_at_each_point(tmp_path):
         assert float(row["max_loss"]) == pytest.approx(best.max_loss, rel=1e-12)
 
 
+def test_printed_as_text_json_and_csv(tmp_path, capsys):
+    flags = ["tree", "blt", "--rounds", "32", "--min-sep", "8", "--vary", "rounds"]
+    flags += ["--values", "16,64"]
+    assert _run(*flags) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["strategy", "rounds", "min-sep"]
+    assert lines[2].split()[4:] == ["-"] * 5  # this tree ends after 63 rounds
+    tree_loss = tree.Tree(32).rms_loss(schema_lib.MinSep(16, 8, 2))
+    assert lines[1].split() == ["tree", "16", "8", "2", *lines[1].split()[4:8], f"{tree_loss:.5g}"]
+    assert _run(*flags, "--format", "json") == 0
+    points = json.loads(capsys.readouterr().out)
+    assert points[0]["rms_loss"] == tree_loss and points[1]["rms_loss"] is None
+    out = tmp_path / "table.csv"
+    assert _run(*flags, "--csv", str(out)) == 0
+    assert capsys.readouterr().out == ""
+    assert _run(*flags, "--format", "csv") == 0
+    assert capsys.readouterr().out == out.read_text(encoding="utf-8")
+
+
 _COMMON = ["--rounds", "9", "--min-sep", "3", "--vary", "rounds"]
 
 
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["tree", *_COMMON, "--values", "9"], "nothing to write"),
         (["magic", *_COMMON, "--values", "9", "--csv", "x.csv"], "'magic' is no mechanism"),
         (["tree", *_COMMON, "--values", "9", "--csv", "missing/x.csv"], "Cannot write the table"),
         (["tree", *_COMMON, "--values", "9", "--png", "missing/x.png"], "Cannot write the figure"),

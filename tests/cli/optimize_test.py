@@ -17,10 +17,10 @@ _PAPER = ["--rounds", "2052", "--min-sep", "342", "--max-participations", "6"]
 _SMALL = ["--rounds", "40", "--min-sep", "10", "--max-participations", "3"]
 
 
-def _run(*arguments):
+def _run(*arguments, form="json"):
     parser = argparse.ArgumentParser()
     optimize.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["optimize", *arguments])
+    args = parser.parse_args(["optimize", *arguments, "--format", form])
     return args.run(args)
 
 
@@ -55,7 +55,7 @@ def test_every_mechanism_is_optimised_and_kept(mechanism, tmp_path, capsys):
 
 def test_text_and_notes(capsys):
     flags = ["--mechanism", "blt", *_PAPER, "--buffers", "4", "--max-decay", "1"]
-    assert _run(*flags, "--format", "text") == 0
+    assert _run(*flags, form="text") == 0
     captured = capsys.readouterr()
     assert "max_loss             10.734" in captured.out
     assert "ties this BLT to 2052 rounds" in captured.err

@@ -41,7 +41,7 @@ def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main.main(commands[0][1:]) == 0
     capsys.readouterr()
-    assert main.main(commands[1][1:]) == 0
+    assert main.main([*commands[1][1:], "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert 5 * (1 - 1e-5) <= report["epsilon"] <= 5
     # `train` knows every flag, and its config accepts them.

@@ -1,9 +1,5 @@
 """Before a run: which mechanism, report goal, noise and separation reach a target.
 
-A device that took part in round t may not come back before round t + min_sep. With
-`report_goal` clients a round the population is used up after population / report_goal
-rounds, so that is the largest separation there can be (Xu et al. 2023, section 2.2).
-
 Plans are compared by the noise in what training sees: the sum, over the rounds so
 far, of the averaged updates. It stands for utility by a *hypothesis* of both papers
 (Xu et al. 2023, section 2.2; McMahan, Xu & Zhang 2024, section 5): with enough data,
@@ -17,7 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from tff_dpftrl.accounting import calibrate, guarantee
+from tff_dpftrl.accounting import calibrate, guarantee, planner_request
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import table, tree
@@ -29,44 +25,12 @@ HYPOTHESIS = (
     "2.2; McMahan, Xu & Zhang 2024, section 5)."
 )
 DEFAULT_MECHANISMS = tuple(name for name in table.runnable() if table.MECHANISMS[name].quick)
-DEFAULT_REPORT_GOALS = (100, 200, 500, 1000, 2000, 3000, 5000, 6500, 10_000, 20_000)
 _BYTES_OF_FLOAT32 = 4
+_NOISE_PER_DOUBLING = 0.8  # See `recommend`.
 
 # Production models of Gboard: tree aggregation, z = 7, 6500 clients (Xu et al. 2023, Table 1).
 _PRODUCTION_NOISE_MULTIPLIER = 7.0
 _PRODUCTION_REPORT_GOAL = 6500
-
-
-def largest_min_sep(population: int, report_goal: int) -> int:
-    """Largest stride that a population allows, ⌊population / report_goal⌋.
-
-    Raises:
-      ValueError: If the population has fewer clients than a round needs.
-    """
-    if not 1 <= report_goal <= population:
-        raise ValueError(
-            f"report_goal must be between 1 and population={population}, got {report_goal!r}."
-        )
-    return population // report_goal
-
-
-def min_sep_of_timer(timer_hours: float, rounds_per_day: float) -> int:
-    """Stride that a timer on devices enforces at a given, steady speed of training.
-
-    Args:
-      timer_hours: Hours a device waits after it took part.
-      rounds_per_day: Rounds committed in 24 hours. If training runs faster than
-        this for a while, the stride is smaller: it has to be observed.
-
-    Returns:
-      ⌊timer_hours · rounds_per_day / 24⌋, at least 1.
-    """
-    if not (timer_hours > 0.0 and rounds_per_day > 0.0):
-        raise ValueError(
-            "timer_hours and rounds_per_day must be above 0, got "
-            f"{timer_hours!r} and {rounds_per_day!r}."
-        )
-    return max(1, math.floor(timer_hours * rounds_per_day / 24.0))
 
 
 def noise_in_sum(
@@ -83,6 +47,7 @@ def noise_in_sum(
     Returns:
       Standard deviation per coordinate and unit of clip norm.
     """
+    strategy_lib.check_strategy(strategy)
     return strategy.rms_error(num_rounds) * noise_multiplier / report_goal
 
 
@@ -94,75 +59,6 @@ def production_noise_in_sum(num_rounds: int) -> float:
         noise_multiplier=_PRODUCTION_NOISE_MULTIPLIER,
         report_goal=_PRODUCTION_REPORT_GOAL,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What is known, and what is wanted.
-
-    Exactly one of the three targets is given.
-
-    Attributes:
-      population: Number of devices that may take part.
-      num_rounds: Rounds to train for.
-      delta: Delta of the guarantee.
-      target_epsilon: Epsilon to reach; or
-      target_rho: rho-zCDP to reach; or
-      target_noise: `noise_in_sum` to keep, whatever epsilon that gives.
-      report_goals: Clients a round to consider; those above the population are
-        left out.
-      min_sep: Stride to rely on; the largest that the population allows if None.
-      min_sep_fraction: Share of the largest stride to rely on, if `min_sep` is
-        None. Production saw 14 % to 81 % of it (Xu et al. 2023, Table 1).
-      max_participations: Rounds of one device; as many as fit if None.
-      num_parameters: Parameters of the model, for memory and upload.
-      secagg_inflation: If not None, sums are taken by secure aggregation with
-        the coarsest grid that inflates the clip norm by this factor at most.
-    """
-
-    population: int
-    num_rounds: int
-    delta: float
-    target_epsilon: float | None = None
-    target_rho: float | None = None
-    target_noise: float | None = None
-    report_goals: tuple[int, ...] = DEFAULT_REPORT_GOALS
-    min_sep: int | None = None
-    min_sep_fraction: float = 1.0
-    max_participations: int | None = None
-    num_parameters: int = 4_050_000
-    secagg_inflation: float | None = None
-
-    def __post_init__(self):
-        targets = (self.target_epsilon, self.target_rho, self.target_noise)
-        if sum(target is not None for target in targets) != 1:
-            raise ValueError(
-                f"Give exactly one of target_epsilon, target_rho and target_noise, got {targets!r}."
-            )
-        if self.target_noise is not None and not self.target_noise > 0.0:
-            raise ValueError(f"target_noise must be above 0, got {self.target_noise!r}.")
-        if not 0.0 < self.min_sep_fraction <= 1.0:
-            raise ValueError(
-                f"min_sep_fraction must be above 0 and at most 1, got {self.min_sep_fraction!r}."
-            )
-        for name in ("population", "num_rounds", "num_parameters"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)!r}.")
-
-    def schema(self, report_goal: int) -> schema_lib.MinSep | None:
-        """The participation schema at a report goal; None if there are too few devices."""
-        if report_goal > self.population:
-            return None
-        most = largest_min_sep(self.population, report_goal)
-        if self.min_sep is None:
-            min_sep = max(1, math.floor(self.min_sep_fraction * most))
-        elif self.min_sep <= most:
-            min_sep = self.min_sep
-        else:
-            return None
-        min_sep = min(min_sep, self.num_rounds)
-        participations = self.max_participations or -(-self.num_rounds // min_sep)
-        return schema_lib.MinSep(self.num_rounds, min_sep, participations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,6 +88,10 @@ class Plan:
     memory_copies: int
     memory_bytes: int
     upload_bytes: int
+
+    def is_as_quiet_as(self, noise: float) -> bool:
+        """Whether `noise_in_sum` is at most `noise`, but for rounding."""
+        return self.noise_in_sum <= noise * (1.0 + 1e-9)
 
     def what_if(
         self,
@@ -245,7 +145,9 @@ class Plan:
         }
 
 
-def make_plans(request: Request, mechanisms: Iterable[str] = DEFAULT_MECHANISMS) -> list[Plan]:
+def make_plans(
+    request: planner_request.Request, mechanisms: Iterable[str] = DEFAULT_MECHANISMS
+) -> list[Plan]:
     """One plan for each mechanism and report goal that the population allows.
 
     Args:
@@ -257,30 +159,32 @@ def make_plans(request: Request, mechanisms: Iterable[str] = DEFAULT_MECHANISMS)
       The plans, by report goal and mechanism.
 
     Raises:
-      ValueError: If no report goal is possible, or a target is out of range.
+      ValueError: If no report goal is possible, a target is out of range, or a
+        mechanism is unknown or cannot be run.
     """
-    mechanisms, plans = tuple(mechanisms), []
+    mechanisms = tuple(mechanisms)
     for name in mechanisms:
         if not table.check(name).runnable:
             raise ValueError(
                 f"mechanism {name!r} cannot be run, only compared; use some of "
                 f"{', '.join(table.runnable())}."
             )
-    for report_goal in sorted(set(request.report_goals)):
-        schema = request.schema(report_goal)
-        if schema is not None:
-            for name in mechanisms:
-                plans.append(_plan(request, name, report_goal, schema))
-    if not plans:
+    feasible, left_out = request.schemas()
+    if not feasible:
+        least = min(left_out)
         raise ValueError(
-            f"no report goal of {request.report_goals!r} fits population={request.population} and "
-            f"min_sep={request.min_sep!r}: min_sep · report goal must not exceed the population."
+            f"no report goal can be kept up by population={request.population}. Of "
+            f"{least}, the smallest one: {left_out[least]}"
         )
-    return plans
+    return [
+        _plan(request, name, report_goal, schema)
+        for report_goal, schema in feasible.items()
+        for name in mechanisms
+    ]
 
 
 def _plan(
-    request: Request,
+    request: planner_request.Request,
     name: str,
     report_goal: int,
     schema: schema_lib.MinSep,
@@ -351,20 +255,31 @@ def pareto(plans: Iterable[Plan]) -> list[Plan]:
     return [plan for plan in plans if not any(beats(costs(rival), costs(plan)) for rival in plans)]
 
 
-def recommend(plans: Iterable[Plan], largest_noise: float) -> Plan:
-    """The plan to begin with: cheapest of those quiet enough, else the quietest.
+def recommend(plans: Iterable[Plan], quiet_enough: float | None) -> Plan:
+    """The plan to begin with.
+
+    Devices cost: a round asks `report_goal` of them, and a run asks each device
+    report_goal · num_rounds / population times. So
+
+    * of the plans whose noise is quiet enough the one with the fewest clients a round,
+      then the least memory, then the least noise;
+    * if there is none, the one from which doubling the clients a round would no longer
+      lower the noise by a fifth: the least noise_in_sum · mu · report_goal^0.32, where mu
+      (sensitivity over standard deviation) is the same for all plans with one target ε,
+      and the noise for all with one target noise.
 
     Args:
-      plans: Plans that meet the same privacy target.
-      largest_noise: `noise_in_sum` that is known to keep utility, such as
-        `production_noise_in_sum`.
+      plans: Plans for one request.
+      quiet_enough: `noise_in_sum` that is known to keep utility, such as
+        `production_noise_in_sum`; None if it was the target, so that privacy decides.
 
     Returns:
-      Of the plans with at most that noise the one with the fewest clients a
-      round, then the least memory; if there is none, the one with least noise.
+      The recommended plan.
     """
     plans = list(plans)
-    quiet = [plan for plan in plans if plan.noise_in_sum <= largest_noise * (1.0 + 1e-9)]
-    if quiet:
-        return min(quiet, key=lambda plan: (plan.report_goal, plan.memory_copies))
-    return min(plans, key=lambda plan: plan.noise_in_sum)
+    if quiet_enough is not None:
+        quiet = [plan for plan in plans if plan.is_as_quiet_as(quiet_enough)]
+        if quiet:
+            return min(quiet, key=lambda p: (p.report_goal, p.memory_copies, p.noise_in_sum))
+    exponent = -math.log2(_NOISE_PER_DOUBLING)
+    return min(plans, key=lambda p: p.noise_in_sum * p.guarantee.mu * p.report_goal**exponent)

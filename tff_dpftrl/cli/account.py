@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl.cli import mechanism_flags
+from tff_dpftrl import validation
+from tff_dpftrl.cli import mechanism_flags, output
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
@@ -33,6 +34,9 @@ examples:
   tff-dpftrl account --mechanism bandtoep --bands 400 --noise-multiplier 1 --rounds 2000 \\
       --min-sep 400 --delta 1e-10 --sampling-groups 400 --sampling-probability 0.1
 """
+
+
+_LARGE_DELTA = 1e-3
 
 
 def add_parser(subparsers) -> None:
@@ -70,20 +74,25 @@ def add_parser(subparsers) -> None:
         metavar="Q",
         help="Probability of a client to be in the cohort when it is its group's turn.",
     )
-    add_format(parser)
+    output.add_format(parser)
 
 
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """Adds --format."""
-    parser.add_argument(
-        "--format", choices=["json", "text"], default="json", help="Of standard output."
-    )
+def warn_of_large_delta(delta: float) -> None:
+    """Says on standard error that a δ above 1e-3 promises little."""
+    if delta > _LARGE_DELTA:
+        print(
+            f"Warning: delta = {delta:g} is large. Publishing each client's data with probability "
+            "delta is (0, delta)-DP: choose delta well below 1 / number of clients.",
+            file=sys.stderr,
+        )
 
 
 def run(args: argparse.Namespace) -> int:
     """Accounts and prints; returns the exit status."""
     from tff_dpftrl.accounting import guarantee
 
+    validation.delta(args.delta, "--delta")
+    warn_of_large_delta(args.delta)
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)
     found = guarantee.dp_ftrl_guarantee(
@@ -119,7 +128,7 @@ def _amplified(args: argparse.Namespace, strategy) -> float:
 def print_report(report: dict[str, Any], found: guarantee_lib.Guarantee, form: str) -> None:
     """Prints a guarantee, as JSON or as text that rounds up."""
     if form == "json":
-        print(json.dumps(report, indent=2, allow_nan=False))
+        output.print_json(report)
         return
     from tff_dpftrl.accounting import display
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tff_dpftrl.cli import account, mechanism_flags
+from tff_dpftrl import validation
+from tff_dpftrl.cli import account, mechanism_flags, output
 
 _DESCRIPTION = """\
 Find the smallest noise multiplier with which a DP-FTRL run meets a privacy target.
@@ -43,13 +44,15 @@ def add_parser(subparsers) -> None:
         "--delta", type=float, default=1e-10, metavar="D", help="Delta. Default: 1e-10."
     )
     mechanism_flags.add_arguments(parser)
-    account.add_format(parser)
+    output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Calibrates and prints; returns the exit status."""
     from tff_dpftrl.accounting import calibrate, guarantee
 
+    validation.delta(args.delta, "--delta")
+    account.warn_of_large_delta(args.delta)
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)
     noise_multiplier = calibrate.calibrate_noise_multiplier(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import io
 import math
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
-from tff_dpftrl.cli import mechanism_flags
+from tff_dpftrl import durable_files
+from tff_dpftrl.cli import mechanism_flags, output
 from tff_dpftrl.mechanisms import table
 
 _DESCRIPTION = """\
@@ -28,6 +31,10 @@ examples:
   # Planned for a separation of 400 of 2000 rounds; what if it is anything from 100 to 1000?
   tff-dpftrl compare blt tree bandtoep --rounds 2000 --min-sep 400 \\
       --vary min-sep --values 100:1000:50 --csv min_sep.csv --png min_sep.png
+
+  # A table on the terminal.
+  tff-dpftrl compare blt tree lambda-cgd --rounds 2000 --min-sep 400 --vary rounds \\
+      --values 1000,2000,3000
 
   # A production BLT, run longer than planned, beside one of bounded decay.
   tff-dpftrl compare blt-gboard-b400 blt-n2000-b400-k5-bounded --rounds 2000 --min-sep 400 \\
@@ -84,6 +91,12 @@ def add_parser(subparsers) -> None:
         help="Optimise mechanisms anew at every point instead of once.",
     )
     mechanism_flags.add_options(parser)
+    output.add_format(
+        parser,
+        ("text", "json", "csv"),
+        default=None,
+        when="; with --csv or --png nothing is printed there unless this is given",
+    )
     parser.add_argument("--csv", metavar="FILE", help="Write a table there, one row a point.")
     parser.add_argument("--png", metavar="FILE", help="Draw the losses there.")
 
@@ -106,13 +119,20 @@ def _values(text: str) -> list[int]:
 
 def run(args: argparse.Namespace) -> int:
     """Compares, writes table and figure; returns the exit status."""
-    if args.csv is None and args.png is None:
-        raise ValueError("there is nothing to write; give --csv FILE, --png FILE or both.")
+    form = args.format
+    if form is None and args.csv is None and args.png is None:
+        form = "text"
     points = list(compare(args))
+    if form == "text":
+        output.print_table([_COLUMNS, *(_row(point) for point in points)], left=0)
+    elif form == "json":
+        output.print_json([_without_nan(point, None) for point in points])
+    elif form == "csv":
+        print(_as_csv(points), end="")
     if args.csv is not None:
-        _write_csv(args.csv, points)
+        _write(args.csv, "table", _as_csv(points).encode())
     if args.png is not None:
-        _draw(args.png, points, args)
+        _write(args.png, "figure", _drawing(points, args))
     return 0
 
 
@@ -184,21 +204,53 @@ def _evaluate(name: str, strategy, schema) -> Point:
     )
 
 
-def _write_csv(path: str, points: list[Point]) -> None:
+_COLUMNS = (
+    "strategy",
+    "rounds",
+    "min-sep",
+    "max",
+    "sensitivity",
+    "MaxError",
+    "RmsError",
+    "MaxLoss",
+    "RmsLoss",
+)
+
+
+def _row(point: Point) -> list[str]:
+    """One line of the printed table; "≤" marks a sensitivity that is an upper bound."""
+    integers = [str(n) for n in (point.num_rounds, point.min_sep, point.max_participations)]
+    floats = [point.sensitivity, point.max_error, point.rms_error, point.max_loss, point.rms_loss]
+    texts = ["-" if math.isnan(value) else f"{value:.5g}" for value in floats]
+    if not (point.sensitivity_exact or math.isnan(point.sensitivity)):
+        texts[0] = "≤ " + texts[0]
+    return [point.strategy, *integers, *texts]
+
+
+def _without_nan(point: Point, instead: str | None) -> dict[str, Any]:
+    return {
+        name: instead if isinstance(value, float) and math.isnan(value) else value
+        for name, value in dataclasses.asdict(point).items()
+    }
+
+
+def _as_csv(points: list[Point]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Point)])
+    writer.writeheader()
+    writer.writerows(_without_nan(point, "") for point in points)
+    return text.getvalue()
+
+
+def _write(path: str, what: str, content: bytes) -> None:
     try:
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([field.name for field in dataclasses.fields(Point)])
-            for point in points:
-                writer.writerow(
-                    "" if isinstance(value, float) and math.isnan(value) else value
-                    for value in dataclasses.astuple(point)
-                )
+        durable_files.write(path, content)
     except OSError as error:
-        raise ValueError(f"Cannot write the table to {path}: {error.strerror}.") from error
+        raise ValueError(f"Cannot write the {what} to {path}: {error.strerror}.") from error
 
 
-def _draw(path: str, points: list[Point], args: argparse.Namespace) -> None:
+def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
+    """The losses as a PNG."""
     try:
         from matplotlib import figure, ticker
     except ImportError:
@@ -223,7 +275,6 @@ def _draw(path: str, points: list[Point], args: argparse.Namespace) -> None:
     axes.yaxis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 1)))
     axes.grid(alpha=0.3, which="both")
     axes.legend()
-    try:
-        drawing.savefig(path, dpi=150, format="png")
-    except OSError as error:
-        raise ValueError(f"Cannot write the figure to {path}: {error.strerror}.") from error
+    picture = io.BytesIO()
+    drawing.savefig(picture, dpi=150, format="png")
+    return picture.getvalue()

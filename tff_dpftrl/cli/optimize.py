@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 
-from tff_dpftrl.cli import mechanism_flags
+from tff_dpftrl.cli import mechanism_flags, output
 from tff_dpftrl.mechanisms import table
 
 _DESCRIPTION = """\
@@ -22,12 +21,12 @@ mechanisms:
 {mechanisms}
 
 examples:
-  # The setting of the BLT paper's Table 3. Prints JSON; takes well under a second.
+  # The setting of the BLT paper's Table 3. Takes well under a second.
   tff-dpftrl optimize --mechanism blt --rounds 2052 --min-sep 342 --max-participations 6
 
   # The BLT of least RmsLoss, kept in a file.
   tff-dpftrl optimize --mechanism blt --rounds 2000 --min-sep 400 --max-participations 5 \\
-      --error rms --output strategy.json --format text
+      --error rms --output strategy.json
 """
 
 _LONGEST_LIST = 64
@@ -56,9 +55,7 @@ def add_parser(subparsers) -> None:
     mechanism_flags.add_schema_arguments(parser)
     mechanism_flags.add_options(parser)
     parser.add_argument("--output", metavar="FILE", help="Write the strategy there, as JSON.")
-    parser.add_argument(
-        "--format", choices=["json", "text"], default="json", help="Of standard output."
-    )
+    output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if omitted:
         report["left_out"] = omitted
     if args.format == "json":
-        print(json.dumps(report, indent=2, allow_nan=False))
+        output.print_json(report)
     else:
         print("\n".join(f"{key:20} {_as_text(value)}" for key, value in report.items()))
     return 0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import sys
 from typing import TYPE_CHECKING, Any
+
+from tff_dpftrl.cli import output
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
     from tff_dpftrl.accounting import planner as planner_lib
+    from tff_dpftrl.accounting import planner_request
 
 _DESCRIPTION = """\
 Plan a DP-FTRL run: mechanism, report goal (clients a round), noise multiplier and how often a
@@ -17,7 +21,15 @@ device may take part, from the size of the population and a privacy target.
 Prints the Pareto set: plans that no other beats in privacy, noise, report goal and memory; one
 of them is recommended, with the commands that set it up. The noise is that in the sum of the
 averaged updates so far, per unit of clip norm; it stands for utility by a hypothesis.
+
+Recommended is the plan with the fewest clients a round among those with no more noise than
+Gboard's production models. If there is none, or if the noise is the target, twice the clients
+a round, each device twice as often, must lower the noise (or mu, with which epsilon grows) by a
+fifth to be preferred.
 """
+
+_TRAINING_SHARE = 0.8  # Of the users of a file, `train` keeps the others for evaluation.
+
 
 _EPILOG = """\
 examples:
@@ -45,7 +57,7 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--population", type=int, required=True, metavar="N", help="Devices that may take part."
+        "--population", type=int, required=True, metavar="N", help="Devices that train."
     )
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     parser.add_argument(
@@ -92,7 +104,8 @@ def add_parser(subparsers) -> None:
         "--max-participations",
         type=int,
         metavar="K",
-        help="Rounds of one device. Default: as many as fit.",
+        help="Rounds of one device, at least as many as population, report goal and rounds imply. "
+        "Default: as many as fit.",
     )
     parser.add_argument(
         "--mechanisms",
@@ -121,9 +134,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--plot", metavar="FILE", help="Draw all plans there, as PNG, PDF or SVG.")
     parser.add_argument("--all", action="store_true", help="Print all plans, not the Pareto set.")
-    parser.add_argument(
-        "--format", choices=["text", "json"], default="text", help="Of standard output."
-    )
+    output.add_format(parser)
 
 
 def _positive_integers(text: str) -> tuple[int, ...]:
@@ -151,13 +162,18 @@ def run(args: argparse.Namespace) -> int:
     request = _request(args)
     names = planner.DEFAULT_MECHANISMS if args.mechanisms is None else args.mechanisms.split(",")
     plans = planner.make_plans(request, names)
+    for report_goal, reason in request.schemas()[1].items():
+        if args.report_goals or report_goal <= args.population:
+            print(f"Report goal {report_goal} is left out: {reason}", file=sys.stderr)
     shown = plans if args.all else planner.pareto(plans)
-    recommended = planner.recommend(plans, planner.production_noise_in_sum(args.rounds))
+    production = planner.production_noise_in_sum(args.rounds)
+    quiet_enough = production if request.target_noise is None else None
+    recommended = planner.recommend(plans, quiet_enough)
     what_ifs = [_what_if(plan, args) for plan in shown]
     if args.format == "json":
-        print(json.dumps(_report(shown, what_ifs, recommended), indent=2, allow_nan=False))
+        output.print_json(_report(shown, what_ifs, recommended))
     else:
-        print(_table(shown, what_ifs))
+        output.print_table(_rows(shown, what_ifs), left=1)
         print(_advice(recommended, request, args))
     if args.plot is not None:
         from tff_dpftrl.accounting import planner_plots
@@ -167,25 +183,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _request(args: argparse.Namespace) -> planner_lib.Request:
-    from tff_dpftrl.accounting import planner
+def _request(args: argparse.Namespace) -> planner_request.Request:
+    from tff_dpftrl.accounting import planner_request
 
     min_sep = args.min_sep
     if (args.timer_hours is None) != (args.rounds_per_day is None):
         raise ValueError("--timer-hours and --rounds-per-day go together.")
     if args.timer_hours is not None:
-        min_sep = planner.min_sep_of_timer(args.timer_hours, args.rounds_per_day)
+        min_sep = planner_request.min_sep_of_timer(args.timer_hours, args.rounds_per_day)
     target_noise = args.target_noise
     if args.keep_noise_of is not None:
         target_noise = _reference_noise(args)
-    return planner.Request(
+    return planner_request.Request(
         population=args.population,
         num_rounds=args.rounds,
         delta=args.delta,
         target_epsilon=args.target_epsilon,
         target_rho=args.target_rho,
         target_noise=target_noise,
-        report_goals=args.report_goals or planner.DEFAULT_REPORT_GOALS,
+        report_goals=args.report_goals or planner_request.DEFAULT_REPORT_GOALS,
         min_sep=min_sep,
         min_sep_fraction=args.min_sep_fraction,
         max_participations=args.max_participations,
@@ -195,12 +211,12 @@ def _request(args: argparse.Namespace) -> planner_lib.Request:
 
 
 def _reference_noise(args: argparse.Namespace) -> float:
-    from tff_dpftrl.accounting import planner
+    from tff_dpftrl.accounting import planner, planner_request
     from tff_dpftrl.mechanisms import table
     from tff_dpftrl.participation import schema as schema_lib
 
     name, noise_multiplier, report_goal = args.keep_noise_of
-    min_sep = min(planner.largest_min_sep(args.population, report_goal), args.rounds)
+    min_sep = min(planner_request.largest_min_sep(args.population, report_goal), args.rounds)
     schema = schema_lib.MinSep(args.rounds, min_sep, -(-args.rounds // min_sep))
     return planner.noise_in_sum(
         table.build(name, schema),
@@ -235,7 +251,12 @@ def _report(shown, what_ifs, recommended: planner_lib.Plan) -> dict[str, Any]:
         rows.append(row)
     return {
         "hypothesis": planner.HYPOTHESIS,
-        "recommended": recommended.to_dict() | {"strategy": recommended.strategy.to_dict()},
+        "recommended": recommended.to_dict()
+        | {
+            "strategy": recommended.strategy.to_dict(),
+            "training_users_needed": _training_users(recommended),
+            "users_of_a_file_needed": _users_of_a_file(_training_users(recommended)),
+        },
         "plans": rows,
     }
 
@@ -243,7 +264,7 @@ def _report(shown, what_ifs, recommended: planner_lib.Plan) -> dict[str, Any]:
 _COLUMNS = ("goal", "mechanism", "min-sep", "max", "z", "noise", "rho", "epsilon", "memory")
 
 
-def _table(shown, what_ifs) -> str:
+def _rows(shown, what_ifs) -> list[list[str]]:
     from tff_dpftrl.accounting import display
 
     asked = any(what_if is not None for what_if in what_ifs)
@@ -265,14 +286,7 @@ def _table(shown, what_ifs) -> str:
         if asked:
             row.append("no" if isinstance(what_if, str) else display.round_up(what_if.epsilon))
         rows.append(row)
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 1 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    return rows
 
 
 def _bytes(count: int) -> str:
@@ -283,22 +297,62 @@ def _bytes(count: int) -> str:
     return f"{value:.3g} {unit}"
 
 
-def _advice(plan: planner_lib.Plan, request: planner_lib.Request, args: argparse.Namespace) -> str:
+_WORTH_IT = (
+    "By the rule that twice the clients a round, each device twice as often, are worth it if they "
+    "lower\n{} by a fifth."
+)
+
+
+def _training_users(plan: planner_lib.Plan) -> int:
+    """The smallest population that can keep up the plan's schema."""
+    schema = plan.guarantee.schema
+    by_participations = -(-schema.num_rounds * plan.report_goal // schema.max_participations)
+    return max(schema.min_sep * plan.report_goal, by_participations)
+
+
+def _users_of_a_file(training_users: int) -> int:
+    """Users of whom, but for a chance in a million, at least so many are for training.
+
+    Each is for training with probability 0.8, by a hash: 0.8 n - 5 √(0.16 n) = training_users.
+    """
+    share = _TRAINING_SHARE
+    slack = 5.0 * math.sqrt(share * (1.0 - share))
+    root = (slack + math.sqrt(slack**2 + 4.0 * share * training_users)) / (2.0 * share)
+    return math.ceil(root**2)
+
+
+def _advice(
+    plan: planner_lib.Plan, request: planner_request.Request, args: argparse.Namespace
+) -> str:
     from tff_dpftrl.accounting import display, planner
 
     found, schema = plan.guarantee, plan.guarantee.schema
     production = planner.production_noise_in_sum(schema.num_rounds)
-    if plan.noise_in_sum <= production * (1.0 + 1e-9):
-        verdict = "the fewest clients a round with no more noise than Gboard's production models"
+    what = f"{plan.mechanism} with {plan.report_goal} clients a round"
+    noise = f"noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}"
+    if request.target_noise is not None:
+        lines = [
+            f"Recommended: {what} ({noise}).",
+            _WORTH_IT.format("mu = sensitivity / noise, with which epsilon grows,"),
+        ]
+    elif plan.is_as_quiet_as(production):
+        lines = [
+            f"Recommended: {what}, the fewest clients a round with no more noise than",
+            f"Gboard's production models ({noise}).",
+        ]
     else:
-        verdict = "the least noise of all, yet more than that of Gboard's production models"
+        lines = [
+            "None of these plans is as quiet as Gboard's production models; more devices or a",
+            f"larger epsilon lower the noise. To begin with: {what} ({noise}).",
+            _WORTH_IT.format("the noise"),
+        ]
+    asked = plan.report_goal * schema.num_rounds / request.population
     lines = [
         "",
-        f"Recommended: {plan.mechanism} with {plan.report_goal} clients a round, {verdict}",
-        f"(noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}).",
+        *lines,
         f"It is ({display.round_up(found.epsilon)}, {found.delta:g})-DP if no device takes part "
         f"more than {schema.max_participations} times,",
-        f"or twice within {schema.min_sep} rounds.",
+        f"or twice within {schema.min_sep} rounds; on average one takes part {asked:.3g} times.",
     ]
     if schema.min_sep > 1:
         half = plan.what_if(min_sep=-(-schema.min_sep // 2))
@@ -312,7 +366,7 @@ def _advice(plan: planner_lib.Plan, request: planner_lib.Request, args: argparse
 
 
 def _commands(
-    plan: planner_lib.Plan, request: planner_lib.Request, args: argparse.Namespace
+    plan: planner_lib.Plan, request: planner_request.Request, args: argparse.Namespace
 ) -> list[str]:
     from tff_dpftrl.accounting import display
 
@@ -335,4 +389,7 @@ def _commands(
         f"  {optimize} --output strategy.json",
         f"  tff-dpftrl account {run}",
         f"  {train} --data YOUR_DATA --output results",
+        f"`train` keeps 2 in 10 users of a file for evaluation: for the {_training_users(plan):,} "
+        "training users",
+        f"of this plan the file must have {_users_of_a_file(_training_users(plan)):,} users.",
     ]

@@ -1,0 +1,149 @@
+"""What is known and wanted before a run, and the participation schema that it implies.
+
+A device that took part in round t may not come back before round t + min_sep. With
+`report_goal` clients a round the population is used up after population / report_goal
+rounds, so that is the largest separation there can be (Xu et al. 2023, section 2.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tff_dpftrl import validation
+from tff_dpftrl.participation import cohorts
+from tff_dpftrl.participation import schema as schema_lib
+
+DEFAULT_REPORT_GOALS = (100, 200, 500, 1000, 2000, 3000, 5000, 6500, 10_000, 20_000)
+
+
+def largest_min_sep(population: int, report_goal: int) -> int:
+    """Largest stride that a population allows, ⌊population / report_goal⌋.
+
+    Raises:
+      ValueError: If the population has fewer clients than a round needs.
+    """
+    validation.integer("report_goal", report_goal, minimum=1)
+    if report_goal > population:
+        raise ValueError(
+            f"report_goal must be at most population={population}, got {report_goal!r}."
+        )
+    return cohorts.largest_feasible_min_sep(population, report_goal)
+
+
+def min_sep_of_timer(timer_hours: float, rounds_per_day: float) -> int:
+    """Stride that a timer on devices enforces at a given, steady speed of training.
+
+    Args:
+      timer_hours: Hours a device waits after it took part.
+      rounds_per_day: Rounds committed in 24 hours. If training runs faster than
+        this for a while, the stride is smaller: it has to be observed.
+
+    Returns:
+      ⌊timer_hours · rounds_per_day / 24⌋, at least 1.
+    """
+    validation.positive("timer_hours", timer_hours)
+    validation.positive("rounds_per_day", rounds_per_day)
+    return max(1, math.floor(timer_hours * rounds_per_day / 24.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What is known, and what is wanted.
+
+    Exactly one of the three targets is given.
+
+    Attributes:
+      population: Number of devices that train.
+      num_rounds: Rounds to train for.
+      delta: Delta of the guarantee.
+      target_epsilon: Epsilon to reach; or
+      target_rho: rho-zCDP to reach; or
+      target_noise: `noise_in_sum` to keep, whatever epsilon that gives.
+      report_goals: Clients a round to consider; those that the population cannot keep
+        up, with `min_sep` and `max_participations`, are left out: see `schemas`.
+      min_sep: Stride to rely on; the largest that the population allows if None.
+      min_sep_fraction: Share of the largest stride to rely on, if `min_sep` is
+        None. Production saw 14 % to 81 % of it (Xu et al. 2023, Table 1).
+      max_participations: Rounds of one device, at least as many as the population
+        implies: report goal · num_rounds / population; as many as fit if None.
+      num_parameters: Parameters of the model, for memory and upload.
+      secagg_inflation: If not None, sums are taken by secure aggregation with
+        the coarsest grid that inflates the clip norm by this factor at most.
+    """
+
+    population: int
+    num_rounds: int
+    delta: float
+    target_epsilon: float | None = None
+    target_rho: float | None = None
+    target_noise: float | None = None
+    report_goals: tuple[int, ...] = DEFAULT_REPORT_GOALS
+    min_sep: int | None = None
+    min_sep_fraction: float = 1.0
+    max_participations: int | None = None
+    num_parameters: int = 4_050_000
+    secagg_inflation: float | None = None
+
+    def __post_init__(self):
+        targets = (self.target_epsilon, self.target_rho, self.target_noise)
+        if sum(target is not None for target in targets) != 1:
+            raise ValueError(
+                f"Give exactly one of target_epsilon, target_rho and target_noise, got {targets!r}."
+            )
+        if self.target_noise is not None:
+            validation.positive("target_noise", self.target_noise)
+        validation.probability("min_sep_fraction", self.min_sep_fraction)
+        validation.delta(self.delta)
+        for name in ("population", "num_rounds", "num_parameters"):
+            validation.integer(name, getattr(self, name), minimum=1)
+        for report_goal in self.report_goals:
+            validation.integer("report_goals", report_goal, minimum=1)
+        for name in ("min_sep", "max_participations"):
+            if getattr(self, name) is not None:
+                remedy = "Leave it out for as many as fit." if name != "min_sep" else ""
+                validation.integer(name, getattr(self, name), minimum=1, remedy=remedy)
+
+    def schema(self, report_goal: int) -> schema_lib.MinSep:
+        """The participation schema at a report goal.
+
+        Raises:
+          ValueError: If the population cannot keep it.
+        """
+        most = largest_min_sep(self.population, report_goal)
+        if self.min_sep is None:
+            min_sep = max(1, math.floor(self.min_sep_fraction * most))
+        elif self.min_sep <= most:
+            min_sep = self.min_sep
+        else:
+            raise ValueError(
+                f"min_sep={self.min_sep} with report_goal={report_goal} needs "
+                f"{self.min_sep * report_goal} devices, and population={self.population}: the "
+                f"largest min_sep is {most}."
+            )
+        min_sep = min(min_sep, self.num_rounds)
+        participations = -(-self.num_rounds // min_sep)
+        if self.max_participations is not None:
+            participations = self.max_participations
+        least = cohorts.implied_participations(self.population, report_goal, self.num_rounds)
+        if participations < least:
+            raise ValueError(
+                f"max_participations={participations} is too few: {self.num_rounds} rounds of "
+                f"{report_goal} out of {self.population} devices make some device take part "
+                f"{least} times; give {least} or more, a smaller report goal or fewer rounds."
+            )
+        return schema_lib.MinSep(self.num_rounds, min_sep, participations)
+
+    def schemas(self) -> tuple[dict[int, schema_lib.MinSep], dict[int, str]]:
+        """The schema of each report goal that the population can keep up.
+
+        Returns:
+          Report goals with their schemas, and the others with the reason.
+        """
+        feasible, left_out = {}, {}
+        for report_goal in sorted(set(self.report_goals)):
+            try:
+                feasible[report_goal] = self.schema(report_goal)
+            except ValueError as error:
+                left_out[report_goal] = str(error)
+        return feasible, left_out
