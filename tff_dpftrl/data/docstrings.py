@@ -5,10 +5,13 @@ modules of the installed packages. The standard library is kept apart, as the
 public text from which the vocabulary is made (`tff_dpftrl.data.vocabulary`), so
 that nothing but the packages' text is protected and nothing of it is given away.
 
-Near-duplicates are removed: a docstring is left out if more than half of its words
-are in sentences that earlier modules, or the standard library, have already, and a
-sentence counts once per module. Packages that were copied or vendored thus leave
-one user, not two that say the same.
+What a user has must not depend on who else is there, or the guarantee for one user would
+not hold for what the others say because of them. So text is compared with public text and
+with the user's own, never with other users': a docstring is left out if more than half of
+its words are in sentences that the standard library has, and a sentence counts once per
+module. Vendored packages, and a few known copies (`_COPIES`), are left out by their names.
+Modules still share some sentences; such a sentence is protected as part of each module,
+not of all of them together.
 """
 
 from __future__ import annotations
@@ -28,14 +31,28 @@ from typing import TypeAlias
 from tff_dpftrl.data import docstring_extraction, jsonl, user_text
 
 MIN_WORDS = 100
-"""Words a module must have, after the removal of near-duplicates, to be a user."""
+"""Words a module must have, after the removal of public text, to be a user."""
 
-_FORMAT = 1
+_FORMAT = 2
 """Raise it when the same environment yields another corpus: it names cache files."""
 
 _SKIPPED_FOLDERS = frozenset(
     ["__pycache__", "dist-packages", "site-packages", "test", "testing", "tests", "lib2to3"]
+    # Copies of other packages.
+    + ["_vendor", "_vendored", "extern", "externals", "third_party", "vendor", "vendored"]
 )
+_COPIES = frozenset(
+    [
+        "tensorboard.compat",  # Of parts of TensorFlow.
+        "tensorflow._api",  # The names of tensorflow.python once more.
+        "tensorflow.python.keras",  # Of keras, as it was.
+        "tensorflow_probability.python.internal.backend",  # Of tensorflow.python.ops.
+        "tensorflow_probability.substrates",  # tensorflow_probability.python for JAX and NumPy.
+        "tf_keras",  # Of keras.
+    ]
+)
+"""Packages and folders in the text of other packages, in the environment that is pinned."""
+
 _OWN_PACKAGE = "tff_dpftrl"
 _MAX_PROCESSES = 4
 
@@ -93,7 +110,7 @@ def read(
             for found in _source_files(root, chosen)
             if found[0].partition(".")[0] != _OWN_PACKAGE
         ]
-        return _distinct_modules(files, seen=public.texts(), progress=progress)
+        return _modules(files, public=public.texts(), progress=progress)
 
     corpus = _cached("docs", key, cache_dir, extract)
     return user_text.require_several_users(corpus)
@@ -113,7 +130,7 @@ def read_standard_library(*, cache_dir: str | os.PathLike[str] | None = None) ->
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
 
     def extract() -> dict[str, list[str]]:
-        return _distinct_modules(_source_files(root, None), seen=(), progress=None)
+        return _modules(_source_files(root, None), public=(), progress=None)
 
     return _cached("standard-library", [sys.version], cache_dir, extract)
 
@@ -137,6 +154,7 @@ def _source_files(root: pathlib.Path, chosen: frozenset[str] | None) -> list[tup
             for name in subfolders
             if name.isidentifier()
             and name not in _SKIPPED_FOLDERS
+            and (".".join((*parts, name)) not in _COPIES or (not parts and chosen is not None))
             and (parts or chosen is None or name in chosen)
         ]
         for file in files:
@@ -148,11 +166,11 @@ def _source_files(root: pathlib.Path, chosen: frozenset[str] | None) -> list[tup
     return sorted(found)
 
 
-def _distinct_modules(
-    files: Sequence[tuple[str, str]], seen: Iterable[str], progress: Progress | None
+def _modules(
+    files: Sequence[tuple[str, str]], public: Iterable[str], progress: Progress | None
 ) -> dict[str, list[str]]:
-    """Reads the files and removes near-duplicates, in the order given."""
-    seen_keys = {_sentence_key(sentence) for sentence in seen}
+    """Reads the files, each by itself, and removes what is mostly public text."""
+    public_keys = {_sentence_key(sentence) for sentence in public}
     modules: dict[str, list[str]] = {}
     with contextlib.closing(_extract_all([path for _, path in files])) as extracted:
         for done, ((module, _), docstrings) in enumerate(
@@ -161,10 +179,9 @@ def _distinct_modules(
             own: dict[bytes, str] = {}
             for sentences in docstrings:
                 words = {_sentence_key(text): len(_WORD.findall(text)) for text in sentences}
-                repeated = sum(n for key, n in words.items() if key in seen_keys)
+                repeated = sum(n for key, n in words.items() if key in public_keys)
                 if 2 * repeated <= sum(words.values()):
                     own.update((_sentence_key(text), text) for text in sentences)
-            seen_keys.update(own)
             if sum(len(_WORD.findall(text)) for text in own.values()) >= MIN_WORDS:
                 modules.setdefault(module, list(own.values()))
             if progress is not None:
