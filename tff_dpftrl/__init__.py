@@ -8,11 +8,26 @@ import importlib
 
 from tff_dpftrl.version import __version__
 
+# Where a name is defined; after a colon, what it is called there if not the same.
 _MODULE_OF = {
     "MinSep": "participation.schema",
+    "Strategy": "mechanisms.strategy",
+    "Banded": "mechanisms.banded",
+    "BandedToeplitz": "mechanisms.banded_toeplitz",
     "Blt": "mechanisms.blt",
+    "Dense": "mechanisms.dense",
+    "FullTree": "mechanisms.tree",
     "Identity": "mechanisms.identity",
+    "InverseBanded": "mechanisms.inverse_banded",
+    "Restarted": "mechanisms.restarts",
     "Tree": "mechanisms.tree",
+    "MechanismOptions": "mechanisms.table:Options",
+    "build_strategy": "mechanisms.table:build",
+    "load_strategy": "mechanisms.serialization:load",
+    "save_strategy": "mechanisms.serialization:save",
+    "optimize_banded": "mechanisms.banded_optimize",
+    "optimize_banded_toeplitz": "mechanisms.banded_toeplitz_optimize",
+    "optimize_bifr": "mechanisms.inverse_banded_optimize",
     "optimize_blt": "mechanisms.blt_optimize",
     "calibrate_noise_multiplier": "accounting.calibrate",
     "dp_ftrl_guarantee": "accounting.guarantee",
@@ -52,8 +67,8 @@ def __getattr__(name: str):
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_MODULE_OF[name]}")
-    return getattr(module, name)
+    module, _, original = _MODULE_OF[name].partition(":")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), original or name)
 
 
 def __dir__():

@@ -26,7 +26,7 @@ def num_bands(strategy: strategy_lib.Strategy) -> int:
     Raises:
       ValueError: If the strategy is not banded, like a BLT or a tree.
     """
-    recipe = strategy.noise_recipe()
+    recipe = strategy_lib.check_strategy(strategy).noise_recipe()
     if isinstance(recipe, noise_recipe.IdentityNoise):
         return 1
     if isinstance(recipe, noise_recipe.BandedNoise):

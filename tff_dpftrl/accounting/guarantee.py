@@ -227,6 +227,7 @@ def epsilon_so_far(
       ValueError: If an argument is out of range or `rounds_released` exceeds
         the schema's rounds.
     """
+    strategy_lib.check_strategy(strategy)
     if not 0 <= rounds_released <= schema.num_rounds:
         raise ValueError(
             f"rounds_released must be between 0 and num_rounds={schema.num_rounds}, got "

@@ -236,7 +236,8 @@ def _without_nan(point: Point, instead: str | None) -> dict[str, Any]:
 
 def _as_csv(points: list[Point]) -> str:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(Point)])
+    names = [field.name for field in dataclasses.fields(Point)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(_without_nan(point, "") for point in points)
     return text.getvalue()

@@ -85,7 +85,7 @@ class Certificate:
 
 def certify(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) -> Certificate:
     """Computes sensitivity, errors and losses of `strategy` under `schema`."""
-    sensitivity = strategy.sensitivity(schema)
+    sensitivity = strategy_lib.check_strategy(strategy).sensitivity(schema)
     max_error = strategy.max_error(schema.num_rounds)
     rms_error = strategy.rms_error(schema.num_rounds)
     return Certificate(
