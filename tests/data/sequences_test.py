@@ -138,7 +138,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="sequence_length must be at least 1, got 0"):
         sequences.SequenceSpec(0)
     corpus = _corpus(u=["a"], v=[])
-    with pytest.raises(ValueError, match="max_sequences must be at least 1 or None, got 0"):
+    with pytest.raises(ValueError, match="max_sequences must be at least 1, got 0"):
         corpus.sample("u", max_sequences=0, seed=0)
     with pytest.raises(ValueError, match="num_epochs must be at least 1, got 0"):
         corpus.sample("u", max_sequences=1, num_epochs=0, seed=0)

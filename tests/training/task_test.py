@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.data import jsonl
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import task
 
@@ -105,54 +104,12 @@ def test_the_training_text_is_counted(tmp_path):
     assert len(built.held_out) <= 2 * built.num_held_out_users
 
 
-@pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])
-def test_a_corpus_without_text_is_not_called_too_small(tmp_path, texts):
-    data = _write_jsonl(tmp_path / "c.jsonl", {f"user{i}": texts for i in range(100)})
-    for vocabulary in ("private", "docs"):
-        with pytest.raises(ValueError, match="has 100 users, none of them has a text with a word"):
-            _build(data, vocabulary=vocabulary)
-
-
-def test_who_has_no_text_is_said(tmp_path):
-    users = _users()
-    built = _build(_write_jsonl(tmp_path / "c.jsonl", users))
-    train = set(built.train.user_ids)
-    silent = {user: [] if user in train else texts for user, texts in users.items()}
-    with pytest.raises(ValueError, match=rf"has {len(train)} users to train on, none of them has"):
-        _build(_write_jsonl(tmp_path / "c.jsonl", silent))
-    silent = {user: texts if user in train else [] for user, texts in users.items()}
-    with pytest.raises(ValueError, match="users to hold out for evaluation, none of them has"):
-        _build(_write_jsonl(tmp_path / "c.jsonl", silent))
-
-
-def test_too_few_users_are_counted(tmp_path):
-    built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()))
-    train = dict.fromkeys(built.train.user_ids[:3], ["the tests"])
-    with pytest.raises(ValueError, match="too few users, 3: .* none to hold out for evaluation"):
-        _build(_write_jsonl(tmp_path / "c.jsonl", train))
-    others = [user for user in _users() if user not in built.train.user_ids]
-    with pytest.raises(ValueError, match=f"too few users, {len(others)}: .* none to train on"):
-        _build(_write_jsonl(tmp_path / "c.jsonl", dict.fromkeys(others, ["the tests"])))
-
-
-def test_the_protected_text_is_no_public_vocabulary(tmp_path):
-    users = {u: [f"what {u} says, and nobody else"] for u in _users()}
-    data = _write_jsonl(tmp_path / "c.jsonl", users)
-    link, copy = tmp_path / "link.jsonl", tmp_path / "copy.txt"
-    link.symlink_to(data)
-    copy.write_bytes(data.read_bytes())
-    for path in (data, link, copy, tmp_path / "sub" / ".." / "c.jsonl"):
-        (tmp_path / "sub").mkdir(exist_ok=True)
-        with pytest.raises(ValueError, match="is the file of the users to be protected"):
+def test_protected_text_in_sqlite_is_no_public_vocabulary(tmp_path):
+    vocabulary = _write_jsonl(tmp_path / "c.jsonl", _users())
+    data = _write_sqlite(tmp_path / "c.sqlite", _users())
+    for path in (vocabulary, data):
+        with pytest.raises(ValueError, match="cannot be public"):
             _build(data, vocabulary=str(path))
-    jsonl.write(jsonl.read(data), tmp_path / "c.jsonl.gz")
-    for protected in (data, _write_sqlite(tmp_path / "c.sqlite", users)):
-        with pytest.raises(ValueError, match="cannot be public: it has the texts of"):
-            _build(protected, vocabulary=str(tmp_path / "c.jsonl.gz"))
-    private = _build(data, vocabulary="private")
-    assert "NOT covered" in private.words.source
-    others = _write_jsonl(tmp_path / "others.jsonl", {"a": ["the tests"], "b": ["others say"]})
-    assert "declared public" in _build(data, vocabulary=str(others)).words.source
 
 
 if __name__ == "__main__":

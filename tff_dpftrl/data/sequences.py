@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import tokenizer, user_text
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 
@@ -27,8 +28,7 @@ class SequenceSpec:
     split_long_texts: bool = True
 
     def __post_init__(self):
-        if self.sequence_length < 1:
-            raise ValueError(f"sequence_length must be at least 1, got {self.sequence_length!r}.")
+        validation.integer("sequence_length", self.sequence_length, minimum=1)
 
 
 class SequenceCorpus:
@@ -99,10 +99,9 @@ class SequenceCorpus:
         Raises:
           ValueError: If there is no such user, or a number is not positive.
         """
-        if max_sequences is not None and max_sequences < 1:
-            raise ValueError(f"max_sequences must be at least 1 or None, got {max_sequences!r}.")
-        if num_epochs < 1:
-            raise ValueError(f"num_epochs must be at least 1, got {num_epochs!r}.")
+        if max_sequences is not None:
+            validation.integer("max_sequences", max_sequences, minimum=1)
+        validation.integer("num_epochs", num_epochs, minimum=1)
         sequences = self.sequences(user_id)
         user_key = int.from_bytes(hashlib.sha256(user_id.encode("utf-8")).digest()[:8], "big")
         rng = np.random.default_rng([seed, user_key])

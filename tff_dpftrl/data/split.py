@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import math
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
 
 
@@ -64,8 +65,7 @@ def within_users(
     Raises:
       ValueError: If `train_fraction` is not in (0, 1).
     """
-    if not 0 < train_fraction < 1:
-        raise ValueError(f"train_fraction must be between 0 and 1, got {train_fraction!r}.")
+    validation.number("train_fraction", train_fraction, above=0, below=1)
 
     def first(user_id: str) -> list[str]:
         texts = list(corpus.read_examples(user_id))

@@ -1,0 +1,95 @@
+"""Tests of tff_dpftrl.training.corpus."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tff_dpftrl.data import jsonl
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus
+
+
+def _users(count=40):
+    return {f"user{i}": ["the tests say so", f"word{i} the"] for i in range(count)}
+
+
+def _write(path, users):
+    rows = (json.dumps({"user_id": user, "examples": texts}) for user, texts in users.items())
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def _read(data, **options):
+    vocabulary = data.with_name("words.txt")
+    vocabulary.write_text("the\ntests\n")
+    defaults = {"data": str(data), "vocabulary": str(vocabulary), "mechanism": "none"}
+    return corpus.read(config_lib.TrainingConfig(**defaults | options))
+
+
+@pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])
+def test_a_corpus_without_text_is_not_called_too_small(tmp_path, texts):
+    data = _write(tmp_path / "c.jsonl", {f"user{i}": texts for i in range(100)})
+    for vocabulary in ("private", "docs"):
+        with pytest.raises(ValueError, match="has 100 users, none of them has a text with a word"):
+            _read(data, vocabulary=vocabulary)
+
+
+def test_who_has_no_text_is_said(tmp_path):
+    users = _users()
+    built = _read(_write(tmp_path / "c.jsonl", users))
+    train = set(built.train.user_ids)
+    silent = {user: [] if user in train else texts for user, texts in users.items()}
+    with pytest.raises(ValueError, match=rf"has {len(train)} users to train on, none of them has"):
+        _read(_write(tmp_path / "c.jsonl", silent))
+    silent = {user: texts if user in train else [] for user, texts in users.items()}
+    with pytest.raises(ValueError, match="users to hold out for evaluation, none of them has"):
+        _read(_write(tmp_path / "c.jsonl", silent))
+
+
+def test_too_few_users_are_counted(tmp_path):
+    built = _read(_write(tmp_path / "c.jsonl", _users()))
+    train = dict.fromkeys(built.train.user_ids[:3], ["the tests"])
+    with pytest.raises(ValueError, match="too few users, 3: .* none to hold out for evaluation"):
+        _read(_write(tmp_path / "c.jsonl", train))
+    others = [user for user in _users() if user not in built.train.user_ids]
+    with pytest.raises(ValueError, match=f"too few users, {len(others)}: .* none to train on"):
+        _read(_write(tmp_path / "c.jsonl", dict.fromkeys(others, ["the tests"])))
+
+
+def test_the_protected_text_is_no_public_vocabulary(tmp_path):
+    users = {u: [f"what {u} says, and nobody else"] for u in _users()}
+    data = _write(tmp_path / "c.jsonl", users)
+    link, copy = tmp_path / "link.jsonl", tmp_path / "copy.txt"
+    link.symlink_to(data)
+    copy.write_bytes(data.read_bytes())
+    for path in (data, link, copy, tmp_path / "sub" / ".." / "c.jsonl"):
+        (tmp_path / "sub").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="is the file of the users to be protected"):
+            _read(data, vocabulary=str(path))
+    jsonl.write(jsonl.read(data), tmp_path / "c.jsonl.gz")
+    with pytest.raises(ValueError, match="cannot be public: it has the texts of"):
+        _read(data, vocabulary=str(tmp_path / "c.jsonl.gz"))
+    private = _read(data, vocabulary="private")
+    assert "NOT covered" in private.words.source
+    others = _write(tmp_path / "others.jsonl", {"a": ["the tests"], "b": ["others say"]})
+    assert "declared public" in _read(data, vocabulary=str(others)).words.source
+
+
+def test_files_are_read_without_tensorflow(tmp_path):
+    data = _write(tmp_path / "c.jsonl", _users())
+    program = f"""
+import sys
+from tff_dpftrl.training import config, corpus
+options = {{"data": {str(data)!r}, "vocabulary": "private", "mechanism": "none"}}
+assert len(corpus.read(config.TrainingConfig(**options)).train) > 20
+assert "tensorflow" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

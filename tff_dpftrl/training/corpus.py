@@ -1,0 +1,123 @@
+"""The text of a run: who trains, who is held out, and which words there are.
+
+Everything that can be wrong with the files of a run is found here, without TensorFlow,
+whose import takes longer (but SQLite is parsed by it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import os
+
+import tqdm
+
+from tff_dpftrl.data import sources, split, user_text, vocabulary
+from tff_dpftrl.training import config as config_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RunText:
+    """Text by user, in two parts, and the vocabulary.
+
+    Attributes:
+      train: The training users, the ones who are protected.
+      held_out: Users who never train.
+      words: The vocabulary.
+    """
+
+    train: user_text.UserText
+    held_out: user_text.UserText
+    words: vocabulary.Vocabulary
+
+
+def read(config: config_lib.TrainingConfig) -> RunText:
+    """Reads the corpus and the vocabulary that a config names.
+
+    Args:
+      config: Options of the run.
+
+    Returns:
+      The text. Users are split by a hash of their id: about eight in ten train and
+      one in ten is held out (the validation part of `data.split.by_user`; the test
+      part is never touched).
+
+    Raises:
+      ValueError: If corpus or vocabulary cannot be used.
+    """
+    corpus = _load_corpus(config)
+    parts = split.by_user(corpus)
+    train = parts.train
+    if config.max_users is not None:
+        train = train.select(train.user_ids[: config.max_users])
+    _check_users(corpus, train, parts.validation)
+    return RunText(train, parts.validation, _vocabulary(config, train))
+
+
+def _check_users(
+    corpus: user_text.UserText, train: user_text.UserText, held_out: user_text.UserText
+) -> None:
+    """Refuses a corpus that leaves nobody, or no word, to train on or to evaluate on."""
+    if not corpus.has_text():
+        raise ValueError(
+            f"data {corpus.name!r} has {len(corpus)} users, none of them has a text with a word in "
+            "it: check how the file was written."
+        )
+    for part, verb in ((train, "train on"), (held_out, "hold out for evaluation")):
+        if len(part) == 0:
+            raise ValueError(
+                f"data {corpus.name!r} has too few users, {len(corpus)}: a hash of their ids gives "
+                f"about eight in ten to training and one in ten to evaluation, which leaves none "
+                f"to {verb}; use a larger corpus."
+            )
+        if not part.has_text():
+            raise ValueError(
+                f"data {corpus.name!r} has {len(part)} users to {verb}, none of them has a text "
+                f"with a word in it (others of its {len(corpus)} users have); use a larger corpus."
+            )
+
+
+def _load_corpus(config: config_lib.TrainingConfig) -> user_text.UserText:
+    with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return sources.load_user_text(
+            config.data,
+            pretokenized=config.pretokenized,
+            sqlite_text_feature=config.sqlite_text_feature,
+            sqlite_split=config.sqlite_split,
+            progress=show,
+        )
+
+
+def _vocabulary(
+    config: config_lib.TrainingConfig, train: user_text.UserText
+) -> vocabulary.Vocabulary:
+    size, lower_case = config.vocabulary_size, config.lower_case
+    match config.vocabulary:
+        case "docs":
+            return vocabulary.standard_library(size, lower_case=lower_case)
+        case "private":
+            return vocabulary.of_training_users(train, size, lower_case=lower_case)
+        case path:
+            _refuse_same_file(config.data, path)
+            return vocabulary.from_file(
+                path,
+                size,
+                lower_case=lower_case,
+                is_tokenized=config.pretokenized,
+                protected=train,
+            )
+
+
+def _refuse_same_file(data: str, path: str) -> None:
+    """Refuses a vocabulary that is the protected file, under its own name or as a copy."""
+    if os.path.isfile(data) and os.path.isfile(path) and filecmp.cmp(data, path, shallow=False):
+        raise ValueError(
+            f"vocabulary {path!r} is the file of the users to be protected, {data!r}, or a copy of "
+            "it, and cannot be public: count it on other text, or pass vocabulary 'private', and "
+            "the statement will say that it is not covered."
+        )
