@@ -130,7 +130,7 @@ def test_report_goals_that_cannot_be_kept_up_are_left_out_with_a_reason():
     assert list(left_out) == [6500, 9_000_000]
     assert "max_participations=2" in left_out[6500]
     assert "population=4000000" in left_out[9_000_000]
-    with pytest.raises(ValueError, match=r"population=10\. Of 500, .* at most population=10"):
+    with pytest.raises(ValueError, match="population=10: give .* Of 500, .* at most population=10"):
         planner.make_plans(dataclasses.replace(_REQUEST, population=10))
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from tff_dpftrl.cli import main, plan
-from tff_dpftrl.training import config
+from tff_dpftrl.data import split
+from tff_dpftrl.training import config, privacy
 
 _KNOWN = ["--population", "4000000", "--rounds", "2000", "--delta", "1e-10"]
 _TARGET = [*_KNOWN, "--target-epsilon", "5", "--report-goals", "3000,5000,6500"]
@@ -50,6 +51,39 @@ def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypa
     parsed = config.config_from_mapping(known, "the command line")
     assert (parsed.clients_per_round, parsed.num_rounds, parsed.min_sep) == (5000, 2000, 800)
     assert parsed.strategy == "strategy.json"
+
+
+@pytest.mark.parametrize("population, goals", [(60, "5"), (700, "10,20"), (3000, "100")])
+def test_train_takes_the_command_for_a_file_of_so_many_users(
+    population, goals, capsys, tmp_path, monkeypatch
+):
+    flags = ["--population", str(population), "--rounds", "90", "--report-goals", goals]
+    flags += ["--target-epsilon", "4", "--delta", "1e-6", "--mechanisms", "blt"]
+    recommended = json.loads(_out(capsys, *flags, "--format", "json"))["recommended"]
+    needed = recommended["training_users_needed"]
+    in_file = recommended["users_of_a_file_needed"]
+    text = _out(capsys, *flags)
+    assert f"for the {needed:,} training users" in text
+    assert f"the file must have {in_file:,} users" in text
+    commands = [shlex.split(line) for line in text.splitlines() if "  tff-dpftrl" in line]
+    monkeypatch.chdir(tmp_path)
+    assert main.main(commands[0][1:]) == 0
+    args = main._build_parser().parse_args(commands[2][1:])
+    known = {field: getattr(args, field) for field in _CONFIG_FIELDS if hasattr(args, field)}
+    parsed = config.config_from_mapping(known, "the command line")
+    # As many users as said, less those that `train` keeps for evaluation.
+    in_training = sum(split.hash_bucket(f"user {i}") >= 2 for i in range(in_file))
+    assert needed <= in_training < in_file
+    made = privacy.DpFtrlPlan.make(parsed, in_training, num_parameters=10)
+    assert 4 * (1 - 1e-5) <= made.epsilon_after(90) <= 4
+    made.sampler(0).cohort(89)
+    with pytest.raises(ValueError):  # Fewer training users than said do not do.
+        privacy.DpFtrlPlan.make(parsed, needed - 1, num_parameters=10).sampler(0)
+
+
+def test_the_note_of_held_out_users_is_near_the_split():
+    shares = [split.hash_bucket(str(i)) >= 2 for i in range(20_000)]
+    assert sum(shares) / 20_000 == pytest.approx(plan._TRAINING_SHARE, abs=6 * 0.4 / 20_000**0.5)
 
 
 _CONFIG_FIELDS = set(config.TrainingConfig.__dataclass_fields__)
@@ -103,6 +137,22 @@ def test_timer_sets_the_separation(capsys):
     assert {row["min_sep"] for row in report["plans"]} == {314}
 
 
+def test_what_is_left_out_is_said(capsys):
+    assert main.main(["plan", *_TARGET, "--max-participations", "3", "--mechanisms", "tree"]) == 0
+    captured = capsys.readouterr()
+    assert "Report goal 6500 is left out: max_participations=3" in captured.err
+    assert captured.err.count("\n") == 1
+    assert " 6500 " not in captured.out.split("\n\n")[0]
+
+
+def test_without_a_quiet_plan_that_is_said(capsys):
+    flags = ["--population", "200000", "--rounds", "2000", "--target-epsilon", "5"]
+    text = _out(capsys, *flags, "--mechanisms", "blt")
+    assert "None of these plans is as quiet as Gboard's production models" in text
+    assert "blt with 1000 clients a round" in text
+    assert "on average one takes part 10 times" in text
+
+
 def test_secure_aggregation_is_in_the_commands(capsys):
     text = _out(capsys, *_TARGET, "--secagg-inflation", "1.01", "--mechanisms", "blt")
     assert "--secagg-bits" in text
@@ -120,6 +170,14 @@ def test_plot(capsys, tmp_path):
         ([*_TARGET, "--mechanisms", "magic"], "magic"),
         ([*_TARGET, "--timer-hours", "3"], "--rounds-per-day"),
         ([*_TARGET, "--min-sep", "9000"], "no report goal"),
+        ([*_TARGET, "--max-participations", "0"], "Leave it out for as many as fit"),
+        ([*_TARGET, "--max-participations", "1"], "give 2 or more"),
+        ([*_TARGET, "--mechanisms", "tree-full"], "cannot be run"),
+        ([*_TARGET, "--what-if-rounds", "0"], "--what-if-rounds must be at least 1"),
+        (
+            ["--population", "10", "--rounds", "50", "--target-epsilon", "5"],
+            "at most population=10, got 100",
+        ),
         ([*_KNOWN, "--keep-noise-of", "magic:7:6500"], "magic"),
         ([*_KNOWN, "--target-epsilon", "0"], "target_epsilon"),
     ],

@@ -120,6 +120,13 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path):
         banded_optimize.optimize_banded(schema, checkpoint=path, minimize_rms=False)
 
 
+def test_a_checkpoint_without_a_folder_is_refused_before_the_search(tmp_path):
+    with pytest.raises(ValueError, match="folder that does not exist"):
+        banded_optimize.optimize_banded(
+            schema_lib.MinSep(20, 5, 4), checkpoint=tmp_path / "missing" / "search.npz"
+        )
+
+
 def test_one_band_is_the_identity():
     strategy = banded_optimize.optimize_banded(schema_lib.MinSep(7, 1, 7))
     np.testing.assert_array_equal(strategy.rows, np.ones((7, 1)))

@@ -173,8 +173,8 @@ def make_plans(
     if not feasible:
         least = min(left_out)
         raise ValueError(
-            f"no report goal can be kept up by population={request.population}. Of "
-            f"{least}, the smallest one: {left_out[least]}"
+            f"no report goal can be kept up by population={request.population}: give smaller "
+            f"report goals. Of {least}, the smallest: {left_out[least]}"
         )
     return [
         _plan(request, name, report_goal, schema)

@@ -7,6 +7,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import output
 
 if TYPE_CHECKING:
@@ -191,6 +192,12 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
         raise ValueError("--timer-hours and --rounds-per-day go together.")
     if args.timer_hours is not None:
         min_sep = planner_request.min_sep_of_timer(args.timer_hours, args.rounds_per_day)
+    for flag, value in (
+        ("--what-if-rounds", args.what_if_rounds),
+        ("--what-if-min-sep", args.what_if_min_sep),
+    ):
+        if value is not None:
+            validation.integer(flag, value, minimum=1)
     target_noise = args.target_noise
     if args.keep_noise_of is not None:
         target_noise = _reference_noise(args)

@@ -128,7 +128,7 @@ def optimize_banded(
 
     Raises:
       ValueError: If `bands` is less than 1, or more than `min_sep` with more than
-        one participation; or if the checkpoint belongs to another problem.
+        one participation; if the checkpoint belongs to another problem or has no folder.
     """
     start = banded_toeplitz_optimize.optimize_banded_toeplitz(
         schema, bands, minimize_rms=minimize_rms
@@ -136,6 +136,11 @@ def optimize_banded(
     shape = (schema.num_rounds, start.bands)
     stages = (1.0,) if minimize_rms else _MAX_ERROR_POWERS
     path = None if checkpoint is None else pathlib.Path(checkpoint)
+    if path is not None and not path.parent.is_dir():
+        raise ValueError(
+            f"checkpoint {str(path)!r} is in a folder that does not exist: make it, or give "
+            "another path."
+        )
     if path is not None and path.exists():
         columns, first_stage = _load(path, shape, minimize_rms)
     else:
