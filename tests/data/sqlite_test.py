@@ -139,7 +139,7 @@ def test_a_missing_feature_is_named(tmp_path):
     with pytest.raises(ValueError, match="client 'a' has 0 values of the text feature") as error:
         sqlite.read(tmp_path / "c.sqlite").examples("a")
     message = str(error.value)
-    assert message.endswith("of bytes are creation_date, tags, title, type, words.")
+    assert "of bytes are creation_date, tags, title, type, words. Say which" in message
     assert sqlite.read(tmp_path / "c.sqlite", text_feature="words").examples("a") == ["x"]
 
 

@@ -92,7 +92,7 @@ class _ExampleReader:
             ]
             raise ValueError(
                 f"{self._path} has no clients in the split {self._split_name!r}; its splits are "
-                f"{', '.join(sorted(map(str, others))) or 'none'}."
+                f"{', '.join(sorted(map(str, others))) or 'none'} (sqlite_split; all if not given)."
             )
         return tuple(sorted(client_id for (client_id,) in rows))
 
@@ -116,6 +116,6 @@ class _ExampleReader:
             raise ValueError(
                 f"{where} has {found.get(self._text_feature, 0)} values of the text feature "
                 f"{self._text_feature!r}, expected 1; its features with one value of bytes are "
-                f"{', '.join(texts) or 'none'}."
+                f"{', '.join(texts) or 'none'}. Say which one is text (sqlite_text_feature)."
             )
         return features[self._text_feature].bytes_list.value[0].decode("utf-8", errors="replace")
