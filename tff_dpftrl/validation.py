@@ -16,7 +16,7 @@ def _message(name: str, wanted: str, value: Any, remedy: str) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = "") -> int:
-    """An integer of any type that has `__index__`, at least `minimum`.
+    """An integer of any type that has `__index__`, but no bool, at least `minimum`.
 
     Args:
       name: The argument's name.
@@ -33,7 +33,9 @@ def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = 
     try:
         as_int = operator.index(value)
     except TypeError:
-        raise ValueError(_message(name, "an integer", value, remedy)) from None
+        as_int = None
+    if as_int is None or isinstance(value, bool):
+        raise ValueError(_message(name, "an integer", value, remedy))
     if minimum is not None and as_int < minimum:
         raise ValueError(_message(name, f"at least {minimum}", value, remedy))
     return as_int
@@ -91,6 +93,25 @@ def number(
     ):
         raise ValueError(_message(name, wanted, value, remedy))
     return as_float
+
+
+def numbers(name: str, values: Any) -> tuple[float, ...]:
+    """A sequence of numbers as floats, finite or not.
+
+    Args:
+      name: The argument's name.
+      values: What the caller gave.
+
+    Returns:
+      The values, each as a `float`.
+
+    Raises:
+      ValueError: If it is no sequence, or an entry is no number.
+    """
+    try:
+        return tuple(float(value) for value in values)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a sequence of numbers, got {values!r}.") from None
 
 
 def positive(name: str, value: Any, *, remedy: str = "") -> float:

@@ -83,7 +83,7 @@ def test_a_million_rounds():
 
 @pytest.mark.parametrize("bands", [0, 21])
 def test_bands_out_of_range_are_refused(bands):
-    with pytest.raises(ValueError, match="bands must be in 1 ... 20"):
+    with pytest.raises(ValueError, match="bands must be at (least 1|most 20)"):
         banded_toeplitz_optimize.optimize_banded_toeplitz(schema_lib.MinSep(20, 20, 1), bands)
 
 

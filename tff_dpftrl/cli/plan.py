@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import output
+from tff_dpftrl.cli import output, plan_report
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
@@ -28,9 +27,6 @@ Gboard's production models. If there is none, or if the noise is the target, twi
 a round, each device twice as often, must lower the noise (or mu, with which epsilon grows) by a
 fifth to be preferred.
 """
-
-_TRAINING_SHARE = 0.8  # Of the users of a file, `train` keeps the others for evaluation.
-
 
 _EPILOG = """\
 examples:
@@ -172,10 +168,10 @@ def run(args: argparse.Namespace) -> int:
     recommended = planner.recommend(plans, quiet_enough)
     what_ifs = [_what_if(plan, args) for plan in shown]
     if args.format == "json":
-        output.print_json(_report(shown, what_ifs, recommended))
+        output.print_json(plan_report.as_json(shown, what_ifs, recommended))
     else:
-        output.print_table(_rows(shown, what_ifs), left=1)
-        print(_advice(recommended, request, args))
+        output.print_table(plan_report.rows(shown, what_ifs), left=1)
+        print(plan_report.advice(recommended, request, args))
     if args.plot is not None:
         from tff_dpftrl.accounting import planner_plots
 
@@ -243,160 +239,3 @@ def _what_if(
         return plan.what_if(num_rounds=args.what_if_rounds, min_sep=args.what_if_min_sep)
     except ValueError as error:
         return str(error)
-
-
-def _report(shown, what_ifs, recommended: planner_lib.Plan) -> dict[str, Any]:
-    from tff_dpftrl.accounting import planner
-
-    rows = []
-    for plan, what_if in zip(shown, what_ifs, strict=True):
-        row = plan.to_dict()
-        if isinstance(what_if, str):
-            row["what_if"] = {"impossible": what_if}
-        elif what_if is not None:
-            row["what_if"] = what_if.to_dict()
-        rows.append(row)
-    return {
-        "hypothesis": planner.HYPOTHESIS,
-        "recommended": recommended.to_dict()
-        | {
-            "strategy": recommended.strategy.to_dict(),
-            "training_users_needed": _training_users(recommended),
-            "users_of_a_file_needed": _users_of_a_file(_training_users(recommended)),
-        },
-        "plans": rows,
-    }
-
-
-_COLUMNS = ("goal", "mechanism", "min-sep", "max", "z", "noise", "rho", "epsilon", "memory")
-
-
-def _rows(shown, what_ifs) -> list[list[str]]:
-    from tff_dpftrl.accounting import display
-
-    asked = any(what_if is not None for what_if in what_ifs)
-    rows = [[*_COLUMNS, "upload", *(["what if: epsilon"] if asked else [])]]
-    for plan, what_if in zip(shown, what_ifs, strict=True):
-        found = plan.guarantee
-        row = [
-            str(plan.report_goal),
-            plan.mechanism,
-            str(found.schema.min_sep),
-            str(found.schema.max_participations),
-            display.round_up(found.noise_multiplier),
-            f"{plan.noise_in_sum:.3g}",
-            display.round_up(found.rho_zcdp, 3),
-            display.round_up(found.epsilon),
-            _bytes(plan.memory_bytes),
-            _bytes(plan.upload_bytes),
-        ]
-        if asked:
-            row.append("no" if isinstance(what_if, str) else display.round_up(what_if.epsilon))
-        rows.append(row)
-    return rows
-
-
-def _bytes(count: int) -> str:
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB"):
-        if value >= 1000.0:
-            value, unit = value / 1000.0, larger
-    return f"{value:.3g} {unit}"
-
-
-_WORTH_IT = (
-    "By the rule that twice the clients a round, each device twice as often, are worth it if they "
-    "lower\n{} by a fifth."
-)
-
-
-def _training_users(plan: planner_lib.Plan) -> int:
-    """The smallest population that can keep up the plan's schema."""
-    schema = plan.guarantee.schema
-    by_participations = -(-schema.num_rounds * plan.report_goal // schema.max_participations)
-    return max(schema.min_sep * plan.report_goal, by_participations)
-
-
-def _users_of_a_file(training_users: int) -> int:
-    """Users of whom, but for a chance in a million, at least so many are for training.
-
-    Each is for training with probability 0.8, by a hash: 0.8 n - 5 √(0.16 n) = training_users.
-    """
-    share = _TRAINING_SHARE
-    slack = 5.0 * math.sqrt(share * (1.0 - share))
-    root = (slack + math.sqrt(slack**2 + 4.0 * share * training_users)) / (2.0 * share)
-    return math.ceil(root**2)
-
-
-def _advice(
-    plan: planner_lib.Plan, request: planner_request.Request, args: argparse.Namespace
-) -> str:
-    from tff_dpftrl.accounting import display, planner
-
-    found, schema = plan.guarantee, plan.guarantee.schema
-    production = planner.production_noise_in_sum(schema.num_rounds)
-    what = f"{plan.mechanism} with {plan.report_goal} clients a round"
-    noise = f"noise {plan.noise_in_sum:.3g}; tree, z 7, 6500 clients have {production:.3g}"
-    if request.target_noise is not None:
-        lines = [
-            f"Recommended: {what} ({noise}).",
-            _WORTH_IT.format("mu = sensitivity / noise, with which epsilon grows,"),
-        ]
-    elif plan.is_as_quiet_as(production):
-        lines = [
-            f"Recommended: {what}, the fewest clients a round with no more noise than",
-            f"Gboard's production models ({noise}).",
-        ]
-    else:
-        lines = [
-            "None of these plans is as quiet as Gboard's production models; more devices or a",
-            f"larger epsilon lower the noise. To begin with: {what} ({noise}).",
-            _WORTH_IT.format("the noise"),
-        ]
-    asked = plan.report_goal * schema.num_rounds / request.population
-    lines = [
-        "",
-        *lines,
-        f"It is ({display.round_up(found.epsilon)}, {found.delta:g})-DP if no device takes part "
-        f"more than {schema.max_participations} times,",
-        f"or twice within {schema.min_sep} rounds; on average one takes part {asked:.3g} times.",
-    ]
-    if schema.min_sep > 1:
-        half = plan.what_if(min_sep=-(-schema.min_sep // 2))
-        lines.append(
-            f"If devices come back after {half.schema.min_sep} rounds: epsilon "
-            f"{display.round_up(half.epsilon)}. A separation is a result of timers and speed; "
-            "observe it."
-        )
-    lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request, args)]
-    return "\n".join(lines)
-
-
-def _commands(
-    plan: planner_lib.Plan, request: planner_request.Request, args: argparse.Namespace
-) -> list[str]:
-    from tff_dpftrl.accounting import display
-
-    schema = plan.guarantee.schema
-    participation = (
-        f"--rounds {schema.num_rounds} --min-sep {schema.min_sep} "
-        f"--max-participations {schema.max_participations}"
-    )
-    optimize = f"tff-dpftrl optimize --mechanism {plan.mechanism} {participation}"
-    noise = display.round_up(plan.guarantee.noise_multiplier, digits=7)
-    run = (
-        f"--strategy strategy.json {participation} --noise-multiplier {noise} "
-        f"--delta {args.delta:g}"
-    )
-    train = f"tff-dpftrl train {run} --clients-per-round {plan.report_goal}"
-    if request.secagg_inflation is not None:
-        bits = -(-plan.upload_bytes * 8 // (1 << (request.num_parameters - 1).bit_length()))
-        train += f" --secagg-bits {bits}"
-    return [
-        f"  {optimize} --output strategy.json",
-        f"  tff-dpftrl account {run}",
-        f"  {train} --data YOUR_DATA --output results",
-        f"`train` keeps 2 in 10 users of a file for evaluation: for the {_training_users(plan):,} "
-        "training users",
-        f"of this plan the file must have {_users_of_a_file(_training_users(plan)):,} users.",
-    ]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
 from tff_dpftrl.mechanisms.numerics import banded_sensitivity, toeplitz
 from tff_dpftrl.participation import schema as schema_lib
@@ -28,17 +29,7 @@ class BandedToeplitz(strategy.Strategy):
     mechanism: ClassVar[str] = "banded-toeplitz"
 
     def __post_init__(self):
-        try:
-            values = tuple(float(c) for c in self.coefficients)
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"coefficients must be a sequence of numbers, got {self.coefficients!r}."
-            ) from None
-        if not values or not np.all(np.isfinite(values)) or values[0] <= 0:
-            raise ValueError(
-                "coefficients must be finite, at least one, and the first one positive, got "
-                f"{values}."
-            )
+        values = toeplitz.checked_column("coefficients", self.coefficients)
         object.__setattr__(self, "coefficients", values)
 
     @classmethod
@@ -57,8 +48,7 @@ class BandedToeplitz(strategy.Strategy):
         Raises:
           ValueError: If `bands` is less than 1.
         """
-        if bands < 1:
-            raise ValueError(f"bands must be at least 1, got {bands!r}.")
+        validation.integer("bands", bands, minimum=1)
         return cls(tuple(np.cumprod(np.append(1.0, 1.0 - 0.5 / np.arange(1, bands))).tolist()))
 
     @property

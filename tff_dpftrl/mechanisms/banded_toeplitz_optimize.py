@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import fft, optimize
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import banded_toeplitz, defaults
 from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
@@ -91,9 +92,10 @@ def optimize_banded_toeplitz(
     """
     if bands is None:
         bands = defaults.bands(schema)
-    if not 1 <= bands <= schema.num_rounds:
+    validation.integer("bands", bands, minimum=1)
+    if bands > schema.num_rounds:
         raise ValueError(
-            f"bands must be in 1 ... {schema.num_rounds}, the number of rounds, got {bands!r}."
+            f"bands must be at most {schema.num_rounds}, the number of rounds, got {bands!r}."
         )
     if bands > schema.min_sep and schema.effective_participations > 1:
         raise ValueError(

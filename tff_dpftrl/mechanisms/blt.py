@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import optimize
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe as recipe_lib
 from tff_dpftrl.mechanisms import strategy
 from tff_dpftrl.mechanisms.numerics import blt_losses, toeplitz
@@ -38,8 +39,8 @@ class Blt(strategy.Strategy):
     mechanism: ClassVar[str] = "blt"
 
     def __post_init__(self):
-        decay = _floats("buf_decay", self.buf_decay)
-        scale = _floats("output_scale", self.output_scale)
+        decay = validation.numbers("buf_decay", self.buf_decay)
+        scale = validation.numbers("output_scale", self.output_scale)
         if len(decay) != len(scale) or not decay:
             raise ValueError(
                 f"buf_decay has {len(decay)} entries and output_scale {len(scale)}; give both one "
@@ -75,8 +76,10 @@ class Blt(strategy.Strategy):
         Raises:
           ValueError: If the two do not interlace or lie outside (0, 1).
         """
-        poles = np.sort(1.0 - np.asarray(_floats("buf_decay", buf_decay)))
-        zeros = np.sort(1.0 - np.asarray(_floats("inverse_buf_decay", inverse_buf_decay)))
+        poles = np.sort(1.0 - np.asarray(validation.numbers("buf_decay", buf_decay)))
+        zeros = np.sort(
+            1.0 - np.asarray(validation.numbers("inverse_buf_decay", inverse_buf_decay))
+        )
         chain = np.ravel(np.column_stack([poles, zeros])) if len(poles) == len(zeros) else [0.0]
         if not (np.all(np.diff(chain, prepend=0.0) > 0) and chain[-1] < 1):
             raise ValueError(
@@ -222,13 +225,6 @@ class Blt(strategy.Strategy):
             return cls(parameters["buf_decay"], parameters["output_scale"])
         except KeyError as error:
             raise ValueError(f"A BLT needs the parameter {error}.") from None
-
-
-def _floats(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    try:
-        return tuple(float(x) for x in values)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a sequence of numbers, got {values!r}.") from None
 
 
 def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -144,8 +144,9 @@ def search(
     bound = _largest_decay(schema, max_decay)
     bound = min(bound, 1 - margin)
     if num_buffers is not None:
-        if num_buffers not in range(1, MAX_BUFFERS + 1):
-            raise ValueError(f"num_buffers must be 1 to {MAX_BUFFERS}, got {num_buffers!r}.")
+        validation.integer("num_buffers", num_buffers, minimum=1)
+        if num_buffers > MAX_BUFFERS:
+            raise ValueError(f"num_buffers must be at most {MAX_BUFFERS}, got {num_buffers!r}.")
         return _optimize(schema, num_buffers, minimize_rms, bound)
     validation.positive("auto_tolerance", auto_tolerance)
     best = _optimize(schema, 1, minimize_rms, bound)

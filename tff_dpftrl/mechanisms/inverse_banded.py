@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
 from tff_dpftrl.mechanisms.numerics import toeplitz
 from tff_dpftrl.participation import schema as schema_lib
@@ -33,18 +34,7 @@ class InverseBanded(strategy.Strategy):
     mechanism: ClassVar[str] = "inverse-banded"
 
     def __post_init__(self):
-        try:
-            values = tuple(float(c) for c in self.inverse_coefficients)
-        except (TypeError, ValueError):
-            raise ValueError(
-                "inverse_coefficients must be a sequence of numbers, got "
-                f"{self.inverse_coefficients!r}."
-            ) from None
-        if not values or not np.all(np.isfinite(values)) or values[0] <= 0:
-            raise ValueError(
-                "inverse_coefficients must be finite, at least one, and the first one positive, "
-                f"got {values}."
-            )
+        values = toeplitz.checked_column("inverse_coefficients", self.inverse_coefficients)
         object.__setattr__(self, "inverse_coefficients", values)
 
     @classmethod
@@ -62,10 +52,8 @@ class InverseBanded(strategy.Strategy):
         Raises:
           ValueError: If an argument is out of range.
         """
-        if bands < 1:
-            raise ValueError(f"bands must be at least 1, got {bands!r}.")
-        if not 0.0 < gamma <= 1.0:
-            raise ValueError(f"gamma must be in (0, 1], got {gamma!r}.")
+        validation.integer("bands", bands, minimum=1)
+        validation.probability("gamma", gamma)
         steps = np.arange(1, bands)
         return cls(tuple(np.cumprod(np.append(1.0, (steps - 1 - gamma) / steps)).tolist()))
 
@@ -87,8 +75,7 @@ class InverseBanded(strategy.Strategy):
         Raises:
           ValueError: If `correlation` is out of range.
         """
-        if not 0.0 <= correlation <= 1.0:
-            raise ValueError(f"correlation must be in [0, 1], got {correlation!r}.")
+        validation.number("correlation", correlation, at_least=0, at_most=1)
         return cls((1.0, -correlation))
 
     @property

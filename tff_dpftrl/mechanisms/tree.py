@@ -17,19 +17,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
 from tff_dpftrl.mechanisms.numerics import tree_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
-
-
-def _check_num_rounds(num_rounds: int) -> int:
-    if (
-        isinstance(num_rounds, bool)
-        or not isinstance(num_rounds, (int, np.integer))
-        or num_rounds < 1
-    ):
-        raise ValueError(f"num_rounds must be a positive integer, got {num_rounds!r}.")
-    return int(num_rounds)
 
 
 def completed_nodes(num_rounds: int) -> list[tuple[int, int]]:
@@ -88,7 +79,7 @@ class _TreeStrategy(strategy.Strategy):
         return strategy.Sensitivity(float(squared), exact, method)
 
     def _check(self, num_rounds: int) -> int:
-        return _check_num_rounds(num_rounds)
+        return validation.integer("num_rounds", num_rounds, minimum=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +100,9 @@ class Tree(_TreeStrategy):
     mechanism: ClassVar[str] = "tree"
 
     def __post_init__(self):
-        object.__setattr__(self, "num_rounds", _check_num_rounds(self.num_rounds))
+        object.__setattr__(
+            self, "num_rounds", validation.integer("num_rounds", self.num_rounds, minimum=1)
+        )
         if not isinstance(self.variance_reduction, bool):
             raise ValueError(
                 f"variance_reduction must be True or False, got {self.variance_reduction!r}; for "

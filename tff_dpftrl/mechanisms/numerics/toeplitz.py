@@ -7,9 +7,12 @@ matrix is given by its bands.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from scipy import signal
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -22,6 +25,20 @@ def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
     if len(coefficients) >= num_rounds:
         return coefficients[:num_rounds]
     return np.pad(coefficients, (0, num_rounds - len(coefficients)))
+
+
+def checked_column(name: str, values: Sequence[float]) -> tuple[float, ...]:
+    """The entries of a first column: finite, at least one, and the first one positive.
+
+    Raises:
+      ValueError: If they are not; `name` is the argument's name.
+    """
+    column = validation.numbers(name, values)
+    if not column or not np.all(np.isfinite(column)) or column[0] <= 0:
+        raise ValueError(
+            f"{name} must be finite, at least one, and the first one positive, got {column}."
+        )
+    return column
 
 
 def matrix(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
