@@ -81,6 +81,13 @@ def test_strata_import_no_higher_framework(path):
         assert "tensorflow_federated" not in roots
 
 
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_numerics_is_machinery_of_the_mechanisms(path):
+    if path.relative_to(_PACKAGE).parts[0] != "mechanisms":
+        inside = [name for name in _imports(path) if "mechanisms.numerics" in name]
+        assert not inside, f"{_label(path)} imports {inside}; ask a strategy instead."
+
+
 def test_the_rules_catch_a_violation(tmp_path):
     module = tmp_path / "bad.py"
     module.write_text("def f():\n    from tff_dpftrl.accounting import guarantee\n")

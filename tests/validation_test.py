@@ -18,10 +18,17 @@ def test_values_come_back_as_plain_numbers():
     assert validation.delta(1e-300) == 1e-300
 
 
-@pytest.mark.parametrize("value", [2, 2.5, "3", None, math.nan])
+@pytest.mark.parametrize("value", [2, 2.5, "3", None, math.nan, True])
 def test_integers(value):
     with pytest.raises(ValueError, match=r"^n must be (an integer|at least 3), got"):
         validation.integer("n", value, minimum=3)
+
+
+def test_sequences_of_numbers():
+    assert validation.numbers("xs", np.array([1, 2])) == (1.0, 2.0)
+    for values in (3, None, ["a"], "ab"):
+        with pytest.raises(ValueError, match="xs must be a sequence of numbers, got"):
+            validation.numbers("xs", values)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, math.inf, -math.inf, math.nan, "1", None, 10**400])

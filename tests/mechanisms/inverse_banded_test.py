@@ -97,14 +97,10 @@ def test_bad_parameters_of_the_family_are_refused():
     with pytest.raises(ValueError, match="bands must be at least 1"):
         inverse_banded.InverseBanded.bisr(0)
     for gamma in (0.0, 1.1, -0.5, math.nan):
-        with pytest.raises(
-            ValueError, match="gamma must be a finite number, above 0 and at most 1"
-        ):
+        with pytest.raises(ValueError, match="gamma must be .* above 0 and at most 1"):
             inverse_banded.InverseBanded.bifr(3, gamma)
     for correlation in (-0.1, 1.1, math.nan):
-        with pytest.raises(
-            ValueError, match="correlation must be a finite number, at least 0 and at most 1"
-        ):
+        with pytest.raises(ValueError, match="correlation must be .* at most 1"):
             inverse_banded.InverseBanded.lambda_cgd(correlation)
 
 

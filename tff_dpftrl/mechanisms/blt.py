@@ -76,10 +76,9 @@ class Blt(strategy.Strategy):
         Raises:
           ValueError: If the two do not interlace or lie outside (0, 1).
         """
-        poles = np.sort(1.0 - np.asarray(validation.numbers("buf_decay", buf_decay)))
-        zeros = np.sort(
-            1.0 - np.asarray(validation.numbers("inverse_buf_decay", inverse_buf_decay))
-        )
+        decay = validation.numbers("buf_decay", buf_decay)
+        inverse_decay = validation.numbers("inverse_buf_decay", inverse_buf_decay)
+        poles, zeros = np.sort(1.0 - np.array(decay)), np.sort(1.0 - np.array(inverse_decay))
         chain = np.ravel(np.column_stack([poles, zeros])) if len(poles) == len(zeros) else [0.0]
         if not (np.all(np.diff(chain, prepend=0.0) > 0) and chain[-1] < 1):
             raise ValueError(

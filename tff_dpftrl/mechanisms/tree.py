@@ -100,9 +100,8 @@ class Tree(_TreeStrategy):
     mechanism: ClassVar[str] = "tree"
 
     def __post_init__(self):
-        object.__setattr__(
-            self, "num_rounds", validation.integer("num_rounds", self.num_rounds, minimum=1)
-        )
+        num_rounds = validation.integer("num_rounds", self.num_rounds, minimum=1)
+        object.__setattr__(self, "num_rounds", num_rounds)
         if not isinstance(self.variance_reduction, bool):
             raise ValueError(
                 f"variance_reduction must be True or False, got {self.variance_reduction!r}; for "
