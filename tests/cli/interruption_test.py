@@ -12,7 +12,7 @@ import pytest
 _STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _SMALL = (
     "--vocabulary-size 10 --embedding-size 4 --lstm-size 5 --sequence-length 6 --batch-size 4 "
-    "--clients-per-round 3 --rounds 200 --min-sep 2 --mechanism tree --noise-multiplier 1"
+    "--clients-per-round 3 --rounds 30 --min-sep 2 --mechanism tree --noise-multiplier 1"
 ).split()
 
 
@@ -86,11 +86,11 @@ def test_a_signal_while_training_says_how_to_go_on_and_that_works(corpus, tmp_pa
     output = tmp_path / "a run"
     child = _start(output, *_SMALL, *corpus)
     for signum in _STATUS:
-        for line in child.stderr:
-            if "round/s" in line:  # The progress bar: rounds are being run.
-                break
+        said = ""
+        while "round/s" not in said and child.poll() is None:  # Until the progress bar is there.
+            said += child.stderr.readline()
         child.send_signal(signum)
-        said = child.stderr.read()
+        said += child.stderr.read()
         assert child.wait() == _STATUS[signum], said
         assert "Traceback" not in said
         assert f"tff-dpftrl train --resume --output '{output}'" in said
