@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import dataclasses
 import json
 import sys
 
@@ -92,6 +93,28 @@ def test_printed_as_text_json_and_csv(tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert _run(*flags, "--format", "csv") == 0
     assert capsys.readouterr().out == out.read_text(encoding="utf-8")
+
+
+def test_a_table_says_what_was_built(tmp_path):
+    out = tmp_path / "table.csv"
+    flags = ["--rounds", "100", "--min-sep", "50", "--vary", "rounds", "--values", "100"]
+    _run("bandtoep", "bisr", "tree", *flags, "--csv", str(out))
+    names = {row["strategy"]: row["mechanism"] for row in _table(out)}
+    assert names == {
+        "bandtoep": "banded-toeplitz (32 bands)",
+        "bisr": "inverse-banded (4 bands)",
+        "tree": "tree",
+    }
+
+
+def test_the_legend_says_so_too():
+    point = compare.Point("bisr", "inverse-banded (4 bands)", 9, 3, 3, 1.0, True, *[1.0] * 4)
+    assert compare._legend([point]) == "bisr: inverse-banded (4 bands)"
+    assert compare._legend([dataclasses.replace(point, strategy=point.mechanism)]) == (
+        point.mechanism
+    )
+    other = dataclasses.replace(point, mechanism="inverse-banded (2 bands)")
+    assert compare._legend([point, other]) == "bisr"
 
 
 _COMMON = ["--rounds", "9", "--min-sep", "3", "--vary", "rounds"]

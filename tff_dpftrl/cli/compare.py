@@ -51,9 +51,15 @@ _AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One strategy under one schema; sensitivity and losses are NaN beyond its rounds."""
+    """One strategy under one schema; sensitivity and losses are NaN beyond its rounds.
+
+    Attributes:
+      strategy: What the user typed, without the folder.
+      mechanism: What the strategy calls itself.
+    """
 
     strategy: str
+    mechanism: str
     num_rounds: int
     min_sep: int
     max_participations: int
@@ -190,10 +196,13 @@ def _evaluate(name: str, strategy, schema) -> Point:
     limit = strategy.max_rounds
     if limit is not None and schema.num_rounds > limit:
         nothing = [math.nan] * 5
-        return Point(label, *dataclasses.astuple(schema), nothing[0], False, *nothing[1:])
+        return Point(
+            label, strategy.name, *dataclasses.astuple(schema), nothing[0], False, *nothing[1:]
+        )
     claim = certificate_lib.certify(strategy, schema)
     return Point(
         label,
+        strategy.name,
         *dataclasses.astuple(schema),
         claim.sensitivity,
         claim.sensitivity_exact,
@@ -250,6 +259,12 @@ def _write(path: str, what: str, content: bytes) -> None:
         raise ValueError(f"Cannot write the {what} to {path}: {error.strerror}.") from error
 
 
+def _legend(points: list[Point]) -> str:
+    """What was typed, and what it stands for if that is another word and one throughout."""
+    label, names = points[0].strategy, {point.mechanism for point in points}
+    return label if len(names) > 1 or label in names else f"{label}: {names.pop()}"
+
+
 def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
     """The losses as a PNG."""
     try:
@@ -267,7 +282,7 @@ def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
             [getattr(point, _VARIED[args.vary]) for point in mine],
             [getattr(point, loss) for point in mine],
             marker="." if len(args.values) <= 40 else None,
-            label=label,
+            label=_legend(mine),
         )
     axes.set_xlabel(_AXES[args.vary])
     axes.set_ylabel("MaxLoss" if args.error == "max" else "RmsLoss")
