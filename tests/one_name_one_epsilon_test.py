@@ -12,7 +12,6 @@ from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.cli import main
 from tff_dpftrl.mechanisms import restarts, table
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import privacy
 
 # 600 devices, 10 a round: the largest stride is 60, more than the 32 bands of the default.
 _POPULATION, _GOAL, _ROUNDS = 600, 10, 200
@@ -34,7 +33,7 @@ def _epsilon_of_training(**options):
         delta=_DELTA,
         **options,
     )
-    plan = privacy.DpFtrlPlan.make(config, _POPULATION, num_parameters=10)
+    plan = config.privacy().plan(_POPULATION, num_parameters=10)
     assert plan.schema == _SCHEMA
     return plan.epsilon_after(_ROUNDS)
 

@@ -72,5 +72,11 @@ def test_numpy_integers_become_ints():
     assert type(declared.min_sep) is int
 
 
+def test_unrestricted_allows_every_set_of_rounds():
+    unrestricted = schema.MinSep.unrestricted(3)
+    assert len(list(unrestricted.patterns())) == 2**3 - 1
+    assert not unrestricted.allows([3])
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

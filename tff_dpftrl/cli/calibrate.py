@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tff_dpftrl import validation
+from tff_dpftrl import accounting, validation
 from tff_dpftrl.cli import account, mechanism_flags, output
 
 _DESCRIPTION = """\
@@ -41,7 +41,11 @@ def add_parser(subparsers) -> None:
     )
     target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP not to exceed.")
     parser.add_argument(
-        "--delta", type=float, default=1e-10, metavar="D", help="Delta. Default: 1e-10."
+        "--delta",
+        type=float,
+        default=accounting.DEFAULT_DELTA,
+        metavar="D",
+        help="Delta. Default: %(default)s.",
     )
     mechanism_flags.add_arguments(parser)
     output.add_format(parser)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from tff_dpftrl import validation
+from tff_dpftrl import accounting, validation
 from tff_dpftrl.cli import output, plan_report
 
 if TYPE_CHECKING:
@@ -58,7 +58,11 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     parser.add_argument(
-        "--delta", type=float, default=1e-10, metavar="D", help="Delta. Default: 1e-10."
+        "--delta",
+        type=float,
+        default=accounting.DEFAULT_DELTA,
+        metavar="D",
+        help="Delta. Default: %(default)s.",
     )
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--target-epsilon", type=float, metavar="E", help="Epsilon to reach.")

@@ -80,6 +80,14 @@ class MinSep:
         gap = validation.integer("min_sep_gap", min_sep_gap, minimum=0)
         return cls(num_rounds, gap + 1, max_participations)
 
+    @classmethod
+    def unrestricted(cls, num_rounds: int) -> MinSep:
+        """No restriction but the number of rounds: anybody may be in all of them.
+
+        For runs whose guarantee rests on random sampling instead.
+        """
+        return cls(num_rounds, 1, num_rounds)
+
     @property
     def min_sep_gap(self) -> int:
         """Rounds strictly between two rounds of one client, `min_sep - 1`."""

@@ -10,16 +10,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import pathlib
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from tff_dpftrl import accounting
 from tff_dpftrl.mechanisms import table
 
 try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runs import privacy as privacy_lib
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Model = Literal["word-lstm"]
@@ -151,7 +156,7 @@ class TrainingConfig:
     target_epsilon: float | None = _option(
         None, "Instead of a noise multiplier: the largest ε the whole run may spend.", "privacy"
     )
-    delta: float = _option(1e-10, "δ of the (ε, δ) statement.", "privacy")
+    delta: float = _option(accounting.DEFAULT_DELTA, "δ of the (ε, δ) statement.", "privacy")
     clip_norm: float = _option(
         0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )
@@ -314,6 +319,50 @@ class TrainingConfig:
     def mechanism_options(self) -> table.Options:
         """What is asked of the mechanism."""
         return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
+
+    def privacy(self) -> privacy_lib.Privacy:
+        """What the run asks of privacy; the plan for a population is made of it."""
+        # They bring dp_accounting with them, which `--help` has no use for.
+        from tff_dpftrl.mechanisms import restarts
+        from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
+
+        common = {
+            "num_rounds": self.num_rounds,
+            "clients_per_round": self.clients_per_round,
+            "clip_norm": self.clip_norm,
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "target_epsilon": self.target_epsilon,
+            "deterministic_seed": self.deterministic_noise_seed,
+        }
+        if self.algorithm != "dp-ftrl":
+            return sampled_privacy.SampledPrivacy(algorithm=self.algorithm, **common)
+        starts = (0,)
+        if self.adaptive_clipping:
+            starts = restarts.starts(
+                self.num_rounds, every=self.restart_every, first=self.restart_warmup
+            )
+        return dp_ftrl_privacy.DpFtrlPrivacy(
+            mechanism=None if self.mechanism == "none" else self.mechanism,
+            options=self.mechanism_options,
+            strategy_file=self.strategy,
+            starts=starts,
+            min_sep=self.min_sep,
+            max_participations=self.max_participations,
+            adaptive_clipping=self.adaptive_clipping,
+            secagg_bits=self.secagg_bits,
+            **common,
+        )
+
+    def with_absolute_paths(self) -> TrainingConfig:
+        """The same with files that can be found from every folder."""
+        named = {"data": ("docs",), "vocabulary": ("docs", "private"), "strategy": (None,)}
+        paths = {
+            name: str(pathlib.Path(getattr(self, name)).expanduser().absolute())
+            for name, keywords in named.items()
+            if getattr(self, name) not in keywords
+        }
+        return dataclasses.replace(self, **paths)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON-compatible values."""

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.learning import dp_fedavg
 from tff_dpftrl.private_round import clip_schedule, estimators
+from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import privacy, sampled_privacy
 
 
+@functools.singledispatch
 def build_process(
-    config: config_lib.TrainingConfig,
     plan: privacy.PrivacyPlan,
+    config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
 ) -> tff.learning.templates.LearningProcess:
-    """Builds the process of a run.
+    """Builds the process of a run; which one depends on the class of the plan.
 
     With secure aggregation TFF's execution context must be one with secure sums; for a
     simulation, `execution.secure_sum_simulation`.
 
     Args:
-      config: Algorithm, optimizers and their learning rates.
       plan: Mechanism, noise and clipping.
+      config: Algorithm, optimizers and their learning rates.
       model: The model, with its initial weights.
 
     Returns:
       TFF's own unweighted federated averaging, with our aggregator, or DP-FedAvg or
       DP-FedSGD.
     """
-    if isinstance(plan, sampled_privacy.SampledPlan):
-        return _build_sampled(config, plan, model)
+    raise TypeError(f"There is no process for a {type(plan).__name__}: register one here.")
+
+
+@build_process.register
+def _build_dp_ftrl(
+    plan: dp_ftrl_privacy.DpFtrlPlan,
+    config: config_lib.TrainingConfig,
+    model: tff.learning.models.FunctionalModel,
+) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
@@ -42,9 +52,10 @@ def build_process(
     )
 
 
+@build_process.register
 def _build_sampled(
-    config: config_lib.TrainingConfig,
     plan: sampled_privacy.SampledPlan,
+    config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
 ) -> tff.learning.templates.LearningProcess:
     common = {
@@ -82,7 +93,7 @@ def build_server_optimizer(
 
 
 def build_aggregator(
-    config: config_lib.TrainingConfig, plan: privacy.DpFtrlPlan
+    config: config_lib.TrainingConfig, plan: dp_ftrl_privacy.DpFtrlPlan
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """What turns the clients' updates into the server's: `model_aggregator`.
 

@@ -30,7 +30,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.participation import ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.training import checkpoint
+from tff_dpftrl.runs import committed_rounds
 
 
 class WeightsReleaseManager(tff.program.ReleaseManager):
@@ -81,25 +81,22 @@ class CommittedStateManager(tff.program.ProgramStateManager):
           ValueError: If the ledger in the folder is in use or declares another schema.
         """
         self._folder = pathlib.Path(folder)
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._checkpoints = checkpoint.CheckpointFolder(self._folder / "checkpoints")
         self._declared = declared
         self._budget_guard = budget_guard
-        self._path = self._folder / "ledger.sqlite"
-        self._ledger: ledger.Ledger | None = None
-        if self._path.exists():
-            self._ledger = ledger.Ledger.open(self._path, declared, budget_guard=budget_guard)
-        self._state: Any = None
-        self._asked: Sequence[str] = ()
+        self._rounds: committed_rounds.CommittedRounds | None = None
+        if committed_rounds.CommittedRounds.exist(self._folder):
+            self._rounds = committed_rounds.CommittedRounds.open(
+                self._folder, declared, budget_guard=budget_guard
+            )
 
     def close(self) -> None:
         """Closes the ledger; another process may then open it."""
-        if self._ledger is not None:
-            self._ledger.close()
+        if self._rounds is not None:
+            self._rounds.close()
 
     def observed(self) -> observed.ObservedParticipation:
         """Who took part how often so far, for the privacy statement."""
-        return observed.ObservedParticipation() if self._ledger is None else self._ledger.observed()
+        return observed.ObservedParticipation() if self._rounds is None else self._rounds.observed()
 
     def begin_round(self, round_index: int, cohort: Sequence[str]) -> None:
         """Asks the ledger whether a round may begin; for `CohortDataSource.on_cohort`.
@@ -109,25 +106,15 @@ class CommittedStateManager(tff.program.ProgramStateManager):
           cohort: Ids of its clients.
 
         Raises:
-          ledger.LedgerRefusal: If it may not.
+          ledger_rules.LedgerRefusal: If it may not.
         """
-        self._ledger.begin_round(
-            round_index,
-            cohort,
-            noise_fingerprint=checkpoint.fingerprint(self._state.aggregator),
-            checkpoint_fingerprint=checkpoint.fingerprint(self._state),
-        )
-        self._asked = tuple(cohort)
-
-    def _rounds_committed(self) -> int:
-        last = self._ledger.last_committed_round
-        return 0 if last is None else last + 1
+        self._rounds.begin(round_index, cohort)
 
     async def get_versions(self) -> list[int] | None:
         """The number of committed rounds, the only version there is; None if new."""
-        if self._ledger is None:
+        if self._rounds is None:
             return None
-        return [self._rounds_committed()]
+        return [self._rounds.rounds_done]
 
     async def load(self, version: int, structure: Any) -> Any:
         """The program state after `version` rounds.
@@ -145,12 +132,10 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         """
         if [version] != await self.get_versions():
             raise tff.program.ProgramStateNotFoundError(version)
-        self._state, saved = self._checkpoints.load(
-            version, self._ledger.last_checkpoint, structure.state
-        )
+        snapshot, saved = self._rounds.restore()
         iterator = structure.data_iterator.from_bytes(bytes.fromhex(saved["data_iterator"]))
         return structure._replace(
-            state=self._state,
+            state=snapshot.in_structure_of(structure.state),
             round_number=version,
             next_evaluation_timestamp_seconds=saved["next_evaluation_timestamp_seconds"],
             data_iterator=iterator,
@@ -171,24 +156,24 @@ class CommittedStateManager(tff.program.ProgramStateManager):
 
         Raises:
           tff.program.ProgramStateExistsError: If that round has been committed.
-          ledger.LedgerRefusal: If it is not the round that was begun.
+          ledger_rules.LedgerRefusal: If it is not the round that was begun.
         """
-        if self._ledger is not None and version <= self._rounds_committed():
+        if self._rounds is not None and version <= self._rounds.rounds_done:
             raise tff.program.ProgramStateExistsError(version)
         saved = {
             "data_iterator": program_state.data_iterator.to_bytes().hex(),
             "next_evaluation_timestamp_seconds": program_state.next_evaluation_timestamp_seconds,
         }
-        fingerprint = self._checkpoints.save(version, program_state.state, saved)
-        if self._ledger is None:
-            ledger.Ledger.create(self._path, self._declared, initial_checkpoint=fingerprint).close()
-            self._ledger = ledger.Ledger.open(
-                self._path, self._declared, budget_guard=self._budget_guard
+        if self._rounds is None:
+            self._rounds = committed_rounds.CommittedRounds.create(
+                self._folder,
+                self._declared,
+                program_state.state,
+                saved,
+                budget_guard=self._budget_guard,
             )
         else:
-            self._ledger.commit_round(version - 1, self._asked, fingerprint)
-            self._checkpoints.keep_only(version, fingerprint)
-        self._state = program_state.state
+            self._rounds.commit(version - 1, program_state.state, saved)
         return _done()
 
 

@@ -3,21 +3,21 @@
 The folder of a run:
 
     config.json                 resolved options, what was derived from them, versions
-    metrics.csv, curves.png, tensorboard/
+    metrics.csv, metrics_README.md, curves.png, tensorboard/
     model.npz, best_model.npz   of the last round and of the best evaluation (models/export.py)
     privacy_statement.json, .md
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
+    private/manifest.json       what config.json said when the run began
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,61 +26,52 @@ import tqdm
 
 from tff_dpftrl import durable_files, execution
 from tff_dpftrl.accounting import display
-from tff_dpftrl.accounting import statement as statement_lib
-from tff_dpftrl.models import export
-from tff_dpftrl.participation import cohorts, ledger
-from tff_dpftrl.training import (
-    checkpoint,
+from tff_dpftrl.models import export, table
+from tff_dpftrl.participation import cohorts
+from tff_dpftrl.runs import (
     cohort_seed,
+    committed_rounds,
     manifest,
+    metrics_log,
     privacy,
-    process,
-    results,
-    sampled_privacy,
-    task,
+    tensorboard_log,
 )
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus, process, report, startup, stopping, task
 
-_ACCURACY = "eval_top1_in_vocab"
-_COLUMNS = (
-    "round",
-    "loss",
-    "top1",
-    "epsilon",
-    *(f"eval_{name}" for name in task.EVALUATION_METRICS),
-    "clients",
-    "seconds",
-)
+Say = Callable[[str], None]
+"""Receives what a person should know while a run starts and goes on, line by line."""
+
+_USERS = "training users"
+_WORDS = "words of the vocabulary"
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainingResults:
-    """What a finished run has to say.
-
-    Attributes:
-      rows: One row of metrics for each round.
-      baselines: Top-1 accuracy of n-gram models on the same held-out users.
-      statement: The privacy statement.
-      summary: The outcome in a few lines.
-    """
-
-    rows: Sequence[Mapping[str, Any]]
-    baselines: Mapping[str, float]
-    statement: statement_lib.PrivacyStatement
-    summary: str
+def _to_stderr(line: str) -> None:
+    tqdm.tqdm.write(line, file=sys.stderr)
+    sys.stderr.flush()
 
 
-def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> TrainingResults:
+def train(
+    config: config_lib.TrainingConfig | None,
+    output: pathlib.Path,
+    *,
+    text: corpus.RunText | None = None,
+    say: Say = _to_stderr,
+) -> report.TrainingResults:
     """Trains a model and writes everything there is to know to a folder.
 
     Each round is committed before the next one begins: its cohort to the ledger
     before a client runs, then state and metrics to a checkpoint, then the
     checkpoint's fingerprint to the ledger. A run killed at any moment goes on
-    with the same cohort and the same noise.
+    with the same cohort and the same noise. `manifest.exists(output)` tells whether
+    there is a run to go on with.
 
     Args:
       config: Options of a new run, or None to go on with the run in `output`.
       output: Folder of the run; created for a new one.
+      text: What `corpus.read` returned for the config; it is read now if None.
+      say: Receives the facts of the run as soon as each is known, and warnings; the
+        terminal's standard error by default.
 
     Returns:
       Metrics, statement and summary, which are also in the folder.
@@ -93,58 +84,124 @@ def train(config: config_lib.TrainingConfig | None, output: pathlib.Path) -> Tra
     known = None
     if config is None:
         known = manifest.read(output)
-        config = known.config
+        config = config_lib.config_from_mapping(known.config, str(output / "config.json"))
     else:
         manifest.check_is_free(output)
-    language_task = task.build_language_task(config)
-    if known is not None:
-        known.check_task(language_task)
-    plan = _plan(config, language_task, known)
+        config = config.with_absolute_paths()
+    if text is None:
+        say("Reading the data ...")
+    language_task = task.build_language_task(config, text)
+    num_clients = len(language_task.train.user_ids)
+    num_parameters = language_task.model.num_parameters
+    for line in startup.describe_task(language_task):
+        say(line)
+    if known is None:
+        plan = config.privacy().plan(num_clients, num_parameters)
+        known = _manifest(config, plan, language_task)
+        is_new = True
+    else:
+        _check_unchanged(known, config, language_task)
+        plan = config.privacy().resumed(num_clients, num_parameters, known.derived)
+        is_new = False
+    for line in startup.describe_plan(plan, num_parameters):
+        say(line)
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         raise ValueError(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
             f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
         )
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
+    say("Building the computations ...")
     context = execution.local if config.secagg_bits is None else execution.secure_sum_simulation
     with context():
-        learning_process = process.build_process(config, plan, language_task.functional_model())
+        learning_process = process.build_process(plan, config, language_task.functional_model())
         state = learning_process.initialize()
-        private = output / "private"
-        checkpoints = checkpoint.CheckpointFolder(private / "checkpoints")
-        ledger_path = private / "ledger.sqlite"
-        if known is None:
-            shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
-            output.mkdir(parents=True, exist_ok=True)
-            private.mkdir(mode=0o700)
-            fingerprint = checkpoints.save(0, state, {})
-            ledger.Ledger.create(ledger_path, plan.schema, initial_checkpoint=fingerprint).close()
-            cohort_seed.create(private, config, plan)
-            manifest.write(output, config, plan, language_task)
-        sampler = plan.sampler(cohort_seed.read(private, config, plan))
-        guard = plan.budget_guard(config.max_epsilon)
-        with ledger.Ledger.open(ledger_path, plan.schema, budget_guard=guard) as book:
-            run = _Run(config, output, language_task, plan, sampler, learning_process, book)
-            run.restore(checkpoints, template=state)
+        with _open(output, plan, known, config, state, is_new) as rounds:
+            durable_files.remove_leftovers(output)
+            say(f"Results: {output}/, from round {rounds.rounds_done + 1} on.")
+            sampler = plan.sampler(_cohort_seed(output / "private", plan, config))
+            run = _Run(config, output, language_task, plan, sampler, learning_process, rounds, say)
+            run.restore(template=state)
             run.run_rounds()
-            return run.finish()
+            run.finish()
+            return report.write(output, known, config, plan, rounds)
 
 
-def _plan(
+def _manifest(
+    config: config_lib.TrainingConfig,
+    plan: privacy.PrivacyPlan,
+    language_task: task.LanguageTask,
+) -> manifest.Manifest:
+    users, words = language_task.train.user_ids, language_task.words
+    return manifest.Manifest(
+        config=config.to_dict(),
+        derived=plan.derived(),
+        facts={
+            "training_users": len(users),
+            "user_unit": language_task.train.corpus.user_unit,
+            "vocabulary_source": words.source,
+            "vocabulary_size": words.size,
+            "model": table.describe(language_task.model),
+            "num_parameters": language_task.model.num_parameters,
+        },
+        identities={
+            _USERS: manifest.identity(users),
+            _WORDS: manifest.identity(words.words),
+        },
+    )
+
+
+def _check_unchanged(
+    known: manifest.Manifest,
     config: config_lib.TrainingConfig,
     language_task: task.LanguageTask,
-    known: manifest.Manifest | None,
-) -> privacy.PrivacyPlan:
-    """The plan of a new run, or of the one that is being resumed."""
-    num_clients = len(language_task.train.user_ids)
-    if config.algorithm != "dp-ftrl":
-        if known is None:
-            return sampled_privacy.SampledPlan.make(config, num_clients)
-        return sampled_privacy.SampledPlan.resumed(config, num_clients, known.derived)
-    num_parameters = language_task.model.num_parameters
-    if known is None:
-        return privacy.DpFtrlPlan.make(config, num_clients, num_parameters)
-    return privacy.DpFtrlPlan.resumed(config, num_clients, num_parameters, known.derived)
+) -> None:
+    remedy = "restore the data"
+    if config.data == "docs":
+        remedy += " (with data 'docs': the same installed packages)"
+    known.check_identity(_USERS, language_task.train.user_ids, remedy=remedy)
+    known.check_identity(_WORDS, language_task.words.words, remedy=remedy)
+
+
+def _open(
+    output: pathlib.Path,
+    plan: privacy.PrivacyPlan,
+    known: manifest.Manifest,
+    config: config_lib.TrainingConfig,
+    state: Any,
+    is_new: bool,
+) -> committed_rounds.CommittedRounds:
+    """Opens the rounds of a run, after making its folder if it is new."""
+    private = output / "private"
+    options = {
+        "noise_part": "aggregator" if plan.has_noise else None,
+        "binding": known.digest,
+        "budget_guard": plan.budget_guard(config.max_epsilon),
+    }
+    if not is_new:
+        return committed_rounds.CommittedRounds.open(private, plan.declared, **options)
+    shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
+    output.mkdir(parents=True, exist_ok=True)
+    rounds = committed_rounds.CommittedRounds.create(private, plan.declared, state, {}, **options)
+    try:
+        if _is_secret(plan):
+            cohort_seed.create(private)
+        known.write(output)  # Last of all files: from now on the folder holds a run.
+    except BaseException:
+        rounds.close()
+        raise
+    return rounds
+
+
+def _is_secret(plan: privacy.PrivacyPlan) -> bool:
+    # A run with a known noise seed is not private, and is meant to be repeatable.
+    return plan.needs_secret_cohorts and plan.deterministic_seed is None
+
+
+def _cohort_seed(
+    private: pathlib.Path, plan: privacy.PrivacyPlan, config: config_lib.TrainingConfig
+) -> int:
+    return cohort_seed.read(private) if _is_secret(plan) else config.seed
 
 
 class _Run:
@@ -158,7 +215,8 @@ class _Run:
         plan: privacy.PrivacyPlan,
         sampler: cohorts.CohortSampler,
         learning_process: tff.learning.templates.LearningProcess,
-        book: ledger.Ledger,
+        rounds: committed_rounds.CommittedRounds,
+        say: Say,
     ):
         self._config = config
         self._output = output
@@ -166,32 +224,31 @@ class _Run:
         self._plan = plan
         self._sampler = sampler
         self._process = learning_process
-        self._ledger = book
+        self._rounds = rounds
+        self._say = say
 
-    def restore(self, checkpoints: checkpoint.CheckpointFolder, template: Any) -> None:
+    def restore(self, template: Any) -> None:
         """Reads the state that the ledger committed last."""
-        last = self._ledger.last_committed_round
-        self._rounds_done = 0 if last is None else last + 1
-        self._fingerprint = self._ledger.last_checkpoint
-        self._checkpoints = checkpoints
-        self._state, row = checkpoints.load(self._rounds_done, self._fingerprint, template)
-        self._log = results.MetricsLog(self._output, _COLUMNS, self._rounds_done)
+        snapshot, row = self._rounds.restore()
+        self._state = snapshot.in_structure_of(template)
+        self._log = metrics_log.MetricsLog(self._output, report.COLUMNS, self._rounds.rounds_done)
+        self._events = tensorboard_log.TensorBoardLog(self._output)
         if row:
             # The crash may have come between the commit and the row.
-            self._report(row)
+            self._publish(row)
 
     def run_rounds(self) -> None:
         """Runs the rounds that are left, with a progress bar."""
         interval = 0.1 if sys.stderr.isatty() else 10.0
         with tqdm.tqdm(
             total=self._config.num_rounds,
-            initial=self._rounds_done,
+            initial=self._rounds.rounds_done,
             unit="round",
             mininterval=interval,
             dynamic_ncols=True,
         ) as bar:
             while not self._is_over():
-                row = self._run_round(self._rounds_done)
+                row = self._run_round(self._rounds.rounds_done)
                 shown = {"loss": f"{row['loss']:.3f}", "top-1": f"{row['top1']:.1%}"}
                 if row["epsilon"] is not None:
                     shown["ε"] = display.round_up(row["epsilon"], 3)
@@ -199,31 +256,13 @@ class _Run:
                 bar.update()
 
     def _is_over(self) -> bool:
-        config, done = self._config, self._rounds_done
-        if done == config.num_rounds:
-            return True
-        if config.max_epsilon is not None and (
-            self._plan.epsilon_after(done + 1) > config.max_epsilon
-        ):
-            return True
-        best = self._best_accuracy()
-        return best is not None and (
-            config.stop_at_accuracy is not None and best >= config.stop_at_accuracy
-        )
-
-    def _best_accuracy(self) -> float | None:
-        found = [row[_ACCURACY] for row in self._log.rows if row[_ACCURACY] is not None]
-        return max(found, default=None)
+        rows, done = self._log.rows, self._rounds.rounds_done
+        return stopping.reason(self._config, self._plan, rows, done) is not None
 
     def _run_round(self, round_index: int) -> dict[str, Any]:
         start = time.monotonic()
         members = [self._task.train.user_ids[i] for i in self._sampler.cohort(round_index)]
-        self._ledger.begin_round(
-            round_index,
-            members,
-            noise_fingerprint=self._noise_fingerprint(),
-            checkpoint_fingerprint=self._fingerprint,
-        )
+        self._rounds.begin(round_index, members)
         client_data = [self._task.client_dataset(user, round_index) for user in members]
         output = self._process.next(self._state, client_data)
         trained = output.metrics["client_work"]["train"]
@@ -242,32 +281,34 @@ class _Run:
         ):
             row |= self._evaluate()
         row["seconds"] = time.monotonic() - start
-        self._fingerprint = self._checkpoints.save(round_index + 1, self._state, row)
-        self._ledger.commit_round(round_index, members, self._fingerprint)
-        self._checkpoints.keep_only(round_index + 1, self._fingerprint)
-        self._rounds_done = round_index + 1
-        self._report(row)
+        self._rounds.commit(round_index, self._state, row)
+        self._publish(row)
         return row
 
     def _evaluate(self) -> dict[str, float]:
         weights = self._process.get_model_weights(self._state).trainable
         measured = self._task.evaluate(weights)
-        return {f"eval_{name}": measured[name] for name in task.EVALUATION_METRICS}
+        return {f"eval_{name}": measured[name] for name in report.EVALUATION_METRICS}
 
-    def _report(self, row: Mapping[str, Any]) -> None:
+    def _publish(self, row: Mapping[str, Any]) -> None:
         """Publishes what has been committed: the row and, if it is the best, the model."""
-        self._log.append(row)
-        if row.get(_ACCURACY) is not None and row[_ACCURACY] == self._best_accuracy():
-            self._write_model("best_model.npz")
+        row = self._log.append(row)
+        self._events.append(row)
+        accuracy = row[stopping.ACCURACY]
+        if accuracy is not None and accuracy == stopping.best_accuracy(self._log.rows):
+            weights = self._process.get_model_weights(self._state).trainable
+            export.write(self._output / "best_model.npz", self._task.model, weights)
 
     def _warn_of_dropped(self, metrics: Any, round_index: int, num_members: int) -> None:
         dropped = int(metrics["aggregator"].get("non_finite_clients", 0)) if metrics else 0
-        if dropped:
-            tqdm.tqdm.write(
-                f"Round {round_index + 1}: {dropped} of {num_members} clients had an update that "
-                "is not finite (NaN, Inf), which counts as zero; lower client_learning_rate.",
-                file=sys.stderr,
-            )
+        if not dropped:
+            return
+        # A secret cohort's size is secret too.
+        who = "some" if self._plan.needs_secret_cohorts else f"{dropped} of {num_members}"
+        self._say(
+            f"Round {round_index + 1}: {who} clients had an update that is not finite (NaN, Inf), "
+            "which counts as zero; lower client_learning_rate."
+        )
 
     def _check_finite(self, state: Any, round_index: int) -> None:
         """Stops before a model that has diverged is committed."""
@@ -278,73 +319,10 @@ class _Run:
                 "Lower client_learning_rate or server_learning_rate and start a new run."
             )
 
-    def _noise_fingerprint(self) -> str | None:
-        """Differs from round to round: the aggregator's state counts the rounds."""
-        if not self._plan.has_noise:
-            return None
-        return checkpoint.fingerprint(self._state.aggregator)
-
-    def finish(self) -> TrainingResults:
-        """Writes model, curves and statement."""
+    def finish(self) -> None:
+        """Evaluates the last model and simpler ones, if that has not been done yet."""
         last = self._log.rows[-1]
-        if last[_ACCURACY] is None:
-            self._report(last | self._evaluate())
-        self._log.close()
-        statement = self._plan.statement(
-            self._ledger.observed(),
-            config=self._config,
-            user_unit=self._task.train.corpus.user_unit,
-            vocabulary_source=self._task.words.source,
-        )
-        for name, text in (
-            ("privacy_statement.json", statement.to_json() + "\n"),
-            ("privacy_statement.md", statement.to_markdown()),
-        ):
-            durable_files.write(self._output / name, text.encode("utf-8"))
-        self._write_model("model.npz")
-        baselines = self._task.baselines()
-        results.plot_curves(
-            self._output / "curves.png",
-            self._log.rows,
-            title=self._title(statement),
-            baselines=baselines,
-        )
-        return TrainingResults(
-            self._log.rows, baselines, statement, self._summary(statement, baselines)
-        )
-
-    def _write_model(self, name: str) -> None:
-        weights = self._process.get_model_weights(self._state)
-        export.write(self._output / name, self._task.model, weights.trainable)
-
-    def _title(self, statement: statement_lib.PrivacyStatement) -> str:
-        promised = (
-            f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
-            if statement.has_guarantee
-            else "no privacy guarantee"
-        )
-        return f"{self._config.data}: {statement.mechanism}, {promised}"
-
-    def _summary(
-        self, statement: statement_lib.PrivacyStatement, baselines: Mapping[str, float]
-    ) -> str:
-        last = self._log.rows[-1]
-        lines = [
-            f"After {last['round']} rounds: top-1 accuracy on held-out users "
-            f"{last[_ACCURACY]:.2%} ("
-            + ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
-            + ")."
-        ]
-        if statement.has_guarantee:
-            lines.append(
-                f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
-                + (
-                    f"ρ-zCDP {display.round_up(statement.rho_zcdp)}, "
-                    if statement.rho_zcdp is not None
-                    else ""
-                )
-                + "per user; see privacy_statement.md."
-            )
-        else:
-            lines.append("Privacy: NO guarantee. " + " ".join(statement.no_guarantee))
-        return "\n".join(lines)
+        if last[stopping.ACCURACY] is None:
+            self._publish(last | self._evaluate())
+        self._events.close()
+        report.write_baselines(self._output, self._task.baselines())

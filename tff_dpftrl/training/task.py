@@ -16,15 +16,6 @@ from tff_dpftrl.models import evaluation, language_model, metrics, ngrams, table
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus
 
-EVALUATION_METRICS = (
-    "loss",
-    "perplexity",
-    "top1_in_vocab",
-    "top1_oov_wrong",
-    "top3_in_vocab",
-)
-"""Metrics of `models.metrics` that are recorded for held-out users."""
-
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
 
 

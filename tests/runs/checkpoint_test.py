@@ -1,0 +1,117 @@
+"""Tests of checkpoints: exact, verified, private, atomic, bound."""
+
+import collections
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.runs import checkpoint
+
+State = collections.namedtuple("State", ["weights", "buffers", "round"])
+
+
+def _state(value: float) -> State:
+    return State(
+        weights=[np.full([2, 3], value, np.float32), np.float32(value)],
+        buffers=collections.OrderedDict(a=np.arange(4, dtype=np.float64) * value),
+        round=np.int64(5),
+    )
+
+
+def _snapshot(value: float) -> checkpoint.Snapshot:
+    return checkpoint.Snapshot.of(_state(value))
+
+
+def _fingerprint(state, **options) -> str:
+    return checkpoint.Snapshot.of(state).fingerprint(**options)
+
+
+def test_round_trip_is_exact(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    state = _state(1 / 3)
+    name = folder.save(6, checkpoint.Snapshot.of(state), {"loss": 0.1})
+    snapshot, saved = folder.load(6, name)
+    restored = snapshot.in_structure_of(_state(0.0))
+    assert isinstance(restored, State) and saved == {"loss": 0.1}
+    assert _fingerprint(restored) == _fingerprint(state) == name
+    np.testing.assert_array_equal(restored.weights[0], state.weights[0])
+    np.testing.assert_array_equal(restored.buffers["a"], state.buffers["a"])
+
+
+def test_order_is_kept_beyond_ten_tensors(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    state = {"many": [np.int64(i) for i in range(1200)]}
+    snapshot, _ = folder.load(1, folder.save(1, checkpoint.Snapshot.of(state), {}))
+    assert snapshot.in_structure_of(state)["many"] == list(range(1200))
+
+
+def test_fingerprints_depend_on_every_value_shape_and_type():
+    assert _fingerprint(_state(1.0)) != _fingerprint(_state(1.0 + 1e-7))
+    assert _fingerprint([np.zeros(4)]) != _fingerprint([np.zeros([2, 2])])
+    assert _fingerprint([np.zeros(1)]) != _fingerprint([np.zeros(1, np.int64)])
+
+
+def test_a_part_is_a_whole_name_of_the_path():
+    state = {"noise": [np.ones(2)], "noise_free": np.ones(3), "other": np.ones(4)}
+    snapshot = checkpoint.Snapshot.of(state)
+    assert [tensor.shape for tensor in snapshot.part("noise")] == [(2,)]
+    other = checkpoint.Snapshot.of(state | {"noise_free": np.zeros(3)})
+    assert snapshot.fingerprint(part="noise") == other.fingerprint(part="noise")
+    assert snapshot.fingerprint(part="noise_free") != other.fingerprint(part="noise_free")
+
+
+def test_only_the_owner_reads_them(tmp_path):
+    checkpoint.CheckpointFolder(tmp_path / "private").save(1, _snapshot(1.0), {})
+    (path,) = (tmp_path / "private").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_nothing_is_removed_before_the_commit(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    committed = folder.save(1, _snapshot(1.0), {})
+    folder.save(2, _snapshot(2.0), {})  # Killed here; the round is repeated, on another machine.
+    repeated = folder.save(2, _snapshot(2.0 + 1e-6), {})
+    folder.load(1, committed)
+    folder.keep_only(2, repeated)
+    assert [path.name for path in tmp_path.iterdir()] == [f"round_00000002_{repeated}.npz"]
+
+
+def test_a_missing_checkpoint_is_refused(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    folder.save(1, _snapshot(1.0), {})
+    with pytest.raises(checkpoint.CheckpointError, match="Cannot read the checkpoint"):
+        folder.load(1, "0" * 32)
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    name = folder.save(1, _snapshot(1.0), {})
+    (path,) = tmp_path.glob("*.npz")
+    other = checkpoint.CheckpointFolder(tmp_path / "other")
+    other.save(1, _snapshot(2.0), {})
+    (donor,) = (tmp_path / "other").glob("*.npz")
+    path.write_bytes(donor.read_bytes())
+    with pytest.raises(checkpoint.CheckpointError, match="fingerprint differs"):
+        folder.load(1, name)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(checkpoint.CheckpointError, match="Cannot read"):
+        folder.load(1, name)
+
+
+def test_a_checkpoint_of_another_manifest_is_refused(tmp_path):
+    name = checkpoint.CheckpointFolder(tmp_path, binding="a").save(1, _snapshot(1.0), {})
+    checkpoint.CheckpointFolder(tmp_path, binding="a").load(1, name)
+    with pytest.raises(checkpoint.CheckpointError, match="saved under other options"):
+        checkpoint.CheckpointFolder(tmp_path, binding="b").load(1, name)
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    with pytest.raises(checkpoint.CheckpointError, match="other shapes or types"):
+        _snapshot(1.0).in_structure_of(_state(1.0)._replace(round=np.int32(5)))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

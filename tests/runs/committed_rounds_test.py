@@ -1,0 +1,237 @@
+"""Tests of the one protocol of rounds: a toy run, killed at every boundary."""
+
+import collections
+import pathlib
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.participation import ledger, ledger_rules, schema
+from tff_dpftrl.runs import checkpoint, committed_rounds
+
+State = collections.namedtuple("State", ["weights", "aggregator"])
+_SCHEMA = schema.MinSep(num_rounds=5, min_sep=2, max_participations=3)
+_START = State(weights=np.zeros(3), aggregator=(np.int64(0), np.zeros(3)))
+
+
+def _cohort(round_index: int) -> list[str]:
+    return [f"user{round_index % 2}", f"user{round_index % 2 + 2}"]
+
+
+def _noise(aggregator) -> np.ndarray:
+    return np.random.default_rng([11, int(aggregator[0])]).normal(size=3)
+
+
+def _train(state: State, round_index: int) -> State:
+    """A round whose noise is a function of the state, as that of an aggregator is."""
+    noise = _noise(state.aggregator)
+    weights = state.weights + (round_index + 1) + noise - 0.5 * state.aggregator[1]
+    return State(weights, (state.aggregator[0] + 1, noise))
+
+
+class _Crash(BaseException):
+    """Stands for the death of the process."""
+
+
+def _open(folder: pathlib.Path, **options) -> committed_rounds.CommittedRounds:
+    if committed_rounds.CommittedRounds.exist(folder):
+        return committed_rounds.CommittedRounds.open(folder, _SCHEMA, **options)
+    return committed_rounds.CommittedRounds.create(folder, _SCHEMA, _START, {"round": 0}, **options)
+
+
+def _run(folder: pathlib.Path, num_rounds: int = 5, **options) -> State:
+    """Runs, or goes on with, the toy run in a folder."""
+    with _open(folder, **options) as rounds:
+        snapshot, saved = rounds.restore()
+        assert saved == {"round": rounds.rounds_done}
+        state = snapshot.in_structure_of(_START)
+        while rounds.rounds_done < num_rounds:
+            t = rounds.rounds_done
+            rounds.begin(t, _cohort(t))
+            state = _train(state, t)
+            rounds.commit(t, state, {"round": t + 1})
+    return state
+
+
+def _checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((folder / "checkpoints").iterdir())
+
+
+def test_a_run_is_that_of_a_plain_loop(tmp_path):
+    state = _START
+    for t in range(5):
+        state = _train(state, t)
+    np.testing.assert_array_equal(_run(tmp_path).weights, state.weights)
+    with _open(tmp_path) as rounds:
+        seen = rounds.observed()
+    assert (seen.num_rounds, seen.min_sep, seen.max_participations) == (5, 2, 3)
+    assert len(_checkpoints(tmp_path)) == 1
+
+
+_BOUNDARIES = (
+    (ledger.Ledger, "create", (1,)),
+    (ledger.Ledger, "begin_round", (1, 2, 5)),
+    (checkpoint.CheckpointFolder, "save", (1, 2, 5)),
+    (ledger.Ledger, "commit_round", (1, 2, 5)),
+    (checkpoint.CheckpointFolder, "keep_only", (1, 2, 5)),
+)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "owner, step, call",
+    [
+        pytest.param(owner, step, call, id=f"{step}-{call}")
+        for owner, step, calls in _BOUNDARIES
+        for call in calls
+    ],
+)
+def test_a_crash_at_every_boundary_resumes_to_the_same_state(
+    tmp_path, monkeypatch, owner, step, when, call
+):
+    original = getattr(owner, step)
+    calls = []
+
+    def crashing(*args, **kwargs):
+        calls.append(step)
+        crash = len(calls) == call
+        if crash and when == "before":
+            raise _Crash
+        result = original(*args, **kwargs)
+        if crash:
+            if isinstance(result, ledger.Ledger):
+                result.close()  # As the death of the process does.
+            raise _Crash
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, crashing)
+        with pytest.raises(_Crash):
+            _run(tmp_path / "run")
+    resumed = _run(tmp_path / "run")
+    np.testing.assert_array_equal(resumed.weights, _run(tmp_path / "whole").weights)
+    assert len(_checkpoints(tmp_path / "run")) == 1
+
+
+def test_a_round_begun_is_repeated_with_the_same_cohort_or_refused(tmp_path):
+    with _open(tmp_path) as rounds:
+        assert not rounds.begin(0, ["a", "b"])
+    with _open(tmp_path) as rounds:
+        rounds.restore()
+        with pytest.raises(ledger_rules.ReplayRefusal, match="another cohort"):
+            rounds.begin(0, ["a", "c"])
+        assert rounds.begin(0, ["b", "a"])
+        assert rounds.observed().num_rounds == 1 and rounds.rounds_done == 0
+
+
+def test_noise_that_does_not_change_is_refused(tmp_path):
+    with _open(tmp_path) as rounds:
+        rounds.begin(0, ["a"])
+        rounds.commit(0, _START._replace(weights=np.ones(3)), {})
+        with pytest.raises(ledger_rules.ReplayRefusal, match="reuse the noise of round 0"):
+            rounds.begin(1, ["b"])
+
+
+def test_without_noise_only_the_state_must_change(tmp_path):
+    with _open(tmp_path, noise_part=None) as rounds:
+        rounds.begin(0, ["a"])
+        rounds.commit(0, _START._replace(weights=np.ones(3)), {})
+        rounds.begin(1, ["b"])
+        with pytest.raises(ledger_rules.ForkRefusal, match="fingerprint of an earlier state"):
+            rounds.commit(1, _START, {})
+
+
+def test_steps_out_of_order_are_refused(tmp_path):
+    with _open(tmp_path) as rounds:
+        with pytest.raises(ValueError, match=r"Call begin\(\) first"):
+            rounds.commit(0, _START, {})
+        with pytest.raises(ledger_rules.LedgerRefusal, match="the next round of this ledger is 0"):
+            rounds.begin(1, ["a"])
+    with _open(tmp_path) as rounds, pytest.raises(ValueError, match=r"Call restore\(\) first"):
+        rounds.begin(0, ["a"])
+
+
+def test_a_pending_round_is_not_committed_without_being_begun_again(tmp_path):
+    with _open(tmp_path) as rounds:
+        rounds.begin(0, ["a"])
+    with _open(tmp_path) as rounds:
+        rounds.restore()
+        with pytest.raises(ValueError, match=r"Call begin\(\) first"):
+            rounds.commit(0, _train(_START, 0), {})
+
+
+def test_who_did_not_contribute_is_not_counted(tmp_path):
+    with _open(tmp_path) as rounds:
+        rounds.begin(0, ["a", "b"])
+        rounds.commit(0, _train(_START, 0), {}, contributed=["a"])
+        assert dict(rounds.observed().histogram) == {1: 1}
+
+
+def test_the_ledger_keeps_the_promise(tmp_path):
+    with _open(tmp_path) as rounds:
+        rounds.begin(0, ["a"])
+        rounds.commit(0, _train(_START, 0), {})
+        with pytest.raises(ledger_rules.SchemaRefusal, match="below min_sep=2"):
+            rounds.begin(1, ["a"])
+
+
+def test_the_budget_guard_is_asked(tmp_path):
+    with _open(tmp_path, budget_guard=lambda seen: f"no {seen.num_rounds} rounds") as rounds:
+        with pytest.raises(ledger_rules.BudgetRefusal, match="no 1 rounds"):
+            rounds.begin(0, ["a"])
+
+
+def test_a_run_is_bound_to_what_it_began_with(tmp_path):
+    _run(tmp_path, num_rounds=2, binding="one digest")
+    with pytest.raises(checkpoint.CheckpointError, match="under other options"):
+        _run(tmp_path, binding="another digest")
+    assert _run(tmp_path, binding="one digest").aggregator[0] == 5
+
+
+def test_a_rolled_back_checkpoint_is_refused(tmp_path):
+    _run(tmp_path, num_rounds=1)
+    older = {path.name: path.read_bytes() for path in _checkpoints(tmp_path)}
+    _run(tmp_path, num_rounds=2)
+    for path in _checkpoints(tmp_path):
+        path.unlink()
+    for name, content in older.items():
+        (tmp_path / "checkpoints" / name).write_bytes(content)
+    with pytest.raises(checkpoint.CheckpointError, match="that the ledger names as the last one"):
+        _run(tmp_path)
+
+
+def test_a_second_process_and_a_second_run_are_refused(tmp_path):
+    with _open(tmp_path):
+        with pytest.raises(ValueError, match="in use by another process"):
+            _open(tmp_path)
+        with pytest.raises(ValueError, match="holds a run already"):
+            committed_rounds.CommittedRounds.create(tmp_path, _SCHEMA, _START, {})
+
+
+def test_opening_removes_what_a_killed_process_left_unfinished(tmp_path, monkeypatch):
+    _run(tmp_path, num_rounds=1)
+
+    def killed(*args):
+        raise _Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable_files.os, "replace", killed)
+        patch.setattr(pathlib.Path, "unlink", lambda *args, **kwargs: None)
+        with pytest.raises(_Crash):
+            _run(tmp_path, num_rounds=2)
+    assert [path.name.startswith(".") for path in _checkpoints(tmp_path)] == [True, False]
+    with _open(tmp_path):
+        assert [path.name.startswith(".") for path in _checkpoints(tmp_path)] == [False]
+
+
+def test_the_folder_is_for_the_owner_only(tmp_path):
+    _run(tmp_path / "run", num_rounds=1)
+    for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

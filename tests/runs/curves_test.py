@@ -1,0 +1,47 @@
+"""Tests of curves.png: what is drawn, and what is said about it."""
+
+import sys
+
+import pytest
+
+from tff_dpftrl.runs import curves
+
+_HELD_OUT = [{"round": 1, "eval_top1_in_vocab": 0.1, "eval_loss": 2.0, "epsilon": 1.0}]
+
+
+def _footnote(rows, baselines):
+    figure = curves.draw(rows, title="title", baselines=baselines)
+    return "" if figure._supxlabel is None else figure._supxlabel.get_text()
+
+
+@pytest.mark.parametrize(
+    "rows, baselines",
+    [
+        ([_HELD_OUT[0] | {"loss": 2.0}], {}),
+        ([_HELD_OUT[0] | {"top1": 0.2}], {}),
+        (_HELD_OUT, {"bigrams": 0.3}),
+    ],
+)
+def test_exact_figures_carry_a_footnote(rows, baselines):
+    assert _footnote(rows, baselines) == curves.EXACT
+    assert "do not publish" in curves.EXACT
+
+
+def test_noised_and_held_out_figures_carry_none():
+    assert _footnote(_HELD_OUT, {}) == ""
+
+
+def test_every_column_and_baseline_is_drawn():
+    figure = curves.draw(
+        [_HELD_OUT[0] | {"loss": 3.0, "top1": 0.2}], title="title", baselines={"bigrams": 0.3}
+    )
+    assert [len(axes.lines) for axes in figure.axes] == [3, 2, 1]
+
+
+def test_the_file_is_an_image(tmp_path):
+    curves.write(tmp_path / "curves.png", _HELD_OUT, title="title", baselines={})
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

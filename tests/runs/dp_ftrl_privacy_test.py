@@ -1,0 +1,164 @@
+"""Tests of DP-FTRL's plan: what is derived, claimed, stated and resumed."""
+
+import dataclasses
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.mechanisms import blt, identity, serialization, table, tree
+from tff_dpftrl.participation import cohorts, observed, schema
+from tff_dpftrl.runs import dp_ftrl_privacy
+
+_PRIVACY = dp_ftrl_privacy.DpFtrlPrivacy(
+    num_rounds=12,
+    clients_per_round=5,
+    clip_norm=0.5,
+    delta=1e-6,
+    mechanism="tree",
+    noise_multiplier=3.0,
+    min_sep=4,
+)
+
+
+def _plan(num_clients=40, num_parameters=1000, **changes) -> dp_ftrl_privacy.DpFtrlPlan:
+    return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, num_parameters)
+
+
+def _state(plan, seen, **options):
+    options = {"parameters": {}, "vocabulary_source": None, "charge_all_rounds": False} | options
+    return plan.statement(seen, **options)
+
+
+_SEEN = observed.ObservedParticipation(8, 4, 2, {2: 1})
+
+
+def test_the_schema_is_the_one_asked_for_or_the_largest_that_fits():
+    assert _plan().declared == schema.MinSep(12, 4, 3)
+    assert _plan(min_sep=None).declared == schema.MinSep(12, 8, 2)
+    assert _plan(max_participations=1).declared == schema.MinSep(12, 4, 1)
+    assert _plan(num_clients=5000, min_sep=None).declared == schema.MinSep(12, 12, 1)
+    with pytest.raises(ValueError, match="clients_per_round=5 exceeds the 4 training users"):
+        _plan(num_clients=4)
+
+
+def test_the_cohorts_keep_the_schema():
+    plan = _plan()
+    sampler = plan.sampler(seed=1)
+    counter = observed.ParticipationCounter(plan.num_clients)
+    for t in range(12):
+        counter.add(np.asarray(sampler.cohort(t)))
+    assert isinstance(sampler, cohorts.MinSepSampler)
+    assert not plan.declared.breaches(
+        num_rounds=counter.observed.num_rounds,
+        min_sep=counter.observed.min_sep,
+        max_participations=counter.observed.max_participations,
+    )
+
+
+def test_epsilon_is_that_of_the_strategy_and_never_falls():
+    plan = _plan()
+    spent = [plan.epsilon_after(t) for t in range(13)]
+    whole = guarantee.dp_ftrl_guarantee(
+        tree.Tree(12), noise_multiplier=3.0, schema=schema.MinSep(12, 4, 3), delta=1e-6
+    )
+    assert spent[0] == 0.0 and spent == sorted(spent)
+    assert spent[12] == whole.epsilon
+
+
+def test_a_target_is_kept_and_nearly_used_up():
+    plan = _plan(noise_multiplier=None, target_epsilon=4.0)
+    assert 3.99 < plan.epsilon_after(12) <= 4.0
+
+
+@pytest.mark.parametrize(
+    "changes, promised",
+    [({}, True), ({"noise_multiplier": 0.0}, False), ({"deterministic_seed": 3}, False)],
+)
+def test_no_guarantee_without_secret_noise(changes, promised):
+    plan = _plan(**changes)
+    assert plan.has_guarantee == promised
+    assert (plan.epsilon_after(12) is None) != promised
+    statement = _state(plan, _SEEN)
+    assert statement.has_guarantee == promised
+    assert (statement.epsilon is None) != promised
+
+
+def test_the_statement_names_the_strategy_that_ran(tmp_path):
+    serialization.save(tmp_path / "strategy.json", tree.Tree(12))
+    # The default name of a config, while another strategy comes from a file.
+    plan = _plan(mechanism="blt", strategy_file=str(tmp_path / "strategy.json"))
+    assert _state(plan, _SEEN).mechanism == "tree"
+    assert "Noise: tree, z = 3." in plan.describe()
+    restarted = _plan(starts=(0, 6))
+    assert _state(restarted, _SEEN).mechanism == restarted.strategy.name != "tree"
+    assert _state(_plan(mechanism=None, noise_multiplier=None), _SEEN).mechanism == "none"
+
+
+def test_the_statement_is_of_what_was_observed_unless_the_data_decided_when_to_stop():
+    plan = _plan()
+    spent, whole = _state(plan, _SEEN), _state(plan, _SEEN, charge_all_rounds=True)
+    assert spent.accounted == schema.MinSep(8, 4, 2)
+    assert whole.accounted == whole.declared == schema.MinSep(12, 4, 3)
+    assert spent.epsilon < whole.epsilon == plan.epsilon_after(12)
+    assert spent.parameters["num_users"] == 40 and spent.parameters["clip_norm"] == 0.5
+
+
+def test_adaptive_clipping_is_stated_and_its_clip_norm_is_no_bound():
+    adaptive = _state(_plan(adaptive_clipping=True), _SEEN)
+    assert adaptive.adjacency != _state(_plan(), _SEEN).adjacency
+
+
+def test_a_broken_promise_is_no_guarantee():
+    assert not _state(_plan(), observed.ObservedParticipation(8, 3, 2, {2: 1})).has_guarantee
+
+
+def test_the_budget_guard_counts_what_was_observed():
+    plan = _plan()
+    guard = plan.budget_guard(_state(plan, _SEEN).epsilon)
+    assert guard(_SEEN) is None
+    assert "above max_epsilon" in guard(observed.ObservedParticipation(9, 4, 3, {3: 1}))
+    assert plan.budget_guard(None) is None
+
+
+@pytest.mark.parametrize("changes", [{}, {"starts": (0, 6)}, {"secagg_bits": 16}])
+def test_a_resumed_plan_is_the_same(changes):
+    privacy = dataclasses.replace(_PRIVACY, mechanism="blt", **changes)
+    plan = privacy.plan(40, 1000)
+    derived = json.loads(json.dumps(plan.derived()))
+    assert privacy.resumed(40, 1000, derived) == plan
+
+
+def test_options_reach_the_mechanism():
+    plan = _plan(mechanism="blt", options=table.Options(buffers=1))
+    assert plan.strategy.num_buffers == 1
+    assert isinstance(plan.strategy, blt.Blt)
+
+
+def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
+    # Independent noise of 12 rounds and 400 weights against 12 cohorts of 5.
+    plan = _plan(mechanism="identity", num_parameters=400)
+    assert plan.noise_to_signal(400) == pytest.approx(3.0 * math.sqrt(12 * 400) / (12 * 5))
+    draws = np.random.default_rng(0).normal(size=[12, 400])
+    for mechanism in ("identity", "blt", "tree"):
+        plan = _plan(mechanism=mechanism, min_sep=1)
+        strategy = identity.Identity() if mechanism == "identity" else plan.strategy
+        matrix = strategy.noise_matrix(12)
+        draws = np.random.default_rng(0).normal(size=[matrix.shape[1], 400])
+        noise = np.linalg.norm(np.sum(3.0 * matrix @ draws, axis=0))
+        # The norm of 400 Gaussians is within six standard errors, 6 / sqrt(2 · 400).
+        assert plan.noise_to_signal(400) == pytest.approx(noise / 60, rel=6 / math.sqrt(800))
+    assert _plan(mechanism=None, noise_multiplier=None).noise_to_signal(400) == 0.0
+
+
+def test_a_strategy_for_fewer_rounds_is_refused(tmp_path):
+    serialization.save(tmp_path / "strategy.json", tree.Tree(3))
+    with pytest.raises(ValueError, match="at most 3 rounds"):
+        _plan(strategy_file=str(tmp_path / "strategy.json"))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,141 @@
+"""Tests of the manifest: a run is resumed with what it began with, or not at all."""
+
+import json
+import stat
+import sys
+
+import pytest
+
+from tff_dpftrl import private_round
+from tff_dpftrl.runs import manifest
+
+
+def _manifest(**changes) -> manifest.Manifest:
+    fields = {
+        "config": {"noise_multiplier": 0.5, "data": "docs", "max_users": None},
+        "derived": {"schema": {"num_rounds": 3, "min_sep": 1}, "starts": [0, 2]},
+        "facts": {"training_users": 7},
+        "identities": {"training users": manifest.identity(["a", "b"])},
+    }
+    return manifest.Manifest(**fields | changes)
+
+
+@pytest.fixture
+def output(tmp_path):
+    """The folder of a run that has just begun."""
+    (tmp_path / "private").mkdir(mode=0o700)
+    assert not manifest.exists(tmp_path)
+    _manifest().write(tmp_path)
+    assert manifest.exists(tmp_path)
+    return tmp_path
+
+
+def _edit(path, edit):
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def test_round_trip(output):
+    read = manifest.read(output)
+    assert read == _manifest()
+    assert read.digest == _manifest().digest
+
+
+def test_users_are_identified_in_private_only(output):
+    digest = _manifest().identities["training users"]
+    assert digest not in (output / "config.json").read_text()
+    copy = output / "private" / "manifest.json"
+    assert digest in copy.read_text() and stat.S_IMODE(copy.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"config": {"noise_multiplier": 0.6, "data": "docs", "max_users": None}},
+        {"derived": {}},
+        {"facts": {"training_users": 8}},
+        {"identities": {"training users": manifest.identity(["a", "c"])}},
+    ],
+)
+def test_the_digest_covers_everything(changes):
+    assert _manifest(**changes).digest != _manifest().digest
+
+
+def test_the_digest_covers_the_version_of_the_noise(monkeypatch):
+    before = _manifest().digest
+    monkeypatch.setattr(private_round, "NOISE_VERSION", private_round.NOISE_VERSION + 1)
+    assert _manifest().digest != before
+
+
+@pytest.mark.parametrize("name", ["config.json", "private/manifest.json"])
+def test_a_change_is_refused_and_named(output, name):
+    _edit(output / name, lambda content: content["config"].update(noise_multiplier=50.0))
+    change = "0.5 → 50.0" if name == "config.json" else "50.0 → 0.5"
+    with pytest.raises(ValueError, match=rf"config.noise_multiplier: {change}"):
+        manifest.read(output)
+
+
+def test_a_change_deep_within_and_a_new_key_are_named(output):
+    def edit(content):
+        content["derived"]["schema"]["min_sep"] = 2
+        content["config"]["surprise"] = 1
+
+    _edit(output / "config.json", edit)
+    with pytest.raises(ValueError) as caught:
+        manifest.read(output)
+    assert "config.surprise: null → 1; derived.schema.min_sep: 1 → 2" in str(caught.value)
+
+
+def test_versions_of_packages_may_change(output):
+    _edit(output / "config.json", lambda content: content["versions"].update(numpy="9.9"))
+    assert manifest.read(output) == _manifest()
+
+
+def test_another_version_of_the_noise_is_refused(output, monkeypatch):
+    now = private_round.NOISE_VERSION
+    monkeypatch.setattr(private_round, "NOISE_VERSION", now + 1)
+    with pytest.raises(ValueError, match=f"is of version {now}, that of .* {now + 1}"):
+        manifest.read(output)
+
+
+def test_a_run_without_its_private_copy_is_refused(output):
+    (output / "private" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="nobody can tell what was run"):
+        manifest.read(output)
+
+
+def test_a_run_from_before_manifests_were_bound_is_refused(output):
+    _edit(output / "config.json", lambda content: content.pop("format"))
+    with pytest.raises(ValueError, match="format 1, which did not bind a run .* start a new run"):
+        manifest.read(output)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_what_is_no_manifest_is_refused(output, text):
+    (output / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match="manifest of a run"):
+        manifest.read(output)
+
+
+def test_other_users_are_refused_and_their_order_counts(output):
+    known = manifest.read(output)
+    known.check_identity("training users", ["a", "b"], remedy="restore the data")
+    for users in (["b", "a"], ["a", "b", "c"], ["a\nb"]):
+        with pytest.raises(ValueError, match="training users are no longer .* restore the data"):
+            known.check_identity("training users", users, remedy="restore the data")
+
+
+def test_a_folder_is_free_or_refused(output, tmp_path):
+    with pytest.raises(ValueError, match="already holds a run: add --resume"):
+        manifest.check_is_free(output)
+    manifest.check_is_free(tmp_path / "new" / "folder")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is not a folder"):
+        manifest.check_is_free(tmp_path / "file")
+    with pytest.raises(ValueError, match="There is no run in"):
+        manifest.read(tmp_path / "new")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

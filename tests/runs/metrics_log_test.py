@@ -1,0 +1,57 @@
+"""Tests of metrics.csv and the note beside it."""
+
+import os
+import stat
+import sys
+
+import pytest
+
+from tff_dpftrl.runs import metrics_log
+
+_COLUMNS = (
+    metrics_log.Column("round", "number of the round"),
+    metrics_log.Column("loss", "of the training cohort", is_exact=True),
+    metrics_log.Column("eval_loss", "of held-out users"),
+)
+
+
+def _log(folder, rounds_done):
+    return metrics_log.MetricsLog(folder, _COLUMNS, rounds_done)
+
+
+def test_rows_come_back_exactly_and_later_ones_are_dropped(tmp_path):
+    log = _log(tmp_path, 0)
+    for t in (1, 2, 3):
+        log.append({"round": t, "loss": t / 3, "unknown": 5})
+    assert log.append({"round": 3, "loss": 0.1, "eval_loss": 2}) == log.rows[-1]
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "round,loss,eval_loss"
+    assert metrics_log.read_rows(tmp_path, 3) == log.rows
+    assert [row["loss"] for row in _log(tmp_path, 2).rows] == [1 / 3, 2 / 3]
+    assert _log(tmp_path, 0).rows == []
+
+
+def test_the_note_says_what_not_to_publish(tmp_path):
+    _log(tmp_path, 0)
+    note = (tmp_path / "metrics_README.md").read_text()
+    assert "**Do not publish `loss`**: they are exact figures" in note
+    assert "- `eval_loss`: of held-out users" in note
+
+
+def test_files_are_as_private_as_the_umask_makes_them(tmp_path):
+    before = os.umask(0o077)
+    try:
+        _log(tmp_path, 0).append({"round": 1})
+    finally:
+        os.umask(before)
+    for name in ("metrics.csv", "metrics_README.md"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_a_damaged_table_is_named(tmp_path):
+    (tmp_path / "metrics.csv").write_text("round,loss\nx,y\n")
+    with pytest.raises(ValueError, match="metrics.csv is not the table of a run"):
+        metrics_log.read_rows(tmp_path, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

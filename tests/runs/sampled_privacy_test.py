@@ -1,0 +1,93 @@
+"""Tests of the plan of sampled runs: what is derived, claimed, stated and resumed."""
+
+import dataclasses
+import json
+import math
+import sys
+
+import pytest
+
+from tff_dpftrl.accounting import dp_fedavg
+from tff_dpftrl.participation import cohorts, observed, schema
+from tff_dpftrl.runs import sampled_privacy
+
+_PRIVACY = sampled_privacy.SampledPrivacy(
+    algorithm="dp-fedavg",
+    num_rounds=20,
+    clients_per_round=10,
+    clip_norm=0.5,
+    delta=1e-6,
+    noise_multiplier=2.0,
+)
+_SEEN = observed.ObservedParticipation(15, 1, 6, {6: 1})
+
+
+def _plan(num_clients=100, **changes) -> sampled_privacy.SampledPlan:
+    return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, 1000)
+
+
+def _state(plan, seen=_SEEN, **options):
+    options = {"parameters": {}, "vocabulary_source": None, "charge_all_rounds": False} | options
+    return plan.statement(seen, **options)
+
+
+def test_no_schema_is_promised_but_the_number_of_rounds():
+    plan = _plan()
+    assert plan.declared == schema.MinSep.unrestricted(20)
+    statement = _state(plan)
+    assert statement.declared is statement.accounted is None
+    assert "schema" not in plan.derived()
+
+
+def test_cohorts_are_poisson_samples_and_secret():
+    plan = _plan()
+    sampler = plan.sampler(seed=5)
+    assert isinstance(sampler, cohorts.PoissonSampler)
+    assert plan.needs_secret_cohorts and plan.sampling_probability == 0.1
+    assert len({len(sampler.cohort(t)) for t in range(20)}) > 1
+
+
+def test_epsilon_is_that_of_the_composition():
+    plan = _plan()
+    assert plan.epsilon_after(0) == 0.0
+    assert plan.epsilon_after(7) == dp_fedavg.DpFedAvg(0.1, 2.0, 7).epsilon(1e-6)
+    assert _state(plan).epsilon == plan.epsilon_after(15) < plan.epsilon_after(20)
+    assert _state(plan, charge_all_rounds=True).epsilon == plan.epsilon_after(20)
+
+
+def test_a_target_is_kept():
+    plan = _plan(noise_multiplier=None, target_epsilon=3.0)
+    assert 2.9 < plan.epsilon_after(20) <= 3.0
+
+
+def test_a_known_seed_is_no_guarantee():
+    plan = _plan(deterministic_seed=1)
+    assert plan.epsilon_after(20) is None and not _state(plan).has_guarantee
+
+
+def test_the_budget_guard_counts_rounds():
+    plan = _plan()
+    guard = plan.budget_guard(plan.epsilon_after(15))
+    assert guard(_SEEN) is None
+    assert "above max_epsilon" in guard(observed.ObservedParticipation(16, 1, 6, {6: 1}))
+
+
+def test_a_resumed_plan_is_the_same():
+    privacy = dataclasses.replace(_PRIVACY, noise_multiplier=None, target_epsilon=3.0)
+    plan = privacy.plan(100, 1000)
+    assert privacy.resumed(100, 1000, json.loads(json.dumps(plan.derived()))) == plan
+
+
+def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
+    # 20 rounds of independent noise in 1000 weights, against 20 cohorts of 10.
+    expected = 2.0 * math.sqrt(20 * 1000) / (20 * 10)
+    assert _plan().noise_to_signal(1000) == pytest.approx(expected)
+
+
+def test_too_few_users_are_refused():
+    with pytest.raises(ValueError, match="clients_per_round=10 exceeds the 9 training users"):
+        _plan(num_clients=9)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,33 @@
+"""Tests of the TensorBoard events of a run."""
+
+import os
+import stat
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.runs import tensorboard_log
+
+
+def test_numbers_become_scalars_and_the_umask_is_kept(tmp_path):
+    before = os.umask(0o077)
+    try:
+        log = tensorboard_log.TensorBoardLog(tmp_path)
+        log.append({"round": 7, "loss": 0.5, "eval_loss": None})
+        log.close()
+    finally:
+        os.umask(before)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0
+    found = [
+        (event.step, value.tag, float(tf.make_ndarray(value.tensor)))
+        for event in tf.compat.v1.train.summary_iterator(str(path))
+        for value in event.summary.value
+    ]
+    assert found == [(7, "loss", 0.5)]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,287 @@
+"""Tests of interrupted runs: crashes, reports, resumption, and what is refused."""
+
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from tests.training import toy_run
+from tff_dpftrl.participation import ledger
+from tff_dpftrl.runs import checkpoint, manifest, metrics_log
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import report, run
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The folder of the toy corpus."""
+    folder = tmp_path_factory.mktemp("corpus")
+    toy_run.write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(corpus, tmp_path_factory):
+    """A finished run, begun with relative paths in another folder, and its results."""
+    output = tmp_path_factory.mktemp("run") / "uninterrupted"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(corpus)
+        config = toy_run.config(pathlib.Path("."))
+        assert config.data == "users.jsonl"
+        return output, run.train(config, output)
+
+
+def _assert_same_run(output, expected):
+    for ours, theirs in zip(toy_run.weights(output), toy_run.weights(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert toy_run.rows(output) == toy_run.rows(expected)
+
+
+# Where a process dies in its fourth call, rounds committed by then, and rounds begun.
+_CRASH_SITES = (
+    (ledger.Ledger, "begin_round", "after", 3, 4),
+    (checkpoint.CheckpointFolder, "save", "after", 2, 3),
+    (ledger.Ledger, "commit_round", "after", 4, 4),
+    (metrics_log.MetricsLog, "append", "before", 4, 4),
+)
+
+
+@pytest.mark.parametrize("owner, site, when, committed, begun", _CRASH_SITES)
+def test_after_a_crash_a_run_can_be_reported_and_resumes_to_the_same_weights(
+    corpus, uninterrupted, tmp_path, monkeypatch, owner, site, when, committed, begun
+):
+    original = getattr(owner, site)
+    calls = []
+
+    def crashing(self, *args, **kwargs):
+        calls.append(args)
+        crash = len(calls) == 4
+        if crash and when == "before":
+            raise toy_run.Crash
+        result = original(self, *args, **kwargs)
+        if crash:
+            raise toy_run.Crash
+        return result
+
+    output = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, site, crashing)
+        with pytest.raises(toy_run.Crash):
+            run.train(toy_run.config(corpus), output)
+    reported = report.report(output)
+    assert [row["round"] for row in reported.rows] == list(range(1, committed + 1))
+    # Who was asked in a round that was begun may have been used.
+    assert reported.statement.observed.num_rounds == begun
+    assert f"{committed} of 6 rounds are done; go on with" in reported.summary
+    results = run.train(None, output)
+    expected, expected_results = uninterrupted
+    _assert_same_run(output, expected)
+    assert results.statement == expected_results.statement
+    assert "All 6 rounds are done." in results.summary
+
+
+def test_a_report_says_the_same_as_the_run_and_needs_no_tff(uninterrupted, tmp_path):
+    output = tmp_path / "run"
+    expected, results = uninterrupted
+    shutil.copytree(expected, output)
+    for name in ("model.npz", "privacy_statement.json", "privacy_statement.md", "curves.png"):
+        (output / name).unlink()
+    leftover = output / ".model.npz.0123456789ab.unfinished"
+    leftover.touch()
+    code = textwrap.dedent("""
+        import pathlib, sys
+        sys.modules["tensorflow_federated"] = None  # Importing it fails.
+        from tff_dpftrl.training import report
+        print(report.report(pathlib.Path(sys.argv[1])).summary)
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(output)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == results.summary
+    _assert_same_run(output, expected)
+    for name in ("privacy_statement.json", "privacy_statement.md", "curves.png"):
+        assert (output / name).read_bytes() == (expected / name).read_bytes()
+    assert not leftover.exists()
+
+
+def test_a_run_under_way_and_one_without_a_round_are_not_reported(corpus, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+
+    def crash(*args, **kwargs):
+        with pytest.raises(ValueError, match="in use by another process"):
+            report.report(output)
+        raise toy_run.Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Ledger, "begin_round", crash)
+        with pytest.raises(toy_run.Crash):
+            run.train(toy_run.config(corpus), output)
+    assert manifest.exists(output)
+    with pytest.raises(ValueError, match="has not committed a round yet"):
+        report.report(output)
+
+
+def test_a_crash_before_the_first_round_leaves_a_folder_that_can_be_used(
+    corpus, tmp_path, monkeypatch
+):
+    def crash(*args):
+        raise toy_run.Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest.Manifest, "write", crash)
+        with pytest.raises(toy_run.Crash):
+            run.train(toy_run.config(corpus, num_rounds=1), tmp_path / "run")
+    assert not manifest.exists(tmp_path / "run")
+    run.train(toy_run.config(corpus, num_rounds=1), tmp_path / "run")
+
+
+@pytest.mark.parametrize("algorithm", ["dp-fedavg", "dp-fedsgd"])
+def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
+    corpus, tmp_path, monkeypatch, algorithm
+):
+    options = {
+        "algorithm": algorithm,
+        "mechanism": "blt",  # The default, which these algorithms ignore.
+        "buffers": None,
+        "min_sep": None,
+        "noise_multiplier": 2.0,
+        "deterministic_noise_seed": None,
+        "num_rounds": 3,
+    }
+    output = tmp_path / "run"
+
+    def crash(*args):
+        raise toy_run.Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Ledger, "commit_round", crash)
+        with pytest.raises(toy_run.Crash):
+            run.train(toy_run.config(corpus, **options), output)
+    # The round was begun with a cohort: the ledger would refuse another one.
+    results = run.train(None, output)
+    assert results.statement.mechanism == algorithm
+    assert results.statement.epsilon == pytest.approx(float(results.rows[-1]["epsilon"]))
+    assert "probability" in results.statement.assumptions[0]
+    seed = (output / "private" / "cohort_seed").read_text().strip()
+    assert len(seed) > 50  # 256 bits, hexadecimal.
+    assert all(row["clients"] is None for row in results.rows)  # Cohorts are secret.
+    published = [p for p in output.rglob("*") if p.is_file() and "private" not in p.parts]
+    assert all(seed.encode() not in p.read_bytes() for p in published)
+
+
+def _edit(path, edit):
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("go_on", [lambda output: run.train(None, output), report.report])
+def test_a_changed_noise_multiplier_is_refused_and_named(uninterrupted, tmp_path, go_on):
+    output = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], output)
+
+    def more_noise(content):
+        content["config"]["noise_multiplier"] = 50.0
+        content["derived"]["noise_multiplier"] = 50.0
+
+    _edit(output / "config.json", more_noise)
+    with pytest.raises(ValueError, match=r"config.noise_multiplier: 0.5 → 50.0"):
+        go_on(output)
+    # Nor does it help to change the copy too: the ledger's commits cover its digest.
+    _edit(output / "private" / "manifest.json", more_noise)
+    with pytest.raises(checkpoint.CheckpointError, match="under other options"):
+        go_on(output)
+
+
+def test_other_users_are_refused_on_resuming(corpus, uninterrupted):
+    data = corpus / "users.jsonl"
+    before = data.read_text()
+    try:
+        data.write_text("".join(before.splitlines(keepends=True)[:-10]))
+        with pytest.raises(ValueError, match="training users are no longer those"):
+            run.train(None, uninterrupted[0])
+    finally:
+        data.write_text(before)
+
+
+def test_a_second_run_in_the_folder_and_a_missing_one_are_refused(uninterrupted, tmp_path, corpus):
+    output, _ = uninterrupted
+    with pytest.raises(ValueError, match="already holds a run: add --resume"):
+        run.train(toy_run.config(corpus), output)
+    with pytest.raises(ValueError, match="There is no run in"):
+        run.train(None, tmp_path)
+
+
+_CHILD = textwrap.dedent("""
+    import json, pathlib, sys
+    from tff_dpftrl.training import config, run
+    options = json.loads(sys.argv[2])
+    run.train(options and config.TrainingConfig(**options), pathlib.Path(sys.argv[1]))
+""")
+
+
+def _start(output: pathlib.Path, config: config_lib.TrainingConfig | None) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(output), json.dumps(config and config.to_dict())],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def _kill_and_resume_until_done(corpus, output, delays):
+    """Kills a run after each of the delays (seconds since its first round); returns the kills."""
+    kills = 0
+    for delay in delays:
+        fresh = not manifest.exists(output)
+        child = _start(output, toy_run.config(corpus) if fresh else None)
+        while child.poll() is None and not manifest.exists(output):
+            time.sleep(0.05)
+        time.sleep(delay)
+        if child.poll() is None:
+            child.send_signal(signal.SIGKILL)
+            kills += 1
+        child.communicate()
+        assert child.returncode in (0, -signal.SIGKILL)
+    child = _start(output, None)
+    _, errors = child.communicate()
+    assert child.returncode == 0, errors.decode()
+    assert not list(output.rglob("*.unfinished"))
+    return kills
+
+
+def test_a_killed_process_resumes_to_the_same_weights(corpus, uninterrupted, tmp_path):
+    output = tmp_path / "run"
+    assert _kill_and_resume_until_done(corpus, output, delays=[1.5]) == 1
+    _assert_same_run(output, uninterrupted[0])
+
+
+@pytest.mark.slow
+def test_thirty_kills_at_random_moments(corpus, uninterrupted, tmp_path):
+    rng = random.Random(3)
+    kills = attempts = 0
+    while kills < 30:
+        output = tmp_path / f"run{attempts}"
+        # The first child is killed after its first commit, later ones while they start or run.
+        delays = [rng.uniform(0.0, 3.0), *(rng.uniform(1.0, 9.0) for _ in range(5))]
+        kills += _kill_and_resume_until_done(corpus, output, delays)
+        _assert_same_run(output, uninterrupted[0])
+        attempts += 1
+        assert attempts <= 20, f"only {kills} of the children were still running when killed"
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

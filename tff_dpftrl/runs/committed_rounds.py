@@ -1,0 +1,225 @@
+"""The one protocol by which every run's rounds begin and are committed.
+
+A round goes through these steps, each of them durable before the next one:
+
+1. `begin`: the ledger records the cohort, or refuses the round. No client has run yet.
+2. The caller trains.
+3. `commit`: the new state is saved, then the ledger commits to it. Only then may
+   the model be used or published. Older checkpoints are removed last.
+
+A process that dies anywhere leaves either the old state with the round perhaps begun,
+or the new one. `restore` gives the one that the ledger committed to; a round that was
+begun can then only be repeated with the same cohort and the same noise.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.participation import ledger, observed
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import checkpoint
+
+_LEDGER = "ledger.sqlite"
+_CHECKPOINTS = "checkpoints"
+
+
+class CommittedRounds:
+    """The rounds of one run: none is lost, forked, or repeated differently.
+
+    One process at a time has them open. The folder holds checkpoints, with the seed
+    of the noise, and the ledger: it is secret.
+    """
+
+    def __init__(
+        self,
+        book: ledger.Ledger,
+        checkpoints: checkpoint.CheckpointFolder,
+        noise_part: str | None,
+    ):
+        """Internal; use `CommittedRounds.create` or `CommittedRounds.open`."""
+        self._ledger = book
+        self._checkpoints = checkpoints
+        self._noise_part = noise_part
+        self._fingerprint: str | None = None
+        self._noise_fingerprint: str | None = None
+        self._asked: tuple[str, ...] | None = None
+
+    @staticmethod
+    def exist(folder: pathlib.Path) -> bool:
+        """Whether a folder holds the rounds of a run, perhaps none of them begun."""
+        return (folder / _LEDGER).exists()
+
+    @classmethod
+    def create(
+        cls,
+        folder: pathlib.Path,
+        declared: schema_lib.MinSep,
+        state: Any,
+        saved: Mapping[str, Any],
+        *,
+        noise_part: str | None = "aggregator",
+        binding: str = "",
+        budget_guard: ledger.BudgetGuard | None = None,
+    ) -> CommittedRounds:
+        """Starts the rounds of a new run.
+
+        Args:
+          folder: A folder for this run only; made, for the owner only, if missing.
+          declared: The participation schema that the run promises.
+          state: What round 0 continues from, a nested structure of arrays.
+          saved: What to keep with it; JSON-compatible.
+          noise_part: The part of the state that decides the noise of the next round,
+            and differs in every round; None if there is no noise.
+          binding: What else every state is bound to, like a manifest's digest.
+          budget_guard: Asked before every new round.
+
+        Returns:
+          The rounds, open.
+
+        Raises:
+          ValueError: If the folder holds the rounds of a run already.
+          OSError: If a file cannot be written.
+        """
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if cls.exist(folder):
+            raise ValueError(f"{folder} holds a run already: open it, or name another folder.")
+        checkpoints = checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=binding)
+        snapshot = checkpoint.Snapshot.of(state)
+        fingerprint = checkpoints.save(0, snapshot, saved)
+        path = folder / _LEDGER
+        book = ledger.Ledger.create(
+            path, declared, initial_checkpoint=fingerprint, budget_guard=budget_guard
+        )
+        rounds = cls(book, checkpoints, noise_part)
+        rounds._remember(snapshot, fingerprint)
+        return rounds
+
+    @classmethod
+    def open(
+        cls,
+        folder: pathlib.Path,
+        declared: schema_lib.MinSep,
+        *,
+        noise_part: str | None = "aggregator",
+        binding: str = "",
+        budget_guard: ledger.BudgetGuard | None = None,
+    ) -> CommittedRounds:
+        """Opens the rounds of a run to go on with it; see `create`.
+
+        What a killed process left unfinished in the folder is removed.
+
+        Raises:
+          ValueError: If there is no run, it is in use by another process, or it
+            declared another schema.
+          OSError: If the ledger cannot be used.
+        """
+        book = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
+        durable_files.remove_leftovers(folder)
+        durable_files.remove_leftovers(folder / _CHECKPOINTS)
+        checkpoints = checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=binding)
+        return cls(book, checkpoints, noise_part)
+
+    def close(self) -> None:
+        """Closes the ledger; another process may then open it."""
+        self._ledger.close()
+
+    def __enter__(self) -> CommittedRounds:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    @property
+    def rounds_done(self) -> int:
+        """Number of committed rounds."""
+        last = self._ledger.last_committed_round
+        return 0 if last is None else last + 1
+
+    def observed(self) -> observed.ObservedParticipation:
+        """Who took part how often so far; a round that was begun counts."""
+        return self._ledger.observed()
+
+    def restore(self) -> tuple[checkpoint.Snapshot, dict[str, Any]]:
+        """Reads the only state that the run may go on from.
+
+        Returns:
+          The state that the ledger committed to last, and what was kept with it.
+
+        Raises:
+          checkpoint.CheckpointError: If it is missing or damaged, or bound to something
+            else.
+        """
+        fingerprint = self._ledger.last_checkpoint
+        snapshot, saved = self._checkpoints.load(self.rounds_done, fingerprint)
+        self._remember(snapshot, fingerprint)
+        self._checkpoints.keep_only(self.rounds_done, fingerprint)
+        return snapshot, saved
+
+    def begin(self, round_index: int, cohort: Iterable[str]) -> bool:
+        """Asks the ledger whether a round may begin; call it before any client runs.
+
+        Args:
+          round_index: The round, from 0.
+          cohort: Ids of all users who will be asked.
+
+        Returns:
+          Whether this repeats a round that was begun before and never committed.
+
+        Raises:
+          ledger_rules.LedgerRefusal: If it may not begin.
+          ValueError: If nothing was restored, or an id is not a string or appears twice.
+          OSError: If the ledger cannot be written.
+        """
+        if self._fingerprint is None:
+            raise ValueError("Call restore() first: a round continues from the committed state.")
+        cohort = tuple(cohort)
+        is_repeated = self._ledger.begin_round(
+            round_index,
+            cohort,
+            noise_fingerprint=self._noise_fingerprint,
+            checkpoint_fingerprint=self._fingerprint,
+        )
+        self._asked = cohort
+        return is_repeated
+
+    def commit(
+        self,
+        round_index: int,
+        state: Any,
+        saved: Mapping[str, Any],
+        contributed: Iterable[str] | None = None,
+    ) -> None:
+        """Makes the state after the round that was begun durable, then the only one.
+
+        Args:
+          round_index: The round that was begun.
+          state: What the next round continues from.
+          saved: What to keep with it; JSON-compatible.
+          contributed: Ids of the users whose updates entered the sum; the whole cohort
+            if None.
+
+        Raises:
+          ValueError: If `begin` was not called for this round.
+          ledger_rules.LedgerRefusal: If it is another round, somebody contributed who was not
+            asked, or the state is an earlier one.
+          OSError: If a file cannot be written; the round is not committed then.
+        """
+        if self._asked is None:
+            raise ValueError("Call begin() first: only a round that was begun can be committed.")
+        snapshot = checkpoint.Snapshot.of(state)
+        fingerprint = self._checkpoints.save(round_index + 1, snapshot, saved)
+        self._ledger.commit_round(
+            round_index, self._asked if contributed is None else contributed, fingerprint
+        )
+        self._checkpoints.keep_only(round_index + 1, fingerprint)
+        self._asked = None
+        self._remember(snapshot, fingerprint)
+
+    def _remember(self, snapshot: checkpoint.Snapshot, fingerprint: str) -> None:
+        self._fingerprint = fingerprint
+        if self._noise_part is not None:
+            self._noise_fingerprint = snapshot.fingerprint(part=self._noise_part)

@@ -1,0 +1,269 @@
+"""The privacy plan of DP-FTRL: correlated noise and a participation schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tff_dpftrl.accounting import calibrate, display, guarantee, statement
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.mechanisms import identity, restarts, serialization, table
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import cohorts, ledger, observed
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import privacy
+
+
+@dataclasses.dataclass(frozen=True)
+class DpFtrlPrivacy:
+    """Asks for correlated noise under a participation schema; no sampling assumption.
+
+    Attributes:
+      num_rounds: Number of rounds.
+      clients_per_round: Size of a cohort.
+      clip_norm: L2 norm that a client's update is clipped to, the first one if adaptive.
+      delta: δ of the (ε, δ) statement.
+      mechanism: A key of `mechanisms.table.MECHANISMS`; None for no clipping and no
+        noise.
+      options: What is asked of the mechanism.
+      strategy_file: Instead of a mechanism: a file with a strategy for a block.
+      starts: First rounds of the blocks between restarts, the first one 0.
+      noise_multiplier: z; None if `target_epsilon` is given instead, or without
+        mechanism.
+      target_epsilon: The largest ε that the whole run may spend.
+      min_sep: Stride; None for the largest that the population allows.
+      max_participations: Rounds of a client; None for as many as the stride allows.
+      adaptive_clipping: Whether the clip norm is learned under the same z.
+      secagg_bits: Bits a parameter of secure aggregation; None without it.
+      deterministic_seed: Seed of the noise, for debugging; the run is not private then.
+    """
+
+    num_rounds: int
+    clients_per_round: int
+    clip_norm: float
+    delta: float
+    mechanism: str | None = "blt"
+    options: table.Options = table.Options()  # noqa: RUF009
+    strategy_file: str | None = None
+    starts: tuple[int, ...] = (0,)
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    min_sep: int | None = None
+    max_participations: int | None = None
+    adaptive_clipping: bool = False
+    secagg_bits: int | None = None
+    deterministic_seed: int | None = None
+
+    def plan(self, num_clients: int, num_parameters: int) -> DpFtrlPlan:
+        """See `privacy.Privacy`.
+
+        Raises:
+          ValueError: If the population cannot keep `min_sep`, the strategy's file
+            cannot be read, or its strategy has too few rounds.
+        """
+        schema = self._schema(num_clients)
+        strategy = self._strategy(schema)
+        noise_multiplier = self.noise_multiplier or 0.0
+        if self.target_epsilon is not None:
+            noise_multiplier = calibrate.calibrate_noise_multiplier(
+                strategy, schema, target_epsilon=self.target_epsilon, delta=self.delta
+            )
+        return self._with(num_clients, num_parameters, schema, noise_multiplier, strategy)
+
+    def resumed(
+        self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
+    ) -> DpFtrlPlan:
+        """See `privacy.Privacy`."""
+        strategy = derived["strategy"]
+        return self._with(
+            num_clients,
+            num_parameters,
+            schema_lib.MinSep(**derived["schema"]),
+            derived["noise_multiplier"],
+            None if strategy is None else serialization.strategy_from_dict(strategy),
+        )
+
+    def _schema(self, num_clients: int) -> schema_lib.MinSep:
+        feasible = cohorts.largest_feasible_min_sep(num_clients, self.clients_per_round)
+        if feasible < 1:
+            raise ValueError(
+                f"clients_per_round={self.clients_per_round} exceeds the {num_clients} training "
+                f"users: lower it to {num_clients} or less."
+            )
+        min_sep = min(feasible, self.num_rounds) if self.min_sep is None else self.min_sep
+        participations = self.max_participations
+        if participations is None:
+            participations = -(-self.num_rounds // min_sep)
+        return schema_lib.MinSep(self.num_rounds, min_sep, participations)
+
+    def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
+        """The strategy of the whole run, restarts included."""
+        if self.strategy_file is not None:
+            base = serialization.load(self.strategy_file)
+            return restarts.whole_run(base, self.num_rounds, self.starts)
+        if self.mechanism is None:
+            return None
+        return table.build(self.mechanism, schema, self.options, starts=self.starts)
+
+    def _with(
+        self,
+        num_clients: int,
+        num_parameters: int,
+        schema: schema_lib.MinSep,
+        noise_multiplier: float,
+        strategy: strategy_lib.Strategy | None,
+    ) -> DpFtrlPlan:
+        encoding = None
+        if self.secagg_bits is not None:
+            encoding = grid.for_bits(num_parameters, self.clients_per_round, self.secagg_bits)
+        return DpFtrlPlan(
+            noise_multiplier=noise_multiplier,
+            clip_norm=self.clip_norm,
+            clients_per_round=self.clients_per_round,
+            num_clients=num_clients,
+            num_rounds=self.num_rounds,
+            delta=self.delta,
+            deterministic_seed=self.deterministic_seed,
+            schema=schema,
+            strategy=strategy,
+            encoding=encoding,
+            adaptive_clipping=self.adaptive_clipping,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DpFtrlPlan(privacy.PrivacyPlan):
+    """DP-FTRL: correlated noise and a participation schema, no sampling assumption.
+
+    Attributes:
+      schema: The declared participation schema.
+      strategy: The strategy matrix, restarts included; None without clipping and
+        noise.
+      encoding: Grid of the secure aggregation; None without it.
+      adaptive_clipping: Whether the clip norm is learned under the same z.
+    """
+
+    schema: schema_lib.MinSep
+    strategy: strategy_lib.Strategy | None
+    encoding: grid.GridEncoding | None
+    adaptive_clipping: bool
+
+    needs_secret_cohorts = False
+
+    @property
+    def declared(self) -> schema_lib.MinSep:
+        """See the base class."""
+        return self.schema
+
+    def sampler(self, seed: int) -> cohorts.CohortSampler:
+        """See the base class."""
+        return cohorts.MinSepSampler(
+            num_clients=self.num_clients,
+            clients_per_round=self.clients_per_round,
+            min_sep=self.schema.min_sep,
+            max_participations=self.schema.max_participations,
+            num_rounds=self.schema.num_rounds,
+            seed=seed,
+        )
+
+    def epsilon_after(self, rounds_done: int) -> float | None:
+        """See the base class."""
+        if not self.has_guarantee:
+            return None
+        return guarantee.epsilon_so_far(
+            self.strategy,
+            noise_multiplier=self.noise_multiplier,
+            schema=self.schema,
+            rounds_released=rounds_done,
+            delta=self.delta,
+        )
+
+    def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
+        """See the base class."""
+        if max_epsilon is None:
+            return None
+
+        def guard(seen: observed.ObservedParticipation) -> str | None:
+            epsilon = self._claim(seen.as_schema()).epsilon
+            if epsilon <= max_epsilon:
+                return None
+            return (
+                f"epsilon would be {display.round_up(epsilon)}, above max_epsilon={max_epsilon:g}."
+            )
+
+        return guard
+
+    def noise_to_signal(self, num_parameters: int) -> float:
+        """See the base class: the noise of the last prefix sum, row n - 1 of B = A C⁻¹."""
+        if self.strategy is None:
+            return 0.0
+        rounds = self.schema.num_rounds
+        variance = float(self.strategy.prefix_noise_variance(rounds)[-1])
+        inflation = 1.0 if self.encoding is None else self.encoding.inflation
+        noise = self.noise_multiplier * inflation * math.sqrt(variance * num_parameters)
+        return noise / (rounds * self.clients_per_round)
+
+    def describe(self) -> list[str]:
+        """See the base class."""
+        schema = self.schema
+        lines = [
+            f"Participation: each of {self.num_clients} users at most "
+            f"{schema.effective_participations} times in {schema.num_rounds} rounds, "
+            f"{schema.min_sep} apart (stride)."
+        ]
+        if self.strategy is None:
+            return [*lines, "Noise: none, and no clipping."]
+        return [*lines, f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}."]
+
+    def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:
+        return guarantee.dp_ftrl_guarantee(
+            identity.Identity() if self.strategy is None else self.strategy,
+            noise_multiplier=self.noise_multiplier,
+            schema=schema,
+            delta=self.delta,
+            seed_is_known=self.deterministic_seed is not None,
+            clip_norm=None if self.adaptive_clipping else self.clip_norm,
+            adaptive_clipping=self.adaptive_clipping,
+        )
+
+    def statement(
+        self,
+        seen: observed.ObservedParticipation,
+        *,
+        parameters: Mapping[str, statement.Scalar],
+        vocabulary_source: str | None,
+        charge_all_rounds: bool,
+    ) -> statement.PrivacyStatement:
+        """See the base class."""
+        found = {"clip_norm": self.clip_norm, "clients_per_round": self.clients_per_round}
+        if self.encoding is not None:
+            found |= {
+                "secagg_norm_inflation": self.encoding.inflation,
+                "secagg_bits_per_parameter": self.encoding.bits_per_parameter,
+                "secagg_upload_bytes_per_client": self.encoding.upload_bytes,
+                "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
+            }
+        claim = self._claim(self.schema if charge_all_rounds else seen.as_schema())
+        if self.strategy is None:
+            claim = dataclasses.replace(claim, mechanism="none")
+        return statement.dp_ftrl_statement(
+            claim,
+            unit_of_privacy="user",
+            num_users=self.num_clients,
+            parameters=found | dict(parameters),
+            declared=self.schema,
+            observed=seen,
+            vocabulary_source=vocabulary_source,
+            not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
+        )
+
+    def derived(self) -> dict[str, Any]:
+        """See the base class."""
+        return {
+            "schema": dataclasses.asdict(self.schema),
+            "noise_multiplier": self.noise_multiplier,
+            "strategy": None if self.strategy is None else self.strategy.to_dict(),
+            "secagg_encoding": None if self.encoding is None else self.encoding.to_dict(),
+        }

@@ -1,0 +1,210 @@
+"""`config.json`: what a run was told, what it derived, and what it ran on.
+
+A run is bound to its manifest: a copy lies with the run's secrets, and every
+checkpoint's fingerprint, hence every commit in the ledger, covers the copy's digest. A
+run whose `config.json` was edited afterwards would state an ε that is not the one it
+spent; it is refused, with the difference named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import durable_files, private_round, version
+
+FORMAT = 2
+"""Raise it when a run that was begun before can no longer be resumed."""
+
+_NAME = "config.json"
+_COPY = pathlib.PurePath("private", "manifest.json")
+_PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
+_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What a run is, fixed when it begins.
+
+    Attributes:
+      config: The resolved options, JSON-compatible; what they mean is the caller's.
+      derived: What was derived from them; see `PrivacyPlan.derived`.
+      facts: What the run's report has to say besides, like where its vocabulary is from.
+      identities: Digests of what must not change, by name; they are kept private. A
+        digest of the users' names would tell somebody who knows all of them but one
+        whether that one took part.
+    """
+
+    config: Mapping[str, Any]
+    derived: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    identities: Mapping[str, str]
+
+    def _public(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "noise_version": private_round.NOISE_VERSION,
+            "config": dict(self.config),
+            "derived": dict(self.derived),
+            "facts": dict(self.facts),
+        }
+
+    @property
+    def digest(self) -> str:
+        """BLAKE2b digest (hex) of all of it, of the format and of the noise's version."""
+        content = self._public() | {"identities": dict(self.identities)}
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+    def write(self, output: pathlib.Path) -> None:
+        """Writes the private copy, then `config.json`; the latter makes the folder a run's.
+
+        Args:
+          output: Folder of the run, with its folder `private` in it.
+
+        Raises:
+          OSError: If a file cannot be written.
+        """
+        public = self._public()
+        _write(output / _COPY, public | {"identities": dict(self.identities)}, private=True)
+        _write(output / _NAME, public | {"versions": _versions()}, private=False)
+
+    def check_identity(self, name: str, names: Sequence[str], *, remedy: str) -> None:
+        """Refuses to go on with other users, words or whatever `name` is.
+
+        Args:
+          name: The key of `identities`.
+          names: What there is now.
+          remedy: What to do, ending the sentence "restore the data ...".
+
+        Raises:
+          ValueError: If it is not what the run began with.
+        """
+        if self.identities[name] != identity(names):
+            raise ValueError(
+                f"The {name} are no longer those that the run began with, so its privacy "
+                f"cannot be accounted for: {remedy}, or start a new run."
+            )
+
+
+def identity(names: Sequence[str]) -> str:
+    """A digest (hex) of names and their order; whoever knows them can compute it."""
+    text = json.dumps(list(names))
+    return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def exists(output: pathlib.Path) -> bool:
+    """Whether a folder holds a run that can be resumed, or be refused with a reason."""
+    return (output / _NAME).exists()
+
+
+def check_is_free(output: pathlib.Path) -> None:
+    """Refuses a folder that cannot be used for a new run.
+
+    Raises:
+      ValueError: If it holds a run already, is a file, or cannot be written.
+    """
+    if exists(output):
+        raise ValueError(
+            f"--output {output} already holds a run: add --resume to go on with it (and leave out "
+            "the other options), or name another folder."
+        )
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output {output} is not a folder: name another one.")
+    existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ValueError(f"--output {output} cannot be written: {existing} is not writable.")
+
+
+def read(output: pathlib.Path) -> Manifest:
+    """Reads the manifest of a run to resume or to report.
+
+    Raises:
+      ValueError: If there is none in the folder, it cannot be read, it is of another
+        format, its noise would be another one today, or it is no longer the one that
+        the run began with.
+    """
+    path = output / _NAME
+    if not exists(output):
+        raise ValueError(f"There is no run in {output}: {path} does not exist.")
+    public = _read(path)
+    if public.get("format") != FORMAT:
+        found = public.get("format", "1, which did not bind a run to its options")
+        raise ValueError(
+            f"The run in {output} was begun by another version of tff-dpftrl: its folder is of "
+            f"format {found}, and this version goes on with format {FORMAT} only. Finish it with "
+            "the version that began it, or start a new run."
+        )
+    copy = _read(output / _COPY)
+    differences = [
+        f"{name}: {json.dumps(then)} → {json.dumps(now)}"
+        for name, then, now in _differences(_bound(copy), _bound(public))
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} is no longer what the run began with ({'; '.join(differences[:_SHOWN])}"
+            f"{'; ...' if len(differences) > _SHOWN else ''}): its statement would not be that of "
+            "what was run. Undo the change, or start a new run."
+        )
+    if copy["noise_version"] != private_round.NOISE_VERSION:
+        raise ValueError(
+            f"The noise of the run in {output} is of version {copy['noise_version']}, that of this "
+            f"version of tff-dpftrl {private_round.NOISE_VERSION}: a round that was begun would be "
+            "repeated with other noise. Finish it with the version that began it, or start a new "
+            "run."
+        )
+    try:
+        return Manifest(copy["config"], copy["derived"], copy["facts"], copy["identities"])
+    except KeyError as error:
+        raise ValueError(f"{output / _COPY} is not the manifest of a run: no {error}.") from error
+
+
+def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
+    """What both files hold."""
+    return {k: v for k, v in content.items() if k not in ("identities", "versions")}
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read as the manifest of a run: {error}. Restore it; without it "
+            "nobody can tell what was run."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not the manifest of a run: it is no JSON object.")
+    return content
+
+
+def _write(path: pathlib.Path, content: Mapping[str, Any], *, private: bool) -> None:
+    text = json.dumps(content, indent=2) + "\n"
+    durable_files.write(path, text.encode("utf-8"), private=private)
+
+
+def _differences(then: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """Name, old and new value of every entry that differs; lists are compared as a whole."""
+    if not (isinstance(then, dict) and isinstance(now, dict)):
+        return [] if then == now else [(name, then, now)]
+    found = []
+    for key in sorted(then.keys() | now.keys()):
+        found += _differences(then.get(key), now.get(key), f"{name}.{key}" if name else key)
+    return found
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what it ran on, for the reader; they may change while a run lasts."""
+    found = {"tff_dpftrl": version.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,148 @@
+"""What one place derives of a run's privacy: mechanism, noise, cohorts, ε, statement.
+
+A run describes the privacy it wants in a small frozen `Privacy`, which makes a
+`PrivacyPlan` for a population. Everything that concerns privacy is asked of the plan:
+what is claimed is what is run.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.participation import cohorts, ledger, observed
+from tff_dpftrl.participation import schema as schema_lib
+
+TRAINING_METRICS_NOT_COVERED = (
+    "Loss and accuracy on the training cohorts, the number of clients in them, and the n-gram "
+    "baselines counted on the training users (metrics.csv, curves.png, TensorBoard events and "
+    "terminal): exact figures, for simulations; do not publish them."
+)
+
+SWAMPED = 1.0
+"""`PrivacyPlan.noise_to_signal` from which a run is warned that it cannot learn."""
+
+
+class Privacy(Protocol):
+    """The privacy that a run asks for, before its population is known."""
+
+    def plan(self, num_clients: int, num_parameters: int) -> PrivacyPlan:
+        """Chooses mechanism and noise for a new run.
+
+        Args:
+          num_clients: Number of training users.
+          num_parameters: Number of trainable weights.
+
+        Returns:
+          The plan; its ε is not above the target, if there is one.
+
+        Raises:
+          ValueError: If the population cannot keep what is asked for.
+        """
+
+    def resumed(
+        self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
+    ) -> PrivacyPlan:
+        """The plan of a run that is under way, from what `PrivacyPlan.derived` recorded."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyPlan(abc.ABC):
+    """What a run promises, and what keeps the promise.
+
+    Attributes:
+      noise_multiplier: z, standard deviation of the noise per unit of sensitivity
+        of one client's contribution to one round; 0 for none.
+      clip_norm: L2 norm that a client's update is clipped to.
+      clients_per_round: Size of a cohort, the expected one if it is sampled.
+      num_clients: Number of training users.
+      num_rounds: Number of rounds, at most.
+      delta: δ of the (ε, δ) statement.
+      deterministic_seed: Seed of the noise if the user gave one (not private).
+    """
+
+    noise_multiplier: float
+    clip_norm: float
+    clients_per_round: int
+    num_clients: int
+    num_rounds: int
+    delta: float
+    deterministic_seed: int | None
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the aggregator adds any noise."""
+        return self.noise_multiplier > 0.0
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Whether anything is promised: noise that nobody else can draw again."""
+        return self.has_noise and self.deterministic_seed is None
+
+    @property
+    @abc.abstractmethod
+    def needs_secret_cohorts(self) -> bool:
+        """Whether the guarantee rests on the secrecy of who took part."""
+
+    @property
+    @abc.abstractmethod
+    def declared(self) -> schema_lib.MinSep:
+        """What the ledger holds the run to."""
+
+    @abc.abstractmethod
+    def sampler(self, seed: int) -> cohorts.CohortSampler:
+        """The cohorts; they never break `declared`."""
+
+    @abc.abstractmethod
+    def epsilon_after(self, rounds_done: int) -> float | None:
+        """ε at δ of the models of the first `rounds_done` rounds; None without guarantee."""
+
+    @abc.abstractmethod
+    def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
+        """The ledger's last check before a round begins, on what it has observed."""
+
+    @abc.abstractmethod
+    def noise_to_signal(self, num_parameters: int) -> float:
+        """How much noise there is in what the whole run learns.
+
+        Args:
+          num_parameters: Number of trainable weights.
+
+        Returns:
+          The expected L2 norm of the noise in the sum of all rounds, over the largest
+          norm that the clients' part of that sum can have: all of them clipped, and all
+          pointing the same way. Real updates add up to a fraction of that.
+        """
+
+    @abc.abstractmethod
+    def describe(self) -> list[str]:
+        """Mechanism, noise and participation in a few lines, for the start of a run."""
+
+    @abc.abstractmethod
+    def statement(
+        self,
+        seen: observed.ObservedParticipation,
+        *,
+        parameters: Mapping[str, statement.Scalar],
+        vocabulary_source: str | None,
+        charge_all_rounds: bool,
+    ) -> statement.PrivacyStatement:
+        """The statement of what was run, for the participation that was observed.
+
+        Args:
+          seen: Rounds, stride and participations that the ledger recorded.
+          parameters: What else the run depended on.
+          vocabulary_source: Where the vocabulary came from; None if there is none.
+          charge_all_rounds: Whether all declared rounds are charged, not only those that
+            were run: so if the data decided when it stopped.
+
+        Returns:
+          A statement; one that says "no guarantee" where there is none.
+        """
+
+    @abc.abstractmethod
+    def derived(self) -> dict[str, Any]:
+        """What was derived, as JSON-compatible values; see `Privacy.resumed`."""

@@ -1,0 +1,198 @@
+"""The privacy plan of DP-FedAvg and DP-FedSGD: independent noise, secret sampling."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tff_dpftrl.accounting import dp_fedavg, statement
+from tff_dpftrl.participation import cohorts, ledger, observed
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import privacy
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledPrivacy:
+    """Asks for independent noise, amplified by secret Poisson sampling.
+
+    Attributes:
+      algorithm: What statements call it, like "dp-fedavg".
+      num_rounds: Number of rounds.
+      clients_per_round: Expected size of a cohort.
+      clip_norm: L2 norm that a client's update is clipped to.
+      delta: δ of the (ε, δ) statement.
+      noise_multiplier: z; None if `target_epsilon` is given instead.
+      target_epsilon: The largest ε that the whole run may spend.
+      deterministic_seed: Seed of the noise, for debugging; the run is not private then.
+    """
+
+    algorithm: str
+    num_rounds: int
+    clients_per_round: int
+    clip_norm: float
+    delta: float
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    deterministic_seed: int | None = None
+
+    def plan(self, num_clients: int, num_parameters: int) -> SampledPlan:
+        """See `privacy.Privacy`; the number of parameters does not matter."""
+        del num_parameters
+        if self.clients_per_round > num_clients:
+            raise ValueError(
+                f"clients_per_round={self.clients_per_round} exceeds the {num_clients} training "
+                f"users: lower it to {num_clients} or less."
+            )
+        noise_multiplier = self.noise_multiplier
+        if noise_multiplier is None:
+            noise_multiplier = dp_fedavg.calibrate_noise_multiplier(
+                sampling_probability=self.clients_per_round / num_clients,
+                num_rounds=self.num_rounds,
+                target_epsilon=self.target_epsilon,
+                delta=self.delta,
+            )
+        return self._with(num_clients, noise_multiplier)
+
+    def resumed(
+        self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
+    ) -> SampledPlan:
+        """See `privacy.Privacy`; the number of parameters does not matter."""
+        del num_parameters
+        return self._with(num_clients, derived["noise_multiplier"])
+
+    def _with(self, num_clients: int, noise_multiplier: float) -> SampledPlan:
+        return SampledPlan(
+            noise_multiplier=noise_multiplier,
+            clip_norm=self.clip_norm,
+            clients_per_round=self.clients_per_round,
+            num_clients=num_clients,
+            num_rounds=self.num_rounds,
+            delta=self.delta,
+            deterministic_seed=self.deterministic_seed,
+            algorithm=self.algorithm,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledPlan(privacy.PrivacyPlan):
+    """Every client takes part in a round with one probability, independently.
+
+    The guarantee is amplified by the secrecy of the cohorts (McMahan et al. 2018).
+
+    Attributes:
+      algorithm: What statements call it.
+    """
+
+    algorithm: str
+
+    needs_secret_cohorts = True
+
+    @property
+    def declared(self) -> schema_lib.MinSep:
+        """Only the number of rounds is promised: a sampled client may be in all of them."""
+        return schema_lib.MinSep.unrestricted(self.num_rounds)
+
+    @property
+    def sampling_probability(self) -> float:
+        """The q of the papers: clients per round over number of clients."""
+        return self.clients_per_round / self.num_clients
+
+    def sampler(self, seed: int) -> cohorts.CohortSampler:
+        """See the base class."""
+        return cohorts.PoissonSampler(
+            num_clients=self.num_clients,
+            sampling_probability=self.sampling_probability,
+            num_rounds=self.num_rounds,
+            seed=seed,
+        )
+
+    def epsilon_after(self, rounds_done: int) -> float | None:
+        """See the base class."""
+        if not self.has_guarantee:
+            return None
+        return _epsilon(self.sampling_probability, self.noise_multiplier, rounds_done, self.delta)
+
+    def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
+        """See the base class; only the number of rounds counts."""
+        if max_epsilon is None:
+            return None
+
+        def guard(seen: observed.ObservedParticipation) -> str | None:
+            epsilon = self.epsilon_after(seen.num_rounds)
+            if epsilon is not None and epsilon <= max_epsilon:
+                return None
+            return f"epsilon would be {epsilon}, above max_epsilon={max_epsilon:g}."
+
+        return guard
+
+    def noise_to_signal(self, num_parameters: int) -> float:
+        """See the base class: z √(d n) over the n rounds' expected clients."""
+        rounds = math.sqrt(self.num_rounds)
+        per_round = self.noise_multiplier * math.sqrt(num_parameters) / self.clients_per_round
+        return per_round / rounds
+
+    def describe(self) -> list[str]:
+        """See the base class."""
+        return [
+            f"Participation: each of {self.num_clients} users is in a round's cohort with "
+            f"probability {self.sampling_probability:.4g}, in secret; {self.num_rounds} rounds."
+            if self.deterministic_seed is None
+            else f"Participation: sampled with a known seed; {self.num_rounds} rounds.",
+            f"Noise: {self.algorithm}, independent, z = {self.noise_multiplier:.6g}.",
+        ]
+
+    def statement(
+        self,
+        seen: observed.ObservedParticipation,
+        *,
+        parameters: Mapping[str, statement.Scalar],
+        vocabulary_source: str | None,
+        charge_all_rounds: bool,
+    ) -> statement.PrivacyStatement:
+        """See the base class."""
+        charged = self.num_rounds if charge_all_rounds else seen.num_rounds
+        spent = dp_fedavg.DpFedAvg(self.sampling_probability, self.noise_multiplier, charged)
+        return statement.sampled_statement(
+            mechanism=self.algorithm,
+            epsilon=spent.epsilon(self.delta),
+            delta=self.delta,
+            accounting=(
+                "Privacy loss distribution of the Poisson-sampled Gaussian mechanism, composed "
+                "over the rounds."
+            ),
+            sampling=(
+                "Every user is in a round's cohort with probability "
+                f"{self.sampling_probability:.6g}, independently of everything else."
+            ),
+            parameters={
+                "clip_norm": self.clip_norm,
+                "clients_per_round": self.clients_per_round,
+                "noise_multiplier": self.noise_multiplier,
+                "sampling_probability": self.sampling_probability,
+                "num_rounds": seen.num_rounds,
+                "num_rounds_charged": charged,
+                "estimator": "fixed denominator: expected number of clients",
+            }
+            | dict(parameters),
+            num_users=self.num_clients,
+            seed_is_known=self.deterministic_seed is not None,
+            vocabulary_source=vocabulary_source,
+            not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
+        )
+
+    def derived(self) -> dict[str, Any]:
+        """See the base class."""
+        return {
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_probability": self.sampling_probability,
+        }
+
+
+@functools.lru_cache(maxsize=4)
+def _epsilon(probability: float, noise_multiplier: float, rounds: int, delta: float) -> float:
+    if rounds == 0:
+        return 0.0
+    return dp_fedavg.DpFedAvg(probability, noise_multiplier, rounds).epsilon(delta)

@@ -1,0 +1,28 @@
+"""The rows of `metrics.csv` as TensorBoard events."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+
+class TensorBoardLog:
+    """Writes rows to the folder `tensorboard` of a run; as private as the umask makes it."""
+
+    def __init__(self, folder: pathlib.Path):
+        """Opens a new file of events in the folder of a run."""
+        self._writer = tf.summary.create_file_writer(str(folder / "tensorboard"))
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Writes one scalar for each number of a row; "round" is the step."""
+        with self._writer.as_default(step=row["round"]):
+            for name, value in row.items():
+                if name != "round" and value is not None:
+                    tf.summary.scalar(name, value)
+
+    def close(self) -> None:
+        """Flushes the events."""
+        self._writer.close()

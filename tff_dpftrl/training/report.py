@@ -1,0 +1,213 @@
+"""What a run has to say, at any time, from what it has committed.
+
+Nothing is trained and no data is read: manifest, ledger, last checkpoint and metrics
+are enough for the privacy statement, the curves and the model. TFF is not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.models import export, table
+from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import stopping
+
+EVALUATION_METRICS = {
+    "loss": "cross-entropy, nats per word",
+    "perplexity": "exp of the cross-entropy",
+    "top1_in_vocab": "share of next words guessed right, among words of the vocabulary",
+    "top1_oov_wrong": "the same among all words; those outside the vocabulary count as wrong",
+    "top3_in_vocab": "share of next words among the first three guesses",
+}
+"""Metrics of `models.metrics` that are recorded for held-out users, and their meaning."""
+
+COLUMNS = (
+    metrics_log.Column("round", "number of the round, from 1"),
+    metrics_log.Column("loss", "cross-entropy on the round's training cohort", is_exact=True),
+    metrics_log.Column("top1", "accuracy on the round's training cohort", is_exact=True),
+    metrics_log.Column("epsilon", "ε that all rounds so far spent, at the run's δ"),
+    *(
+        metrics_log.Column(f"eval_{name}", f"held-out users, who never train: {meaning}")
+        for name, meaning in EVALUATION_METRICS.items()
+    ),
+    metrics_log.Column("clients", "size of the cohort, unless it is secret", is_exact=True),
+    metrics_log.Column("seconds", "wall-clock time of the round, this machine's"),
+)
+"""Columns of `metrics.csv`."""
+
+_WEIGHTS = "global_model_weights/trainable"  # Of TFF's LearningAlgorithmState.
+_BASELINES = pathlib.PurePath("private", "baselines.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResults:
+    """What a run has to say.
+
+    Attributes:
+      rows: One row of metrics for each committed round.
+      baselines: Top-1 accuracy of n-gram models on the same held-out users; empty if
+        the run has not ended yet.
+      statement: The privacy statement.
+      summary: The outcome in a few lines.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    baselines: Mapping[str, float]
+    statement: statement_lib.PrivacyStatement
+    summary: str
+
+
+def report(output: pathlib.Path) -> TrainingResults:
+    """Writes statement, curves and model of what a run has committed so far.
+
+    The run may be interrupted or finished, but not under way. It can be resumed
+    afterwards.
+
+    Args:
+      output: Folder of the run; `privacy_statement.json` and `.md`, `curves.png` and
+        `model.npz` in it are replaced.
+
+    Returns:
+      What was written, and a summary.
+
+    Raises:
+      ValueError: If there is no run, another process has it open, its files were
+        changed, or none of its rounds has been committed yet.
+      OSError: If a file cannot be written.
+    """
+    known = manifest.read(output)
+    config = config_lib.config_from_mapping(known.config, str(output / "config.json"))
+    plan = config.privacy().resumed(
+        known.facts["training_users"], known.facts["num_parameters"], known.derived
+    )
+    with committed_rounds.CommittedRounds.open(
+        output / "private", plan.declared, binding=known.digest
+    ) as rounds:
+        durable_files.remove_leftovers(output)
+        return write(output, known, config, plan, rounds)
+
+
+def write(
+    output: pathlib.Path,
+    known: manifest.Manifest,
+    config: config_lib.TrainingConfig,
+    plan: privacy.PrivacyPlan,
+    rounds: committed_rounds.CommittedRounds,
+) -> TrainingResults:
+    """Does what `report` says for a run that this process has open.
+
+    Args:
+      output: Folder of the run.
+      known: Its manifest.
+      config: Its options.
+      plan: Its privacy.
+      rounds: Its rounds.
+
+    Returns:
+      See `report`.
+
+    Raises:
+      ValueError: If no round has been committed yet.
+      OSError: If a file cannot be written.
+    """
+    done = rounds.rounds_done
+    if done == 0:
+        raise ValueError(
+            f"The run in {output} has not committed a round yet: there is nothing to report. Go on "
+            "with tff-dpftrl train --resume."
+        )
+    snapshot, saved = rounds.restore()
+    rows = metrics_log.read_rows(output, done)
+    if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
+        rows.append({column.name: saved.get(column.name) for column in COLUMNS})
+    statement = plan.statement(
+        rounds.observed(),
+        parameters=_parameters(config, known.facts["user_unit"]),
+        vocabulary_source=known.facts["vocabulary_source"],
+        # When it stops at an accuracy depends on the data: then all rounds are charged that it
+        # might have run.
+        charge_all_rounds=config.stop_at_accuracy is not None,
+    )
+    for name, text in (
+        ("privacy_statement.json", statement.to_json() + "\n"),
+        ("privacy_statement.md", statement.to_markdown()),
+    ):
+        durable_files.write(output / name, text.encode("utf-8"))
+    model = table.from_description(known.facts["model"])
+    export.write(output / "model.npz", model, snapshot.part(_WEIGHTS))
+    baselines = _read_baselines(output)
+    curves.write(output / "curves.png", rows, title=_title(config, statement), baselines=baselines)
+    summary = [
+        _accuracy(rows, baselines),
+        stopping.reason(config, plan, rows, done)
+        or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume.",
+        stopping.failure(rows, known.facts["vocabulary_size"]),
+        _promise(statement),
+    ]
+    return TrainingResults(rows, baselines, statement, "\n".join(filter(None, summary)))
+
+
+def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
+    """Keeps the accuracies of simpler models for the curves, with the run's secrets."""
+    text = json.dumps(dict(baselines), indent=2) + "\n"
+    durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
+
+
+def _read_baselines(output: pathlib.Path) -> dict[str, float]:
+    path = output / _BASELINES
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _parameters(
+    config: config_lib.TrainingConfig, user_unit: str
+) -> dict[str, statement_lib.Scalar]:
+    parameters: dict[str, statement_lib.Scalar] = {
+        "server_optimizer": config.server_optimizer,
+        "data": pathlib.PurePath(config.data).name,
+        "user": user_unit,
+    }
+    if config.adaptive_clipping:
+        parameters |= {
+            "restart_warmup": config.restart_warmup,
+            "restart_every": config.restart_every,
+        }
+    return parameters
+
+
+def _title(config: config_lib.TrainingConfig, statement: statement_lib.PrivacyStatement) -> str:
+    promised = (
+        f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
+        if statement.has_guarantee
+        else "no privacy guarantee"
+    )
+    return f"{pathlib.PurePath(config.data).name}: {statement.mechanism}, {promised}"
+
+
+def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> str:
+    evaluated = [row for row in rows if row[stopping.ACCURACY] is not None]
+    if not evaluated:
+        return "The model has not been evaluated yet."
+    others = ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
+    return (
+        f"After {evaluated[-1]['round']} rounds: top-1 accuracy on held-out users "
+        f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}."
+    )
+
+
+def _promise(statement: statement_lib.PrivacyStatement) -> str:
+    if not statement.has_guarantee:
+        return "Privacy: NO guarantee. " + " ".join(statement.no_guarantee)
+    rho = statement.rho_zcdp
+    return (
+        f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
+        + (f"ρ-zCDP {display.round_up(rho)}, " if rho is not None else "")
+        + "per user; see privacy_statement.md."
+    )

@@ -1,0 +1,52 @@
+"""What a person should know about a run before its first round."""
+
+from __future__ import annotations
+
+from tff_dpftrl.accounting import display
+from tff_dpftrl.runs import privacy
+from tff_dpftrl.training import task
+
+
+def describe_task(language_task: task.LanguageTask) -> list[str]:
+    """Users, their text and the vocabulary: exact figures, for the operator's eyes only."""
+    words, text = language_task.words, language_task.training_text
+    without = f" ({text.num_users_without_text} of them without text)"
+    return [
+        f"Users: {text.num_users} to train on{without if text.num_users_without_text else ''}, "
+        f"{language_task.num_held_out_users} held out for evaluation.",
+        f"Text: {text.num_words} words to train on, {text.oov_share:.1%} of them not among the "
+        f"{len(words.words)} of the vocabulary ({words.source}).",
+    ]
+
+
+def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
+    """Participation, noise, the ε to come, and how the noise compares with the signal.
+
+    Args:
+      plan: The run's privacy.
+      num_parameters: Number of trainable weights.
+
+    Returns:
+      One line for each, and a warning where the noise outweighs all there is to learn.
+    """
+    lines = plan.describe()
+    epsilon = plan.epsilon_after(plan.num_rounds)
+    lines.append(
+        "Privacy: NO guarantee."
+        if epsilon is None
+        else f"Privacy: ε at most {display.round_up(epsilon)} at δ = {plan.delta:g} after all "
+        f"{plan.num_rounds} rounds."
+    )
+    if not plan.has_noise:
+        return lines
+    ratio = plan.noise_to_signal(num_parameters)
+    lines.append(
+        f"Noise to signal: {ratio:.2g} (norm of the noise in the sum of all rounds, over the "
+        "largest norm that the clipped updates can add up to)."
+    )
+    if ratio > privacy.SWAMPED:
+        lines.append(
+            "Warning: the noise outweighs all that the clients can send, so expect a model of "
+            "noise. Take more clients a round, more rounds, a smaller model or a larger ε."
+        )
+    return lines

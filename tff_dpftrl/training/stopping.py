@@ -1,0 +1,79 @@
+"""When a run ends, and the sentence that says why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl.accounting import display
+from tff_dpftrl.runs import privacy
+from tff_dpftrl.training import config as config_lib
+
+ACCURACY = "eval_top1_in_vocab"
+"""The column that `stop_at_accuracy` is about."""
+
+
+def best_accuracy(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The best held-out accuracy so far; None before the first evaluation."""
+    found = [row[ACCURACY] for row in rows if row.get(ACCURACY) is not None]
+    return max(found, default=None)
+
+
+def reason(
+    config: config_lib.TrainingConfig,
+    plan: privacy.PrivacyPlan,
+    rows: Sequence[Mapping[str, Any]],
+    rounds_done: int,
+) -> str | None:
+    """Why no further round may begin.
+
+    Args:
+      config: Options of the run.
+      plan: Its privacy.
+      rows: Metrics of its committed rounds.
+      rounds_done: Their number.
+
+    Returns:
+      A sentence; None if there are rounds to go.
+    """
+    if rounds_done == config.num_rounds:
+        return f"All {rounds_done} rounds are done."
+    if config.max_epsilon is not None:
+        following = plan.epsilon_after(rounds_done + 1)
+        if following > config.max_epsilon:
+            return (
+                f"Stopped after {rounds_done} of {config.num_rounds} rounds: the next one would "
+                f"bring ε to {display.round_up(following)}, above max_epsilon="
+                f"{config.max_epsilon:g}."
+            )
+    best = best_accuracy(rows)
+    if best is not None and config.stop_at_accuracy is not None and best >= config.stop_at_accuracy:
+        return (
+            f"Stopped after {rounds_done} of {config.num_rounds} rounds: the held-out accuracy "
+            f"reached {best:.2%}, and stop_at_accuracy is {config.stop_at_accuracy:.2%}."
+        )
+    return None
+
+
+def failure(rows: Sequence[Mapping[str, Any]], vocabulary_size: int) -> str | None:
+    """Says so if the model has learned less than nothing.
+
+    Args:
+      rows: Metrics of the committed rounds.
+      vocabulary_size: Number of ids that the model chooses from.
+
+    Returns:
+      A sentence if the last held-out loss is above that of a guess that takes all words
+      for equally likely, which is what an untrained model makes; else None.
+    """
+    losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
+    guess = math.log(vocabulary_size)
+    if not losses or losses[-1] <= guess:
+        return None
+    return (
+        f"Warning: the model is worse than before training: its held-out loss is "
+        f"{losses[-1]:.4g}, that of taking all words for equally likely is {guess:.4g}. Either "
+        "the noise outweighs what the clients send (more clients a round, more rounds or a larger "
+        "ε help), or a learning rate is too large."
+    )
