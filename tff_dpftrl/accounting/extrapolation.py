@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tff_dpftrl.accounting import guarantee, planner
+from tff_dpftrl.accounting import guarantee, planner_request
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import schema as schema_lib
@@ -106,7 +106,7 @@ def by_rounds_and_report_goal(
             rounds,
             [
                 mechanism.guarantee(
-                    _schema(n, planner.largest_min_sep(population, goal)), goal, delta
+                    _schema(n, planner_request.largest_min_sep(population, goal)), goal, delta
                 )
                 for n in rounds
             ],
@@ -172,7 +172,9 @@ def by_report_goal(
             report_goals,
             [
                 mechanism.guarantee(
-                    _schema(num_rounds, planner.largest_min_sep(population, goal)), goal, delta
+                    _schema(num_rounds, planner_request.largest_min_sep(population, goal)),
+                    goal,
+                    delta,
                 )
                 for goal in report_goals
             ],
