@@ -81,6 +81,8 @@ def test_after_a_crash_a_run_can_be_reported_and_resumes_to_the_same_weights(
     assert [row["round"] for row in reported.rows] == list(range(1, committed + 1))
     # Who was asked in a round that was begun may have been used.
     assert reported.statement.observed.num_rounds == begun
+    # Whoever ends a run early may have done so because of what was learned.
+    assert reported.statement.accounted.num_rounds == toy_run.NUM_ROUNDS
     assert f"{committed} of 6 rounds are done; go on with" in reported.summary
     results = run.train(None, output)
     expected, expected_results = uninterrupted

@@ -196,7 +196,10 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         return guard
 
     def noise_to_signal(self, num_parameters: int) -> float:
-        """See the base class: the noise of the last prefix sum, row n - 1 of B = A C⁻¹."""
+        """See the base class: the noise of the last prefix sum, row n - 1 of B = A C⁻¹.
+
+        With adaptive clipping it is a little more, since z is that of both streams.
+        """
         if self.strategy is None:
             return 0.0
         rounds = self.schema.num_rounds

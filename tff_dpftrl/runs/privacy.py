@@ -137,7 +137,7 @@ class PrivacyPlan(abc.ABC):
           parameters: What else the run depended on.
           vocabulary_source: Where the vocabulary came from; None if there is none.
           charge_all_rounds: Whether all declared rounds are charged, not only those that
-            were run: so if the data decided when it stopped.
+            were run; necessary if the data may have decided when it ended.
 
         Returns:
           A statement; one that says "no guarantee" where there is none.

@@ -128,13 +128,14 @@ def write(
     rows = metrics_log.read_rows(output, done)
     if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
         rows.append({column.name: saved.get(column.name) for column in COLUMNS})
+    ended = stopping.reason(config, plan, rows, done)
     statement = plan.statement(
         rounds.observed(),
         parameters=_parameters(config, known.facts["user_unit"]),
         vocabulary_source=known.facts["vocabulary_source"],
-        # When it stops at an accuracy depends on the data: then all rounds are charged that it
-        # might have run.
-        charge_all_rounds=config.stop_at_accuracy is not None,
+        # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
+        # depends on the data: then all rounds are charged that it might have run.
+        charge_all_rounds=config.stop_at_accuracy is not None or ended is None,
     )
     for name, text in (
         ("privacy_statement.json", statement.to_json() + "\n"),
@@ -147,8 +148,9 @@ def write(
     curves.write(output / "curves.png", rows, title=_title(config, statement), baselines=baselines)
     summary = [
         _accuracy(rows, baselines),
-        stopping.reason(config, plan, rows, done)
-        or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume.",
+        ended
+        or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume. "
+        "The statement charges all of them: whoever ends a run early has seen how it went.",
         stopping.failure(rows, known.facts["vocabulary_size"]),
         _promise(statement),
     ]
