@@ -2,25 +2,33 @@
 
 import argparse
 import dataclasses
+import json
+import os
+import subprocess
 import sys
 
 import pytest
 
 from tff_dpftrl.cli import train
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus
 from tff_dpftrl.training import run as run_lib
 
 
 @pytest.fixture
 def configs(monkeypatch):
-    """The configs that would have been trained with."""
+    """The configs that would have been trained with, on a text of a thousand users."""
     seen = []
+    text = argparse.Namespace(train=range(1000))
 
-    def fake_train(config, output):
+    def fake_train(config, output, *, text):
+        assert len(text.train) == 1000
         seen.append(config)
         return argparse.Namespace(summary="done")
 
     monkeypatch.setattr(run_lib, "train", fake_train)
+    monkeypatch.setattr(corpus, "read", lambda config: text)
     return seen
 
 
@@ -60,11 +68,97 @@ def test_every_option_has_a_flag(configs):
     assert configs == [config_lib.TrainingConfig(noise_multiplier=1.0)]
 
 
-def test_resume_takes_no_options(configs, tmp_path):
+def test_resume_takes_no_options(configs, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="leave out --num-rounds"):
         _main("--resume", "--rounds", "3", "--output", str(tmp_path))
+    began = manifest.Manifest(config_lib.TrainingConfig(mechanism="none").to_dict(), {}, {}, {})
+    monkeypatch.setattr(manifest, "read", lambda output: began)
     assert _main("--resume", "--output", str(tmp_path)) == 0
     assert configs == [None]
+
+
+_BLOCKED = """
+import importlib.abc, sys
+
+class Blocker(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "tensorflow":
+            sys.exit("tensorflow was imported")
+
+sys.meta_path.insert(0, Blocker())
+from tff_dpftrl.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def _without_tensorflow(folder, *arguments):
+    """Status and errors of the command, which ends when it imports TensorFlow."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BLOCKED, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stderr.strip().splitlines()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Has forty users, words, a file of nonsense, and a folder with something in it."""
+    words = "one two three four five six seven eight nine ten".split()
+    with open(tmp_path / "users.jsonl", "w") as file:
+        for user in range(40):
+            text = " ".join(words[(user + i) % 10] for i in range(6))
+            file.write(json.dumps({"user_id": f"u{user}", "examples": [text, text]}) + "\n")
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    (tmp_path / "nonsense").write_text("no TOML, no strategy")
+    (tmp_path / "broken.jsonl").write_text("[]\n")
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "config.json").write_text("{}")
+    return tmp_path
+
+
+_VALID = (
+    "train --data users.jsonl --vocabulary words.txt --clients-per-round 3 --noise-multiplier 1 "
+    "--rounds 9 --output new"
+)
+
+
+def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder):
+    status, errors = _without_tensorflow(folder, *_VALID.split())
+    assert (status, errors[-1]) == (1, "tensorflow was imported")
+
+
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ("--rounds 0", "num_rounds"),
+        ("--config nowhere.toml", "nowhere.toml"),
+        ("--config nonsense", "not valid TOML"),
+        ("--data nowhere.jsonl", "nowhere.jsonl"),
+        ("--data broken.jsonl", "broken.jsonl:1"),
+        ("--vocabulary nowhere.txt", "nowhere.txt"),
+        ("--strategy nowhere.json", "nowhere.json"),
+        ("--strategy nonsense", "nonsense"),
+        ("--output used", "already holds a run"),
+        ("--output words.txt", "not a folder"),
+        ("--clients-per-round 1000", "exceeds the"),
+        ("--min-sep 30 --rounds 100", "largest feasible min_sep"),
+        ("--algorithm dp-fedavg --clients-per-round 1000", "exceeds the"),
+    ],
+)
+def test_mistakes_are_found_before_tensorflow_is_imported(folder, mistake, message):
+    status, errors = _without_tensorflow(folder, *_VALID.split(), *mistake.split())
+    assert status == 2 and message in errors[-1]
+    assert errors[-1].startswith("tff-dpftrl train: ")
+    assert not (folder / "new").exists()
+
+
+@pytest.mark.parametrize("arguments", ["train --resume --output new", "report new"])
+def test_no_run_is_found_before_tensorflow_is_imported(folder, arguments):
+    status, errors = _without_tensorflow(folder, *arguments.split())
+    assert status == 2 and "There is no run in new" in errors[-1]
 
 
 def test_an_interruption_says_what_is_there(tmp_path):

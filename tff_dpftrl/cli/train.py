@@ -7,10 +7,13 @@ import dataclasses
 import os
 import pathlib
 import shlex
+import sys
 import types
 import typing
 import warnings
+from collections.abc import Mapping
 
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 
 _DESCRIPTION = """\
@@ -95,50 +98,70 @@ def _given_options(args: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in vars(args).items() if name in names}
 
 
-def _silence_startup() -> None:
-    """Keeps TensorFlow's start-up notes, its worker's too, off the progress bar."""
+def silence_tensorflow() -> None:
+    """Keeps the start-up notes of TensorFlow, and of TFF's worker, off the terminal."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
 
 def what_is_left(args: argparse.Namespace) -> str:
     """What the results folder holds after an interruption, and what can be done with it."""
-    if not (pathlib.Path(args.output) / "config.json").exists():
+    if not manifest.exists(pathlib.Path(args.output)):
         return "No run had begun: there is nothing to resume."
     output = shlex.quote(args.output)
     return (
         "Every committed round is kept. Go on with:\n"
         f"  tff-dpftrl train --resume --output {output}\n"
-        "or see what was committed, its privacy and its model, with:\n"
+        "or get the privacy statement and the model of what was committed with:\n"
         f"  tff-dpftrl report {output}"
     )
 
 
+def _new_config(
+    file: str | None, flags: Mapping[str, object], output: pathlib.Path
+) -> config_lib.TrainingConfig:
+    """The options of a new run; flags overrule the file."""
+    options = config_lib.read_toml(file) if file else {}
+    overruled = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
+    for flag, other in overruled.items():
+        if flag in flags and other not in flags:
+            options.pop(other, None)
+    if flags.get("mechanism") == "none":
+        for name in overruled:
+            options.pop(name, None)
+    config = config_lib.config_from_mapping(options | flags, file or "the command line")
+    manifest.check_is_free(output)
+    return config
+
+
 def run(args: argparse.Namespace) -> int:
-    """Trains, or resumes, and returns the exit status."""
+    """Trains, or resumes, and returns the exit status.
+
+    What is wrong with options, files and population is found before TensorFlow is
+    imported, which takes several seconds.
+    """
     output = pathlib.Path(args.output)
     flags = _given_options(args)
-    if args.resume:
-        if flags or args.config:
-            raise ValueError(
-                "--resume goes on with the config that the run began with: leave out "
-                f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
-            )
-        resolved = None
-    else:
-        options = config_lib.read_toml(args.config) if args.config else {}
-        overruled = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
-        for flag, other in overruled.items():
-            if flag in flags and other not in flags:
-                options.pop(other, None)
-        if flags.get("mechanism") == "none":
-            for name in overruled:
-                options.pop(name, None)
-        resolved = config_lib.config_from_mapping(
-            options | flags, args.config if args.config else "the command line"
+    if not args.resume:
+        config = new_config = _new_config(args.config, flags, output)
+    elif flags or args.config:
+        raise ValueError(
+            "--resume goes on with the config that the run began with: leave out "
+            f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
         )
+    else:
+        new_config = None
+        config = config_lib.config_from_mapping(
+            manifest.read(output).config, str(output / "config.json")
+        )
+    from tff_dpftrl.training import corpus  # Not needed by --help.
 
-    _silence_startup()
+    print("Reading the data ...", file=sys.stderr)
+    text = corpus.read(config)
+    config.privacy().check(len(text.train))
+
+    silence_tensorflow()
+    print("Loading TensorFlow ...", file=sys.stderr)
     try:
         from tff_dpftrl.training import run as run_lib
     except ModuleNotFoundError as error:
@@ -146,6 +169,6 @@ def run(args: argparse.Namespace) -> int:
             f"training needs {error.name}, which is not installed: see 'Environment' in README.md."
         ) from error
 
-    results = run_lib.train(resolved, output)
+    results = run_lib.train(new_config, output, text=text)
     print(f"\n{results.summary}\nResults are in {output}/")
     return 0

@@ -138,7 +138,11 @@ def load(path: str | os.PathLike) -> strategy_lib.Strategy:
     Raises:
       ValueError: If the file can't be read, or as in `strategy_from_json`.
     """
-    return strategy_from_json(_read(path))
+    text = _read(path)
+    try:
+        return strategy_from_json(text)
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)}: {error}") from error
 
 
 def load_certificate(path: str | os.PathLike) -> certificate_lib.Certificate | None:

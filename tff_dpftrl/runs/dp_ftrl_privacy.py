@@ -56,6 +56,12 @@ class DpFtrlPrivacy:
     secagg_bits: int | None = None
     deterministic_seed: int | None = None
 
+    def check(self, num_clients: int) -> None:
+        """See `privacy.Privacy`."""
+        _sampler(num_clients, self.clients_per_round, self._schema(num_clients), seed=0)
+        if self.strategy_file is not None:
+            serialization.load(self.strategy_file)
+
     def plan(self, num_clients: int, num_parameters: int) -> DpFtrlPlan:
         """See `privacy.Privacy`.
 
@@ -133,6 +139,19 @@ class DpFtrlPrivacy:
         )
 
 
+def _sampler(
+    num_clients: int, clients_per_round: int, schema: schema_lib.MinSep, seed: int
+) -> cohorts.MinSepSampler:
+    return cohorts.MinSepSampler(
+        num_clients=num_clients,
+        clients_per_round=clients_per_round,
+        min_sep=schema.min_sep,
+        max_participations=schema.max_participations,
+        num_rounds=schema.num_rounds,
+        seed=seed,
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class DpFtrlPlan(privacy.PrivacyPlan):
     """DP-FTRL: correlated noise and a participation schema, no sampling assumption.
@@ -159,14 +178,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
 
     def sampler(self, seed: int) -> cohorts.CohortSampler:
         """See the base class."""
-        return cohorts.MinSepSampler(
-            num_clients=self.num_clients,
-            clients_per_round=self.clients_per_round,
-            min_sep=self.schema.min_sep,
-            max_participations=self.schema.max_participations,
-            num_rounds=self.schema.num_rounds,
-            seed=seed,
-        )
+        return _sampler(self.num_clients, self.clients_per_round, self.schema, seed)
 
     def epsilon_after(self, rounds_done: int) -> float | None:
         """See the base class."""

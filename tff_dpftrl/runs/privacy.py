@@ -29,6 +29,17 @@ SWAMPED = 1.0
 class Privacy(Protocol):
     """The privacy that a run asks for, before its population is known."""
 
+    def check(self, num_clients: int) -> None:
+        """Refuses in no time what `plan` or its sampler would refuse for the population.
+
+        Args:
+          num_clients: Number of training users.
+
+        Raises:
+          ValueError: If they cannot keep what is asked for, or a file that is named
+            holds no strategy.
+        """
+
     def plan(self, num_clients: int, num_parameters: int) -> PrivacyPlan:
         """Chooses mechanism and noise for a new run.
 

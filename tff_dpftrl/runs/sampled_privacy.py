@@ -38,14 +38,18 @@ class SampledPrivacy:
     target_epsilon: float | None = None
     deterministic_seed: int | None = None
 
-    def plan(self, num_clients: int, num_parameters: int) -> SampledPlan:
-        """See `privacy.Privacy`; the number of parameters does not matter."""
-        del num_parameters
+    def check(self, num_clients: int) -> None:
+        """See `privacy.Privacy`."""
         if self.clients_per_round > num_clients:
             raise ValueError(
                 f"clients_per_round={self.clients_per_round} exceeds the {num_clients} training "
                 f"users: lower it to {num_clients} or less."
             )
+
+    def plan(self, num_clients: int, num_parameters: int) -> SampledPlan:
+        """See `privacy.Privacy`; the number of parameters does not matter."""
+        del num_parameters
+        self.check(num_clients)
         noise_multiplier = self.noise_multiplier
         if noise_multiplier is None:
             noise_multiplier = dp_fedavg.calibrate_noise_multiplier(

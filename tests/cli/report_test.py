@@ -1,0 +1,89 @@
+"""Tests of `tff-dpftrl report`."""
+
+import contextlib
+import json
+import pathlib
+import sys
+
+import pytest
+
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.cli import main
+from tff_dpftrl.models import export
+from tff_dpftrl.participation import ledger_file
+from tff_dpftrl.runs import committed_rounds
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import run as run_lib
+
+_WORDS = "one two three four five six seven eight nine ten".split()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> pathlib.Path:
+    """A run that was stopped after two of its four rounds."""
+    folder = tmp_path_factory.mktemp("report")
+    with open(folder / "users.jsonl", "w") as file:
+        for user in range(40):
+            text = " ".join(_WORDS[(user + i) % 10] for i in range(6))
+            file.write(json.dumps({"user_id": f"u{user}", "examples": [text, text]}) + "\n")
+    (folder / "words.txt").write_text("\n".join(_WORDS))
+    config = config_lib.TrainingConfig(
+        data=str(folder / "users.jsonl"),
+        vocabulary=str(folder / "words.txt"),
+        vocabulary_size=10,
+        sequence_length=6,
+        embedding_size=4,
+        lstm_size=5,
+        num_rounds=4,
+        clients_per_round=3,
+        mechanism="tree",
+        noise_multiplier=1.0,
+        eval_every=1,
+    )
+    commit = committed_rounds.CommittedRounds.commit
+
+    def stop_after_two(rounds, *args):
+        commit(rounds, *args)
+        if rounds.rounds_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(committed_rounds.CommittedRounds, "commit", stop_after_two)
+        with pytest.raises(KeyboardInterrupt):
+            run_lib.train(config, folder / "run")
+    return folder / "run"
+
+
+def test_it_states_what_was_committed_and_writes_the_model(folder, capsys):
+    assert main.main(["report", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 4 rounds are done" in printed
+    assert f"Statement, curves and model are in {folder}/" in printed
+    written = statement.PrivacyStatement.from_json((folder / "privacy_statement.json").read_text())
+    assert written.accounted.num_rounds == 2 and written.epsilon > 0.0
+    model, weights = export.read(folder / "model.npz")
+    assert sum(weight.size for weight in weights) == model.num_parameters
+
+
+def test_json_for_scripts(folder, capsys):
+    assert main.main(["report", str(folder), "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    written = json.loads((folder / "privacy_statement.json").read_text())
+    assert found["statement"] == written
+    assert found["last_round"]["round"] == 2 and "2 of 4 rounds" in found["summary"]
+
+
+def test_a_run_under_way_is_refused(folder, capsys):
+    ledger = folder / "private" / "ledger.sqlite"
+    with contextlib.closing(ledger_file.connect(ledger, exclusive=True)):
+        assert main.main(["report", str(folder)]) == 2
+    assert "in use by another process" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    assert main.main(["report", str(tmp_path)]) == 2
+    assert "There is no run in" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

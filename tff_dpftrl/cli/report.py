@@ -1,0 +1,64 @@
+"""`tff-dpftrl report`: statement, curves and model of what a run has committed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+
+from tff_dpftrl.cli import output, train
+from tff_dpftrl.runs import manifest
+
+_DESCRIPTION = """\
+Write the privacy statement, the curves and the model of what a training run has committed
+so far, and print a summary.
+
+It works on interrupted and on finished runs, and on no data: the folder is enough. While
+`tff-dpftrl train` has the folder open it is refused; interrupt the run first, and go on
+with it afterwards (tff-dpftrl train --resume).
+"""
+
+_EPILOG = """\
+examples:
+  # After Ctrl-C: is the model good enough, and what has it cost?
+  tff-dpftrl report results/blt
+
+  # For a script: ε of the rounds so far.
+  tff-dpftrl report results/blt --format json | jq .statement.epsilon
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "report",
+        help="state the privacy of an interrupted or finished run, and write its model",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("run_folder", metavar="RUN", help="Folder that train wrote to.")
+    output.add_format(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reports, and returns the exit status."""
+    folder = pathlib.Path(args.run_folder)
+    manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
+    train.silence_tensorflow()
+    from tff_dpftrl.training import report as report_lib
+
+    results = report_lib.report(folder)
+    if args.format == "json":
+        output.print_json(
+            {
+                "statement": json.loads(results.statement.to_json()),
+                "last_round": results.rows[-1],
+                "baselines": dict(results.baselines),
+                "summary": results.summary,
+            }
+        )
+    else:
+        print(f"{results.summary}\nStatement, curves and model are in {folder}/")
+    return 0
