@@ -121,7 +121,7 @@ def test_no_noise_is_no_guarantee(capsys):
     "extra, message",
     [
         (["--first-restart", "5"], "--restart-every"),
-        (["--restart-every", "0"], "every must be at least 1"),
+        (["--restart-every", "0"], "--restart-every must be at least 1"),
         (["--buffers", "3"], "buffers is for the mechanism blt, not for tree"),
         (["--sampling-groups", "3"], "go together"),
         (["--sampling-groups", "3", "--sampling-probability", "0.1"], "banded"),

@@ -133,6 +133,12 @@ def test_mistakes_are_explained(arguments, message):
         _run(*arguments)
 
 
+def test_an_unknown_name_is_refused_before_anything_is_optimised(capsys):
+    with pytest.raises(ValueError, match="'magic' is no mechanism"):
+        _run("blt", "magic", *_COMMON, "--values", "9")
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("values", ["a", "5:1:1", "0,1", "1:2:0", "1:2"])
 def test_bad_values_are_refused(values, capsys):
     with pytest.raises(SystemExit) as ending:

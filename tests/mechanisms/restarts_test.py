@@ -180,5 +180,25 @@ def test_restarts_do_not_nest():
         restarts.Restarted(inner, (0, 8))
 
 
+def test_starts_of_a_schedule():
+    assert restarts.starts(2000, every=1024, first=128) == (0, 128, 1152)
+    assert restarts.starts(2048, every=1024) == (0, 1024)
+    assert restarts.starts(128, every=1024, first=128) == (0,)
+    assert restarts.longest_block(2000, (0, 128, 1152)) == 1024
+    assert restarts.longest_block(2000, (0,)) == 2000
+    for bad in ({"every": 0}, {"every": 5, "first": 0}, {"every": 2.5}):
+        with pytest.raises(ValueError, match="(every|first) must be"):
+            restarts.starts(10, **bad)
+
+
+def test_a_whole_run_from_a_block():
+    base = tree.Tree(12)  # up to 15 rounds
+    assert restarts.whole_run(base, 15) is base
+    assert restarts.whole_run(base, 40, (0, 10, 25)) == restarts.Restarted(base, (0, 10, 25))
+    for starts in ((0,), (0, 10)):
+        with pytest.raises(ValueError, match="at most 15 rounds, got (40|30): .*--rounds"):
+            restarts.whole_run(base, 40, starts)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

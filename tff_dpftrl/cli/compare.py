@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import dataclasses
+import importlib.util
 import io
 import math
 import os
@@ -128,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
     form = args.format
     if form is None and args.csv is None and args.png is None:
         form = "text"
+    if args.png is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'.")
     points = list(compare(args))
     if form == "text":
         output.print_table([_COLUMNS, *(_row(point) for point in points)], left=0)
@@ -156,6 +159,7 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
     """
     from tff_dpftrl.participation import schema as schema_lib
 
+    _check_names(args.strategies)
     planned = mechanism_flags.schema_from(args)
     options = mechanism_flags.options_from(args)
     for name in args.strategies:
@@ -173,20 +177,25 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
             yield _evaluate(name, strategy, schema)
 
 
+def _check_names(names: list[str]) -> None:
+    """Refuses a name that stands for nothing before anything is optimised."""
+    from tff_dpftrl.mechanisms import zoo
+
+    for name in names:
+        if not (name in table.MECHANISMS or os.path.exists(name) or name in zoo.names()):
+            raise ValueError(
+                f"{name!r} is no mechanism ({', '.join(table.MECHANISMS)}), no file, and no entry "
+                f"of the zoo ({', '.join(zoo.names())})."
+            )
+
+
 def _strategy(name: str, schema, options: table.Options):
     from tff_dpftrl.mechanisms import serialization, zoo
 
     if name in table.MECHANISMS:
         fitting = table.fitting(name, options)
         return table.build(name, schema, fitting, notify=mechanism_flags.notify)
-    if os.path.exists(name):
-        return serialization.load(name)
-    if name in zoo.names():
-        return zoo.load(name)
-    raise ValueError(
-        f"{name!r} is no mechanism ({', '.join(table.MECHANISMS)}), no file, and no entry of "
-        f"the zoo ({', '.join(zoo.names())})."
-    )
+    return serialization.load(name) if os.path.exists(name) else zoo.load(name)
 
 
 def _evaluate(name: str, strategy, schema) -> Point:
@@ -267,12 +276,8 @@ def _legend(points: list[Point]) -> str:
 
 def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
     """The losses as a PNG."""
-    try:
-        from matplotlib import figure, ticker
-    except ImportError:
-        raise ValueError(
-            "--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'."
-        ) from None
+    from matplotlib import figure, ticker
+
     loss = "max_loss" if args.error == "max" else "rms_loss"
     drawing = figure.Figure(figsize=(7, 4.5), layout="constrained")
     axes = drawing.subplots()

@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import defaults, table
 
 if TYPE_CHECKING:
@@ -156,6 +157,12 @@ def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strate
     """
     from tff_dpftrl.mechanisms import restarts, serialization
 
+    for flag, value in (
+        ("--restart-every", args.restart_every),
+        ("--first-restart", args.first_restart),
+    ):
+        if value is not None:
+            validation.integer(flag, value, minimum=1)
     if args.restart_every is not None:
         starts = restarts.starts(
             schema.num_rounds, every=args.restart_every, first=args.first_restart

@@ -61,6 +61,9 @@ class Options:
         return [name for name in names if getattr(self, name) is not None]
 
 
+DEFAULTS = Options()
+"""Nothing is said about the mechanism."""
+
 Builder = Callable[["schema_lib.MinSep", Options, Notify], "strategy_lib.Strategy"]
 
 
@@ -245,7 +248,7 @@ def runnable() -> list[str]:
     return [name for name, mechanism in MECHANISMS.items() if mechanism.runnable]
 
 
-def check(name: str, options: Options = Options()) -> Mechanism:  # noqa: B008
+def check(name: str, options: Options = DEFAULTS) -> Mechanism:
     """The mechanism of a name, if it takes the options that are given.
 
     Raises:
@@ -277,7 +280,7 @@ def _takers(option: str) -> Iterable[str]:
 def build(
     name: str,
     schema: schema_lib.MinSep,
-    options: Options = Options(),  # noqa: B008
+    options: Options = DEFAULTS,
     *,
     starts: Sequence[int] = (0,),
     notify: Notify | None = None,
