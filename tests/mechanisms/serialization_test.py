@@ -78,6 +78,12 @@ def _document(**changes):
         (_document(strategy={"mechanism": "banded"}), "needs the parameter 'rows'"),
         (_document(strategy=[1]), "Unknown mechanism None"),
         (
+            _document(
+                strategy={"mechanism": "restarted", "base": {"mechanism": "identity"}, "starts": 5}
+            ),
+            "'restarted' is wrong",
+        ),
+        (
             _document(strategy={"mechanism": "blt", "buf_decay": [2], "output_scale": [1]}),
             "between",
         ),

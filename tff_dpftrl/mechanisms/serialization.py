@@ -104,6 +104,8 @@ def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
             return _CLASSES[mechanism].from_dict(values)
     except KeyError as error:
         raise ValueError(f"The mechanism {mechanism!r} needs the parameter {error}.") from None
+    except TypeError as error:
+        raise ValueError(f"A parameter of the mechanism {mechanism!r} is wrong: {error}.") from None
     known = sorted([*_CLASSES, restarts.Restarted.mechanism])
     raise ValueError(
         f"Unknown mechanism {mechanism!r}; this version of the package knows {', '.join(known)}."
