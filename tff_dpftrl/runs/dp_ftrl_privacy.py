@@ -45,7 +45,7 @@ class DpFtrlPrivacy:
     clip_norm: float
     delta: float
     mechanism: str | None = "blt"
-    options: table.Options = table.Options()  # noqa: RUF009
+    options: table.Options = table.DEFAULTS
     strategy_file: str | None = None
     starts: tuple[int, ...] = (0,)
     noise_multiplier: float | None = None
