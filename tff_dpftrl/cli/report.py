@@ -23,7 +23,7 @@ examples:
   # After Ctrl-C: is the model good enough, and what has it cost?
   tff-dpftrl report results/blt
 
-  # For a script: ε of the rounds so far.
+  # For a script: the ε that is stated.
   tff-dpftrl report results/blt --format json | jq .statement.epsilon
 """
 
