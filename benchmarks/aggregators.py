@@ -77,9 +77,8 @@ def _factories(clients: int, specs):
         return aggregators.build_adaptive_dp_ftrl_aggregator(
             _blt(4),
             noise_multiplier=1.0,
-            initial_clip_norm=1.0,
             clients_per_round=clients,
-            clipped_count_stddev=1.0,
+            clipping=aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0),
         )
 
     gaussian = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import warnings
@@ -13,15 +14,26 @@ import tensorflow_federated as tff
 from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import adaptive_clipping
 from tff_dpftrl.mechanisms import blt, identity, noise_split, restarts, tree
-from tff_dpftrl.private_round import clip_ops, seeds
+from tff_dpftrl.private_round import adaptive_clip, clipping, seeds
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 _VECTOR = tff.TensorType(np.float32, [2])
 
 
 def _build(strategy, **kwargs):
-    arguments = {"noise_multiplier": 0.0, "clients_per_round": 2, "initial_clip_norm": 10.0}
-    return aggregators.build_adaptive_dp_ftrl_aggregator(strategy, **(arguments | kwargs))
+    arguments = {
+        "noise_multiplier": 0.0,
+        "clients_per_round": 2,
+        "initial_clip_norm": 10.0,
+    } | kwargs
+    clip_arguments = {
+        field.name: arguments.pop(field.name)
+        for field in dataclasses.fields(aggregators.AdaptiveClipping)
+        if field.name in arguments
+    }
+    return aggregators.build_adaptive_dp_ftrl_aggregator(
+        strategy, clipping=aggregators.AdaptiveClipping(**clip_arguments), **arguments
+    )
 
 
 def _run(process, values_by_round):
@@ -107,13 +119,13 @@ def test_without_restarts_and_learning_it_is_the_fixed_clip(strategy, noise_mult
         noise_multiplier=noise_multiplier,
         clip_learning_rate=0.0,
         clipped_count_stddev=2.0,
-        initial_clip_norm=3.3,
+        initial_clip_norm=3.25,
         deterministic_seed=5,
     )
     fixed = aggregators.build_dp_ftrl_aggregator(
         strategy,
         noise_multiplier=adaptive.update_noise_multiplier,
-        clip_norm=3.3,
+        clip_norm=3.25,
         clients_per_round=2,
         deterministic_seed=5,
     )
@@ -165,7 +177,7 @@ def test_count_noise_is_c_inverse_of_the_draws_of_its_own_stream():
         deterministic_seed=seed,
     ).create(tff.TensorType(np.float32))
     outputs = _run(process, [[]] * num_rounds)
-    stream = seeds.derive(seeds.root_seed(seed), adaptive_clipping.COUNT_STREAM)
+    stream = seeds.derive(seeds.root_seed(seed), adaptive_clip.COUNT_STREAM)
     tensor = seeds.derive(seeds.derive(stream, 0), 0)
     draws = [float(seeds.normal(seeds.derive(tensor, t), 1)[0]) for t in range(num_rounds)]
     expected = 0.5 + stddev / m * np.linalg.solve(_BLT.strategy_matrix(num_rounds), draws)
@@ -230,7 +242,9 @@ def test_impossible_split_is_refused(stddev):
 
 
 def test_expensive_split_warns():
-    with pytest.warns(UserWarning, match=r"multiplies the noise of the updates by 1\.6"):
+    with pytest.warns(
+        aggregators.ExpensiveClippingWarning, match=r"multiplies the noise of the updates by 1\.6"
+    ):
         _build(_BLT, noise_multiplier=1.0, clipped_count_stddev=0.64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -262,7 +276,7 @@ def test_state_resumes_and_the_estimate_stays_in_the_safe_range():
     state = output.state
     assert isinstance(state, adaptive_clipping.AdaptiveDPFTRLState)
     assert state.round_index == 1
-    np.testing.assert_allclose(state.clip.active, clip_ops.MIN_CLIP_NORM)
+    np.testing.assert_allclose(state.clip.active, clipping.MIN_CLIP_NORM)
     assert np.isfinite(process.next(state, _scalars(1.0)).result)
 
 

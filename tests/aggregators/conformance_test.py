@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
-from tff_dpftrl.aggregators import conformance
+from tff_dpftrl.aggregators import conformance, updates
 from tff_dpftrl.mechanisms import blt, identity, tree
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
@@ -32,9 +33,8 @@ def _adaptive(strategy):
         return aggregators.build_adaptive_dp_ftrl_aggregator(
             strategy,
             noise_multiplier=noise_multiplier,
-            initial_clip_norm=clip_norm,
             clients_per_round=clients_per_round,
-            clipped_count_stddev=1e3,
+            clipping=aggregators.AdaptiveClipping(clip_norm, clipped_count_stddev=1e3),
         )
 
     return make
@@ -97,6 +97,46 @@ def test_our_factories_keep_the_contract(make, check):
 )
 def test_factories_of_tff_keep_the_part_they_share(make, check):
     check(make)
+
+
+class _BroadBits(tff.aggregators.UnweightedAggregationFactory):
+    """Counts clients of norm 0 as unclipped, as this package once did; sums in float32."""
+
+    def __init__(self, clip_norm):
+        self._clip_norm = clip_norm
+
+    def create(self, value_type):
+        @tff.tensorflow.computation(value_type)
+        def is_small(value):
+            norm = tf.linalg.global_norm(updates.UpdateType(value_type).flatten(value))
+            return tf.cast(norm <= self._clip_norm, tf.float32)
+
+        total = tff.aggregators.SumFactory().create(value_type)
+
+        @tff.federated_computation(
+            total.initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            output = total.next(state, value)
+            count = tff.federated_sum(tff.federated_map(is_small, value))
+            measured = tff.federated_zip({"unclipped": count})
+            return tff.templates.MeasuredProcessOutput(output.state, output.result, measured)
+
+        return tff.templates.AggregationProcess(total.initialize, next_fn)
+
+
+def test_a_count_that_zeroing_out_moves_breaks_the_contract():
+    with pytest.raises(AssertionError, match="unclipped"):
+        conformance.check_a_client_that_sends_zeros_counts_as_none(
+            lambda noise_multiplier, clip_norm, clients_per_round: _BroadBits(clip_norm)
+        )
+
+
+def test_a_sum_in_float32_breaks_the_contract():
+    with pytest.raises(AssertionError):
+        conformance.check_sums_are_exact_enough(
+            lambda noise_multiplier, clip_norm, clients_per_round: tff.aggregators.SumFactory()
+        )
 
 
 class _Broken(tff.aggregators.UnweightedAggregationFactory):

@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.mechanisms import blt, identity, tree
-from tff_dpftrl.private_round import clip_ops, seeds
+from tff_dpftrl.private_round import clipping, seeds
 
 _NESTED = tff.to_type(
     collections.OrderedDict(
@@ -77,7 +77,10 @@ def test_updates_are_clipped_together():
 
 def test_layers_are_clipped_on_their_own():
     process = _build(
-        noise_multiplier=0.0, clip_norm=5.0, layer_clip_norms=(3.0, 4.0), clients_per_round=1
+        noise_multiplier=0.0,
+        clip_norm=None,
+        clipping=clipping.PerLayerClipping.from_layer_norms((3.0, 4.0)),
+        clients_per_round=1,
     ).create(tff.to_type([(np.float32, [2]), (np.float32, [2])]))
     (output,) = _run(process, [[[np.float32([30, 0]), np.float32([1, 1])]]])
     np.testing.assert_allclose(output.result[0], [3, 0], rtol=3e-5)
@@ -116,7 +119,7 @@ def test_measurements_of_the_inner_sum_are_passed_on():
             first=tff.federated_map(tff.tensorflow.computation(lambda x: x["a"][0]), total)
         ),
     )
-    process = _build(clip_norm=100.0, sum_factory=counting_sum).create(_NESTED)
+    process = _build(clip_norm=100.0, sum_factory=counting_sum, encoded_norm=100.0).create(_NESTED)
     (output,) = _run(process, [[_nested(1.0), _nested(2.0)]])
     assert set(output.measurements) == {"clip_norm", "noise_stddev", "first"}
     assert output.measurements["first"] == 3.0
@@ -129,7 +132,7 @@ def test_noise_follows_the_norm_after_encoding():
     )
     (a,), (b,) = _run(plain, [[]]), _run(wider, [[]])
     np.testing.assert_allclose(b.result, 1.5 * a.result, rtol=1e-6)
-    with pytest.raises(ValueError, match="encoded_norm must be a number and at least"):
+    with pytest.raises(ValueError, match="encoded_norm must be a finite number, at least 1"):
         _build(encoded_norm=0.9)
 
 
@@ -221,12 +224,23 @@ def test_unusable_arguments_are_refused(name, value):
         _build(**{name: value})
 
 
-def test_layer_norms_must_make_up_the_clip_norm():
-    with pytest.raises(ValueError, match="clip_norm must be the norm of layer_clip_norms"):
-        _build(clip_norm=1.0, layer_clip_norms=(1.0, 1.0))
-    norms = clip_ops.even_layer_clip_norms(1.0, 2)
-    with pytest.raises(ValueError, match="2 entries, but the updates have 3 tensors"):
-        _build(clip_norm=1.0, layer_clip_norms=norms).create(_NESTED)
+def test_one_way_to_say_how_updates_are_clipped():
+    per_layer = clipping.PerLayerClipping.from_layer_norms((1.0, 1.0))
+    for arguments in ({"clipping": per_layer}, {"clip_norm": None}):
+        with pytest.raises(ValueError, match="either clip_norm or clipping"):
+            _build(**arguments)
+    with pytest.raises(ValueError, match="2 entries, but an update has 3 tensors"):
+        _build(clip_norm=None, clipping=per_layer).create(_NESTED)
+    with pytest.raises(ValueError, match="noise of different rounds is correlated"):
+        _build(clip_norm=None, clipping=clipping.FlatClipping([1.0, 0.5]))
+
+
+@pytest.mark.parametrize("strategy", ["blt", None, blt.Blt])
+def test_what_is_no_strategy_is_refused(strategy):
+    with pytest.raises(ValueError, match="strategy must be a strategy of tff_dpftrl.mechanisms"):
+        aggregators.build_dp_ftrl_aggregator(
+            strategy, noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
+        )
 
 
 def test_noise_covariance_over_rounds_and_independence_of_tensors():

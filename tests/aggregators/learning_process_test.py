@@ -119,7 +119,10 @@ def test_with_noise_weights_differ_by_the_noise():
 
 def test_estimated_clip_norm_is_among_the_metrics():
     adaptive = aggregators.build_adaptive_dp_ftrl_aggregator(
-        _BLT, noise_multiplier=0.0, clients_per_round=2, initial_clip_norm=100.0
+        _BLT,
+        noise_multiplier=0.0,
+        clients_per_round=2,
+        clipping=aggregators.AdaptiveClipping(initial_clip_norm=100.0),
     )
     process = _fed_avg(adaptive, _OPTIMIZERS["sgd"])
     output = process.next(process.initialize(), _clients(2, 0))

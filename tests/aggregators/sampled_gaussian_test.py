@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import conformance, sampled_gaussian
-from tff_dpftrl.private_round import clip_schedule, estimators
+from tff_dpftrl.private_round import clipping, estimators
 
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(a=(np.float32, [3]), b=(np.float32, [2, 2])))
 _FIXED = estimators.FixedDenominator(0.1, 50)
@@ -17,9 +17,7 @@ _CLIPPED = estimators.ClippedDenominator(0.1, 50)
 
 
 def _process(value_type=_VALUE_TYPE, weight_type=np.float32, **changes):
-    arguments = dict(
-        clip=clip_schedule.FlatClipSchedule(2.0), noise_multiplier=0.0, estimator=_FIXED
-    )
+    arguments = dict(clipping=clipping.FlatClipping(2.0), noise_multiplier=0.0, estimator=_FIXED)
     factory = sampled_gaussian.SampledGaussianFactory(**(arguments | changes))
     return factory.create(value_type, tff.to_type(weight_type))
 
@@ -61,7 +59,7 @@ def test_estimate_without_noise(estimator, num_clients):
 
 def test_per_layer_clipping():
     values, num_examples = _cohort()
-    process = _process(clip=clip_schedule.PerLayerClipSchedule.from_layer_norms([0.5, 1.5]))
+    process = _process(clipping=clipping.PerLayerClipping.from_layer_norms([0.5, 1.5]))
     result = process.next(process.initialize(), values, num_examples).result
     for name, bound in (("a", 0.5), ("b", 1.5)):
         clipped = [v[name] * min(1, bound / np.linalg.norm(v[name])) for v in values]
@@ -71,13 +69,13 @@ def test_per_layer_clipping():
 @pytest.mark.parametrize(
     "estimator, clip",
     [
-        (_FIXED, clip_schedule.FlatClipSchedule(2.0)),
-        (_FIXED, clip_schedule.PerLayerClipSchedule(2.0)),
-        (_CLIPPED, clip_schedule.FlatClipSchedule(2.0)),
+        (_FIXED, clipping.FlatClipping(2.0)),
+        (_FIXED, clipping.PerLayerClipping(2.0)),
+        (_CLIPPED, clipping.FlatClipping(2.0)),
     ],
 )
 def test_one_client_moves_the_estimate_by_the_sensitivity_at_most(estimator, clip):
-    process = _process(estimator=estimator, clip=clip)
+    process = _process(estimator=estimator, clipping=clip)
     aligned = collections.OrderedDict(a=np.full(3, 9, np.float32), b=np.full((2, 2), 9, np.float32))
     opposed = tf.nest.map_structure(lambda x: -x, aligned)
     huge = tf.nest.map_structure(lambda x: np.float32(1e10) * x, opposed)
@@ -117,7 +115,7 @@ def test_noise_has_the_stated_deviation_and_is_independent(estimator):
     size, noise_multiplier, clip_norms = 200_000, 1.5, [2.0, 0.5]
     process = _process(
         tff.to_type([(np.float32, [size]), (np.float32, [size])]),
-        clip=clip_schedule.FlatClipSchedule(clip_norms),
+        clipping=clipping.FlatClipping(clip_norms),
         noise_multiplier=noise_multiplier,
         estimator=estimator,
         deterministic_seed=11,
@@ -169,14 +167,15 @@ def test_seeds():
 
 def test_state_round_trip():
     values, num_examples = _cohort()
-    process = _process(noise_multiplier=1.0, clip=clip_schedule.FlatClipSchedule([4.0, 3.0, 2.0]))
+    process = _process(noise_multiplier=1.0, clipping=clipping.FlatClipping([4.0, 3.0, 2.0]))
     states, outputs = [process.initialize()], []
     for _ in range(3):
         outputs.append(process.next(states[-1], values, num_examples))
         states.append(outputs[-1].state)
     assert [int(s.round_index) for s in states] == [0, 1, 2, 3]
     # What was saved after round 0 is all that is needed for rounds 1 and 2.
-    restored = sampled_gaussian.SampledGaussianState(*[np.array(x) for x in states[1]])
+    restored = tf.nest.map_structure(np.array, states[1])
+    assert isinstance(restored, sampled_gaussian.SampledGaussianState)
     for expected in outputs[1:]:
         output = process.next(restored, values, num_examples)
         np.testing.assert_array_equal(_flat(output.result), _flat(expected.result))
@@ -225,7 +224,7 @@ def test_equal_weights_keep_the_contract_of_our_factories(check):
     def make(noise_multiplier, clip_norm, clients_per_round):
         return _EqualWeights(
             sampled_gaussian.SampledGaussianFactory(
-                clip=clip_schedule.FlatClipSchedule(clip_norm),
+                clipping=clipping.FlatClipping(clip_norm),
                 noise_multiplier=noise_multiplier,
                 estimator=estimators.FixedDenominator(1.0, clients_per_round),
             )
@@ -241,7 +240,7 @@ def test_refuses_unusable_arguments():
         ("weight_cap", 0.0),
         ("weight_cap", float("nan")),
         ("deterministic_seed", -1),
-        ("clip", 1.0),
+        ("clipping", 1.0),
         ("estimator", 100),
     ):
         with pytest.raises(ValueError, match=name):

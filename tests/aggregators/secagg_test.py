@@ -14,6 +14,7 @@ from tff_dpftrl import execution
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity, restarts
+from tff_dpftrl.private_round import adaptive_clip
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -106,12 +107,13 @@ def test_without_noise_it_is_the_plain_aggregator_up_to_rounding():
         state = output.state
 
 
-def _adaptive(encoding, strategy, **kwargs):
+def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
     arguments = {
         "noise_multiplier": 0.0,
         "clients_per_round": 4,
-        "initial_clip_norm": _CLIP_NORM,
-        "clip_learning_rate": 1.0,
+        "clipping": adaptive_clip.AdaptiveClipping(
+            _CLIP_NORM, clip_learning_rate=1.0, clipped_count_stddev=count_stddev
+        ),
         "deterministic_seed": 11,
     } | kwargs
     secure = secagg.build_secagg_adaptive_dp_ftrl_aggregator(
@@ -149,9 +151,7 @@ def test_adaptive_clipping_is_the_plain_one_up_to_rounding():
 
 def test_noise_of_adaptive_clipping_covers_the_inflated_norm():
     encoding = grid.for_bits(_DIM, 4, 6)
-    secure, plain = _adaptive(
-        encoding, identity.Identity(), noise_multiplier=1.0, clipped_count_stddev=3.0
-    )
+    secure, plain = _adaptive(encoding, identity.Identity(), noise_multiplier=1.0, count_stddev=3.0)
     process, plain_process = secure.create(_TYPE), plain.create(_TYPE)
     output = process.next(process.initialize(), [])
     plain_output = plain_process.next(plain_process.initialize(), [])

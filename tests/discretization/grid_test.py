@@ -62,7 +62,7 @@ def test_formula_of_the_paper_in_its_own_units():
         expected, rel=1e-14
     )
     charged = encoding.inflated_clip_norm(clip_norm)
-    assert charged == pytest.approx(expected * (1 + grid.FLOAT32_ALLOWANCE), rel=1e-14)
+    assert charged == pytest.approx(expected * (1 + grid.DECODING_ALLOWANCE), rel=1e-14)
     assert encoding.granularity(clip_norm) == pytest.approx(1 / scale)
     max_coordinate = math.ceil(2 * scale * clip_norm * math.log(dim) / math.sqrt(dim))
     assert encoding.max_coordinate == max_coordinate

@@ -8,15 +8,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import dp_ftrl
+from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian
 from tff_dpftrl.learning import dp_fedavg, dp_ftrl_optimizer
 from tff_dpftrl.mechanisms import tree
-from tff_dpftrl.private_round import clip_schedule, estimators
+from tff_dpftrl.private_round import clipping, estimators
 
 _SPEC = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
 _BATCH = 2
 _RATE = 0.1
-_NO_CLIP = clip_schedule.FlatClipSchedule(1e6)
+_NO_CLIP = clipping.FlatClipping(1e6)
 _CLIP_NORMS = (1e6, 0.3, 0.1)  # Round 0 does not clip; from round 2 on it is the last.
 _ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
 _REDUCE = tff.learning.LoopImplementation.DATASET_REDUCE
@@ -94,19 +94,24 @@ def _fed_avg_delta(weights, client, clip_norm, epochs, clip_every_step):
     return _clipped(local - weights, clip_norm)
 
 
-def _fed_avg(**changes):
-    arguments = dict(
-        clip=_NO_CLIP,
-        noise_multiplier=0.0,
-        estimator=_ESTIMATOR,
-        client_optimizer=tff.learning.optimizers.build_sgdm(_RATE),
-    )
-    return dp_fedavg.build_dp_fedavg(changes.pop("model_fn", _model_fn), **(arguments | changes))
+def _with_aggregator(arguments):
+    """Moves what the aggregator is made of from `arguments` into one."""
+    names = ("clipping", "noise_multiplier", "estimator", "weight_cap", "deterministic_seed")
+    names += ("report_non_finite_clients",)
+    defaults = {"clipping": _NO_CLIP, "noise_multiplier": 0.0, "estimator": _ESTIMATOR}
+    parts = {name: arguments.pop(name) for name in names if name in arguments}
+    return {"aggregator": sampled_gaussian.SampledGaussianFactory(**(defaults | parts))} | arguments
 
 
-def _fed_sgd(**changes):
-    arguments = dict(clip=_NO_CLIP, noise_multiplier=0.0, estimator=_ESTIMATOR, learning_rate=_RATE)
-    return dp_fedavg.build_dp_fedsgd(changes.pop("model_fn", _model_fn), **(arguments | changes))
+def _fed_avg(model_fn=_model_fn, **changes):
+    optimizer = tff.learning.optimizers.build_sgdm(_RATE)
+    arguments = {"client_optimizer": optimizer} | _with_aggregator(changes)
+    return dp_fedavg.build_dp_fedavg(model_fn, **arguments)
+
+
+def _fed_sgd(model_fn=_model_fn, **changes):
+    arguments = {"learning_rate": _RATE} | _with_aggregator(changes)
+    return dp_fedavg.build_dp_fedsgd(model_fn, **arguments)
 
 
 def _run(process, num_rounds, clients=_CLIENTS):
@@ -123,7 +128,7 @@ def _run(process, num_rounds, clients=_CLIENTS):
 def test_fed_avg_equals_the_pseudo_code(clip_every_step, loop_implementation):
     epochs = 2
     process = _fed_avg(
-        clip=clip_schedule.FlatClipSchedule(_CLIP_NORMS),
+        clipping=clipping.FlatClipping(_CLIP_NORMS),
         weight_cap=4.0,
         local_epochs=epochs,
         clip_every_step=clip_every_step,
@@ -148,7 +153,7 @@ def test_clipping_every_step_differs_from_clipping_at_the_end():
 
 def test_fed_sgd_takes_one_batch_a_round_in_turn():
     process = _fed_sgd(
-        clip=clip_schedule.FlatClipSchedule(_CLIP_NORMS),
+        clipping=clipping.FlatClipping(_CLIP_NORMS),
         weight_cap=4.0,
         loop_implementation=_REDUCE,
     )
@@ -175,8 +180,8 @@ def test_clipped_denominator_without_clipping_is_tff_weighted_fed_avg():
 
 @pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
 def test_functional_and_variable_models_agree(build):
-    clip = clip_schedule.PerLayerClipSchedule(0.3)
-    processes = [build(clip=clip, model_fn=m) for m in (_model_fn, _functional_model())]
+    clip = clipping.PerLayerClipping(0.3)
+    processes = [build(clipping=clip, model_fn=m) for m in (_model_fn, _functional_model())]
     outputs = [p.next(p.initialize(), _datasets(_CLIENTS)) for p in processes]
     weights = [_weights(p, output.state) for p, output in zip(processes, outputs, strict=True)]
     assert not np.allclose(weights[0], _INITIAL, atol=1e-3)
@@ -192,7 +197,7 @@ def test_nobody_shows_up(build):
     state = quiet.initialize()
     output = quiet.next(state, [])
     np.testing.assert_array_equal(_weights(quiet, output.state), _INITIAL)
-    noisy = build(noise_multiplier=1.0, clip=clip_schedule.FlatClipSchedule(1.0))
+    noisy = build(noise_multiplier=1.0, clipping=clipping.FlatClipping(1.0))
     output = noisy.next(noisy.initialize(), [])
     moved = _weights(noisy, output.state) - _INITIAL
     assert np.all(moved != 0)
@@ -206,7 +211,7 @@ def test_nobody_shows_up(build):
 @pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
 def test_a_client_that_diverges_is_dropped(build):
     diverging = _client(9, 6, scale=1e25)
-    process = build(clip=clip_schedule.FlatClipSchedule(0.5), report_non_finite_clients=True)
+    process = build(clipping=clipping.FlatClipping(0.5), report_non_finite_clients=True)
     state = process.initialize()
     alone = process.next(state, _datasets(_CLIENTS))
     output = process.next(state, _datasets([*_CLIENTS, diverging]))
@@ -221,7 +226,7 @@ def test_a_client_that_diverges_is_dropped(build):
 def test_one_client_moves_the_model_by_the_sensitivity_at_most(build, estimator):
     clip_norm = 0.2
     adversary = _client(8, 9, scale=1e4)
-    process = build(estimator=estimator, clip=clip_schedule.FlatClipSchedule(clip_norm))
+    process = build(estimator=estimator, clipping=clipping.FlatClipping(clip_norm))
     state = process.initialize()
     without = process.next(state, _datasets(_CLIENTS)).state
     added = process.next(state, _datasets([*_CLIENTS, adversary])).state
@@ -271,7 +276,7 @@ def test_dp_ftrl_update_equals_sgd_on_the_residuals_of_tree_aggregation():
 def test_state_round_trip():
     process = _fed_avg(
         noise_multiplier=1.0,
-        clip=clip_schedule.FlatClipSchedule([0.4, 0.3, 0.2]),
+        clipping=clipping.FlatClipping([0.4, 0.3, 0.2]),
         server_optimizer=tff.learning.optimizers.build_sgdm(1.0, 0.9),
     )
     state = process.next(process.initialize(), _datasets(_CLIENTS)).state
@@ -296,15 +301,17 @@ def test_only_a_given_seed_repeats_the_noise():
 
 
 def test_refuses_unusable_arguments():
-    for name, bad in (("local_epochs", 0), ("noise_multiplier", -1.0), ("clip", 1.0)):
+    for name, bad in (("local_epochs", 0), ("noise_multiplier", -1.0), ("clipping", 1.0)):
         with pytest.raises(ValueError, match=name):
             _fed_avg(**{name: bad})
     with pytest.raises(ValueError, match="learning_rate"):
         _fed_sgd(learning_rate=0.0)
+    with pytest.raises(ValueError, match="aggregator must be a SampledGaussianFactory"):
+        _fed_avg(aggregator=dp_ftrl.build_dp_ftrl_aggregator)
     with pytest.raises(ValueError, match="model_fn"):
         _fed_avg(model_fn="a model")
     with pytest.raises(ValueError, match="proportions has 3 entries"):
-        _fed_avg(clip=clip_schedule.PerLayerClipSchedule(1.0, (1, 1, 1)))
+        _fed_avg(clipping=clipping.PerLayerClipping(1.0, (1, 1, 1)))
 
 
 if __name__ == "__main__":

@@ -1,47 +1,30 @@
-"""DP-FTRL whose clip norm follows a quantile of the clients' norms.
+"""DP-FTRL whose clip norm follows a quantile of the clients' norms, as a TFF factory.
 
-Two private streams run under one strategy C: the sum of the clipped updates, and
-the number of clients whose norm is at most an estimate (Xu et al. 2023,
-algorithm 1; Andrew et al. 2021). The estimate moves every round. The norm that is
-clipped to, and that scales the noise, must stay constant within a block of
-correlated noise: it takes over the estimate where a block starts.
+The mechanism is `private_round.adaptive_clip`: two private streams under one strategy,
+the sum of the clipped updates and the number of clients below an estimate (Xu et al.
+2023, algorithm 1; Andrew et al. 2021).
 """
 
 from __future__ import annotations
 
-import collections
-import math
 import warnings
 from typing import Any, NamedTuple
 
-import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import dp_ftrl, factory_parts, updates
+from tff_dpftrl.accounting import guarantee as guarantee_lib
+from tff_dpftrl.aggregators import adapter
+from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
 from tff_dpftrl.mechanisms import noise_split
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.private_round import clip_ops, noise_stream, seeds
-
-COUNT_STREAM = 1
-"""Number of the stream of noise for the counts of unclipped clients; see `seeds`."""
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.private_round import adaptive_clip
 
 _EXPENSIVE = 1.25
 
 
-class ClipState(NamedTuple):
-    """Clip norms; released, and so not secret.
-
-    Attributes:
-      active: float32 scalar, the norm the next round clips to.
-      estimate: float32 scalar, the estimated quantile of the clients' norms.
-      excess: float32 scalar, the noised sum over the rounds so far of
-        (unclipped fraction - target), which the estimate is a function of.
-    """
-
-    active: Any
-    estimate: Any
-    excess: Any
+class ExpensiveClippingWarning(UserWarning):
+    """Estimating the clip norm takes much of the privacy budget from the updates."""
 
 
 class AdaptiveDPFTRLState(NamedTuple):
@@ -54,7 +37,7 @@ class AdaptiveDPFTRLState(NamedTuple):
       seed: int64 tensor of shape [2], the root seed of all noise.
       buffer: Past noise on the updates as `noise_stream.NoiseStream` keeps it.
       count_buffer: Past noise on the counts, likewise.
-      clip: A `ClipState`.
+      clip: An `adaptive_clip.ClipState`.
       sum_state: State of the inner sum.
       count_state: State of the inner sum of counts.
     """
@@ -72,90 +55,120 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
     """Creates the processes of `build_adaptive_dp_ftrl_aggregator`, see there.
 
     Attributes:
-      strategy: The strategy C of both streams, with its restarts.
-      noise_multiplier: z, of both streams together; what to account for.
-      update_noise_multiplier: z_Δ, of the updates.
-      clipped_count_stddev: σ_b, of the counts.
-      clients_per_round: The fixed denominator.
-      deterministic_seed: None for a private run; a run with a given seed is not.
-      unit_inflation: Factor by which encoding may lengthen a contribution; None if
-        `sum_factory` is handed the clipped updates themselves.
+      private_round: What a process of this factory runs, for callers without TFF.
     """
 
     def __init__(
         self,
-        strategy: strategy_lib.Strategy,
+        private_round: adaptive_clip.AdaptiveClipRound,
         *,
-        noise_multiplier: float,
-        clients_per_round: float,
-        initial_clip_norm: float,
-        target_unclipped_quantile: float,
-        clip_learning_rate: float,
-        clipped_count_stddev: float | None,
-        geometric_update: bool,
-        deterministic_seed: int | None,
-        sum_factory: tff.aggregators.UnweightedAggregationFactory | None,
-        count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None,
-        unit_inflation: float | None,
-        report_non_finite_clients: bool,
+        inner_sum: inner_sum_lib.InnerSum | None = None,
+        count_sum: inner_sum_lib.InnerSum | None = None,
+        report_non_finite_clients: bool = False,
     ):
-        """Initialises the factory; see `build_adaptive_dp_ftrl_aggregator`."""
-        self.strategy = strategy
-        self.noise_multiplier = factory_parts.check_noise_multiplier(noise_multiplier)
-        self.clients_per_round = factory_parts.check_positive(
-            "clients_per_round", clients_per_round
-        )
-        if clipped_count_stddev is None:
-            clipped_count_stddev = clients_per_round / 20 if noise_multiplier > 0 else 0.0
-        if not (clipped_count_stddev >= 0 and math.isfinite(clipped_count_stddev)):
+        """Initialises the factory.
+
+        Args:
+          private_round: The mechanism.
+          inner_sum: Sums the clipped updates; TFF's plain sum if None. If it is not
+            exact, updates have to be handed over divided by the active clip norm:
+            `private_round.unit_inflation` is not None.
+          count_sum: Sums the clients' bits; TFF's plain sum if None.
+          report_non_finite_clients: As in `dp_ftrl.build_dp_ftrl_aggregator`.
+
+        Raises:
+          ValueError: If a client can add more to a sum than the noise is scaled to.
+        """
+        if inner_sum is None:
+            inner_sum = inner_sum_lib.InnerSum.of(None, 1.0)
+        covered = private_round.unit_inflation
+        if not inner_sum.is_exact and (covered is None or inner_sum.contribution_norm > covered):
             raise ValueError(
-                f"clipped_count_stddev must be a finite number, at least 0, "
-                f"got {clipped_count_stddev!r}."
+                f"private_round.unit_inflation must be at least {inner_sum.contribution_norm}, "
+                f"what one client can add to inner_sum, got {covered}."
             )
-        self.clipped_count_stddev = float(clipped_count_stddev)
-        self.update_noise_multiplier = noise_split.update_noise_multiplier(
-            self.noise_multiplier, self.clipped_count_stddev
-        )
-        if self.update_noise_multiplier > _EXPENSIVE * self.noise_multiplier:
-            factor = self.update_noise_multiplier / self.noise_multiplier
-            warnings.warn(
-                f"Estimating the clip norm with clipped_count_stddev = {clipped_count_stddev:g} "
-                f"multiplies the noise of the updates by {factor:.2f}; a larger "
-                "clipped_count_stddev, or more clients in a round, costs less.",
-                stacklevel=3,
-            )
-        if not 0 <= target_unclipped_quantile <= 1:
+        if count_sum is None:
+            count_sum = inner_sum_lib.exact_count(None, noise_split.COUNT_SENSITIVITY)
+        if count_sum.contribution_norm > noise_split.COUNT_SENSITIVITY:
             raise ValueError(
-                f"target_unclipped_quantile must lie in [0, 1], got {target_unclipped_quantile!r}."
+                f"count_sum.contribution_norm must be at most {noise_split.COUNT_SENSITIVITY}, got "
+                f"{count_sum.contribution_norm}."
             )
-        if not (clip_learning_rate >= 0 and math.isfinite(clip_learning_rate)):
-            raise ValueError(
-                f"clip_learning_rate must be a finite number, at least 0, "
-                f"got {clip_learning_rate!r}."
-            )
-        self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
-        self._initial_clip_norm = clip_ops.check_clip_norm("initial_clip_norm", initial_clip_norm)
-        self._target = float(target_unclipped_quantile)
-        self._clip_learning_rate = float(clip_learning_rate)
-        self._geometric_update = geometric_update
-        if unit_inflation is not None and not 1 <= unit_inflation < math.inf:
-            raise ValueError(
-                f"unit_inflation must be None or a finite number, at least 1, "
-                f"got {unit_inflation!r}: encoding cannot make a client's contribution smaller."
-            )
-        self.unit_inflation = unit_inflation
-        self._sum_factory = sum_factory
-        self._count_sum_factory = count_sum_factory
+        self.private_round = private_round
+        self._sums = [inner_sum, count_sum]
         self._report_non_finite_clients = report_non_finite_clients
 
-    def _estimate(self, excess: tf.Tensor) -> tf.Tensor:
-        """The clip norm after the given sum of (unclipped fraction - target)."""
-        change = self._clip_learning_rate * excess
-        if self._geometric_update:
-            estimate = self._initial_clip_norm * tf.exp(-change)
-        else:
-            estimate = self._initial_clip_norm - change
-        return tf.clip_by_value(estimate, clip_ops.MIN_CLIP_NORM, clip_ops.MAX_CLIP_NORM)
+    @property
+    def strategy(self) -> strategy_lib.Strategy:
+        """The strategy C of both streams, with its restarts."""
+        return self.private_round.strategy
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, of both streams together; what to account for."""
+        return self.private_round.noise_multiplier
+
+    @property
+    def update_noise_multiplier(self) -> float:
+        """z_Δ, of the updates."""
+        return self.private_round.update_noise_multiplier
+
+    @property
+    def clipped_count_stddev(self) -> float:
+        """σ_b, of the counts."""
+        return self.private_round.clipped_count_stddev
+
+    @property
+    def unit_inflation(self) -> float | None:
+        """Factor by which encoding may lengthen a contribution; None without encoding."""
+        return self.private_round.unit_inflation
+
+    @property
+    def clients_per_round(self) -> float:
+        """The fixed denominator."""
+        return self.private_round.clients_per_round
+
+    @property
+    def deterministic_seed(self) -> int | None:
+        """None for a private run; a run with a given seed is not."""
+        return self.private_round.deterministic_seed
+
+    @property
+    def expensive_clipping(self) -> str | None:
+        """What estimating the clip norm costs, in a sentence, if it is much; else None."""
+        if self.private_round.estimation_cost <= _EXPENSIVE:
+            return None
+        return (
+            f"Estimating the clip norm with clipped_count_stddev = {self.clipped_count_stddev:g} "
+            f"multiplies the noise of the updates by {self.private_round.estimation_cost:.2f}; a "
+            "larger clipped_count_stddev, or more clients in a round, costs less."
+        )
+
+    def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
+        """What a run with this aggregator guarantees, the released clip norms included.
+
+        Neighbours differ by zeroing out one client: its updates and its bits.
+
+        Args:
+          schema: Who may take part how often; all its rounds are charged.
+          delta: The δ to state ε for.
+
+        Returns:
+          The guarantee of the total noise multiplier z. It knows whether the seed of
+          the noise was given; then there is none, and a statement made of it says so.
+
+        Raises:
+          ValueError: If an argument is out of range, or the strategy is not defined
+            for that many rounds.
+        """
+        return guarantee_lib.dp_ftrl_guarantee(
+            self.strategy,
+            noise_multiplier=self.noise_multiplier,
+            schema=schema,
+            delta=delta,
+            seed_is_known=self.deterministic_seed is not None,
+            adaptive_clipping=True,
+        )
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
@@ -168,117 +181,15 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
         Raises:
           ValueError: If the type has no tensors, other dtypes or unknown shapes, or
-            does not fit a sum factory.
+            does not fit a sum.
         """
-        update = updates.UpdateType(value_type)
-        recipe, max_rounds = self.strategy.noise_recipe(), self.strategy.max_rounds
-        stream = noise_stream.NoiseStream(recipe, update.shapes, max_rounds=max_rounds)
-        count_stream = noise_stream.NoiseStream(recipe, [()], max_rounds=max_rounds)
-
-        @tff.tensorflow.computation
-        def initial_own_state():
-            initial = tf.constant(self._initial_clip_norm, tf.float32)
-            return (
-                tf.constant(0, tf.int64),
-                seeds.root_seed(self.deterministic_seed),
-                stream.initial_buffer(),
-                count_stream.initial_buffer(),
-                ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
-            )
-
-        own_types = list(initial_own_state.type_signature.result)
-        clip_type = own_types[-1]
-
-        @tff.tensorflow.computation(value_type, clip_type)
-        def clip_client(value, clip):
-            clipped, norm = clip_ops.clip_by_norm(update.flatten(value), clip.active)
-            if self.unit_inflation is not None:
-                clipped = [tensor / clip.active for tensor in clipped]
-            is_finite = tf.math.is_finite(norm)
-            bit = tf.where(
-                norm <= clip.estimate, noise_split.COUNT_SENSITIVITY, -noise_split.COUNT_SENSITIVITY
-            )
-            return update.pack(clipped), tf.where(is_finite, bit, 0.0), is_finite
-
-        summed_type = clip_client.type_signature.result[0]
-        sum_process = factory_parts.create_sum(self._sum_factory, summed_type)
-        count_process = factory_parts.create_sum(
-            self._count_sum_factory, tff.TensorType(np.float32)
+        return adapter.build_process(
+            self.private_round,
+            value_type,
+            sums=self._sums,
+            state_type=AdaptiveDPFTRLState,
+            report_non_finite_clients=self._report_non_finite_clients,
         )
-
-        @tff.federated_computation
-        def initialize():
-            own = tff.federated_eval(initial_own_state, tff.SERVER)
-            sums = sum_process.initialize(), count_process.initialize()
-            return tff.federated_zip(AdaptiveDPFTRLState(*own, *sums))
-
-        @tff.tensorflow.computation(*own_types, summed_type, np.float32)
-        def release(round_index, seed, buffer, count_buffer, clip, total, count):
-            noise, buffer = stream.next(
-                buffer, round_index, seeds.derive(seed, dp_ftrl.UPDATE_STREAM)
-            )
-            total, multiplier = update.flatten(total), self.update_noise_multiplier
-            if self.unit_inflation is not None:
-                total = [tensor * clip.active for tensor in total]
-                multiplier *= self.unit_inflation
-            stddev = tf.constant(multiplier, tf.float32) * clip.active
-            mean = factory_parts.noised_mean(total, noise, stddev, self.clients_per_round)
-            (count_noise,), count_buffer = count_stream.next(
-                count_buffer, round_index, seeds.derive(seed, COUNT_STREAM)
-            )
-            # Of fewer clients than planned the missing ones count as half unclipped.
-            noised_count = count + self.clipped_count_stddev * count_noise
-            fraction = noised_count / self.clients_per_round + noise_split.COUNT_SENSITIVITY
-            excess = clip.excess + fraction - self._target
-            estimate = self._estimate(excess)
-            _, next_in_block = stream.block(round_index + 1)
-            active = tf.where(tf.equal(next_in_block, 0), estimate, clip.active)
-            measurements = collections.OrderedDict(
-                clip_norm=clip.active,
-                estimated_clip_norm=estimate,
-                unclipped_fraction=fraction,
-                noise_stddev=stddev,
-                num_restarts=stream.block(round_index)[0],
-            )
-            return (
-                round_index + 1,
-                buffer,
-                count_buffer,
-                ClipState(active, estimate, excess),
-                update.pack_as_update(mean),
-                measurements,
-            )
-
-        @tff.federated_computation(
-            initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
-        )
-        def next_fn(state, value):
-            round_index, seed, buffer, count_buffer, clip, sum_state, count_state = state
-            clipped, bit, is_finite = tff.federated_map(
-                clip_client, (value, tff.federated_broadcast(clip))
-            )
-            summed = sum_process.next(sum_state, clipped)
-            counted = count_process.next(count_state, bit)
-            round_index, buffer, count_buffer, clip, result, own = tff.federated_map(
-                release,
-                (round_index, seed, buffer, count_buffer, clip, summed.result, counted.result),
-            )
-            new_state = AdaptiveDPFTRLState(
-                round_index, seed, buffer, count_buffer, clip, summed.state, counted.state
-            )
-            measurements = collections.OrderedDict(
-                (name, own[name])
-                for name, _ in tff.structure.iter_elements(own.type_signature.member)
-            )
-            if self._report_non_finite_clients:
-                measurements["non_finite_clients"] = factory_parts.count_non_finite(is_finite)
-            return tff.templates.MeasuredProcessOutput(
-                state=tff.federated_zip(new_state),
-                result=result,
-                measurements=factory_parts.merge_measurements(measurements, summed.measurements),
-            )
-
-        return tff.templates.AggregationProcess(initialize, next_fn)
 
 
 def build_adaptive_dp_ftrl_aggregator(
@@ -286,11 +197,7 @@ def build_adaptive_dp_ftrl_aggregator(
     *,
     noise_multiplier: float,
     clients_per_round: float,
-    initial_clip_norm: float = 0.1,
-    target_unclipped_quantile: float = 0.5,
-    clip_learning_rate: float = 0.2,
-    clipped_count_stddev: float | None = None,
-    geometric_update: bool = True,
+    clipping: adaptive_clip.AdaptiveClipping = adaptive_clip.DEFAULT_CLIPPING,
     deterministic_seed: int | None = None,
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
@@ -300,8 +207,9 @@ def build_adaptive_dp_ftrl_aggregator(
     """DP-FTRL with adaptive clipping and restarts, for any strategy.
 
     With S the sensitivity of `strategy`, restarts included, under the schema the
-    cohorts keep to, the run satisfies ρ-zCDP with ρ = S² / (2 noise_multiplier²):
-    the estimation of the clip norm is inside, its price is more noise on the
+    cohorts keep to, the run satisfies ρ-zCDP with ρ = S² / (2 noise_multiplier²)
+    against zeroing out one client, its bits included, as `guarantee` of the factory
+    says: the estimation of the clip norm is inside, its price is more noise on the
     updates (`update_noise_multiplier`). It replaces
     `tff.aggregators.DifferentiallyPrivateFactory.tree_adaptive`.
 
@@ -309,9 +217,10 @@ def build_adaptive_dp_ftrl_aggregator(
     round), "estimated_clip_norm" (after it), "unclipped_fraction" (noised),
     "noise_stddev" (of z on the updates, before the division), "num_restarts".
 
-    A client whose update has no norm that is finite in float32 counts as zero in
-    both sums. A client moves a round's average by at most clip_norm / clients_per_round and
-    the unclipped fraction by at most 1 / (2 clients_per_round), whatever it sends.
+    A client whose update has no norm that is finite in float32, or is zero, counts as
+    zero in both sums, so as half unclipped. A client moves a round's average by at most
+    clip_norm / clients_per_round and the unclipped fraction by at most
+    1 / (2 clients_per_round), whatever it sends, for up to 200,000 clients in the round.
 
     Args:
       strategy: The strategy C of both streams. Its restarts are the rounds that
@@ -320,22 +229,17 @@ def build_adaptive_dp_ftrl_aggregator(
         `restarts.Restarted(base, (0, *range(128, num_rounds, 1024)))`.
       noise_multiplier: z, of both streams together.
       clients_per_round: The number both noised sums are divided by: the report goal.
-      initial_clip_norm: Clip norm and estimate before the first round.
-      target_unclipped_quantile: γ, the fraction of clients to leave unclipped.
-      clip_learning_rate: η_γ; the estimate changes by a factor of at most about
-        exp(η_γ) in a round.
-      clipped_count_stddev: σ_b, stddev of the noise on a round's number of
-        unclipped clients; `clients_per_round / 20` if None.
-      geometric_update: Whether the estimate is C⁰ exp(-η_γ Σ (fraction - γ)), as in
-        the papers, or, if False, C⁰ - η_γ Σ (fraction - γ).
+      clipping: How the clip norm is estimated.
       deterministic_seed: As in `dp_ftrl.build_dp_ftrl_aggregator`.
-      sum_factory: As in `dp_ftrl.build_dp_ftrl_aggregator`; it must not raise the
-        norm of a client's contribution.
-      count_sum_factory: Sums the clients' bits, float32 scalars of ±1/2; TFF's
+      sum_factory: As in `dp_ftrl.build_dp_ftrl_aggregator`. Any but TFF's plain one is
+        handed updates divided by the active clip norm, of norm at most 1, and its sum
+        is multiplied by it again.
+      count_sum_factory: Sums the clients' bits, scalars of ±1/2 or 0; TFF's
         plain `SumFactory` if None. Use a secure one where `sum_factory` is secure.
-      unit_inflation: If given, `sum_factory` is handed updates divided by the active
-        clip norm, of norm at most 1, and its sum is multiplied by it again. It may
-        lengthen a client's contribution to at most this, which scales the noise.
+        It has to be exact, or to declare a `contribution_norm` of 1/2.
+      unit_inflation: L2 norm that one client's contribution of norm 1 can have in the
+        sum. It is required if `sum_factory` is not known to keep the norm that clients
+        send, and does not declare it; the noise is scaled by it.
       report_non_finite_clients: As in `dp_ftrl.build_dp_ftrl_aggregator`.
 
     Returns:
@@ -343,19 +247,29 @@ def build_adaptive_dp_ftrl_aggregator(
 
     Raises:
       ValueError: If an argument is out of range, or the noise cannot be split.
+
+    Warns:
+      ExpensiveClippingWarning: If the updates get more than 1.25 times the noise that
+        a fixed clip norm would need.
     """
-    return AdaptiveDPFTRLFactory(
+    inner_sum = inner_sum_lib.InnerSum.of(
+        sum_factory, 1.0, stated_norm=unit_inflation, stated_name="unit_inflation"
+    )
+    is_encoded = unit_inflation is not None or not inner_sum.is_exact
+    private_round = adaptive_clip.AdaptiveClipRound(
         strategy,
         noise_multiplier=noise_multiplier,
         clients_per_round=clients_per_round,
-        initial_clip_norm=initial_clip_norm,
-        target_unclipped_quantile=target_unclipped_quantile,
-        clip_learning_rate=clip_learning_rate,
-        clipped_count_stddev=clipped_count_stddev,
-        geometric_update=geometric_update,
+        clipping=clipping,
+        unit_inflation=inner_sum.contribution_norm if is_encoded else None,
         deterministic_seed=deterministic_seed,
-        sum_factory=sum_factory,
-        count_sum_factory=count_sum_factory,
-        unit_inflation=unit_inflation,
+    )
+    factory = AdaptiveDPFTRLFactory(
+        private_round,
+        inner_sum=inner_sum,
+        count_sum=inner_sum_lib.exact_count(count_sum_factory, noise_split.COUNT_SENSITIVITY),
         report_non_finite_clients=report_non_finite_clients,
     )
+    if factory.expensive_clipping is not None:
+        warnings.warn(factory.expensive_clipping, ExpensiveClippingWarning, stacklevel=2)
+    return factory

@@ -130,6 +130,23 @@ def check_non_finite_clients_count_as_zero(make: MakeFactory) -> None:
         np.testing.assert_allclose(_flat(output.result), 1.5, rtol=1e-6)
 
 
+def check_a_client_that_sends_zeros_counts_as_none(make: MakeFactory) -> None:
+    """Zeroing a client out removes it from everything released: average and measurements."""
+    process = make(1.0, 2.0, 2).create(_NESTED)
+    state = process.initialize()
+    without = process.next(state, [_nested(0.5)])
+    zeroed = process.next(state, [_nested(0.5), _nested(0.0)])
+    np.testing.assert_array_equal(_flat(zeroed.result), _flat(without.result))
+    assert zeroed.measurements == without.measurements, (zeroed.measurements, without.measurements)
+
+
+def check_sums_are_exact_enough(make: MakeFactory) -> None:
+    """What a client adds is not rounded away beside the sum of the others, as in float32."""
+    process = make(0.0, 1e9, 1).create(tff.TensorType(np.float32))
+    (output,) = _run(process, [[np.float32(2**25), np.float32(1), np.float32(-(2**25))]])
+    assert float(output.result) == 1.0, output.result
+
+
 def check_noise(make: MakeFactory) -> None:
     """Noise of the first round has the right size, in every tensor, even without clients."""
     size = 4000
@@ -178,6 +195,8 @@ ALL_CHECKS: tuple[Callable[[MakeFactory], None], ...] = (
     check_zero_noise_is_the_sum_over_the_fixed_denominator,
     check_one_client_is_bounded,
     check_non_finite_clients_count_as_zero,
+    check_a_client_that_sends_zeros_counts_as_none,
+    check_sums_are_exact_enough,
     check_noise,
     check_noise_is_fresh,
     check_half_precision,

@@ -1,23 +1,19 @@
 """The aggregator of DP-FedAvg: a weighted estimate with fresh noise every round.
 
-McMahan et al. 2018, Algorithm 1. The privacy of a round is that of a Gaussian
-mechanism whose noise is `noise_multiplier` times its sensitivity, applied to a
-cohort in which each client is with probability q.
+McMahan et al. 2018, Algorithm 1. The mechanism is `private_round.sampled_gaussian`.
 """
 
 from __future__ import annotations
 
-import collections
 from typing import Any, NamedTuple
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import factory_parts, updates
-from tff_dpftrl.mechanisms import noise_recipe
-from tff_dpftrl.private_round import clip_ops, clip_schedule, estimators, noise_stream, seeds
-
-_NOISE_STREAM = 0
+from tff_dpftrl.accounting import dp_fedavg
+from tff_dpftrl.aggregators import adapter, inner_sum
+from tff_dpftrl.private_round import clipping as clipping_lib
+from tff_dpftrl.private_round import estimators
+from tff_dpftrl.private_round import sampled_gaussian as sampled_gaussian_lib
 
 
 class SampledGaussianState(NamedTuple):
@@ -26,17 +22,14 @@ class SampledGaussianState(NamedTuple):
     Attributes:
       round_index: int64 scalar, the next round.
       seed: int64 tensor of shape [2], the root seed of the run's noise.
+      sum_state: State of the inner sum, empty.
+      weight_state: State of the inner sum of weights, empty.
     """
 
     round_index: Any
     seed: Any
-
-
-class _Contribution(NamedTuple):
-    """What one client adds to the sums, or the sums themselves."""
-
-    update: Any
-    weight: Any
+    sum_state: Any
+    weight_state: Any
 
 
 class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
@@ -48,17 +41,21 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
     `estimator.unit_sensitivity` is added to the result, once.
 
     An update whose norm is not finite in float32 counts as absent: zero update,
-    zero weight. An empty cohort gives noise only. Sums and noise are float32,
-    whatever the dtype of the updates; the estimate is cast back at the end.
+    zero weight. An empty cohort gives noise only. All is computed in float64, for up to
+    200,000 clients in a round (`private_round.summation`), from float32 draws; the
+    estimate is cast to the dtypes of the updates at the end.
 
     Measurements: `clip_norm`, `noise_stddev` (of the noise in the estimate) and, on
     demand, `non_finite_clients`.
+
+    Attributes:
+      private_round: What a process of this factory runs, for callers without TFF.
     """
 
     def __init__(
         self,
         *,
-        clip: clip_schedule.ClipSchedule,
+        clipping: clipping_lib.Clipping,
         noise_multiplier: float,
         estimator: estimators.Estimator,
         weight_cap: float = 1.0,
@@ -68,7 +65,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         """Initialises the factory.
 
         Args:
-          clip: How each update is clipped.
+          clipping: How each update is clipped; the norm may change with the round.
           noise_multiplier: z, standard deviation of the noise per unit of
             sensitivity. 0 adds no noise and is not private.
           estimator: What the sum is divided by.
@@ -83,20 +80,49 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         Raises:
           ValueError: If an argument cannot be used.
         """
-        if not isinstance(clip, clip_schedule.ClipSchedule):
-            raise ValueError(
-                f"clip must be a FlatClipSchedule or a PerLayerClipSchedule, got {clip!r}."
-            )
-        if not isinstance(estimator, estimators.Estimator):
-            raise ValueError(
-                f"estimator must be a FixedDenominator or a ClippedDenominator, got {estimator!r}."
-            )
-        self._clip = clip
-        self._noise_multiplier = factory_parts.check_noise_multiplier(noise_multiplier)
-        self._estimator = estimator
-        self._weight_cap = factory_parts.check_positive("weight_cap", weight_cap)
-        self._deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
+        self.private_round = sampled_gaussian_lib.SampledGaussianRound(
+            clipping=clipping,
+            noise_multiplier=noise_multiplier,
+            estimator=estimator,
+            weight_cap=weight_cap,
+            deterministic_seed=deterministic_seed,
+        )
         self._report_non_finite_clients = report_non_finite_clients
+
+    @property
+    def clipping(self) -> clipping_lib.Clipping:
+        """How each update is clipped."""
+        return self.private_round.clipping
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z, standard deviation of the noise per unit of sensitivity."""
+        return self.private_round.noise_multiplier
+
+    @property
+    def deterministic_seed(self) -> int | None:
+        """None for a private run; a run with a given seed is not."""
+        return self.private_round.deterministic_seed
+
+    def run_of(self, num_rounds: int) -> dp_fedavg.DpFedAvg:
+        """The accounting of a run with this aggregator, on secret Poisson samples.
+
+        It holds for adding or removing one client, if every client joins every round
+        with the estimator's sampling probability, independently and in secret, and
+        if `deterministic_seed` is None.
+
+        Args:
+          num_rounds: Rounds that are run.
+
+        Returns:
+          The run; `epsilon(delta)` is what it spends.
+
+        Raises:
+          ValueError: If `num_rounds` is not a positive integer.
+        """
+        return dp_fedavg.DpFedAvg(
+            self.private_round.estimator.sampling_probability, self.noise_multiplier, num_rounds
+        )
 
     def create(
         self, value_type: tff.Type, weight_type: tff.Type
@@ -114,60 +140,11 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         Raises:
           ValueError: If `value_type` is empty or has other tensors.
         """
-        update_type = updates.UpdateType(value_type)
-        stream = noise_stream.NoiseStream(noise_recipe.IdentityNoise(), update_type.shapes)
-
-        @tff.tensorflow.computation
-        def initial_state():
-            return SampledGaussianState(
-                round_index=tf.constant(0, tf.int64), seed=seeds.root_seed(self._deterministic_seed)
-            )
-
-        @tff.tensorflow.computation(value_type, weight_type, tf.int64)
-        def contribute(value, num_examples, round_index):
-            update = update_type.flatten(value)
-            is_finite = tf.math.is_finite(clip_ops.global_norm(update))
-            weight = tf.cast(num_examples, tf.float32) / self._weight_cap
-            weight = tf.where(is_finite & (weight > 0), tf.minimum(weight, 1.0), 0.0)
-            clipped = self._clip.clip(update, round_index)
-            weighted = tuple(weight * tensor for tensor in clipped)
-            return _Contribution(weighted, weight), is_finite
-
-        @tff.tensorflow.computation(
-            initial_state.type_signature.result, contribute.type_signature.result[0]
+        return adapter.build_process(
+            self.private_round,
+            value_type,
+            sums=[inner_sum.InnerSum.of(None, 1.0)] * 2,
+            state_type=SampledGaussianState,
+            weight_type=weight_type,
+            report_non_finite_clients=self._report_non_finite_clients,
         )
-        def release(state, totals):
-            clip_norm = self._clip.norm(state.round_index)
-            stddev = self._noise_multiplier * self._estimator.unit_sensitivity * clip_norm
-            divisor = self._estimator.divisor(totals.weight)
-            noise, _ = stream.next((), state.round_index, seeds.derive(state.seed, _NOISE_STREAM))
-            estimate = [
-                total / divisor + stddev * tensor
-                for total, tensor in zip(totals.update, noise, strict=True)
-            ]
-            new_state = SampledGaussianState(state.round_index + 1, state.seed)
-            measurements = collections.OrderedDict(clip_norm=clip_norm, noise_stddev=stddev)
-            return new_state, update_type.pack_as_update(estimate), measurements
-
-        @tff.federated_computation
-        def initialize():
-            return tff.federated_eval(initial_state, tff.SERVER)
-
-        @tff.federated_computation(
-            initialize.type_signature.result,
-            tff.FederatedType(value_type, tff.CLIENTS),
-            tff.FederatedType(weight_type, tff.CLIENTS),
-        )
-        def next_fn(state, value, weight):
-            round_index = tff.federated_broadcast(state.round_index)
-            contributions, is_finite = tff.federated_map(contribute, (value, weight, round_index))
-            totals = tff.federated_sum(contributions)
-            state, estimate, measurements = tff.federated_map(release, (state, totals))
-            if self._report_non_finite_clients:
-                count = factory_parts.count_non_finite(is_finite)
-                measurements = factory_parts.merge_measurements(
-                    collections.OrderedDict(non_finite_clients=count), measurements
-                )
-            return tff.templates.MeasuredProcessOutput(state, estimate, measurements)
-
-        return tff.templates.AggregationProcess(initialize, next_fn)

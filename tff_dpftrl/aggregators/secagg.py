@@ -18,6 +18,7 @@ from tff_dpftrl import execution
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import adaptive_clip
 
 
 def check_max_clients(encoding: grid.GridEncoding, clients_per_round: float) -> None:
@@ -71,15 +72,13 @@ def build_secagg_dp_ftrl_aggregator(
     """
     check_max_clients(encoding, clients_per_round)
     execution.check_secure_sums()
-    sum_factory = secagg_sum.SecAggSumFactory(encoding, clip_norm, rotation_seed=rotation_seed)
     return dp_ftrl.build_dp_ftrl_aggregator(
         strategy,
         noise_multiplier=noise_multiplier,
         clip_norm=clip_norm,
         clients_per_round=clients_per_round,
         deterministic_seed=deterministic_seed,
-        sum_factory=sum_factory,
-        encoded_norm=sum_factory.inflated_clip_norm,
+        sum_factory=secagg_sum.SecAggSumFactory(encoding, clip_norm, rotation_seed=rotation_seed),
     )
 
 
@@ -89,11 +88,7 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
     noise_multiplier: float,
     clients_per_round: float,
     encoding: grid.GridEncoding,
-    initial_clip_norm: float = 0.1,
-    target_unclipped_quantile: float = 0.5,
-    clip_learning_rate: float = 0.2,
-    clipped_count_stddev: float | None = None,
-    geometric_update: bool = True,
+    clipping: adaptive_clip.AdaptiveClipping = adaptive_clip.DEFAULT_CLIPPING,
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
 ) -> adaptive_clipping.AdaptiveDPFTRLFactory:
@@ -110,12 +105,8 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
       noise_multiplier: z, of both streams together.
       clients_per_round: The number both noised sums are divided by: the report goal.
       encoding: The grid, from `grid.for_bits` or `grid.for_inflation`.
-      initial_clip_norm: As in `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`.
-      target_unclipped_quantile: As there.
-      clip_learning_rate: As there.
-      clipped_count_stddev: As there.
-      geometric_update: As there.
-      deterministic_seed: As there.
+      clipping: How the clip norm is estimated.
+      deterministic_seed: As in `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`.
       rotation_seed: As in `build_secagg_dp_ftrl_aggregator`.
 
     Returns:
@@ -132,13 +123,8 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
         strategy,
         noise_multiplier=noise_multiplier,
         clients_per_round=clients_per_round,
-        initial_clip_norm=initial_clip_norm,
-        target_unclipped_quantile=target_unclipped_quantile,
-        clip_learning_rate=clip_learning_rate,
-        clipped_count_stddev=clipped_count_stddev,
-        geometric_update=geometric_update,
+        clipping=clipping,
         deterministic_seed=deterministic_seed,
         sum_factory=secagg_sum.SecAggSumFactory(encoding, 1.0, rotation_seed=rotation_seed),
         count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
-        unit_inflation=encoding.inflation,
     )

@@ -16,7 +16,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import updates
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.private_round import clip_ops, discretize, seeds
+from tff_dpftrl.private_round import clipping, discretize, seeds
 
 _COUNT_MODULUS = 2**31 - 1
 
@@ -35,12 +35,16 @@ class SecAggSumState(NamedTuple):
 
 
 class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Sums float32 updates over clients by secure modular sums of integers.
+    """Sums updates over clients by secure modular sums of integers.
 
     The result is the sum of the updates, each clipped to `clip_norm`, up to
     rounding: per coordinate, a stddev of at most `encoding.rounding_stddev_bound`.
-    No client contributes more than `inflated_clip_norm` to its L2 norm. It is
+    No client contributes more than `contribution_norm` to its L2 norm. It is
     clipped anew, but a caller that clips by other rules may do so before.
+
+    Clients compute in float32. The sum is exact, and decoded in float64 before it is
+    cast to the dtypes of the updates: in float32 that would add rounding that
+    the noise is not scaled for, so a private caller hands over float64.
 
     Any number of clients from 0 to `encoding.max_clients` is summed exactly as
     sent; with more the round fails, because the sum might have wrapped around.
@@ -50,6 +54,8 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
       encoding: The grid.
       clip_norm: L2 norm C that each update is clipped to before rounding.
     """
+
+    sum_dtype = np.float64
 
     def __init__(
         self, encoding: grid.GridEncoding, clip_norm: float, *, rotation_seed: int | None = None
@@ -68,12 +74,12 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If an argument is out of range.
         """
         self.encoding = encoding
-        self.clip_norm = clip_ops.check_clip_norm("clip_norm", clip_norm)
+        self.clip_norm = clipping.check_clip_norm("clip_norm", clip_norm)
         self._rotation_seed = seeds.check_deterministic_seed(rotation_seed)
 
     @property
-    def inflated_clip_norm(self) -> float:
-        """C_inflated: the L2 sensitivity of the sum to one client."""
+    def contribution_norm(self) -> float:
+        """C_inflated: the L2 sensitivity of the sum to one client, whatever it sends."""
         return self.encoding.inflated_clip_norm(self.clip_norm)
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
@@ -115,7 +121,8 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
         @tff.tensorflow.computation(value_type, seed_type)
         def encode(value, round_seed):
-            flat = tf.concat([tf.reshape(t, [-1]) for t in update.flatten(value)], axis=0)
+            parts = [tf.reshape(tf.cast(t, tf.float32), [-1]) for t in update.flatten(value)]
+            flat = tf.concat(parts, axis=0)
             vector = discretize.encode(flat, round_seed, self.encoding, self.clip_norm)
             return collections.OrderedDict(vector=vector, count=tf.constant(1, tf.int32))
 
@@ -166,6 +173,9 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
     These are the shifted bits of adaptive clipping, 0 for a client that has none.
     Other values are rounded to the nearest of the three, NaN to 0.
     """
+
+    sum_dtype = np.float32
+    contribution_norm = 0.5
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
         """Creates the process, without state or measurements.

@@ -46,10 +46,10 @@ class UpdateType:
         self.shapes = [tuple(spec.shape.as_list()) for spec in self.specs]
 
     def flatten(self, value: Any) -> list[tf.Tensor]:
-        """The update's tensors as float32, inside a TensorFlow computation."""
+        """The update's tensors in a list, inside a TensorFlow computation."""
         if isinstance(value, tff.structure.Struct):
             value = tff.structure.to_odict_or_tuple(value)
-        return [tf.cast(tensor, tf.float32) for tensor in tf.nest.flatten(value)]
+        return tf.nest.flatten(value)
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> Any:
         """Nests tensors like the update, keeping their dtypes."""

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.learning import local_model
-from tff_dpftrl.private_round import clip_ops, clip_schedule
+from tff_dpftrl.private_round import clipping as clipping_lib
 
 ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
 """The faster way through the batches in simulation; TPUs need the other one."""
@@ -30,7 +31,7 @@ def build_fed_avg_client_work(
     model_fn: local_model.Model,
     optimizer: tff.learning.optimizers.Optimizer,
     *,
-    clip: clip_schedule.ClipSchedule | None,
+    clipping: clipping_lib.Clipping | None,
     local_epochs: int = 1,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = ITERATOR,
@@ -44,7 +45,7 @@ def build_fed_avg_client_work(
     Args:
       model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
       optimizer: Of the client; the paper's is SGD.
-      clip: The projection after every batch, or None to leave clipping to the
+      clipping: The projection after every batch, or None to leave clipping to the
         aggregator, at the end.
       local_epochs: E, passes over the client's batches.
       metrics_aggregator: How the training metrics are aggregated.
@@ -56,8 +57,7 @@ def build_fed_avg_client_work(
     Raises:
       ValueError: If `local_epochs` is less than 1.
     """
-    if local_epochs < 1:
-        raise ValueError(f"local_epochs must be at least 1, got {local_epochs!r}.")
+    local_epochs = validation.integer("local_epochs", local_epochs, minimum=1)
 
     reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
 
@@ -69,8 +69,8 @@ def build_fed_avg_client_work(
             trainable, optimizer_state, metrics, num_examples = state
             gradients, metrics = model.gradients(trainable, metrics, batch)
             optimizer_state, trainable = optimizer.next(optimizer_state, trainable, gradients)
-            if clip is not None:
-                trainable = _clipped_weights(trainable, initial, clip, round_index)
+            if clipping is not None:
+                trainable = _clipped_weights(trainable, initial, clipping, round_index)
             num_examples += local_model.num_examples(batch)
             return trainable, optimizer_state, metrics, num_examples
 
@@ -87,22 +87,17 @@ def build_fed_avg_client_work(
     return _build_client_work(model_fn, local_update, metrics_aggregator)
 
 
-def _norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return clip_ops.global_norm([tf.cast(tensor, tf.float32) for tensor in tensors])
-
-
 def _clipped_weights(
     trainable: Sequence[tf.Tensor],
     initial: Sequence[tf.Tensor],
-    clip: clip_schedule.ClipSchedule,
+    clipping: clipping_lib.Clipping,
     round_index: tf.Tensor,
 ) -> tuple[tf.Tensor, ...]:
     """θ⁰ + ClipFn(θ − θ⁰); weights that diverged stay so, for the aggregator to drop."""
-    moved = [tf.cast(w - w0, tf.float32) for w, w0 in zip(trainable, initial, strict=True)]
-    is_finite = tf.math.is_finite(clip_ops.global_norm(moved))
-    clipped = clip.clip(moved, round_index)
+    moved = [w - w0 for w, w0 in zip(trainable, initial, strict=True)]
+    clipped, norm = clipping.clip(moved, round_index)
     return tuple(
-        tf.where(is_finite, w0 + tf.cast(c, w.dtype), w)
+        tf.where(tf.math.is_finite(norm), w0 + tf.cast(c, w.dtype), w)
         for w, w0, c in zip(trainable, initial, clipped, strict=True)
     )
 
@@ -133,8 +128,7 @@ def build_fed_sgd_client_work(
     Raises:
       ValueError: If `learning_rate` is not positive.
     """
-    if not learning_rate > 0:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate!r}.")
+    learning_rate = validation.positive("learning_rate", learning_rate)
 
     reduce_batches = tff.learning.loop_builder.build_training_loop(loop_implementation)
 
@@ -180,7 +174,7 @@ def _build_client_work(
                 update_weight=tf.cast(num_examples, tf.float32),
             )
             # A client whose training diverged would make the metrics of all diverge.
-            is_finite = tf.math.is_finite(_norm(update))
+            is_finite = tf.math.is_finite(clipping_lib.global_norm(update))
             metrics = tf.nest.map_structure(
                 lambda metric: tf.where(is_finite, metric, tf.zeros_like(metric)),
                 model.unfinalized_metrics(metrics),

@@ -15,24 +15,18 @@ import tensorflow_federated as tff
 from tff_dpftrl.aggregators import sampled_gaussian
 from tff_dpftrl.learning import client_work as client_work_lib
 from tff_dpftrl.learning import local_model
-from tff_dpftrl.private_round import clip_schedule, estimators
 
 
 def build_dp_fedavg(
     model_fn: local_model.Model,
     *,
-    clip: clip_schedule.ClipSchedule,
-    noise_multiplier: float,
-    estimator: estimators.Estimator,
+    aggregator: sampled_gaussian.SampledGaussianFactory,
     client_optimizer: tff.learning.optimizers.Optimizer,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-    weight_cap: float = 1.0,
     local_epochs: int = 1,
     clip_every_step: bool = True,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
-    deterministic_seed: int | None = None,
-    report_non_finite_clients: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedAvg: clipped local training, one noised estimate a round.
 
@@ -43,23 +37,16 @@ def build_dp_fedavg(
 
     Args:
       model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      clip: How a client's update is clipped, with the clip norm of each round.
-      noise_multiplier: z; the noise in the estimate has standard deviation
-        z · clip norm · `estimator.unit_sensitivity`.
-      estimator: `FixedDenominator` or `ClippedDenominator`, with q.
+      aggregator: The private estimate: clipping, noise, weights and estimator, with q.
+        Its `run_of` does the accounting.
       client_optimizer: Of the client; the paper's is SGD.
       server_optimizer: Applied to the noised estimate; SGD with learning rate 1,
         the paper's, if None.
-      weight_cap: ŵ, in examples: a client with n of them weighs min(n / ŵ, 1).
       local_epochs: E, passes of a client over its batches.
       clip_every_step: Whether clients clip after every local batch, as in the
         paper, or only at the end. The privacy is the same.
       metrics_aggregator: How the training metrics are aggregated.
       loop_implementation: How a client goes through its batches.
-      deterministic_seed: Leave it None, for a seed from the operating system. A
-        run with a known seed is not private; for tests.
-      report_non_finite_clients: If True, the aggregator's measurements count the
-        updates dropped as not finite: an exact count, outside the guarantee.
 
     Returns:
       A learning process, with the methods of `build_weighted_fed_avg`'s.
@@ -67,18 +54,11 @@ def build_dp_fedavg(
     Raises:
       ValueError: If an argument cannot be used.
     """
-    aggregator = sampled_gaussian.SampledGaussianFactory(
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        estimator=estimator,
-        weight_cap=weight_cap,
-        deterministic_seed=deterministic_seed,
-        report_non_finite_clients=report_non_finite_clients,
-    )
+    _check(aggregator)
     client_work = client_work_lib.build_fed_avg_client_work(
         model_fn,
         client_optimizer,
-        clip=clip if clip_every_step else None,
+        clipping=aggregator.clipping if clip_every_step else None,
         local_epochs=local_epochs,
         metrics_aggregator=metrics_aggregator,
         loop_implementation=loop_implementation,
@@ -89,16 +69,11 @@ def build_dp_fedavg(
 def build_dp_fedsgd(
     model_fn: local_model.Model,
     *,
-    clip: clip_schedule.ClipSchedule,
-    noise_multiplier: float,
-    estimator: estimators.Estimator,
+    aggregator: sampled_gaussian.SampledGaussianFactory,
     learning_rate: float,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-    weight_cap: float = 1.0,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = client_work_lib.ITERATOR,
-    deterministic_seed: int | None = None,
-    report_non_finite_clients: bool = False,
 ) -> tff.learning.templates.LearningProcess:
     """Builds DP-FedSGD: the clipped gradient of one batch of every client.
 
@@ -109,21 +84,14 @@ def build_dp_fedsgd(
 
     Args:
       model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      clip: How `learning_rate` times the gradient is clipped.
-      noise_multiplier: z; the noise in the estimate has standard deviation
-        z · clip norm · `estimator.unit_sensitivity`.
-      estimator: `FixedDenominator` or `ClippedDenominator`, with q.
+      aggregator: The private estimate: how `learning_rate` times the gradient is
+        clipped, noise, weights (by the examples in all of a client's batches) and
+        estimator, with q. Its `run_of` does the accounting.
       learning_rate: η, which a client multiplies its gradient with.
       server_optimizer: Applied to the noised estimate; SGD with learning rate 1,
         the paper's, if None.
-      weight_cap: ŵ, in examples: a client with n of them, in all its batches,
-        weighs min(n / ŵ, 1).
       metrics_aggregator: How the training metrics are aggregated.
       loop_implementation: How a client goes through its batches.
-      deterministic_seed: Leave it None, for a seed from the operating system. A
-        run with a known seed is not private; for tests.
-      report_non_finite_clients: If True, the aggregator's measurements count the
-        updates dropped as not finite: an exact count, outside the guarantee.
 
     Returns:
       A learning process, with the methods of `build_fed_sgd`'s.
@@ -131,14 +99,7 @@ def build_dp_fedsgd(
     Raises:
       ValueError: If an argument cannot be used.
     """
-    aggregator = sampled_gaussian.SampledGaussianFactory(
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        estimator=estimator,
-        weight_cap=weight_cap,
-        deterministic_seed=deterministic_seed,
-        report_non_finite_clients=report_non_finite_clients,
-    )
+    _check(aggregator)
     client_work = client_work_lib.build_fed_sgd_client_work(
         model_fn,
         learning_rate,
@@ -146,6 +107,11 @@ def build_dp_fedsgd(
         loop_implementation=loop_implementation,
     )
     return _compose(model_fn, client_work, aggregator, server_optimizer)
+
+
+def _check(aggregator: sampled_gaussian.SampledGaussianFactory) -> None:
+    if not isinstance(aggregator, sampled_gaussian.SampledGaussianFactory):
+        raise ValueError(f"aggregator must be a SampledGaussianFactory, got {aggregator!r}.")
 
 
 def _compose(

@@ -9,23 +9,13 @@ section 2 and Lemma 1).
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import TypeAlias
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
 
-def _check(sampling_probability: float, name: str, weight: float) -> None:
-    if not 0 < sampling_probability <= 1:
-        raise ValueError(
-            "sampling_probability must be in (0, 1], the probability with which each client "
-            f"joins a round, got {sampling_probability!r}."
-        )
-    if not 0 < weight < math.inf:
-        raise ValueError(
-            f"{name} must be positive and finite, a sum of client weights that is public "
-            f"knowledge, got {weight!r}."
-        )
+_PUBLIC = "It is a sum of client weights that is public knowledge."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +33,8 @@ class FixedDenominator:
     total_weight: float
 
     def __post_init__(self):
-        _check(self.sampling_probability, "total_weight", self.total_weight)
+        validation.probability("sampling_probability", self.sampling_probability)
+        validation.positive("total_weight", self.total_weight, remedy=_PUBLIC)
 
     @property
     def expected_weight(self) -> float:
@@ -77,7 +68,8 @@ class ClippedDenominator:
     min_total_weight: float
 
     def __post_init__(self):
-        _check(self.sampling_probability, "min_total_weight", self.min_total_weight)
+        validation.probability("sampling_probability", self.sampling_probability)
+        validation.positive("min_total_weight", self.min_total_weight, remedy=_PUBLIC)
 
     @property
     def min_expected_weight(self) -> float:

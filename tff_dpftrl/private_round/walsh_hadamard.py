@@ -1,4 +1,4 @@
-"""Random rotation by signs and a Walsh–Hadamard transform. Pure TensorFlow, float32."""
+"""Random rotation by signs and a Walsh–Hadamard transform. Pure TensorFlow, float32 or float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORD_BITS = 32
 
 @functools.cache
 def _hadamard_matrix(log2_dim: int) -> np.ndarray:
-    matrix = np.ones((1, 1), np.float32)
+    matrix = np.ones((1, 1))
     for _ in range(log2_dim):
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix
@@ -29,13 +29,14 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
     end, so that after one turn through all factors the order is the first again
     and nothing is ever transposed on its own. Factors of up to 32 rows are the
     fastest on CPUs: smaller ones read memory more often, larger ones multiply more.
-    On a GPU that multiplies in TensorFloat-32, entries are first rounded to 11 bits.
+    On a GPU that multiplies in TensorFloat-32, float32 entries are first rounded to 11
+    bits.
 
     Args:
-      x: float32 tensor of static shape [d], d a power of two.
+      x: float32 or float64 tensor of static shape [d], d a power of two.
 
     Returns:
-      float32 tensor of shape [d].
+      Tensor of the same dtype, of shape [d].
 
     Raises:
       ValueError: If d is not a static power of two.
@@ -43,14 +44,14 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
     dim = _static_power_of_two(x)
     log2_dim = dim.bit_length() - 1
     num_factors = -(-log2_dim // _MAX_LOG2_RADIX)
-    scale = np.float32(1 / math.sqrt(dim))
+    scale = 1 / math.sqrt(dim)
     for i in range(num_factors):
         log2_radix = log2_dim // num_factors + (i < log2_dim % num_factors)
         factor = _hadamard_matrix(log2_radix)
         if i == num_factors - 1:
             factor = factor * scale
         x = tf.reshape(x, [1 << log2_radix, -1])
-        x = tf.matmul(x, tf.constant(factor), transpose_a=True)
+        x = tf.matmul(x, tf.constant(factor, x.dtype), transpose_a=True)
     return tf.reshape(x, [dim])
 
 
@@ -58,11 +59,11 @@ def flip_signs(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """Multiplies the entries of a vector by independent random signs.
 
     Args:
-      x: float32 tensor of static shape [d].
-      seed: int64 tensor of shape [2]; the same seed gives the same signs.
+      x: float32 or float64 tensor of static shape [d].
+      seed: int64 tensor of shape [2]; the same seed gives the same signs, in both dtypes.
 
     Returns:
-      float32 tensor of shape [d]; the sign of zero may change too.
+      Tensor of the same dtype, of shape [d]; the sign of zero may change too.
     """
     dim = x.shape[0]
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
@@ -73,8 +74,12 @@ def flip_signs(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     shifted = tf.bitwise.left_shift(words, tf.range(_WORD_BITS, dtype=tf.int32))
     sign_bits = tf.bitwise.bitwise_and(shifted, tf.int32.min)
     sign_bits = tf.reshape(sign_bits, [-1])[:dim]
-    flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, tf.int32), sign_bits)
-    return tf.bitcast(flipped, tf.float32)
+    as_int = tf.int32
+    if x.dtype == tf.float64:
+        as_int = tf.int64
+        sign_bits = tf.bitwise.bitwise_and(tf.cast(sign_bits, tf.int64), tf.int64.min)
+    flipped = tf.bitwise.bitwise_xor(tf.bitcast(x, as_int), sign_bits)
+    return tf.bitcast(flipped, x.dtype)
 
 
 def rotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -84,11 +89,11 @@ def rotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     (Kairouz, Liu & Steinke 2021, lemmas 28 and 29).
 
     Args:
-      x: float32 tensor of static shape [d], d a power of two.
+      x: float32 or float64 tensor of static shape [d], d a power of two.
       seed: int64 tensor of shape [2], public.
 
     Returns:
-      float32 tensor of shape [d], of the same L2 norm.
+      Tensor of the same dtype, of shape [d], of the same L2 norm up to rounding.
 
     Raises:
       ValueError: If d is not a static power of two.

@@ -6,9 +6,9 @@ import functools
 
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
+from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.learning import dp_fedavg
-from tff_dpftrl.private_round import clip_schedule, estimators
+from tff_dpftrl.private_round import adaptive_clip, clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 
@@ -58,16 +58,16 @@ def _build_sampled(
     config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
 ) -> tff.learning.templates.LearningProcess:
-    common = {
-        "clip": clip_schedule.FlatClipSchedule(plan.clip_norm),
-        "noise_multiplier": plan.noise_multiplier,
-        "estimator": estimators.FixedDenominator(
+    aggregator = sampled_gaussian.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(plan.clip_norm),
+        noise_multiplier=plan.noise_multiplier,
+        estimator=estimators.FixedDenominator(
             plan.sampling_probability, total_weight=plan.num_clients
         ),
-        "server_optimizer": build_server_optimizer(config),
-        "deterministic_seed": plan.deterministic_seed,
-        "report_non_finite_clients": True,
-    }
+        deterministic_seed=plan.deterministic_seed,
+        report_non_finite_clients=True,
+    )
+    common = {"aggregator": aggregator, "server_optimizer": build_server_optimizer(config)}
     if config.algorithm == "dp-fedsgd":
         return dp_fedavg.build_dp_fedsgd(model, learning_rate=config.client_learning_rate, **common)
     return dp_fedavg.build_dp_fedavg(
@@ -107,15 +107,15 @@ def build_aggregator(
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
     }
-    adaptive = {
-        "initial_clip_norm": plan.clip_norm,
-        "target_unclipped_quantile": config.target_unclipped_quantile,
-        "clip_learning_rate": config.clip_learning_rate,
-        "clipped_count_stddev": config.clipped_count_stddev,
-    }
+    adaptive = adaptive_clip.AdaptiveClipping(
+        initial_clip_norm=plan.clip_norm,
+        target_unclipped_quantile=config.target_unclipped_quantile,
+        clip_learning_rate=config.clip_learning_rate,
+        clipped_count_stddev=config.clipped_count_stddev,
+    )
     if plan.encoding is not None and config.adaptive_clipping:
         return secagg.build_secagg_adaptive_dp_ftrl_aggregator(
-            plan.strategy, encoding=plan.encoding, **common, **adaptive
+            plan.strategy, encoding=plan.encoding, clipping=adaptive, **common
         )
     if plan.encoding is not None:
         return secagg.build_secagg_dp_ftrl_aggregator(
@@ -123,7 +123,7 @@ def build_aggregator(
         )
     if config.adaptive_clipping:
         return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
-            plan.strategy, **common, **adaptive, report_non_finite_clients=True
+            plan.strategy, clipping=adaptive, **common, report_non_finite_clients=True
         )
     return dp_ftrl.build_dp_ftrl_aggregator(
         plan.strategy, clip_norm=plan.clip_norm, **common, report_non_finite_clients=True

@@ -1,0 +1,289 @@
+"""DP-FTRL whose clip norm follows a quantile of the clients' norms.
+
+Two private streams run under one strategy C: the sum of the clipped updates, and
+the number of clients whose norm is at most an estimate (Xu et al. 2023,
+algorithm 1; Andrew et al. 2021). The estimate moves every round. The norm that is
+clipped to, and that scales the noise, must stay constant within a block of
+correlated noise: it takes over the estimate where a block starts.
+
+Adjacency is zeroing out one client, its bit included: a client counts as +1/2 if its
+norm is at most the estimate, as -1/2 if it is above, and as 0 if it has no norm or
+norm 0. So for any client, with C the active clip norm and z split into z_Δ and σ_b as
+`mechanisms.noise_split` does,
+
+    (‖Δ‖ / (z_Δ C))² + (bit / σ_b)² ≤ z_Δ⁻² + (2 σ_b)⁻² = z⁻².
+
+A bit of +1/2 for a zero update would move the count by up to 1 when a client is
+zeroed out, twice what is charged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.mechanisms import noise_split
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import (
+    clipping,
+    fixed_clip,
+    noise_stream,
+    private_round,
+    seeds,
+    summation,
+)
+
+COUNT_STREAM = 1
+"""Number of the stream of noise for the counts of unclipped clients; see `seeds`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClipping:
+    """How the clip norm is estimated while training.
+
+    Attributes:
+      initial_clip_norm: Clip norm and estimate before the first round.
+      target_unclipped_quantile: γ, the fraction of clients to leave unclipped.
+      clip_learning_rate: η_γ; the estimate changes by a factor of at most about
+        exp(η_γ) in a round.
+      clipped_count_stddev: σ_b, stddev of the noise on a round's number of
+        unclipped clients; `clients_per_round / 20` if None.
+      geometric_update: Whether the estimate is C⁰ exp(-η_γ Σ (fraction - γ)), as in
+        the papers, or, if False, C⁰ - η_γ Σ (fraction - γ).
+    """
+
+    initial_clip_norm: float = 0.1
+    target_unclipped_quantile: float = 0.5
+    clip_learning_rate: float = 0.2
+    clipped_count_stddev: float | None = None
+    geometric_update: bool = True
+
+    def __post_init__(self):
+        clipping.check_clip_norm("initial_clip_norm", self.initial_clip_norm)
+        validation.number(
+            "target_unclipped_quantile", self.target_unclipped_quantile, at_least=0, at_most=1
+        )
+        validation.number("clip_learning_rate", self.clip_learning_rate, at_least=0)
+        if self.clipped_count_stddev is not None:
+            validation.number("clipped_count_stddev", self.clipped_count_stddev, at_least=0)
+
+    def count_stddev(self, noise_multiplier: float, clients_per_round: float) -> float:
+        """σ_b: as given, or clients_per_round / 20; 0 if nothing else has noise either."""
+        if self.clipped_count_stddev is not None:
+            return float(self.clipped_count_stddev)
+        return clients_per_round / 20 if noise_multiplier > 0 else 0.0
+
+    def estimate(self, excess: tf.Tensor) -> tf.Tensor:
+        """The clip norm after the given sum of (unclipped fraction - γ), float32 scalars."""
+        change = self.clip_learning_rate * excess
+        if self.geometric_update:
+            estimate = self.initial_clip_norm * tf.exp(-change)
+        else:
+            estimate = self.initial_clip_norm - change
+        return tf.clip_by_value(estimate, clipping.MIN_CLIP_NORM, clipping.MAX_CLIP_NORM)
+
+
+DEFAULT_CLIPPING = AdaptiveClipping()
+"""The settings of Xu et al. 2023, but for the initial clip norm."""
+
+
+class ClipState(NamedTuple):
+    """Clip norms; released, and so not secret.
+
+    Attributes:
+      active: float32 scalar, the norm the next round clips to.
+      estimate: float32 scalar, the estimated quantile of the clients' norms.
+      excess: float32 scalar, the noised sum over the rounds so far of
+        (unclipped fraction - target), which the estimate is a function of.
+    """
+
+    active: Any
+    estimate: Any
+    excess: Any
+
+
+class AdaptiveClipState(NamedTuple):
+    """State between rounds; enough to go on after a crash. Secret, but for `clip`.
+
+    Attributes:
+      round_index: int64 scalar, the next round.
+      seed: int64 tensor of shape [2], the root seed of all noise.
+      buffer: Past noise on the updates as `noise_stream.NoiseStream` keeps it.
+      count_buffer: Past noise on the counts, likewise.
+      clip: A `ClipState`.
+    """
+
+    round_index: Any
+    seed: Any
+    buffer: Any
+    count_buffer: Any
+    clip: Any
+
+
+class CountedContribution(NamedTuple):
+    """What one client adds to the sums, or the sums themselves.
+
+    Attributes:
+      update: float64 tensors: the clipped update, divided by the active clip norm if
+        it is to be encoded.
+      bit: float64 scalar: 1/2 if the norm is at most the estimate, -1/2 if it is
+        above, 0 if the norm is 0 or not finite.
+    """
+
+    update: Any
+    bit: Any
+
+
+class AdaptiveClipRound(private_round.PrivateRound):
+    """DP-FTRL with an estimated clip norm and restarts.
+
+    A client moves a round's average by at most clip_norm · unit_inflation /
+    clients_per_round and the unclipped fraction by at most 1 / (2 clients_per_round),
+    whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round. Of fewer
+    clients than planned the missing ones count as half unclipped.
+
+    Attributes:
+      strategy: The strategy C of both streams, with its restarts.
+      clipping: How the clip norm is estimated.
+      noise_multiplier: z, of both streams together; what to account for.
+      update_noise_multiplier: z_Δ, of the updates.
+      clipped_count_stddev: σ_b, of the counts.
+      clients_per_round: The fixed denominator.
+      unit_inflation: Factor by which encoding may lengthen a contribution; None if
+        the updates are summed as they are clipped.
+      deterministic_seed: None for a private run; a run with a given seed is not.
+    """
+
+    contribution_type = CountedContribution
+    state_type = AdaptiveClipState
+    broadcast_field = "clip"
+
+    def __init__(
+        self,
+        strategy: strategy_lib.Strategy,
+        *,
+        noise_multiplier: float,
+        clients_per_round: float,
+        clipping: AdaptiveClipping = DEFAULT_CLIPPING,
+        unit_inflation: float | None = None,
+        deterministic_seed: int | None = None,
+    ):
+        """Initialises the round.
+
+        Args:
+          strategy: The strategy C of both streams. Its restarts are the rounds that
+            take over the estimate, and restart both noises; without restarts the
+            estimate is released but never used.
+          noise_multiplier: z, of both streams together.
+          clients_per_round: The number both noised sums are divided by.
+          clipping: How the clip norm is estimated.
+          unit_inflation: If given, updates are divided by the active clip norm before
+            they are summed, and the sum is multiplied by it again; what is done to
+            them between may lengthen a client's unit contribution to at most this.
+          deterministic_seed: Only for tests: an integer in [0, 2^128).
+
+        Raises:
+          ValueError: If an argument is out of range, or the noise cannot be split.
+        """
+        if not isinstance(clipping, AdaptiveClipping):
+            raise ValueError(f"clipping must be an AdaptiveClipping, got {clipping!r}.")
+        self.strategy = strategy_lib.check_strategy(strategy)
+        self.clipping = clipping
+        self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
+        self.clients_per_round = validation.positive("clients_per_round", clients_per_round)
+        self.clipped_count_stddev = clipping.count_stddev(
+            self.noise_multiplier, self.clients_per_round
+        )
+        self.update_noise_multiplier = noise_split.update_noise_multiplier(
+            self.noise_multiplier, self.clipped_count_stddev
+        )
+        if unit_inflation is not None:
+            unit_inflation = validation.number(
+                "unit_inflation",
+                unit_inflation,
+                at_least=1,
+                remedy="Encoding cannot make a client's contribution smaller.",
+            )
+        self.unit_inflation = unit_inflation
+        self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
+        self._recipe = strategy.noise_recipe()
+
+    @property
+    def estimation_cost(self) -> float:
+        """z_Δ / z: how much more noise the updates get than with a fixed clip norm."""
+        if self.noise_multiplier == 0:
+            return 1.0
+        return self.update_noise_multiplier / self.noise_multiplier
+
+    def initial_state(self, shapes):
+        """See base class; an `AdaptiveClipState`."""
+        initial = tf.constant(self.clipping.initial_clip_norm, tf.float32)
+        return AdaptiveClipState(
+            round_index=tf.constant(0, tf.int64),
+            seed=seeds.root_seed(self.deterministic_seed),
+            buffer=self._stream(shapes).initial_buffer(),
+            count_buffer=self._stream([()]).initial_buffer(),
+            clip=ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
+        )
+
+    def clip_client(self, tensors, broadcast, weight=None):
+        """See base class; `broadcast` is a `ClipState`, the result a `CountedContribution`."""
+        private_round.refuse_weight(weight)
+        clipped, norm = clipping.clip_by_norm(tensors, broadcast.active)
+        if self.unit_inflation is not None:
+            active = tf.cast(broadcast.active, tf.float64)
+            clipped = [tensor / active for tensor in clipped]
+        is_finite = tf.math.is_finite(norm)
+        half = tf.constant(noise_split.COUNT_SENSITIVITY, tf.float64)
+        bit = tf.where(tf.cast(norm, tf.float32) <= broadcast.estimate, half, -half)
+        bit = tf.where(is_finite & (norm > 0), bit, tf.zeros_like(half))
+        return CountedContribution(clipped, bit), is_finite
+
+    def release(self, state, totals):
+        """See base class.
+
+        It measures `clip_norm` (active in the round), `estimated_clip_norm` (after it),
+        `unclipped_fraction` (noised), `noise_stddev` (on the updates, before the
+        division) and `num_restarts`.
+        """
+        stream = self._stream([tensor.shape for tensor in totals.update])
+        noise, buffer = stream.next(
+            state.buffer, state.round_index, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
+        )
+        active = tf.cast(state.clip.active, tf.float64)
+        update, multiplier = totals.update, self.update_noise_multiplier
+        if self.unit_inflation is not None:
+            update = [tf.cast(tensor, tf.float64) * active for tensor in update]
+            multiplier *= self.unit_inflation
+        stddev = multiplier * active
+        average = summation.noised_mean(update, noise, stddev, self.clients_per_round)
+        (count_noise,), count_buffer = self._stream([()]).next(
+            state.count_buffer, state.round_index, seeds.derive(state.seed, COUNT_STREAM)
+        )
+        (fraction,) = summation.noised_mean(
+            [totals.bit], [count_noise], self.clipped_count_stddev, self.clients_per_round
+        )
+        fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
+        excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile
+        estimate = self.clipping.estimate(excess)
+        _, next_in_block = stream.block(state.round_index + 1)
+        clip = ClipState(
+            active=tf.where(tf.equal(next_in_block, 0), estimate, state.clip.active),
+            estimate=estimate,
+            excess=excess,
+        )
+        measurements = {
+            "clip_norm": state.clip.active,
+            "estimated_clip_norm": estimate,
+            "unclipped_fraction": fraction,
+            "noise_stddev": tf.cast(stddev, tf.float32),
+            "num_restarts": stream.block(state.round_index)[0],
+        }
+        new_state = AdaptiveClipState(state.round_index + 1, state.seed, buffer, count_buffer, clip)
+        return new_state, average, measurements
+
+    def _stream(self, shapes) -> noise_stream.NoiseStream:
+        return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)

@@ -1,0 +1,297 @@
+"""Clipping of one client's update, and what becomes of one that is not finite.
+
+A clip norm is a number, one number a round, or a function of the round. The noise
+follows it, so that the noise multiplier, and with it the privacy of a round, stays
+the same (McMahan et al. 2018, section 3, "Adjusting noise and clipping as training
+progresses"). Where the noise of different rounds is correlated it has to be constant.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+
+MIN_CLIP_NORM = 1e-6
+MAX_CLIP_NORM = 1e18
+"""Outside these, float32 updates and noise come near the ends of their range."""
+
+CLIP_MARGIN = 1e-5
+"""Clipped updates are held short of the bound by this fraction; see `summation`."""
+
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+
+ClipNorm: TypeAlias = float | Sequence[float] | Callable[[tf.Tensor], tf.Tensor]
+"""A clip norm: one for all rounds, one a round (the last one stays), or a function.
+
+The function maps an int64 scalar, the round from 0, to a scalar. It must not
+depend on private data.
+"""
+
+
+def check_clip_norm(name: str, value: float) -> float:
+    """Returns `value` as a float after checking its range.
+
+    Args:
+      name: The argument's name, for the message.
+      value: A clip norm.
+
+    Returns:
+      The same value.
+
+    Raises:
+      ValueError: If it is not a number in [MIN_CLIP_NORM, MAX_CLIP_NORM].
+    """
+    return validation.number(
+        name,
+        value,
+        at_least=MIN_CLIP_NORM,
+        at_most=MAX_CLIP_NORM,
+        remedy="Rescale the updates if their norms are that small or large.",
+    )
+
+
+def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """L2 norm of all tensors together.
+
+    Args:
+      tensors: Floats of any dtype, not empty.
+
+    Returns:
+      float64 scalar; infinity if an entry is NaN or infinite, or if the norm is
+      above the largest float32.
+    """
+    norm = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(tf.cast(x, tf.float64)) for x in tensors]))
+    return tf.where(norm <= _LARGEST_FLOAT32, norm, tf.constant(math.inf, tf.float64))
+
+
+def count_as_zero_if_not_finite(
+    tensors: Sequence[tf.Tensor], norm: tf.Tensor, scales: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """Multiplies an update by `scales`, or by 0 if its norm is not finite.
+
+    This is the fate of a client whose update has NaN, an infinity or a norm beyond
+    float32, wherever this package clips: its update counts as zero. So do its
+    bit in adaptive clipping and its weight in DP-FedAvg; an aggregator asked to
+    `report_non_finite_clients` counts it.
+
+    Args:
+      tensors: The update.
+      norm: Its `global_norm`.
+      scales: A factor for each tensor.
+
+    Returns:
+      The multiplied tensors, or zeros.
+    """
+    is_finite = tf.math.is_finite(norm)
+    return [
+        tf.math.multiply_no_nan(tensor, tf.where(is_finite, scale, tf.zeros_like(scale)))
+        for tensor, scale in zip(tensors, scales, strict=True)
+    ]
+
+
+def clip_by_norm(
+    tensors: Sequence[tf.Tensor], clip_norm: tf.Tensor | float
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Scales all tensors by one factor so that their joint norm is at most `clip_norm`.
+
+    Args:
+      tensors: Floats of any dtype, not empty.
+      clip_norm: The bound, a scalar.
+
+    Returns:
+      float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`,
+      all zero if the norm is not finite; and the norm before clipping, float64.
+    """
+    tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+    norm = global_norm(tensors)
+    scales = [_scale_to(norm, clip_norm)] * len(tensors)
+    return count_as_zero_if_not_finite(tensors, norm, scales), norm
+
+
+def _scale_to(norm: tf.Tensor, bound: tf.Tensor | float) -> tf.Tensor:
+    limit = tf.cast(bound, tf.float64) * (1.0 - CLIP_MARGIN)
+    return tf.where(norm > limit, limit / norm, tf.ones_like(norm))
+
+
+def _checked(
+    clip_norm: ClipNorm,
+) -> float | tuple[float, ...] | Callable[[tf.Tensor], tf.Tensor]:
+    if callable(clip_norm):
+        return clip_norm
+    values = np.asarray(clip_norm)
+    if values.ndim > 1 or values.size == 0:
+        raise ValueError(
+            "clip_norm must be a number, a non-empty list of numbers (one a round) or a function "
+            f"of the round, got {clip_norm!r}."
+        )
+    if values.ndim == 0:
+        return check_clip_norm("clip_norm", clip_norm)
+    return tuple(check_clip_norm("clip_norm", value) for value in values.tolist())
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipping(abc.ABC):
+    """How one client's update is bounded.
+
+    Attributes:
+      clip_norm: S, the L2 norm that no clipped update exceeds: a number, a tuple with
+        one number a round (the last one stays), or a function of the round.
+    """
+
+    clip_norm: ClipNorm
+
+    def __post_init__(self):
+        object.__setattr__(self, "clip_norm", _checked(self.clip_norm))
+
+    def norm(self, round_index: tf.Tensor) -> tf.Tensor:
+        """S in a round.
+
+        Args:
+          round_index: int64 scalar, from 0.
+
+        Returns:
+          float64 scalar.
+
+        Raises:
+          tf.errors.InvalidArgumentError: When run, if `clip_norm` is a function
+            that returned a number out of range.
+        """
+        if isinstance(self.clip_norm, float):
+            return tf.constant(self.clip_norm, tf.float64)
+        if isinstance(self.clip_norm, tuple):
+            last = tf.constant(len(self.clip_norm) - 1, tf.int64)
+            return tf.gather(tf.constant(self.clip_norm, tf.float64), tf.minimum(round_index, last))
+        value = tf.reshape(tf.cast(self.clip_norm(round_index), tf.float64), [])
+        check = tf.debugging.Assert(
+            (value >= MIN_CLIP_NORM) & (value <= MAX_CLIP_NORM),
+            ["The function clip_norm returned an unusable clip norm; round and value:"]
+            + [round_index, value],
+        )
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(value)
+
+    @property
+    def constant_norm(self) -> float:
+        """S, if it is the same in all rounds.
+
+        Raises:
+          ValueError: If it is not.
+        """
+        if not isinstance(self.clip_norm, float):
+            raise ValueError(
+                "clipping must have one clip norm for all rounds: DP-FTRL's noise of different "
+                "rounds is correlated, and cancels only if its scale is the same in all of them; "
+                f"got {self.clip_norm!r}. Give one number, or use adaptive clipping with restarts."
+            )
+        return self.clip_norm
+
+    @abc.abstractmethod
+    def clip(
+        self, tensors: Sequence[tf.Tensor], round_index: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Clips an update.
+
+        Args:
+          tensors: Floats of any dtype, not empty.
+          round_index: int64 scalar, from 0.
+
+        Returns:
+          float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 2e-7) S, all
+          zero if the norm is not finite; and the joint norm before clipping, float64.
+        """
+
+    @abc.abstractmethod
+    def check_num_tensors(self, num_tensors: int) -> None:
+        """Raises ValueError if an update of `num_tensors` tensors cannot be clipped."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FlatClipping(Clipping):
+    """One norm for the whole update (McMahan et al. 2018, FlatClip).
+
+    Attributes:
+      clip_norm: S; see `Clipping`.
+    """
+
+    def clip(self, tensors, round_index):
+        """See base class."""
+        return clip_by_norm(tensors, self.norm(round_index))
+
+    def check_num_tensors(self, num_tensors):
+        """See base class; any number will do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PerLayerClipping(Clipping):
+    """One norm S_j for each tensor (McMahan et al. 2018, PerLayerClip).
+
+    The update's norm is then at most S = √Σ S_j², which is `clip_norm`: the
+    sensitivity is that of flat clipping with the same S.
+
+    Attributes:
+      clip_norm: S; see `Clipping`.
+      proportions: The S_j up to a common factor, one for each tensor in the order of
+        the flattened update; equal if None, so that S_j = S / √m.
+    """
+
+    proportions: tuple[float, ...] | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.proportions is None:
+            return
+        values = np.asarray(self.proportions, np.float64)
+        if values.ndim != 1 or values.size == 0 or not np.all((values > 0) & np.isfinite(values)):
+            raise ValueError(
+                "proportions must be None or positive numbers, one for each tensor of an update, "
+                f"got {self.proportions!r}."
+            )
+        object.__setattr__(self, "proportions", tuple(values.tolist()))
+
+    @classmethod
+    def from_layer_norms(cls, layer_clip_norms: Sequence[float]) -> PerLayerClipping:
+        """Clips tensor j to `layer_clip_norms[j]`, the same in all rounds.
+
+        Args:
+          layer_clip_norms: S_j, in the order of the flattened update.
+
+        Returns:
+          The clipping with `clip_norm` = √Σ S_j².
+
+        Raises:
+          ValueError: If a norm is not positive and finite, or there is none.
+        """
+        norms = tuple(check_clip_norm("layer_clip_norms", norm) for norm in layer_clip_norms)
+        if not norms:
+            raise ValueError("layer_clip_norms must have one entry for each tensor, got none.")
+        return cls(math.hypot(*norms), norms)
+
+    def clip(self, tensors, round_index):
+        """See base class."""
+        self.check_num_tensors(len(tensors))
+        proportions = np.ones(len(tensors)) if self.proportions is None else self.proportions
+        shares = proportions / np.linalg.norm(proportions)
+        clip_norm = self.norm(round_index)
+        tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+        scales = [
+            _scale_to(global_norm([tensor]), clip_norm * share)
+            for tensor, share in zip(tensors, shares, strict=True)
+        ]
+        norm = global_norm(tensors)
+        return count_as_zero_if_not_finite(tensors, norm, scales), norm
+
+    def check_num_tensors(self, num_tensors):
+        """See base class."""
+        if self.proportions is not None and num_tensors != len(self.proportions):
+            raise ValueError(
+                f"proportions has {len(self.proportions)} entries, but an update has "
+                f"{num_tensors} tensors: give one for each."
+            )

@@ -1,0 +1,120 @@
+"""The interface of a private round: what a client adds, and what the server releases.
+
+    state = private_round.initial_state(shapes)
+    # In every round, with the cohort's updates:
+    seen = private_round.broadcast(state)
+    contributions = [private_round.clip_client(update, seen)[0] for update in updates]
+    totals = private_round.total(contributions, shapes)
+    state, average, measurements = private_round.release(state, totals)
+
+TensorFlow without TFF: the functions work eagerly and in graphs. The aggregation
+factories of `aggregators` are adapters that call exactly these, and any other
+caller, a server or a fine-tuning loop, gets the same numbers from them.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import tensorflow as tf
+
+
+class Contribution(NamedTuple):
+    """What one client adds to the sums, or the sums themselves.
+
+    Attributes:
+      update: float64 tensors: the clipped update.
+    """
+
+    update: Any
+
+
+class PrivateRound(abc.ABC):
+    """A mechanism with all its numbers, for updates that are lists of tensors.
+
+    Neighbouring cohorts differ in one client, whose contribution is replaced by
+    `no_contribution`, in all its parts.
+    """
+
+    contribution_type: ClassVar[type] = Contribution
+    """NamedTuple of a contribution: `update`, a list of tensors, then scalars if any."""
+
+    state_type: ClassVar[type]
+    """NamedTuple of the state."""
+
+    broadcast_field: ClassVar[str]
+    """The field of the state that clients may see; never a seed, nor past noise."""
+
+    deterministic_seed: int | None
+    """Seed of all noise if the caller gave one: then the run is not private."""
+
+    @abc.abstractmethod
+    def initial_state(self, shapes: Sequence[Sequence[int]]) -> Any:
+        """The state before the first round, with a new root seed each time it runs.
+
+        Args:
+          shapes: Static shapes of an update's tensors.
+
+        Returns:
+          A NamedTuple. It is secret, but for `broadcast_field`.
+
+        Raises:
+          ValueError: If updates of these shapes cannot be clipped.
+        """
+
+    def broadcast(self, state: Any) -> Any:
+        """What the clients of the next round are sent."""
+        return getattr(state, self.broadcast_field)
+
+    @abc.abstractmethod
+    def clip_client(
+        self, tensors: Sequence[tf.Tensor], broadcast: Any, weight: tf.Tensor | None = None
+    ) -> tuple[Any, tf.Tensor]:
+        """What one client adds to the sums.
+
+        Args:
+          tensors: Its update, floats of any dtype.
+          broadcast: What `broadcast` returned.
+          weight: Its number of examples, a numeric scalar; only for a round that
+            weighs clients.
+
+        Returns:
+          A contribution of float64 tensors, and whether the update was finite; if
+          not, the client counts as zero (`clipping.count_as_zero_if_not_finite`).
+        """
+
+    @abc.abstractmethod
+    def release(self, state: Any, totals: Any) -> tuple[Any, list[tf.Tensor], dict[str, tf.Tensor]]:
+        """Adds the noise of a round to the sums.
+
+        Args:
+          state: The state before the round.
+          totals: The sum of the contributions of any number of clients.
+
+        Returns:
+          The state after the round, the noised average (float64 tensors), and
+          measurements: float32 or integer scalars that the guarantee covers.
+        """
+
+    def no_contribution(self, shapes: Sequence[Sequence[int]]) -> Any:
+        """What a client adds that does not take part: zeros, in float64."""
+        num_scalars = len(self.contribution_type._fields) - 1
+        update = [tf.zeros(shape, tf.float64) for shape in shapes]
+        return self.contribution_type(update, *[tf.zeros([], tf.float64)] * num_scalars)
+
+    def total(self, contributions: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Any:
+        """The sum of contributions, in float64; of none, zeros."""
+        return tf.nest.map_structure(
+            lambda *parts: tf.add_n(parts), self.no_contribution(shapes), *contributions
+        )
+
+
+def refuse_weight(weight: tf.Tensor | None) -> None:
+    """Raises ValueError if a client was given a weight in a round without weights."""
+    if weight is not None:
+        raise ValueError(
+            "weight must be None: in this round every client weighs the same. Use a "
+            "SampledGaussianRound to weigh clients."
+        )

@@ -1,0 +1,140 @@
+"""A weighted estimate with fresh noise every round, as TensorFlow functions: DP-FedAvg's.
+
+McMahan et al. 2018, Algorithm 1. The privacy of a round is that of a Gaussian
+mechanism whose noise is `noise_multiplier` times its sensitivity, applied to a
+cohort in which each client is with probability q.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.mechanisms import noise_recipe
+from tff_dpftrl.private_round import clipping as clipping_lib
+from tff_dpftrl.private_round import estimators, noise_stream, private_round, seeds, summation
+
+_NOISE_STREAM = 0
+
+
+class SampledGaussianState(NamedTuple):
+    """State between rounds. It is secret: the seed reveals the noise.
+
+    Attributes:
+      round_index: int64 scalar, the next round.
+      seed: int64 tensor of shape [2], the root seed of the run's noise.
+    """
+
+    round_index: Any
+    seed: Any
+
+
+class WeightedContribution(NamedTuple):
+    """What one client adds to the sums, or the sums themselves.
+
+    Attributes:
+      update: float64 tensors: the clipped update times the weight.
+      weight: float64 scalar in [0, 1].
+    """
+
+    update: Any
+    weight: Any
+
+
+class SampledGaussianRound(private_round.PrivateRound):
+    """Estimates the average update of Poisson-sampled clients, with noise.
+
+    A client with update Δ_k and weight n_k (a number of examples) contributes
+    w_k clip(Δ_k) with w_k = min(n_k / weight_cap, 1), or nothing if n_k is not
+    positive. The estimator divides the sum, and Gaussian noise of standard deviation
+    noise_multiplier · clip norm · `estimator.unit_sensitivity` is added, once.
+
+    An update whose norm is not finite in float32 counts as absent: zero update, zero
+    weight. An empty cohort gives noise only.
+
+    Attributes:
+      clipping: How each update is clipped.
+      noise_multiplier: z, standard deviation of the noise per unit of sensitivity.
+      estimator: What the sum is divided by.
+      weight_cap: ŵ, the number of examples from which on a client has weight 1.
+      deterministic_seed: None for a private run; a run with a given seed is not.
+    """
+
+    contribution_type = WeightedContribution
+    state_type = SampledGaussianState
+    broadcast_field = "round_index"
+
+    def __init__(
+        self,
+        *,
+        clipping: clipping_lib.Clipping,
+        noise_multiplier: float,
+        estimator: estimators.Estimator,
+        weight_cap: float = 1.0,
+        deterministic_seed: int | None = None,
+    ):
+        """Initialises the round.
+
+        Args:
+          clipping: How each update is clipped; the norm may change with the round.
+          noise_multiplier: z, standard deviation of the noise per unit of
+            sensitivity. 0 adds no noise and is not private.
+          estimator: What the sum is divided by.
+          weight_cap: ŵ, the number of examples from which on a client has weight
+            1. With 1 every client that has examples weighs the same.
+          deterministic_seed: Leave it None, for a seed from the operating system.
+            A run with a known seed is not private; for tests.
+
+        Raises:
+          ValueError: If an argument cannot be used.
+        """
+        if not isinstance(clipping, clipping_lib.Clipping):
+            raise ValueError(
+                f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
+            )
+        if not isinstance(estimator, estimators.Estimator):
+            raise ValueError(
+                f"estimator must be a FixedDenominator or a ClippedDenominator, got {estimator!r}."
+            )
+        self.clipping = clipping
+        self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
+        self.estimator = estimator
+        self.weight_cap = validation.positive("weight_cap", weight_cap)
+        self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
+
+    def initial_state(self, shapes):
+        """See base class; a `SampledGaussianState`."""
+        self.clipping.check_num_tensors(len(shapes))
+        return SampledGaussianState(
+            tf.constant(0, tf.int64), seeds.root_seed(self.deterministic_seed)
+        )
+
+    def clip_client(self, tensors, broadcast, weight=None):
+        """See base class; `weight` is required, the result a `WeightedContribution`."""
+        if weight is None:
+            raise ValueError("weight must be the client's number of examples, got None.")
+        clipped, norm = self.clipping.clip(tensors, broadcast)
+        is_finite = tf.math.is_finite(norm)
+        weight = tf.cast(weight, tf.float64) / self.weight_cap
+        one, zero = tf.ones_like(weight), tf.zeros_like(weight)
+        weight = tf.where(is_finite & (weight > 0), tf.minimum(weight, one), zero)
+        return WeightedContribution([weight * tensor for tensor in clipped], weight), is_finite
+
+    def release(self, state, totals):
+        """See base class; measures `clip_norm` and `noise_stddev`, that of the estimate."""
+        clip_norm = self.clipping.norm(state.round_index)
+        stddev = self.noise_multiplier * self.estimator.unit_sensitivity * clip_norm
+        shapes = [tensor.shape for tensor in totals.update]
+        stream = noise_stream.NoiseStream(noise_recipe.IdentityNoise(), shapes)
+        noise, _ = stream.next((), state.round_index, seeds.derive(state.seed, _NOISE_STREAM))
+        divisor = self.estimator.divisor(tf.cast(totals.weight, tf.float64))
+        means = [tf.cast(tensor, tf.float64) / divisor for tensor in totals.update]
+        estimate = summation.noised_mean(means, noise, stddev, 1.0)
+        measurements = {
+            "clip_norm": tf.cast(clip_norm, tf.float32),
+            "noise_stddev": tf.cast(stddev, tf.float32),
+        }
+        new_state = SampledGaussianState(state.round_index + 1, state.seed)
+        return new_state, estimate, measurements
