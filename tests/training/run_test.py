@@ -74,6 +74,7 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
         "Noise",
         "Privacy",
         "Noise to signal",
+        "Warning",
         "Building the computations ...",
         "Results",
     ]
@@ -215,7 +216,7 @@ def test_a_run_that_drowns_in_noise_says_so_and_keeps_its_cohorts_secret(corpus,
     lines = []
     config = toy_run.config(corpus, **options, algorithm="dp-fedavg", noise_multiplier=1e5)
     results = run.train(config, tmp_path / "run", say=lines.append)
-    assert sum(line.startswith("Warning: the noise outweighs") for line in lines) == 1
+    assert sum(line.startswith("Warning: above 0.3 the noise") for line in lines) == 1
     assert "Warning: the model is worse than before training" in results.summary
     assert lines[-1].startswith(f"Round 1: some {_NOT_FINITE}")  # No size of the cohort.
 

@@ -46,7 +46,8 @@ def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
     )
     if ratio > privacy.SWAMPED:
         lines.append(
-            "Warning: the noise outweighs all that the clients can send, so expect a model of "
-            "noise. Take more clients a round, more rounds, a smaller model or a larger ε."
+            f"Warning: above {privacy.SWAMPED:g} the noise is likely to drown what the clients "
+            "send, who never agree entirely. Take more clients a round, more rounds, a smaller "
+            "model or a larger ε."
         )
     return lines
