@@ -154,6 +154,14 @@ def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
     assert _plan(mechanism=None, noise_multiplier=None).noise_to_signal(400) == 0.0
 
 
+def test_check_refuses_what_a_plan_would(tmp_path):
+    _PRIVACY.check(40)
+    with pytest.raises(ValueError, match="largest feasible min_sep"):
+        _PRIVACY.check(19)
+    with pytest.raises(ValueError, match="nowhere.json"):
+        dataclasses.replace(_PRIVACY, strategy_file=str(tmp_path / "nowhere.json")).check(40)
+
+
 def test_a_strategy_for_fewer_rounds_is_refused(tmp_path):
     serialization.save(tmp_path / "strategy.json", tree.Tree(3))
     with pytest.raises(ValueError, match="at most 3 rounds"):

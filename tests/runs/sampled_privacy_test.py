@@ -87,6 +87,9 @@ def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
 def test_too_few_users_are_refused():
     with pytest.raises(ValueError, match="clients_per_round=10 exceeds the 9 training users"):
         _plan(num_clients=9)
+    with pytest.raises(ValueError, match="lower it to 9 or less"):
+        _PRIVACY.check(9)
+    _PRIVACY.check(10)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ def run(args: argparse.Namespace) -> int:
 
     print("Reading the data ...", file=sys.stderr)
     text = corpus.read(config)
-    config.privacy().check(len(text.train))
+    if new_config is not None:  # A resumed run does not need the strategy's file any more.
+        new_config.privacy().check(len(text.train))
 
     silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
