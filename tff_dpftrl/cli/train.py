@@ -19,10 +19,13 @@ from tff_dpftrl.training import config as config_lib
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
 
-The output folder receives config.json, metrics.csv, curves.png, TensorBoard events,
-model.npz (the weights, fit to publish), and privacy_statement.md and .json. Its folder
-private/ (checkpoints with the noise's seed, the ledger of participation) is what --resume
-goes on from; whoever reads it can undo the privacy of the run.
+The output folder receives model.npz and privacy_statement.md and .json, which may be published;
+config.json; and, for the operator's eyes only, metrics.csv, curves.png and TensorBoard events,
+which have exact figures of the training users. Its folder private/ (checkpoints with the noise's
+seed, the ledger of participation) is what --resume and `tff-dpftrl report` need; whoever reads it
+can undo the privacy of the run. docs/results_folder.md explains every file.
+
+Ctrl-C loses nothing but the round that is being run.
 """
 
 _EPILOG = """\
@@ -36,11 +39,15 @@ examples:
   # Go on after an interruption; the config is the one that the run began with.
   tff-dpftrl train --resume --output out
 
+  # Or see how far it got, and what that has cost.
+  tff-dpftrl report out
+
 A TOML file given with --config holds the same options, with underscores instead of hyphens
 (num_rounds = 100), in tables of any name; flags overrule it.
 """
 
 _SHORT_FLAGS = {"num_rounds": ["--rounds"]}
+_METAVARS = {"data": "CORPUS", "vocabulary": "SOURCE", "strategy": "FILE"}
 
 
 def add_parser(subparsers) -> None:
@@ -56,7 +63,9 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
     parser.add_argument(
-        "--resume", action="store_true", help="Go on with the interrupted run in --output."
+        "--resume",
+        action="store_true",
+        help="Go on with the interrupted run in --output; takes no other option.",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(config_lib.TrainingConfig)
@@ -81,7 +90,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: ob
     choices, kind = None, hint
     if typing.get_origin(hint) is typing.Literal:
         choices, kind = typing.get_args(hint), str
-    metavar = {int: "N", float: "X"}.get(kind, "NAME")
+    metavar = _METAVARS.get(field.name) or {int: "N", float: "X"}.get(kind, "NAME")
     group.add_argument(
         *flags,
         dest=field.name,
