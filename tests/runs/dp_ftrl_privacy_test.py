@@ -168,5 +168,21 @@ def test_a_strategy_for_fewer_rounds_is_refused(tmp_path):
         _plan(strategy_file=str(tmp_path / "strategy.json"))
 
 
+@pytest.mark.parametrize(
+    "num_clients, changes, message",
+    [
+        (4, {}, "exceeds the 4 training users"),
+        (40, {"min_sep": 9, "num_rounds": 100}, "largest feasible min_sep is 8"),
+        (40, {"max_participations": 1, "num_rounds": 100}, "max_participations=1 is impossible"),
+        (40, {"mechanism": None, "strategy_file": "nowhere.json"}, "nowhere.json"),
+    ],
+)
+def test_what_the_population_cannot_keep_is_refused_at_once(num_clients, changes, message):
+    asked = dataclasses.replace(_PRIVACY, clients_per_round=5, **changes)
+    with pytest.raises(ValueError, match=message):
+        asked.check(num_clients)
+    dataclasses.replace(_PRIVACY, clients_per_round=5).check(40)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -92,5 +92,11 @@ def test_too_few_users_are_refused():
     _PRIVACY.check(10)
 
 
+def test_a_cohort_larger_than_the_population_is_refused_at_once():
+    _PRIVACY.check(10)
+    with pytest.raises(ValueError, match="exceeds the 9 training users"):
+        _PRIVACY.check(9)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -1,0 +1,79 @@
+"""Runs the example of the README on tiny models, data and numbers of rounds."""
+
+import collections
+import pathlib
+import re
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_dpftrl
+from tff_dpftrl.participation import ledger_rules
+
+_README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+_NUM_DEVICES = 12
+_SMALLER = {"num_rounds": 6, "min_sep": 3, "clients_per_round": 3}
+
+
+def _example() -> str:
+    """The first Python block, with numbers that a test has time for."""
+    code = re.search(r"```python\n(.*?)```", _README.read_text("utf-8"), re.DOTALL).group(1)
+    for name, value in _SMALLER.items():
+        code, count = re.subn(rf"\b{name}=[\d_]+", f"{name}={value}", code)
+        assert count >= 1, f"The README's example gives no {name}: adapt _SMALLER."
+    return code
+
+
+def _model_fn():
+    return tff.learning.models.from_keras_model(
+        tf.keras.Sequential([tf.keras.layers.Input([2]), tf.keras.layers.Dense(1)]),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=(tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1])),
+    )
+
+
+def _names(asked: collections.Counter) -> dict:
+    """What the README leaves to the reader; `asked` counts the devices that take part."""
+    devices = [f"device {i}" for i in range(_NUM_DEVICES)]
+    x = np.eye(2, dtype=np.float32)
+
+    def client_data(device):
+        assert device in devices
+        asked[device] += 1
+        return tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(2)
+
+    return {"model_fn": _model_fn, "devices": devices, "client_data": client_data}
+
+
+def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd):
+    asked = collections.Counter()
+    names = _names(asked)
+    exec(_example(), names)
+    printed = capfd.readouterr().out
+    statement = names["statement"]
+    assert statement.has_guarantee and statement.epsilon <= 8.0
+    assert statement.to_markdown() in printed
+    assert sum(asked.values()) == 6 * 3
+    assert statement.observed.max_participations == max(asked.values()) == 2
+    assert statement.observed.min_sep >= 3
+    assert statement.observed.num_rounds == statement.accounted.num_rounds == 6
+    # The model has been trained, and the noise was that of a private run.
+    weights = names["process"].get_model_weights(names["state"]).trainable
+    assert all(np.any(weight != 0.0) for weight in weights)
+    assert names["aggregator"].deterministic_seed is None
+
+
+def test_the_same_devices_again_and_again_are_refused(monkeypatch):
+    same = np.arange(3)
+    monkeypatch.setattr(tff_dpftrl.MinSepSampler, "cohort", lambda sampler, round_index: same)
+    asked = collections.Counter()
+    with pytest.raises(ledger_rules.SchemaRefusal, match="Round 1 may not begin"):
+        exec(_example(), _names(asked))
+    assert sum(asked.values()) == 3  # Those of round 0, who were allowed.
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
