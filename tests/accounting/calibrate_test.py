@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tff_dpftrl.accounting import calibrate, gaussian, guarantee
-from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.mechanisms import identity, tree
 from tff_dpftrl.participation import schema as schema_lib
 
 _SCHEMA = schema_lib.MinSep(200, 30, 5)
@@ -78,6 +78,20 @@ def test_bisection_ends_just_above_the_smallest_noise(initial):
 def test_bisection_gives_up_on_the_impossible():
     with pytest.raises(ValueError, match="out of reach"):
         calibrate.smallest_noise(lambda noise: 3.0, target_epsilon=2.0)
+
+
+def test_a_target_beyond_any_noise_is_refused_in_one_line():
+    kwargs = {"strategy": identity.Identity(), "schema": schema_lib.MinSep(1000, 1, 1000)}
+    with pytest.raises(ValueError, match=r"target_epsilon=5e-324.* more noise than a float"):
+        calibrate.calibrate_noise_multiplier(**kwargs, target_epsilon=5e-324, delta=1e-320)
+    with pytest.raises(ValueError, match="more noise than a float"):
+        calibrate.calibrate_noise_multiplier(**kwargs, target_rho=5e-324, clip_norm_inflation=1e300)
+
+
+def test_the_largest_targets_end_the_search():
+    kwargs = {"strategy": identity.Identity(), "schema": schema_lib.MinSep(10, 5, 2)}
+    for target in ({"target_rho": 1.7e308}, {"target_epsilon": 1.7e308, "delta": 1e-6}):
+        assert 0.0 < calibrate.calibrate_noise_multiplier(**kwargs, **target) < 1e-150
 
 
 if __name__ == "__main__":

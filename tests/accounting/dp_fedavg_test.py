@@ -118,5 +118,27 @@ def test_errors_name_the_argument(arguments, name):
         dp_fedavg.DpFedAvg(*arguments)
 
 
+@pytest.mark.parametrize("noise", [1e-320, 1e-200, 1e-160, 1e-20])
+@pytest.mark.filterwarnings("error")
+def test_next_to_no_noise_never_looks_private(noise):
+    run = dp_fedavg.DpFedAvg(0.01, noise, 100)
+    assert run.epsilon(1e-6) > 1e30
+    if noise < 1e-100:
+        # dp_accounting's Rényi accountant says 0 at 1e-160, and divides by zero at 1e-200.
+        assert run.epsilon_rdp(1e-6) == run.epsilon_moments_accountant(1e-6) == math.inf
+
+
+@pytest.mark.filterwarnings("error")
+def test_boundless_noise_overflows_nowhere():
+    run = dp_fedavg.DpFedAvg(0.01, 1e200, 100)
+    assert run.epsilon(1e-6) == 0.0
+    # At most log(1 / delta) / 31, the last of the moments.
+    assert run.epsilon_moments_accountant(1e-6) < 0.5
+    assert run.epsilon_rdp(1e-6) < 0.5
+    for noise in (math.inf, math.nan):
+        with pytest.raises(ValueError, match="noise_multiplier must be a finite number"):
+            dp_fedavg.DpFedAvg(0.01, noise, 100)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

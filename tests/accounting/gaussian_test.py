@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 
 import dp_accounting
 import mpmath
 import pytest
-from dp_accounting import rdp
+from dp_accounting import gaussian_mechanism, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,6 +137,47 @@ def test_limits(delta):
 def test_errors_name_the_argument(call, name):
     with pytest.raises(ValueError, match=name):
         call()
+
+
+_ANY_MU = [0.0, 5e-324, 1e-200, 1e-20, 1e-3, 1.0, 80.0, 1e8, 1e155, 1e300, math.inf]
+_ANY_EPSILON = [0.0, 5e-324, 1e-200, 1e-10, 1.0, 1e10, 1e17, 1e200, 1.7e308]
+_ANY_DELTA = [5e-324, 1e-300, 1e-10, 0.5, 0.999, 1 - 1e-10, 1 - 2**-53]
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_argument_is_too_extreme():
+    for mu, delta in itertools.product(_ANY_MU, _ANY_DELTA):
+        epsilon = gaussian.epsilon(mu, delta)
+        assert epsilon >= 0.0
+        if epsilon < math.inf:
+            assert gaussian.delta(mu, epsilon) <= delta * (1 + 1e-9)
+    for mu, epsilon in itertools.product(_ANY_MU, _ANY_EPSILON):
+        assert gaussian.log_delta(mu, epsilon) <= 1e-15
+    for epsilon, delta in itertools.product(_ANY_EPSILON, _ANY_DELTA):
+        assert 0.0 < gaussian.mu(epsilon, delta) < math.inf
+    for rho, delta in itertools.product([*_ANY_EPSILON, math.inf], _ANY_DELTA):
+        assert gaussian.epsilon_from_rho_by_rdp(rho, delta) >= 0.0
+        assert gaussian.epsilon_from_rho_classic(rho, delta) >= 0.0
+    assert gaussian.epsilon(1e300, 1e-10) == math.inf
+    assert 0.0 < gaussian.mu_from_rho(1.7e308) < math.inf
+
+
+@pytest.mark.parametrize("delta", [0.9, 0.999, 1 - 1e-6, 1 - 1e-10])
+@pytest.mark.parametrize("mu", [11.0, 30.0])
+def test_epsilon_is_not_understated_where_delta_is_close_to_one(mu, delta):
+    epsilon = gaussian.epsilon(mu, delta)
+    assert _log_delta(mu, epsilon) <= math.log(delta)
+    assert _log_delta(gaussian.mu(epsilon, delta), epsilon) <= math.log(delta)
+
+
+@pytest.mark.parametrize("mu", [1e-8, 1e-6, 1e-4, 3.0])
+@pytest.mark.parametrize("delta", [1e-300, 1e-30, 1e-10])
+def test_epsilon_is_never_below_the_exact_one_and_dp_accountings_is(mu, delta):
+    # What keeps ours beside dp_accounting.gaussian_mechanism; see the module's docstring.
+    assert _log_delta(mu, gaussian.epsilon(mu, delta)) <= math.log(delta)
+    if (mu, delta) == (1e-8, 1e-300):
+        theirs = gaussian_mechanism.get_epsilon_gaussian(1 / mu, delta)
+        assert theirs < gaussian.epsilon(mu, delta) * (1 - 1e-7)
 
 
 if __name__ == "__main__":

@@ -392,5 +392,26 @@ def test_more_rounds_than_declared_are_refused():
         )
 
 
+@pytest.mark.parametrize("z", [5e-324, 1e-200, 1e-160])
+@pytest.mark.filterwarnings("error")
+def test_next_to_no_noise_is_no_guarantee_and_no_traceback(z):
+    found = guarantee.dp_ftrl_guarantee(
+        tree.Tree(20), noise_multiplier=z, schema=schema_lib.MinSep(20, 5, 4), delta=1e-6
+    )
+    assert found.epsilon == found.rho_zcdp == found.epsilon_rdp == math.inf
+    assert found.delta_at(1e300) == pytest.approx(1.0)
+    assert found.to_dict()["epsilon"] is None
+    assert "ε = unbounded" in str(found)
+
+
+@pytest.mark.parametrize("z", [math.inf, math.nan, -1.0, "many"])
+def test_noise_must_be_a_finite_number(z):
+    # An infinite one used to be epsilon = 0.
+    with pytest.raises(ValueError, match="noise_multiplier must be a finite number, at least 0"):
+        guarantee.dp_ftrl_guarantee(
+            tree.Tree(20), noise_multiplier=z, schema=schema_lib.MinSep(20, 5, 4), delta=1e-6
+        )
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -235,5 +235,56 @@ def test_errors_name_the_argument(call, name):
         call()
 
 
+def test_missing_probability_is_charged_in_full():
+    # A billionth of the mass was tolerated, ten times delta: it may lie where it hurts most.
+    short = mixture_of_gaussians.MixtureOfGaussians(1.0, (0.0, 1.0, 20.0), (0.9, 0.1 - 1e-9, 0.0))
+    whole = mixture_of_gaussians.MixtureOfGaussians(1.0, (0.0, 1.0, 20.0), (0.9, 0.1 - 1e-9, 1e-9))
+    assert sum(short.probabilities) == pytest.approx(1.0, abs=1e-15)
+    kwargs = {"num_steps": 1, "delta": 1e-10}
+    charged = mixture_of_gaussians.epsilon(short, **kwargs)
+    assert charged == pytest.approx(mixture_of_gaussians.epsilon(whole, **kwargs), rel=1e-6)
+    # The worst case is with that mass at 20: far above what the rest alone costs.
+    rest = mixture_of_gaussians.MixtureOfGaussians(1.0, (0.0, 1.0), (0.9, 0.1))
+    assert charged > 10 * mixture_of_gaussians.epsilon(rest, **kwargs)
+
+
+def test_rounding_of_binomials_is_not_taken_for_missing_mass():
+    for size, probability in ((1000, 0.01), (100_000, 0.3)):
+        pair = mixture_of_gaussians.els(1.0, probability, size)
+        assert pair.probabilities[-1] < 1e-200
+
+
+def test_probabilities_that_are_far_from_one_are_refused():
+    with pytest.raises(ValueError, match="sum to 1"):
+        mixture_of_gaussians.MixtureOfGaussians(1.0, (0.0, 1.0), (0.9, 0.1 - 1e-8))
+    with pytest.raises(ValueError, match="sum to 1"):
+        mixture_of_gaussians.MixtureOfGaussians(1.0, (0.0, 1.0), (0.9, math.nan))
+
+
+@pytest.mark.parametrize("noise", [5e-324, 1e-200, 1e-100, 1e-6, 1e-3])
+@pytest.mark.filterwarnings("error")
+def test_any_noise_gives_an_epsilon_that_covers_the_whole_delta(noise):
+    pair = mixture_of_gaussians.uls(noise, 0.01)
+    found = mixture_of_gaussians.epsilon(pair, num_steps=100, delta=1e-6)
+    # At least 5 of the 100 steps concern the user with probability .003, far above delta.
+    assert found >= 5 / (2 * noise * noise) if noise > 1e-150 else found == math.inf
+    assert mixture_of_gaussians.delta(pair, num_steps=100, epsilon=1.0) == 1.0
+    # And it is at most that of all steps, without sampling.
+    assert found <= gaussian.epsilon(10.0 / noise if noise > 1e-300 else math.inf, 1e-6)
+
+
+def test_counting_and_losses_agree_where_both_can_be_used():
+    pair = mixture_of_gaussians.uls(0.02, 0.01)
+    tight = mixture_of_gaussians.epsilon(pair, num_steps=20, delta=1e-6)
+    loose = mixture_of_gaussians._epsilon_by_counting(pair, 20, 1e-6)
+    assert tight <= loose < 1.5 * tight
+
+
+@pytest.mark.filterwarnings("error")
+def test_delta_at_any_epsilon_is_tiny_not_one():
+    pair = mixture_of_gaussians.uls(1.0, 0.01)
+    assert mixture_of_gaussians.delta(pair, num_steps=10, epsilon=1e300) == 1e-50
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

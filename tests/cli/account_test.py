@@ -173,5 +173,24 @@ def test_agrees_with_the_library(capsys):
     assert _json(capsys, *_ES_ES) == found.to_dict()
 
 
+def test_next_to_no_noise_is_unbounded_and_boundless_noise_is_refused(capsys):
+    def run(noise, *flags):
+        status = main.main(
+            ["account", "--mechanism", "tree", "--rounds", "100", "--min-sep", "10",
+             "--noise-multiplier", noise, "--delta", "1e-10", *flags]
+        )  # fmt: skip
+        return status, capsys.readouterr()
+
+    status, printed = run("1e-200")
+    assert status == 0
+    report = json.loads(printed.out)
+    assert report["epsilon"] is None and report["rho_zcdp"] is None
+    status, printed = run("1e-200", "--format", "text")
+    assert status == 0 and "unbounded at delta" in printed.out
+    status, printed = run("inf")
+    assert status != 0 and "noise_multiplier must be a finite number" in printed.err
+    assert "Traceback" not in printed.err and not printed.out
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -5,14 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian, guarantee
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
-
-
-def _check_target(name: str, value: float) -> None:
-    if not 0.0 < value < math.inf:
-        raise ValueError(f"{name} must be above 0 and finite, got {value!r}.")
 
 
 def largest_mu(
@@ -39,9 +35,9 @@ def largest_mu(
             f"Give exactly one of target_epsilon={target_epsilon!r} and target_rho={target_rho!r}."
         )
     if target_rho is not None:
-        _check_target("target_rho", target_rho)
+        validation.positive("target_rho", target_rho)
         return gaussian.mu_from_rho(target_rho)
-    _check_target("target_epsilon", target_epsilon)
+    validation.positive("target_epsilon", target_epsilon)
     if delta is None:
         raise ValueError("delta is needed with target_epsilon, got None; try 1e-10.")
     return gaussian.mu(target_epsilon, delta)
@@ -77,6 +73,12 @@ def calibrate_noise_multiplier(
     # Any delta serves for a target on rho, which does not depend on it.
     sensitivity = strategy.sensitivity(schema)
     noise_multiplier = sensitivity.value * clip_norm_inflation / mu
+    if math.isinf(noise_multiplier):
+        raise ValueError(
+            f"The target (target_epsilon={target_epsilon!r}, target_rho={target_rho!r}) needs more "
+            "noise than a float can hold: raise it."
+        )
+    step = 1e-12
     while True:
         found = guarantee.Guarantee(
             mechanism=strategy.name,
@@ -90,7 +92,8 @@ def calibrate_noise_multiplier(
             return noise_multiplier
         if target_epsilon is not None and found.epsilon <= target_epsilon:
             return noise_multiplier
-        noise_multiplier *= 1.0 + 1e-12
+        noise_multiplier *= 1.0 + step
+        step *= 2.0
 
 
 def smallest_noise(
@@ -102,7 +105,9 @@ def smallest_noise(
 ) -> float:
     """Bisects the noise of a mechanism whose epsilon falls as noise grows.
 
-    For mechanisms without a closed form: sampling, mixtures of Gaussians.
+    For mechanisms without a closed form: sampling, mixtures of Gaussians. It needs
+    a function and no more; dp_accounting.calibrate_dp_mechanism, as good for its own
+    accountants, bounds the absolute error of the noise, not the relative one.
 
     Args:
       epsilon: Epsilon, or an upper bound of it, as a function of the noise.
@@ -116,8 +121,8 @@ def smallest_noise(
     Raises:
       ValueError: If an argument is out of range, or no noise up to 1e9 suffices.
     """
-    _check_target("target_epsilon", target_epsilon)
-    _check_target("initial", initial)
+    validation.positive("target_epsilon", target_epsilon)
+    validation.positive("initial", initial)
     enough = initial
     while epsilon(enough) > target_epsilon:
         enough *= 2.0

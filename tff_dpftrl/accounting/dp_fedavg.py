@@ -17,9 +17,13 @@ import numpy as np
 from dp_accounting import rdp
 from scipy import special
 
-from tff_dpftrl.accounting import calibrate, gaussian, mixture_of_gaussians
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import calibrate, mixture_of_gaussians
 
 _MOMENTS = np.arange(1, 33)
+# Where the square of a noise multiplier, or its inverse, is still far from overflowing. Less
+# noise is called none by the looser accountants, more is taken for this.
+_LITTLE_NOISE, _MUCH_NOISE = 1e-100, 1e100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,17 +43,9 @@ class DpFedAvg:
     num_rounds: int
 
     def __post_init__(self):
-        if not 0.0 < self.sampling_probability <= 1.0:
-            raise ValueError(
-                "sampling_probability must be above 0 and at most 1, got "
-                f"{self.sampling_probability!r}."
-            )
-        if not 0.0 <= self.noise_multiplier < math.inf:
-            raise ValueError(
-                f"noise_multiplier must be at least 0 and finite, got {self.noise_multiplier!r}."
-            )
-        if int(self.num_rounds) != self.num_rounds or self.num_rounds < 1:
-            raise ValueError(f"num_rounds must be a positive integer, got {self.num_rounds!r}.")
+        validation.probability("sampling_probability", self.sampling_probability)
+        validation.noise_multiplier(self.noise_multiplier)
+        validation.integer("num_rounds", self.num_rounds, minimum=1)
 
     def to_dp_event(self) -> dp_accounting.DpEvent:
         """The run as an event for dp_accounting's accountants."""
@@ -62,7 +58,7 @@ class DpFedAvg:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at `delta` by privacy loss distributions, within 1e-4 of tight."""
-        gaussian.check_delta(delta)
+        validation.delta(delta)
         if self.noise_multiplier == 0.0:
             return math.inf
         return mixture_of_gaussians.epsilon(
@@ -73,8 +69,11 @@ class DpFedAvg:
 
     def epsilon_rdp(self, delta: float) -> float:
         """Epsilon at `delta` by Rényi divergences, with dp_accounting's orders."""
-        gaussian.check_delta(delta)
-        return rdp.RdpAccountant().compose(self.to_dp_event()).get_epsilon(delta)
+        validation.delta(delta)
+        if self.noise_multiplier < _LITTLE_NOISE:
+            return math.inf
+        run = dataclasses.replace(self, noise_multiplier=min(self.noise_multiplier, _MUCH_NOISE))
+        return rdp.RdpAccountant().compose(run.to_dp_event()).get_epsilon(delta)
 
     def epsilon_moments_accountant(self, delta: float) -> float:
         """Epsilon at `delta` by the moments accountant, for comparison with papers.
@@ -82,8 +81,8 @@ class DpFedAvg:
         The log moments λ = 1 ... 32 of the privacy loss and Markov's inequality
         (Abadi et al. 2016, Theorem 2), as McMahan et al. 2018 used them.
         """
-        gaussian.check_delta(delta)
-        if self.noise_multiplier == 0.0:
+        validation.delta(delta)
+        if self.noise_multiplier < _LITTLE_NOISE:
             return math.inf
         bounds = (self.num_rounds * self._log_moments() - math.log(delta)) / _MOMENTS
         return float(np.min(bounds))
@@ -102,7 +101,7 @@ class DpFedAvg:
             log_binomial
             + special.xlogy(taken, q)
             + special.xlog1py(order - taken, -q)
-            + taken * (taken - 1) / (2 * self.noise_multiplier**2)
+            + taken * (taken - 1) / (2 * min(self.noise_multiplier, _MUCH_NOISE) ** 2)
         )
         return special.logsumexp(np.where(taken <= order, terms, -np.inf), axis=1)
 

@@ -6,26 +6,29 @@ mu-Gaussian DP (Dong, Roth & Su 2022), and rho-zCDP with `rho = mu² / 2`.
 `epsilon` and `delta` below are the exact trade-off of that mechanism (Balle &
 Wang 2018, Theorem 8); the conversions that only know rho are named after what
 they convert from, and are never smaller.
+
+dp_accounting's `gaussian_mechanism` solves the same equation to an absolute 1e-12, on
+either side: at mu = 1e-8 its epsilon was up to 2e-6 of itself too small, and at epsilon
+= 0, delta = 1e-30 its sigma 1e14 times too small. Here errors are relative, and upwards.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 from scipy import optimize, special
+
+from tff_dpftrl import validation
 
 _SQRT2 = math.sqrt(2.0)
 _SQRT_PI = math.sqrt(math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 # Results are moved to the safe side by this much, more than the rounding errors above it.
 _SAFETY = 1e-12
-
-
-def check_delta(delta: float) -> None:
-    """Raises a ValueError unless 0 < delta < 1."""
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must be strictly between 0 and 1, got {delta!r}; try 1e-10.")
+# Deltas above this are taken for it: one minus them would be all rounding error.
+_LARGEST_DELTA = 1.0 - 1e-6
 
 
 def _check_mu(mu: float) -> None:
@@ -41,12 +44,12 @@ def _check_rho(rho: float) -> None:
 def mu_from_rho(rho: float) -> float:
     """The mu of a Gaussian mechanism that is exactly rho-zCDP, √(2 rho)."""
     _check_rho(rho)
-    return math.sqrt(2.0 * rho)
+    return math.sqrt(2.0) * math.sqrt(rho)
 
 
 def _minus_erfcx_slope(x: np.ndarray) -> np.ndarray:
     """−erfcx′(x) = 2/√π − 2x·erfcx(x) for x > −1, without cancellation at large x."""
-    inverse = 1.0 / np.maximum(x, 1.0) ** 2
+    inverse = np.maximum(x, 1.0) ** -2.0
     series = inverse * (1 - inverse * (1.5 - inverse * (3.75 - inverse * 13.125))) / _SQRT_PI
     return np.where(x > 60.0, series, 2.0 / _SQRT_PI - 2.0 * x * special.erfcx(x))
 
@@ -57,17 +60,23 @@ def _log_delta_at(mu: float, s: float) -> float:
     With u = s/√2 and v = (s + mu)/√2, Balle & Wang's
     Φ(−s) − e^epsilon Φ(−s − mu) is ½ e^(−u²) (erfcx(u) − erfcx(v)).
     """
-    u, width = s / _SQRT2, mu / _SQRT2
+    u, width = min(s / _SQRT2, 1e300), mu / _SQRT2
     v = u + width
     if u < -5.0:
         upper = special.log_ndtr(-s)
         return float(upper + np.log1p(-0.5 * special.erfcx(v) * math.exp(-u * u - upper)))
-    if width < 0.5:
+    if width < 0.5 or width < 1e-3 * u:  # Where the difference would cancel.
         points = u + width * (_NODES + 1.0) / 2.0
         difference = width / 2.0 * float(_WEIGHTS @ _minus_erfcx_slope(points))
     else:
         difference = float(special.erfcx(u) - special.erfcx(v))
-    return -u * u + math.log(0.5 * difference)
+    # What underflows is bounded by the smallest float of its kind.
+    return max(-u * u, -sys.float_info.max) + math.log(max(0.5 * difference, 5e-324))
+
+
+def _rounding_of_root(delta: float) -> float:
+    """What rounding of log(delta) costs where delta is close to 1, in units of s."""
+    return 2e-15 / (1.0 - delta)
 
 
 def log_delta(mu: float, epsilon: float) -> float:
@@ -78,7 +87,8 @@ def log_delta(mu: float, epsilon: float) -> float:
       epsilon: At least 0.
 
     Returns:
-      log delta; −inf if the mechanism is (epsilon, 0)-DP (mu = 0).
+      log delta; −inf if the mechanism is (epsilon, 0)-DP (mu = 0). Never too small:
+      where no float can hold it, the smallest one that can.
 
     Raises:
       ValueError: If an argument is negative or not a number.
@@ -116,11 +126,12 @@ def epsilon(mu: float, delta: float) -> float:
       ValueError: If an argument is out of range.
     """
     _check_mu(mu)
-    check_delta(delta)
+    validation.delta(delta)
     if mu == 0.0:
         return 0.0
     if math.isinf(mu):
         return math.inf
+    delta = min(delta, _LARGEST_DELTA)
     target = math.log(delta)
     # Below −40 delta is 1, to the last bit.
     lowest, highest = max(-mu / 2.0, -40.0), math.sqrt(-2.0 * target)
@@ -130,7 +141,8 @@ def epsilon(mu: float, delta: float) -> float:
     root = optimize.brentq(
         lambda s: _log_delta_at(mu, s) - target, lowest, highest, xtol=1e-14, rtol=1e-15
     )
-    return mu * (root + mu / 2.0) * (1.0 + _SAFETY) + mu * _SAFETY
+    exact = mu * (root + mu / 2.0)
+    return exact * (1.0 + _SAFETY) + mu * (_SAFETY + _rounding_of_root(delta))
 
 
 def mu(epsilon: float, delta: float) -> float:
@@ -147,7 +159,8 @@ def mu(epsilon: float, delta: float) -> float:
     Raises:
       ValueError: If an argument is out of range.
     """
-    check_delta(delta)
+    validation.delta(delta)
+    delta = min(delta, _LARGEST_DELTA)
     target = math.log(delta)
     low = high = 1.0
     while log_delta(low, epsilon) > target:
@@ -161,7 +174,7 @@ def mu(epsilon: float, delta: float) -> float:
         xtol=1e-15,
         rtol=1e-15,
     )
-    return math.exp(root) * (1.0 - _SAFETY)
+    return math.exp(root) * (1.0 - _SAFETY - _rounding_of_root(delta))
 
 
 def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
@@ -182,7 +195,7 @@ def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
       ValueError: If an argument is out of range.
     """
     _check_rho(rho)
-    check_delta(delta)
+    validation.delta(delta)
     if rho == 0.0 or math.isinf(rho):
         return rho
     log_inverse_delta = -math.log(delta)
@@ -195,7 +208,7 @@ def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
         )
 
     # Every order gives a valid bound: the search only decides how tight it is.
-    centre = 0.5 * math.log(log_inverse_delta / rho)
+    centre = 0.5 * (math.log(log_inverse_delta) - math.log(rho))
     best = optimize.minimize_scalar(
         bound, bounds=(centre - 6.0, centre + 6.0), method="bounded", options={"xatol": 1e-9}
     )
@@ -209,5 +222,5 @@ def epsilon_from_rho_classic(rho: float, delta: float) -> float:
     `epsilon_from_rho_by_rdp`, which is never larger.
     """
     _check_rho(rho)
-    check_delta(delta)
+    validation.delta(delta)
     return rho + 2.0 * math.sqrt(-rho * math.log(delta))

@@ -96,7 +96,7 @@ class Guarantee:
     @property
     def rho_zcdp(self) -> float:
         """The zCDP parameter, `S² · inflation² / (2 z²)`."""
-        return self.mu * self.mu / 2.0
+        return self.mu * (self.mu / 2.0)
 
     @property
     def epsilon(self) -> float:

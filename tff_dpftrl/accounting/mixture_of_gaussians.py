@@ -19,6 +19,7 @@ import dp_accounting
 import numpy as np
 from scipy import special, stats
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, gaussian, privacy_loss
 
 _COARSE_CELLS = 4000
@@ -32,6 +33,8 @@ _ROUGH_TOLERANCE, _TOLERANCE = 1e-2, 1e-5
 _TAIL_SHARE = 1e-6
 # Logarithm of the share that may be spent on ignoring losses far above epsilon.
 _LOG_NEGLIGIBLE = -25.0
+# Sensitivity in standard deviations up to which a grid of privacy losses is fine enough.
+_LARGEST_SHIFT = 100.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +44,8 @@ class MixtureOfGaussians:
     Attributes:
       stddev: Standard deviation of the noise, above 0.
       sensitivities: Values of the sensitivity, at least 0, increasing.
-      probabilities: Their probabilities; they sum to 1.
+      probabilities: Their probabilities. What they lack of a sum of 1, 1e-9 at most,
+        is given to the largest sensitivity, which is the worst case.
     """
 
     stddev: float
@@ -49,8 +53,7 @@ class MixtureOfGaussians:
     probabilities: tuple[float, ...]
 
     def __post_init__(self):
-        if not 0.0 < self.stddev < math.inf:
-            raise ValueError(f"stddev must be above 0 and finite, got {self.stddev!r}.")
+        validation.positive("stddev", self.stddev)
         values, weights = self.sensitivities, self.probabilities
         if len(values) != len(weights) or not values:
             raise ValueError(
@@ -59,8 +62,15 @@ class MixtureOfGaussians:
             )
         if min(values) < 0.0 or any(a >= b for a, b in zip(values, values[1:], strict=False)):
             raise ValueError(f"sensitivities must be increasing from 0 on, got {values!r}.")
-        if min(weights) < 0.0 or not math.isclose(sum(weights), 1.0, rel_tol=1e-9):
-            raise ValueError(f"probabilities must be at least 0 and sum to 1, got {weights!r}.")
+        total = math.fsum(weights)
+        if min(weights) < 0.0 or not abs(total - 1.0) <= 1e-9:
+            raise ValueError(
+                f"probabilities must be at least 0 and sum to 1, got {weights!r}, which sum to "
+                f"{total!r}."
+            )
+        if 1.0 - total > len(weights) * 2.0**-52:  # More than rounding.
+            charged = (*weights[:-1], weights[-1] + (1.0 - total))
+            object.__setattr__(self, "probabilities", charged)
 
     def to_dp_event(self, num_steps: int) -> dp_accounting.DpEvent:
         """`num_steps` compositions as an event for dp_accounting's PLD accountant."""
@@ -89,11 +99,12 @@ def els(
     Raises:
       ValueError: If an argument is out of range.
     """
-    _check_probability("sampling_probability", sampling_probability)
-    if isinstance(group_size, bool) or int(group_size) != group_size or group_size < 1:
-        raise ValueError(f"group_size must be a positive integer, got {group_size!r}.")
-    counts = np.arange(int(group_size) + 1)
-    weights = stats.binom.pmf(counts, int(group_size), sampling_probability)
+    sampling_probability = validation.probability("sampling_probability", sampling_probability)
+    group_size = validation.integer("group_size", group_size, minimum=1)
+    counts = np.arange(group_size + 1)
+    weights = stats.binom.pmf(counts, group_size, sampling_probability)
+    # All of them are there: they miss a sum of 1 by relative rounding errors alone.
+    weights /= math.fsum(weights)
     return MixtureOfGaussians(noise_multiplier, tuple(map(float, counts)), tuple(weights))
 
 
@@ -112,16 +123,6 @@ def uls(noise_multiplier: float, sampling_probability: float) -> MixtureOfGaussi
       ValueError: If an argument is out of range.
     """
     return els(noise_multiplier, sampling_probability, 1)
-
-
-def _check_probability(name: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must be above 0 and at most 1, got {value!r}.")
-
-
-def _check_num_steps(num_steps: int) -> None:
-    if isinstance(num_steps, bool) or int(num_steps) != num_steps or num_steps < 1:
-        raise ValueError(f"num_steps must be a positive integer, got {num_steps!r}.")
 
 
 def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
@@ -212,7 +213,7 @@ def _composed(
 def _one_sided_epsilon(
     mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool
 ) -> float:
-    """Epsilon for removing (or adding) one user, closing in on it from above."""
+    """Epsilon of a user's zero-out (or its opposite), closing in on it from above."""
     tail = _TAIL_SHARE * delta / num_steps
     log_delta = math.log(delta)
     coarse = _step(mixture, tail, _COARSE_CELLS, remove)
@@ -236,8 +237,32 @@ def _one_sided_epsilon(
     return answer
 
 
+def _largest_shift(mixture: MixtureOfGaussians, tail: float) -> float:
+    """Sensitivity over stddev that is exceeded with a probability of at most `tail`."""
+    at_least = np.cumsum(mixture.probabilities[::-1])[::-1]
+    return float(np.asarray(mixture.sensitivities)[at_least > tail][-1]) / mixture.stddev
+
+
+def _epsilon_by_counting(mixture: MixtureOfGaussians, num_steps: int, delta: float) -> float:
+    """Epsilon by the number of steps that concern the user; loose, for any noise.
+
+    Given which steps concern a user, and that none does so with more than the largest
+    sensitivity, the run is a Gaussian mechanism; delta is convex, so that the
+    probability of more steps, and of larger sensitivities, adds to it. A quarter of
+    delta is spent on each of them.
+    """
+    share = delta / 4.0
+    largest = _largest_shift(mixture, share / num_steps)
+    values, weights = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
+    concerned = min(1.0, float(weights[values > 0.0].sum()))
+    steps = int(stats.binom.isf(share, num_steps, concerned))
+    while steps < num_steps and stats.binom.sf(steps, num_steps, concerned) > share:
+        steps += 1
+    return gaussian.epsilon(math.sqrt(steps) * largest if steps else 0.0, delta / 2.0)
+
+
 def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> float:
-    """Epsilon of `num_steps` steps, for adding as well as removing one user.
+    """Epsilon of `num_steps` steps, the larger one of both directions.
 
     Args:
       mixture: One step.
@@ -246,18 +271,23 @@ def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> flo
 
     Returns:
       An upper bound of the smallest epsilon, within a relative 1e-4 of it (an
-      absolute 1e-7 if it is below 1e-3; looser if it is beyond a million).
+      absolute 1e-7 if it is below 1e-3; looser if it is beyond a million, or `stddev`
+      below a hundredth of a sensitivity that matters); inf if no float can hold it.
 
     Raises:
       ValueError: If an argument is out of range.
     """
-    gaussian.check_delta(delta)
-    _check_num_steps(num_steps)
-    return max(_one_sided_epsilon(mixture, num_steps, delta, remove) for remove in (True, False))
+    validation.delta(delta)
+    num_steps = validation.integer("num_steps", num_steps, minimum=1)
+    counted = _epsilon_by_counting(mixture, num_steps, delta)
+    if _largest_shift(mixture, delta / num_steps) > _LARGEST_SHIFT:
+        return counted
+    by_loss = max(_one_sided_epsilon(mixture, num_steps, delta, remove) for remove in (True, False))
+    return min(by_loss, counted)
 
 
 def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> float:
-    """Delta of `num_steps` steps, for adding as well as removing one user.
+    """Delta of `num_steps` steps, the larger one of both directions.
 
     Args:
       mixture: One step.
@@ -270,16 +300,20 @@ def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> flo
     Raises:
       ValueError: If an argument is out of range.
     """
-    if not 0.0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon must be at least 0 and finite, got {epsilon!r}.")
-    _check_num_steps(num_steps)
+    epsilon = validation.number("epsilon", epsilon, at_least=0)
+    num_steps = validation.integer("num_steps", num_steps, minimum=1)
     tail = 1e-50 / num_steps
-    return max(
+    # As if every step concerned the user, with the largest sensitivity.
+    unsampled = gaussian.delta(math.sqrt(num_steps) * _largest_shift(mixture, 0.0), epsilon)
+    if unsampled <= 1e-50 or _largest_shift(mixture, tail) > _LARGEST_SHIFT:
+        return max(1e-50, unsampled)
+    by_loss = max(
         _composed(
             mixture, num_steps, tail, remove, epsilon, _step(mixture, tail, _COARSE_CELLS, remove)
         ).delta(epsilon)
         for remove in (True, False)
     )
+    return min(by_loss, unsampled)
 
 
 def calibrate_els(

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import sys
 from typing import Any
+
+from tff_dpftrl import validation
 
 MAX_COORDINATE = 2**22
 """Largest rounded coordinate, so that float32 still resolves half grid steps."""
@@ -134,17 +135,17 @@ class GridEncoding:
     linf_stddevs: float | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "dim", _positive_int("dim", self.dim))
-        object.__setattr__(self, "max_clients", _positive_int("max_clients", self.max_clients))
+        object.__setattr__(self, "dim", validation.integer("dim", self.dim, minimum=1))
+        object.__setattr__(
+            self, "max_clients", validation.integer("max_clients", self.max_clients, minimum=1)
+        )
         for name in ("scaled_clip_norm", "linf_stddevs"):
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value!r}.")
-        if not 0 < self.rejection_bound < 1:
-            raise ValueError(
-                f"rejection_bound must lie strictly between 0 and 1, got {self.rejection_bound!r}."
-                " exp(-0.5) is usual."
-            )
+            if value is not None:
+                validation.positive(name, value)
+        validation.number(
+            "rejection_bound", self.rejection_bound, above=0, below=1, remedy="exp(-0.5) is usual."
+        )
         if self.max_coordinate > MAX_COORDINATE:
             raise ValueError(
                 f"scaled_clip_norm {self.scaled_clip_norm!r} makes coordinates of up to "
@@ -270,7 +271,7 @@ class GridEncoding:
         Returns:
           A bound in (0, 1]; tiny ones are reported as the smallest normal float.
         """
-        modulus = _positive_int("modulus", modulus)
+        modulus = validation.integer("modulus", modulus, minimum=1)
         room = (modulus - 1) / 2 - self.max_clients
         stddev = self.max_clients * self.scaled_clip_norm / math.sqrt(self.padded_dim)
         return _sub_gaussian_tail(self.padded_dim, room / stddev) if room > 0 else 1.0
@@ -319,9 +320,9 @@ def for_bits(
     Raises:
       ValueError: If an argument is out of range or the bits are too few.
     """
-    dim = _positive_int("dim", dim)
-    max_clients = _positive_int("max_clients", max_clients)
-    bits_per_parameter = _positive_int("bits_per_parameter", bits_per_parameter)
+    dim = validation.integer("dim", dim, minimum=1)
+    max_clients = validation.integer("max_clients", max_clients, minimum=1)
+    bits_per_parameter = validation.integer("bits_per_parameter", bits_per_parameter, minimum=1)
     largest = (min(2**bits_per_parameter, MAX_MODULUS) - 1) // (2 * max_clients)
     if largest < 1:
         raise ValueError(
@@ -365,7 +366,7 @@ def for_inflation(
             f"inflation must be above {1 + DECODING_ALLOWANCE} and finite, got {inflation!r}; "
             "try 1.01."
         )
-    size = padded_dim(_positive_int("dim", dim))
+    size = padded_dim(validation.integer("dim", dim, minimum=1))
 
     def encoding(norm: float) -> GridEncoding:
         return GridEncoding(dim, max_clients, norm, rejection_bound, linf_stddevs)
@@ -389,13 +390,3 @@ def _sub_gaussian_tail(dim: int, stddevs: float) -> float:
     """Union bound 2 dim exp(−x²/2) on any of `dim` sub-Gaussian coordinates."""
     log_probability = math.log(2 * dim) - stddevs**2 / 2
     return max(math.exp(min(log_probability, 0.0)), sys.float_info.min)
-
-
-def _positive_int(name: str, value: int) -> int:
-    try:
-        as_int = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}.") from None
-    if as_int < 1:
-        raise ValueError(f"{name} must be at least 1, got {value!r}.")
-    return as_int

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import abc
 import hashlib
-import operator
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import schema as schema_lib
 
 
@@ -61,12 +61,14 @@ class CohortSampler(abc.ABC):
     def __init__(
         self, *, num_clients: int, num_rounds: int, clients_per_round: int | None, seed: int
     ):
-        self.num_clients = _integer("num_clients", num_clients, minimum=1)
-        self.num_rounds = _integer("num_rounds", num_rounds, minimum=1)
+        self.num_clients = validation.integer("num_clients", num_clients, minimum=1)
+        self.num_rounds = validation.integer("num_rounds", num_rounds, minimum=1)
         self.clients_per_round = clients_per_round
-        self.seed = _integer("seed", seed, minimum=0)
+        self.seed = validation.integer("seed", seed, minimum=0)
         if clients_per_round is not None:
-            self.clients_per_round = _integer("clients_per_round", clients_per_round, minimum=1)
+            self.clients_per_round = validation.integer(
+                "clients_per_round", clients_per_round, minimum=1
+            )
             if self.clients_per_round > self.num_clients:
                 raise ValueError(
                     f"clients_per_round={clients_per_round} exceeds num_clients={num_clients}: "
@@ -93,7 +95,7 @@ class CohortSampler(abc.ABC):
         """
 
     def _checked_round(self, round_index: int) -> int:
-        round_index = _integer("round_index", round_index, minimum=0)
+        round_index = validation.integer("round_index", round_index, minimum=0)
         if round_index >= self.num_rounds:
             raise ValueError(
                 f"round_index={round_index} is beyond the last round, {self.num_rounds - 1}: "
@@ -286,11 +288,9 @@ class PoissonSampler(CohortSampler):
         super().__init__(
             num_clients=num_clients, num_rounds=num_rounds, clients_per_round=None, seed=seed
         )
-        if not 0.0 < sampling_probability <= 1.0:
-            raise ValueError(
-                f"sampling_probability must be in (0, 1], got {sampling_probability!r}."
-            )
-        self.sampling_probability = float(sampling_probability)
+        self.sampling_probability = validation.probability(
+            "sampling_probability", sampling_probability
+        )
 
     @property
     def schema(self) -> schema_lib.MinSep:
@@ -306,13 +306,3 @@ class PoissonSampler(CohortSampler):
 
 def _random_order(words: np.ndarray) -> np.ndarray:
     return np.argsort(words, kind="stable")
-
-
-def _integer(name: str, value: int, minimum: int) -> int:
-    try:
-        as_int = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, got {value!r}.") from None
-    if as_int < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value!r}.")
-    return as_int

@@ -13,6 +13,7 @@ import pathlib
 import sqlite3
 from collections.abc import Iterator
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.participation import schema as schema_lib
 
 _APPLICATION_ID = 0x44504C47  # "DPLG"
@@ -110,11 +111,7 @@ def create(
             ),
         )
     os.replace(unfinished, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    durable_files.sync_folder(path.parent)
 
 
 def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connection:

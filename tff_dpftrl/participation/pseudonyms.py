@@ -15,6 +15,8 @@ import pathlib
 import secrets
 from collections.abc import Iterable
 
+from tff_dpftrl import durable_files
+
 _KEY_BYTES = 32
 
 
@@ -48,12 +50,7 @@ class Pseudonyms:
           OSError: If the file cannot be written.
         """
         key = secrets.token_bytes(_KEY_BYTES)
-        pathlib.Path(path).unlink(missing_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(key)
-            file.flush()
-            os.fsync(file.fileno())
+        durable_files.write(path, key, private=True)
         return cls(key)
 
     @classmethod

@@ -26,6 +26,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -63,11 +64,9 @@ class TimerModel:
                 f"clients_per_round={self.clients_per_round} must be between 1 and "
                 f"num_clients={self.num_clients}: a larger round never completes."
             )
-        for name, least in (("timer_hours", 0.0), ("overhead_minutes", 0.0)):
-            if not least <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)!r}.")
-        if not 0.0 < self.checkins_per_day < math.inf:
-            raise ValueError(f"checkins_per_day must be positive, got {self.checkins_per_day!r}.")
+        validation.number("timer_hours", self.timer_hours, at_least=0)
+        validation.number("overhead_minutes", self.overhead_minutes, at_least=0)
+        validation.positive("checkins_per_day", self.checkins_per_day)
         availability = np.asarray(self.hourly_availability, float)
         if availability.shape != (24,) or not (availability >= 0).all() or not availability.any():
             raise ValueError(
