@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import inner_sum, updates
+from tff_dpftrl.aggregators import inner_sum, release_registry, updates
 from tff_dpftrl.private_round import private_round as private_round_lib
 
 
@@ -79,6 +79,7 @@ def build_process(
 
     @tff.tensorflow.computation(tff.StructType(round_state_types + contribution_types))
     def release(state_and_totals):
+        release_registry.note_seed(private_round.deterministic_seed)
         parts = list(state_and_totals)
         round_state = private_round.state_type(*parts[:num_fields])
         total, *scalars = parts[num_fields:]
@@ -89,6 +90,15 @@ def build_process(
             update.pack_as_update(average),
             collections.OrderedDict(measurements),
         )
+
+    release_registry.register(
+        clip=clip_client,
+        contributions=[0],
+        release=release,
+        totals=range(num_fields, num_fields + len(contribution_types)),
+        noise_multiplier=private_round.noise_multiplier,
+        deterministic_seed=private_round.deterministic_seed,
+    )
 
     @tff.federated_computation
     def initialize():

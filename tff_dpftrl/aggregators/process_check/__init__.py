@@ -1,0 +1,1 @@
+"""How `check_process` follows the values of clients through a compiled process."""

@@ -1,0 +1,363 @@
+"""Follows what clients contribute through a TFF computation, to its outputs.
+
+The computation is evaluated on labels in place of values: each tensor carries the set
+of client values it may depend on, and in what form. Labels are only ever removed by a
+release that this package has registered for exactly the clipping whose sums it gets;
+all that is not understood keeps every label.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import tensorflow_federated as tff
+
+from tff_dpftrl.aggregators import release_registry
+from tff_dpftrl.aggregators.process_check import graph_dependencies
+from tff_dpftrl.aggregators.process_check import labels as labels_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+    """One call of an intrinsic by which client values reach the server.
+
+    Attributes:
+      intrinsic: Its name, such as "federated_sum".
+      value_type: Type of what one client sends.
+      has_data: Whether client data is in it other than as contributions of one clipping.
+    """
+
+    intrinsic: str
+    value_type: tff.Type
+    has_data: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateRelease:
+    """One call of a registered release.
+
+    Attributes:
+      noise_multiplier: z of the release.
+      value_type: Type of the sums it was given.
+    """
+
+    noise_multiplier: float
+    value_type: tff.Type
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """What `trace` found.
+
+    Attributes:
+      outputs: Labels of the tensors of the result at the server, by path; a path is a
+        sequence of names, and of numbers where there is no name.
+      aggregations: All aggregations, in the order of their numbers.
+      releases: The private releases.
+      contributions: Type of what each clipping contributes, by the number of its call.
+      released_twice: Numbers of the clippings whose sums went into more than one release.
+    """
+
+    outputs: Mapping[tuple[str | int, ...], labels_lib.Labels]
+    aggregations: Sequence[Aggregation]
+    releases: Sequence[PrivateRelease]
+    contributions: Mapping[int, tff.Type]
+    released_twice: frozenset[int]
+
+
+def trace(computation: tff.Computation) -> Trace:
+    """Evaluates a computation on labels.
+
+    Args:
+      computation: A computation whose arguments at the clients are their data.
+
+    Returns:
+      The labels of its outputs and the aggregations and releases on the way.
+    """
+    evaluator = _Evaluator()
+    function = evaluator.evaluate(computation.to_building_block(), {})
+    function_type = computation.type_signature
+    argument = None
+    if function_type.parameter is not None:
+        argument = labels_lib.fill(
+            function_type.parameter, frozenset([labels_lib.RAW]), only_at=tff.CLIENTS
+        )
+    result = function(argument)
+    return Trace(
+        dict(_at_server(function_type.result, result)),
+        evaluator.aggregations,
+        evaluator.releases,
+        evaluator.contributions,
+        frozenset(call for call, count in evaluator.num_releases.items() if count > 1),
+    )
+
+
+_LEAFWISE_AGGREGATIONS = frozenset(
+    [
+        "federated_sum",
+        "federated_mean",
+        "federated_min",
+        "federated_max",
+        "federated_secure_sum",
+        "federated_secure_sum_bitwidth",
+        "federated_secure_modular_sum",
+    ]
+)
+
+
+class _Evaluator:
+    """Evaluates building blocks; the attributes are those of `Trace`."""
+
+    def __init__(self):
+        self.aggregations: list[Aggregation] = []
+        self.releases: list[PrivateRelease] = []
+        self.contributions: dict[int, tff.Type] = {}
+        self.num_releases: collections.Counter[int] = collections.Counter()
+        self._placement: tff.framework.PlacementLiteral | None = None
+
+    def evaluate(
+        self,
+        block: tff.framework.ComputationBuildingBlock,
+        bindings: Mapping[str, labels_lib.Value],
+    ) -> labels_lib.Value:
+        """The labels of a building block whose free references are in `bindings`."""
+        match block:
+            case tff.framework.Reference():
+                return bindings[block.name]
+            case tff.framework.Selection():
+                return self.evaluate(block.source, bindings)[block.as_index()]
+            case tff.framework.Block():
+                bindings = dict(bindings)
+                for name, value in block.locals:
+                    bindings[name] = self.evaluate(value, bindings)
+                return self.evaluate(block.result, bindings)
+            case tff.framework.Lambda():
+                return lambda argument: self.evaluate(
+                    block.result, {**bindings, block.parameter_name: argument}
+                )
+            case tff.framework.Call():
+                function = self.evaluate(block.function, bindings)
+                argument = block.argument
+                return function(None if argument is None else self.evaluate(argument, bindings))
+            case tff.framework.Struct():
+                return tff.structure.Struct(
+                    (name, self.evaluate(element, bindings))
+                    for name, element in tff.structure.iter_elements(block)
+                )
+            case tff.framework.CompiledComputation():
+                return functools.partial(self._call_compiled, block)
+            case tff.framework.Intrinsic():
+                return functools.partial(self._call_intrinsic, block)
+        return labels_lib.fill(block.type_signature, labels_lib.NOTHING)  # Constants and the like.
+
+    def _call_compiled(
+        self, block: tff.framework.CompiledComputation, argument: labels_lib.Value
+    ) -> labels_lib.Value:
+        digest = release_registry.digest(block)
+        totals = release_registry.totals_of(digest)
+        if self._placement is tff.SERVER and totals is not None:
+            argument = self._released(digest, argument, totals)
+        arguments = [] if argument is None else list(labels_lib.leaves(argument))
+        result_type = block.type_signature.result
+        results = list(labels_lib.leaves(labels_lib.fill(result_type, labels_lib.NOTHING)))
+        dependencies = graph_dependencies.analyse(block, len(arguments), len(results))
+        labels = []
+        for sources, is_random in zip(dependencies.arguments, dependencies.random, strict=True):
+            found = frozenset().union(*(arguments[i] for i in sources))
+            labels.append(self._randomised(found) if is_random else found)
+        result = labels_lib.pack(result_type, iter(labels))
+        if self._placement is tff.CLIENTS:
+            return self._clipped(digest, block, argument, result)
+        return result
+
+    def _randomised(self, labels: labels_lib.Labels) -> labels_lib.Labels:
+        if self._placement is not tff.SERVER:
+            return labels
+        return frozenset(
+            dataclasses.replace(label, is_randomised=True)
+            if isinstance(label, labels_lib.Aggregate)
+            else label
+            for label in labels
+        )
+
+    def _clipped(
+        self,
+        digest: bytes,
+        block: tff.framework.CompiledComputation,
+        argument: labels_lib.Value,
+        result: labels_lib.Value,
+    ) -> labels_lib.Value:
+        """Labels what a registered clipping returns; other results are left alone."""
+        contributions = release_registry.contributions_of(digest)
+        if contributions is None:
+            return result
+        call = len(self.contributions)
+        result_type = block.type_signature.result
+        self.contributions[call] = tff.StructType([result_type[i] for i in sorted(contributions)])
+        # What came from the server is in it still: other clients' values, perhaps.
+        others = frozenset(
+            label
+            for label in labels_lib.union(argument)
+            if not isinstance(label, labels_lib.Raw | labels_lib.Contribution)
+        )
+        labels = others | {labels_lib.Contribution(call, digest)}
+        return tff.structure.Struct(
+            (name, labels_lib.fill(result_type[i], labels) if i in contributions else element)
+            for i, (name, element) in enumerate(tff.structure.iter_elements(result))
+        )
+
+    def _released(
+        self, digest: bytes, argument: labels_lib.Value, totals: frozenset[int]
+    ) -> labels_lib.Value:
+        """A registered release's argument, without the labels of what it makes private."""
+        labels = frozenset().union(*(labels_lib.union(argument[i]) for i in totals))
+        pairs = {
+            label: release_registry.find(label.clip, digest)
+            for label in labels
+            if isinstance(label, labels_lib.Total)
+        }
+        covered = {label: pair for label, pair in pairs.items() if pair is not None}
+        if len({label.call for label in pairs}) != 1 or len(covered) != len(pairs):
+            return argument  # It was made for the sums of one clipping, not for others.
+        (call,) = {label.call for label in covered}
+        self.num_releases[call] += 1
+        reasons = [pair.not_private_because for pair in covered.values()]
+        if any(reasons):
+            replaced = {
+                label: frozenset([dataclasses.replace(label, not_private_because=reason)])
+                for label, reason in zip(covered, reasons, strict=True)
+            }
+        else:
+            replaced = dict.fromkeys(covered, labels_lib.NOTHING)
+            multiplier = next(iter(covered.values())).noise_multiplier
+            self.releases.append(PrivateRelease(multiplier, self.contributions[call]))
+
+        def clean(labels: labels_lib.Labels) -> labels_lib.Labels:
+            # The number of clients shows in a sum through their contributions only.
+            kept = (
+                replaced.get(label, {label}) for label in labels if not labels_lib.is_count(label)
+            )
+            return frozenset().union(*kept)
+
+        return tff.structure.Struct(
+            (name, labels_lib.map_labels(clean, element) if i in totals else element)
+            for i, (name, element) in enumerate(tff.structure.iter_elements(argument))
+        )
+
+    def _call_intrinsic(
+        self, block: tff.framework.Intrinsic, argument: labels_lib.Value
+    ) -> labels_lib.Value:
+        result_type = block.type_signature.result
+        parameter_type = block.type_signature.parameter
+        match block.uri:
+            case "federated_apply":
+                return self._at(tff.SERVER, *argument)
+            case "federated_map" | "federated_map_all_equal":
+                return self._at(parameter_type[1].placement, *argument)
+            case "federated_eval_at_clients":
+                return self._at(tff.CLIENTS, argument, None)
+            case "federated_eval_at_server":
+                return self._at(tff.SERVER, argument, None)
+            case (
+                "federated_broadcast"
+                | "federated_value_at_clients"
+                | "federated_value_at_server"
+                | "federated_zip_at_clients"
+                | "federated_zip_at_server"
+            ):
+                return labels_lib.pack(result_type, labels_lib.leaves(argument))
+            case "federated_aggregate":
+                return self._aggregate(parameter_type, *argument)
+            case uri if uri in _LEAFWISE_AGGREGATIONS:
+                has_parameters = isinstance(parameter_type, tff.StructType)
+                value, value_type = argument, parameter_type
+                if has_parameters:
+                    value, value_type = argument[0], parameter_type[0]
+                return self._sent(uri, value_type.member, value)
+        return self._unknown_intrinsic(block, argument)
+
+    def _at(
+        self,
+        placement: tff.framework.PlacementLiteral,
+        function: Callable,
+        argument: labels_lib.Value,
+    ) -> labels_lib.Value:
+        """Calls a function that runs at a placement."""
+        before, self._placement = self._placement, placement
+        try:
+            return function(argument)
+        finally:
+            self._placement = before
+
+    def _aggregate(
+        self,
+        parameter_type: tff.StructType,
+        value: labels_lib.Value,
+        zero: labels_lib.Value,
+        accumulate: Callable,
+        merge: Callable,
+        report: Callable,
+    ) -> labels_lib.Value:
+        accumulated = zero
+        while True:
+            step = accumulate(tff.structure.Struct.unnamed(accumulated, value))
+            step = labels_lib.join(merge(tff.structure.Struct.unnamed(step, step)), step)
+            step = labels_lib.join(accumulated, step)
+            if list(labels_lib.leaves(step)) == list(labels_lib.leaves(accumulated)):
+                break
+            accumulated = step
+        sent = self._sent("federated_aggregate", parameter_type[0].member, accumulated)
+        return self._at(tff.SERVER, report, sent)
+
+    def _sent(
+        self, intrinsic: str, value_type: tff.Type, value: labels_lib.Value
+    ) -> labels_lib.Value:
+        """Labels at the server for labels at the clients, tensor by tensor."""
+        number = len(self.aggregations)
+        arrived = labels_lib.map_labels(lambda labels: labels_lib.at_arrival(labels, number), value)
+        has_data = labels_lib.Aggregate(number, depends_on_data=True) in labels_lib.union(arrived)
+        self.aggregations.append(Aggregation(intrinsic, value_type, has_data))
+        return arrived
+
+    def _unknown_intrinsic(
+        self, block: tff.framework.Intrinsic, argument: labels_lib.Value
+    ) -> labels_lib.Value:
+        """All that goes in comes out; whatever leaves the clients counts as sent."""
+        parameter_type, result_type = block.type_signature.parameter, block.type_signature.result
+        arguments = argument if isinstance(parameter_type, tff.StructType) else [argument]
+        types = (
+            list(parameter_type) if isinstance(parameter_type, tff.StructType) else [parameter_type]
+        )
+        labels = frozenset().union(*(labels_lib.union(a) for a in arguments if not callable(a)))
+        for function, function_type in zip(arguments, types, strict=True):
+            if callable(function):  # What it holds of its surroundings comes out, too.
+                inner = function_type.parameter
+                labels |= labels_lib.union(
+                    function(None if inner is None else labels_lib.fill(inner, labels))
+                )
+        from_clients = [
+            t for t in types if isinstance(t, tff.FederatedType) and t.placement is tff.CLIENTS
+        ]
+        stays = isinstance(result_type, tff.FederatedType) and result_type.placement is tff.CLIENTS
+        if from_clients and (not stays or block.uri.endswith("select")):
+            arrived = self._sent(block.uri, from_clients[0].member, labels)
+            if not stays:
+                labels = arrived
+        return labels_lib.fill(result_type, labels)
+
+
+def _at_server(
+    type_spec: tff.Type, value: labels_lib.Value, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], labels_lib.Labels]]:
+    """Paths and labels of the tensors of a result, but for what stays at the clients."""
+    if isinstance(type_spec, tff.FederatedType):
+        if type_spec.placement is not tff.CLIENTS:
+            yield from _at_server(type_spec.member, value, path)
+    elif isinstance(type_spec, tff.StructType):
+        for i, (name, element) in enumerate(tff.structure.iter_elements(type_spec)):
+            yield from _at_server(element, value[i], (*path, i if name is None else name))
+    else:
+        yield path, value
