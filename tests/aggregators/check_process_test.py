@@ -339,6 +339,11 @@ def test_paths_name_parts_as_wholes_only_where_all_of_them_are_meant():
     assert [path for _, path in _found(compute)] == ["state.a", "state.b[0]"]
 
 
+def test_a_factory_is_no_process():
+    with pytest.raises(ValueError, match="create returns"):
+        check_process(_ours())
+
+
 def test_a_finding_says_what_where_and_what_to_do():
     (leak,) = check_process(tff.aggregators.SumFactory().create(_TYPE)).leaks
     assert str(leak) == (

@@ -167,8 +167,17 @@ def check_process(process: Any) -> ProcessCheck:
 
     Returns:
       The leaks and the private releases.
+
+    Raises:
+      ValueError: If `process` is neither a process nor a computation.
     """
-    trace = dataflow.trace(getattr(process, "next", process))
+    computation = getattr(process, "next", process)
+    if not isinstance(computation, tff.framework.ConcreteComputation):
+        raise ValueError(
+            f"process must have a computation next, or be a tff.Computation, got {process!r}: "
+            "of a factory, check the process that its create returns, or the learning process."
+        )
+    trace = dataflow.trace(computation)
     reached: dict[Any, set[tuple[str | int, ...]]] = collections.defaultdict(set)
     labels_of: dict[Any, set[labels_lib.Label]] = collections.defaultdict(set)
     for path, labels in trace.outputs.items():
