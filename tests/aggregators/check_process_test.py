@@ -292,11 +292,22 @@ def _add():
     return add
 
 
-def test_noise_of_tffs_own_factories_is_not_vouched_for():
-    gaussian = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 4, 1.0)
-    found = _found(gaussian.create(_TYPE))
-    assert found and {kind for kind, _ in found} == {LeakKind.OTHER_NOISE}
-    assert "result" in [path for _, path in found]
+@pytest.mark.parametrize(
+    "factory",
+    [
+        tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(1.0, 4, 1.0),
+        tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(1.0, 100),
+        tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
+            1.0, 4, 1.0, tf.TensorSpec([3])
+        ),
+    ],
+    ids=["gaussian", "adaptive", "tree"],
+)
+def test_noise_of_tffs_own_factories_is_not_vouched_for(factory):
+    found = _found(factory.create(_TYPE))
+    assert (LeakKind.OTHER_NOISE, "result") in found
+    assert {kind for kind, _ in found} == {LeakKind.OTHER_NOISE}
+    assert not check_process(factory.create(_TYPE)).releases
 
 
 def test_secure_sums_are_clean_but_for_their_count():
