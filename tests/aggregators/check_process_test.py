@@ -160,6 +160,8 @@ def test_an_exact_count_beside_the_release_is_a_metric():
 class _SumThatKeeps(tff.aggregators.UnweightedAggregationFactory):
     """A sum that also measures, or keeps in its state, what it is given."""
 
+    contribution_norm = 1.0
+
     def __init__(self, keeps: bool):
         self._keeps = keeps
 

@@ -14,8 +14,9 @@ import tensorflow_federated as tff
 
 import tff_dpftrl
 from tff_dpftrl import aggregators
+from tff_dpftrl.aggregators import sampled_gaussian
 from tff_dpftrl.mechanisms import blt, identity
-from tff_dpftrl.private_round import clip_schedule, estimators
+from tff_dpftrl.private_round import clipping, estimators
 
 _DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "private_processes.md"
 _OURS = aggregators.build_dp_ftrl_aggregator(
@@ -84,13 +85,11 @@ def _personalize():
     return personalize
 
 
-def _dp(build, **options):
-    return build(
-        _linear_model,
-        clip=clip_schedule.FlatClipSchedule(1.0),
+def _sampled():
+    return sampled_gaussian.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(1.0),
         noise_multiplier=1.0,
         estimator=estimators.FixedDenominator(0.1, total_weight=100),
-        **options,
     )
 
 
@@ -141,8 +140,12 @@ _PROCESSES = {
     "build_personalization_eval_computation": lambda: _TFF.build_personalization_eval_computation(
         _linear_model, collections.OrderedDict(personalized=_personalize), _evaluate()
     ),
-    "tff_dpftrl.build_dp_fedavg": lambda: _dp(tff_dpftrl.build_dp_fedavg, client_optimizer=_SGD),
-    "tff_dpftrl.build_dp_fedsgd": lambda: _dp(tff_dpftrl.build_dp_fedsgd, learning_rate=0.1),
+    "tff_dpftrl.build_dp_fedavg": lambda: tff_dpftrl.build_dp_fedavg(
+        _linear_model, aggregator=_sampled(), client_optimizer=_SGD
+    ),
+    "tff_dpftrl.build_dp_fedsgd": lambda: tff_dpftrl.build_dp_fedsgd(
+        _linear_model, aggregator=_sampled(), learning_rate=0.1
+    ),
 }
 _WITHOUT_RELEASE = (
     "build_fed_eval",

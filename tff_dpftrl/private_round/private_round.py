@@ -47,6 +47,9 @@ class PrivateRound(abc.ABC):
     broadcast_field: ClassVar[str]
     """The field of the state that clients may see; never a seed, nor past noise."""
 
+    noise_multiplier: float
+    """z, of all that is released in a round; with 0 nothing is private."""
+
     deterministic_seed: int | None
     """Seed of all noise if the caller gave one: then the run is not private."""
 
