@@ -1,6 +1,9 @@
 """Tests of the entry point: help, errors, warnings, exit status."""
 
 import argparse
+import os
+import signal
+import subprocess
 import sys
 import warnings
 
@@ -119,6 +122,32 @@ def test_errors_end_with_a_status_and_say_what_is_left(stub, capsys, error, stat
     stub(run, what_is_left=what_is_left, kept="x")
     assert main.main(["account"]) == status
     assert capsys.readouterr().err.strip() == said
+
+
+def test_an_output_that_nobody_reads_is_no_traceback():
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tff_dpftrl.cli.main", "account", "--mechanism", "identity"]
+        + "--noise-multiplier 7 --rounds 9 --min-sep 3 --delta 1e-10".split(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    child.stdout.close()
+    assert (child.stderr.read(), child.wait()) == (b"", 1)
+    child.stderr.close()
+
+
+def test_a_caller_keeps_its_own_signal_handlers(stub):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def run(args):
+        seen.append((signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)))
+        return 0
+
+    stub(run)
+    assert main.main(["account"]) == 0
+    assert seen == [before]
 
 
 if __name__ == "__main__":

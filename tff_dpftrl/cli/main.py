@@ -13,6 +13,7 @@ import argparse
 import difflib
 import functools
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -102,10 +103,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             stop.what_is_left = functools.partial(args.what_is_left, args)
         with warnings.catch_warnings():
             warnings.showwarning = functools.partial(_show_warning, stop.command)
-            return args.run(args)
+            status = args.run(args)
+        sys.stdout.flush()
+        return status
     except ValueError as error:
         print(f"{stop.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # As of `| head`: nobody reads on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as error:
         print(stop.message(str(error)), end="", file=sys.stderr)
         return 1
