@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -12,6 +13,28 @@ import tff_dpftrl
 def test_public_names_exist_and_say_what_they_are(name):
     documented = getattr(tff_dpftrl, name).__doc__
     assert documented and len(documented) > 40
+
+
+def _ours(hint) -> set[type]:
+    """Classes of this package in an annotation."""
+    found = set().union(*map(_ours, typing.get_args(hint)), set())
+    if isinstance(hint, type) and hint.__module__.startswith("tff_dpftrl."):
+        found.add(hint)
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["calibrate_noise_multiplier", "calibrate_dp_fedavg", "dp_ftrl_guarantee", "dp_ftrl_statement"]
+    + ["epsilon_so_far", "sampled_statement", "Guarantee", "PrivacyStatement", "DpFedAvg"]
+    + ["ParticipationCounter", "ObservedParticipation"],
+)
+def test_what_signatures_need_has_a_public_name_too(name):
+    offered = {id(getattr(tff_dpftrl, n)) for n in tff_dpftrl.__all__}
+    door = getattr(tff_dpftrl, name)
+    hints = typing.get_type_hints(door)
+    needed = set().union(*map(_ours, hints.values()))
+    assert hints and all(id(one) in offered for one in needed), needed
 
 
 def test_unknown_names_are_refused():

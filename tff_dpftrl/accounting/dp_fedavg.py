@@ -2,9 +2,10 @@
 
 In each round every user is in the cohort with probability q, independently and in
 secret; the estimate of the average update gets noise of z times its sensitivity
-(McMahan et al. 2018, Theorem 1). Clip norm and noise may change together while z
-stays. Three accountants: privacy loss distributions (tight), Rényi divergences, and
-the moments accountant of 2016 for comparison with the paper.
+(McMahan et al. 2018, Theorem 1). Neighbours differ in one user, whose contributions
+are zeroed out; the number of users, and so q, is the same. Clip norm and noise may
+change together while z stays. Three accountants: privacy loss distributions (tight),
+Rényi divergences, and the moments accountant of 2016 for comparison with the paper.
 """
 
 from __future__ import annotations

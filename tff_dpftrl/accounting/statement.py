@@ -320,7 +320,11 @@ def sampled_statement(
         reasons.append(sentences.TOO_LITTLE_NOISE)
     if seed_is_known:
         reasons.append(sentences.KNOWN_SEED)
-    facts = {} if num_users is None else {"num_users": validation.integer("num_users", num_users)}
+    facts = (
+        {}
+        if num_users is None
+        else {"num_users": validation.integer("num_users", num_users, minimum=1)}
+    )
     return PrivacyStatement(
         mechanism=mechanism,
         parameters=facts | dict(parameters),

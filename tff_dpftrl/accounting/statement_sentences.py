@@ -140,6 +140,6 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
     warnings.warn(
         f"delta={delta:g} is not below 1 / {num_users}, one over the number of {unit}s, and "
         f"protects nobody for certain: choose one far below {1.0 / num_users:.2g}.",
-        stacklevel=4,
+        stacklevel=3,
     )
     return (f"δ = {delta:g} is not below 1 / {num_users}, one over the {unit}s: {allows}.",)

@@ -107,7 +107,8 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
     def run_of(self, num_rounds: int) -> dp_fedavg.DpFedAvg:
         """The accounting of a run with this aggregator, on secret Poisson samples.
 
-        It holds for adding or removing one client, if every client joins every round
+        It compares with a run in which one client's contributions are zeroed out, the
+        number of clients being the same, and holds if every client joins every round
         with the estimator's sampling probability, independently and in secret, and
         if `deterministic_seed` is None.
 
