@@ -27,7 +27,7 @@ def _ours(hint) -> set[type]:
     "name",
     ["calibrate_noise_multiplier", "calibrate_dp_fedavg", "dp_ftrl_guarantee", "dp_ftrl_statement"]
     + ["epsilon_so_far", "sampled_statement", "Guarantee", "PrivacyStatement", "DpFedAvg"]
-    + ["ParticipationCounter", "ObservedParticipation"],
+    + ["ObservedParticipation"],
 )
 def test_what_signatures_need_has_a_public_name_too(name):
     offered = {id(getattr(tff_dpftrl, n)) for n in tff_dpftrl.__all__}

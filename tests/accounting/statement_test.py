@@ -171,8 +171,9 @@ def test_the_ledgers_summary_is_taken_as_it_is_without_its_histogram():
 def test_a_delta_that_protects_nobody_stands_under_the_headline():
     # Delta at least 1 / users allows to publish all data of a user drawn at random.
     claim = _claim(delta=0.5)
-    with pytest.warns(UserWarning, match="delta=0.5 is not below 1 / 27"):
-        found = _statement(claim=claim, unit_of_privacy="user", num_users=27)
+    with pytest.warns(UserWarning, match="delta=0.5 is not below 1 / 27") as caught:
+        found = statement.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=27)
+    assert caught[0].filename == __file__
     assert found.epsilon < 1.0
     headline, caveat = _headline(found)
     assert "δ = 0.5" in headline
