@@ -13,7 +13,7 @@ from tff_dpftrl.cli import main
 from tff_dpftrl.mechanisms import restarts, table
 from tff_dpftrl.training import config as config_lib
 
-# 600 devices, 10 a round: the largest stride is 60, more than the 32 bands of the default.
+# 600 devices, 10 a round: the largest stride is 60.
 _POPULATION, _GOAL, _ROUNDS = 600, 10, 200
 _SCHEMA = tff_dpftrl.MinSep(_ROUNDS, 60, 4)
 _NOISE, _DELTA = 3.0, 1e-6

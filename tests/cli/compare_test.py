@@ -101,15 +101,15 @@ def test_a_table_says_what_was_built(tmp_path):
     _run("bandtoep", "bisr", "tree", *flags, "--csv", str(out))
     names = {row["strategy"]: row["mechanism"] for row in _table(out)}
     assert names == {
-        "bandtoep": "banded-toeplitz (32 bands)",
-        "bisr": "inverse-banded (4 bands)",
+        "bandtoep": "banded-toeplitz (50 bands)",
+        "bisr": "inverse-banded (16 bands)",
         "tree": "tree",
     }
 
 
 def test_the_legend_says_so_too():
-    point = compare.Point("bisr", "inverse-banded (4 bands)", 9, 3, 3, 1.0, True, *[1.0] * 4)
-    assert compare._legend([point]) == "bisr: inverse-banded (4 bands)"
+    point = compare.Point("bisr", "inverse-banded (16 bands)", 9, 3, 3, 1.0, True, *[1.0] * 4)
+    assert compare._legend([point]) == "bisr: inverse-banded (16 bands)"
     assert compare._legend([dataclasses.replace(point, strategy=point.mechanism)]) == (
         point.mechanism
     )

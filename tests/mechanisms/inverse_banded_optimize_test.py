@@ -26,10 +26,10 @@ def test_tuned_gamma_is_the_best_on_a_fine_grid(bands, minimize_rms):
     assert loss(tuned) < loss(inverse_banded.InverseBanded.bisr(bands))
 
 
-def test_four_bands_by_default():
+def test_sixteen_bands_by_default():
     schema = schema_lib.MinSep(300, 50, 4)
-    four = inverse_banded_optimize.optimize_bifr(schema, 4)
-    assert inverse_banded_optimize.optimize_bifr(schema) == four
+    sixteen = inverse_banded_optimize.optimize_bifr(schema, 16)
+    assert inverse_banded_optimize.optimize_bifr(schema) == sixteen
 
 
 if __name__ == "__main__":

@@ -69,6 +69,26 @@ def test_streamed_noise_is_the_noise_matrix(strategy, num_rounds):
         banded_toeplitz.BandedToeplitz.fhu(4),
         _GENERAL,
         inverse_banded.InverseBanded.bisr(3),
+        restarts.Restarted(_PRODUCTION, (0, 5)),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+def test_memory_is_what_the_stream_keeps(strategy):
+    stream = noise_stream.NoiseStream(strategy.noise_recipe(), [(7,)])
+    kept = stream.initial_buffer()
+    assert strategy.memory_copies(11) == (0 if kept == () else kept.shape[0])
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        identity.Identity(),
+        _PRODUCTION,
+        tree.Tree(11),
+        tree.Tree(11, variance_reduction=False),
+        banded_toeplitz.BandedToeplitz.fhu(4),
+        _GENERAL,
+        inverse_banded.InverseBanded.bisr(3),
     ],
     ids=["identity", "blt", "tree", "vanilla-tree", "banded-toeplitz", "banded", "bisr"],
 )

@@ -27,6 +27,7 @@ HYPOTHESIS = (
 DEFAULT_MECHANISMS = tuple(name for name in table.runnable() if table.MECHANISMS[name].quick)
 _BYTES_OF_FLOAT32 = 4
 _NOISE_PER_DOUBLING = 0.8  # See `recommend`.
+_MAX_COPIES = 8
 
 # Production models of Gboard: tree aggregation, z = 7, 6500 clients (Xu et al. 2023, Table 1).
 _PRODUCTION_NOISE_MULTIPLIER = 7.0
@@ -259,7 +260,9 @@ def recommend(plans: Iterable[Plan], quiet_enough: float | None) -> Plan:
     """The plan to begin with.
 
     Devices cost: a round asks `report_goal` of them, and a run asks each device
-    report_goal · num_rounds / population times. So
+    report_goal · num_rounds / population times. Memory does, too: plans that keep more
+    than 8 copies of the model, the most that a BLT keeps, are left to those who ask for
+    them by name. So
 
     * of the plans whose noise is quiet enough the one with the fewest clients a round,
       then the least memory, then the least noise;
@@ -277,6 +280,7 @@ def recommend(plans: Iterable[Plan], quiet_enough: float | None) -> Plan:
       The recommended plan.
     """
     plans = list(plans)
+    plans = [plan for plan in plans if plan.memory_copies <= _MAX_COPIES] or plans
     if quiet_enough is not None:
         quiet = [plan for plan in plans if plan.is_as_quiet_as(quiet_enough)]
         if quiet:

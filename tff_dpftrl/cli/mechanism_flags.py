@@ -98,9 +98,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bands",
         type=int,
         metavar="P",
-        help="Bands of bandmf, bandtoep and bandfhu (default: min-sep, but at most "
-        f"{defaults.MAX_BANDS}), or of the inverse for bisr and bifr (default: "
-        f"{defaults.INVERSE_BANDS}).",
+        help="Bands of bandmf, bandtoep and bandfhu (default: min-sep; a run keeps bands - 1 model "
+        f"copies), or of the inverse for bisr and bifr (default: {defaults.INVERSE_BANDS}).",
     )
     parser.add_argument(
         "--correlation", type=float, metavar="L", help="Share λ of lambda-cgd. Default: tuned."

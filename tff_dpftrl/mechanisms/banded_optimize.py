@@ -113,7 +113,7 @@ def optimize_banded(
 
     Args:
       schema: Rounds, separation and participations to optimise for.
-      bands: Number of diagonals; `defaults.bands`, at most 32, if None.
+      bands: Number of diagonals; `min_sep` if None.
       minimize_rms: Minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS (for each p-norm).
       tolerance: Stop when a step reduces the loss by less than this, relatively.

@@ -79,7 +79,7 @@ def optimize_banded_toeplitz(
 
     Args:
       schema: Rounds, separation and participations to optimise for.
-      bands: Number of diagonals; `defaults.bands`, at most 32, if None.
+      bands: Number of diagonals; `min_sep` if None.
       minimize_rms: Minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS.
 

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from tff_dpftrl.participation import schema as schema_lib
 
-MAX_BANDS = 32
-"""Most bands of C (bandmf, bandtoep, bandfhu) that are taken without being asked for.
+INVERSE_BANDS = 16
+"""Bands of the inverse of C (bisr, bifr): the noise of 15 earlier rounds is drawn again.
 
-The server keeps bands - 1 copies of the model. Where min_sep is larger, fewer bands than
-min_sep cost much of the loss (README.md has figures): ask for more if there is the memory, or
-use a BLT, which does better with a few copies.
+About as many draws a round as the tree's, for less noise; README.md has figures.
 """
-
-INVERSE_BANDS = 4
-"""Bands of the inverse of C (bisr, bifr): the noise of 3 earlier rounds is drawn again."""
 
 
 def bands(schema: schema_lib.MinSep) -> int:
-    """Bands of C: min_sep, beyond which columns of one client overlap, up to `MAX_BANDS`."""
-    return min(schema.min_sep, schema.num_rounds, MAX_BANDS)
+    """Bands of C (bandmf, bandtoep, bandfhu): min_sep, as published.
+
+    With more, columns of one client overlap. The server keeps bands - 1 copies of the
+    model: where min_sep is large, a run asks for fewer bands, at much of the loss, or uses
+    a BLT, which does about as well with a few copies.
+    """
+    return min(schema.min_sep, schema.num_rounds)
 
 
 def max_decay(num_rounds: int) -> float:

@@ -6,8 +6,8 @@ participation schema and one noise multiplier are one ε. To add a mechanism, ad
 `MECHANISMS`.
 
 The defaults, with their reasons in `defaults`: a BLT has the least MaxLoss, as many buffers as
-still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep bands, but
-at most 32; a banded inverse has 4. All but the BLT minimise RmsLoss where there is something to
+still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep bands, a
+banded inverse 16. All but the BLT minimise RmsLoss where there is something to
 minimise.
 
 The builders import what they need when they are called: names and summaries are wanted by
@@ -115,7 +115,7 @@ def _bandmf(schema: schema_lib.MinSep, options: Options, notify: Notify) -> stra
 
     return banded_optimize.optimize_banded(
         schema,
-        _bands(schema, options, notify),
+        _bands(schema, options),
         minimize_rms=options.error != "max",
         checkpoint=options.checkpoint,
         progress=lambda step, loss: notify(f"step {step}: loss {loss:.6f}"),
@@ -126,26 +126,18 @@ def _bandtoep(schema: schema_lib.MinSep, options: Options, notify: Notify) -> st
     from tff_dpftrl.mechanisms import banded_toeplitz_optimize
 
     return banded_toeplitz_optimize.optimize_banded_toeplitz(
-        schema, _bands(schema, options, notify), minimize_rms=options.error != "max"
+        schema, _bands(schema, options), minimize_rms=options.error != "max"
     )
 
 
 def _bandfhu(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:
     from tff_dpftrl.mechanisms import banded_toeplitz
 
-    return banded_toeplitz.BandedToeplitz.fhu(_bands(schema, options, notify))
+    return banded_toeplitz.BandedToeplitz.fhu(_bands(schema, options))
 
 
-def _bands(schema: schema_lib.MinSep, options: Options, notify: Notify) -> int:
-    if options.bands is not None:
-        return options.bands
-    bands = defaults.bands(schema)
-    if bands < min(schema.min_sep, schema.num_rounds):
-        notify(
-            f"{bands} bands are used, because the server keeps bands - 1 model copies; up to "
-            f"{schema.min_sep} lower the loss further, and a BLT needs but a few copies."
-        )
-    return bands
+def _bands(schema: schema_lib.MinSep, options: Options) -> int:
+    return defaults.bands(schema) if options.bands is None else options.bands
 
 
 def _bisr(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:

@@ -188,8 +188,9 @@ class Tree(_TreeStrategy):
         return noise_recipe.TreeNoise(self.num_levels, self.variance_reduction)
 
     def memory_copies(self, num_rounds: int) -> int:
-        """One estimate a level."""
-        return self._check(num_rounds).bit_length()
+        """None: the estimates of the nodes are drawn again, from the root down."""
+        self._check(num_rounds)
+        return 0
 
     def to_dict(self) -> dict[str, Any]:
         """Parameters as JSON-compatible values."""

@@ -190,8 +190,8 @@ class TrainingConfig:
     )
     bands: int | None = _option(
         None,
-        "Bands of bandmf, bandtoep and bandfhu (min_sep, but at most 32, if not given), or of the "
-        "inverse for bisr and bifr (4 if not given).",
+        "Bands of bandmf, bandtoep and bandfhu (min_sep if not given; bands - 1 model copies "
+        "are kept), or of the inverse for bisr and bifr (16 if not given).",
         "privacy",
         1,
     )
