@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tff_dpftrl import accounting
+from tff_dpftrl.runs import sampled_privacy
 from tff_dpftrl.training import config
 
 
@@ -80,6 +82,37 @@ def test_resolved_config_round_trips():
     made = config.TrainingConfig(target_epsilon=3.0, mechanism="tree", max_users=30)
     read = json.loads(json.dumps(made.to_dict()))
     assert config.config_from_mapping(read, "config.json") == made
+
+
+def test_paths_become_absolute_and_keywords_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = config.TrainingConfig(
+        noise_multiplier=1.0, data="a/users.jsonl", vocabulary="../words.txt", strategy="s.json"
+    ).with_absolute_paths()
+    assert named.data == str(tmp_path / "a" / "users.jsonl")
+    assert named.vocabulary == str(tmp_path / ".." / "words.txt")
+    assert named.strategy == str(tmp_path / "s.json")
+    for vocabulary in ("docs", "private"):
+        made = config.TrainingConfig(noise_multiplier=1.0, vocabulary=vocabulary)
+        assert made.with_absolute_paths() == made
+
+
+def test_the_privacy_asked_for_is_that_of_the_algorithm():
+    sampled = config.TrainingConfig(noise_multiplier=2.0, algorithm="dp-fedsgd").privacy()
+    assert sampled == sampled_privacy.SampledPrivacy(
+        algorithm="dp-fedsgd",
+        num_rounds=100,
+        clients_per_round=20,
+        clip_norm=0.5,
+        delta=accounting.DEFAULT_DELTA,
+        noise_multiplier=2.0,
+    )
+    adaptive = config.TrainingConfig(
+        target_epsilon=2.0, adaptive_clipping=True, num_rounds=1500, mechanism="blt", buffers=2
+    ).privacy()
+    assert adaptive.starts == (0, 128, 1152) and adaptive.adaptive_clipping
+    assert adaptive.options.buffers == 2 and adaptive.target_epsilon == 2.0
+    assert config.TrainingConfig(mechanism="none").privacy().mechanism is None
 
 
 if __name__ == "__main__":
