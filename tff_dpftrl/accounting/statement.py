@@ -349,6 +349,7 @@ def sampled_statement(
             f"{sampling} {sentences.SECRET_SAMPLING}",
             sentences.one_client(unit_of_privacy),
             "The L2 norm of what is summed is clipped as the parameters say.",
+            sentences.NOISE_USED_ONCE,
         ),
         caveats=(
             sentences.FLOATING_POINT,
