@@ -177,7 +177,7 @@ def test_next_to_no_noise_is_unbounded_and_boundless_noise_is_refused(capsys):
     def run(noise, *flags):
         status = main.main(
             ["account", "--mechanism", "tree", "--rounds", "100", "--min-sep", "10",
-             "--noise-multiplier", noise, "--delta", "1e-10", *flags]
+             "--noise-multiplier", noise, "--delta", "1e-10", "--format", "json", *flags]
         )  # fmt: skip
         return status, capsys.readouterr()
 
