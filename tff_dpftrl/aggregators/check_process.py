@@ -157,8 +157,10 @@ def check_process(process: Any) -> ProcessCheck:
     The aggregators must have been built in this Python process; one that was loaded from
     a file is reported as if it were not private. No leak does not mean that a guarantee
     holds: it means that those of the releases found are all that is needed. Nothing is
-    known of what a computation does besides returning its result, such as printing, and
-    nothing of a `sum_factory` that a private aggregator was given beyond where its results go.
+    known of what a computation does besides returning its result, such as printing; of a
+    `sum_factory` that a private aggregator was given, beyond where its results go; and of
+    whether each aggregator is handed its own state and the new one is kept, without which
+    it repeats its noise.
 
     Args:
       process: A `tff.learning.templates.LearningProcess`, an aggregation process or any
