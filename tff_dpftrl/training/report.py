@@ -208,8 +208,9 @@ def _promise(statement: statement_lib.PrivacyStatement) -> str:
     if not statement.has_guarantee:
         return "Privacy: NO guarantee. " + " ".join(statement.no_guarantee)
     rho = statement.rho_zcdp
-    return (
+    promise = (
         f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
         + (f"ρ-zCDP {display.round_up(rho)}, " if rho is not None else "")
         + "per user; see privacy_statement.md."
     )
+    return " ".join([promise, *statement.headline_caveats])

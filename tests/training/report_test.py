@@ -1,0 +1,28 @@
+"""Tests of what a run says of itself on the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.participation import schema
+from tff_dpftrl.training import report
+
+
+def test_a_delta_that_protects_nobody_is_not_quoted_alone():
+    claim = guarantee.dp_ftrl_guarantee(
+        identity.Identity(), noise_multiplier=9.0, schema=schema.MinSep(9, 9, 1), delta=0.5
+    )
+    with pytest.warns(UserWarning, match="not below 1 / 27"):
+        flattering = statement_lib.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=27)
+    promise = report._promise(flattering)
+    assert promise.startswith("Privacy: ε = 0 at δ = 0.5")
+    assert promise.endswith(flattering.headline_caveats[0])
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
