@@ -217,7 +217,7 @@ def build_adaptive_dp_ftrl_aggregator(
     round), "estimated_clip_norm" (after it), "unclipped_fraction" (noised),
     "noise_stddev" (of z on the updates, before the division), "num_restarts".
 
-    A client whose update has no norm that is finite in float32, or is zero, counts as
+    A client whose update has no finite norm below 1.8e19, or is zero, counts as
     zero in both sums, so as half unclipped. A client moves a round's average by at most
     clip_norm / clients_per_round and the unclipped fraction by at most
     1 / (2 clients_per_round), whatever it sends, for up to 200,000 clients in the round.

@@ -169,8 +169,8 @@ def build_dp_ftrl_aggregator(
     against zeroing out one client, as `guarantee` of the factory says. It replaces
     `tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation`.
 
-    A client whose update has a norm that is not finite in float32 (NaN, Inf or
-    overflow) counts as zero. A client can move the average of a round by at most
+    A client whose update has a norm that is not finite (NaN, Inf), or above 1.8e19,
+    counts as zero. A client can move the average of a round by at most
     `clip_norm / clients_per_round`, whatever it sends, for up to 200,000 clients in
     the round (`private_round.summation` has the proof).
 

@@ -40,7 +40,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
     sum, and Gaussian noise of standard deviation noise_multiplier · clip norm ·
     `estimator.unit_sensitivity` is added to the result, once.
 
-    An update whose norm is not finite in float32 counts as absent: zero update,
+    An update whose norm is not finite, or above 1.8e19, counts as absent: zero update,
     zero weight. An empty cohort gives noise only. All is computed in float64, for up to
     200,000 clients in a round (`private_round.summation`), from float32 draws; the
     estimate is cast to the dtypes of the updates at the end.

@@ -26,7 +26,7 @@ MAX_CLIP_NORM = 1e18
 CLIP_MARGIN = 1e-5
 """Clipped updates are held short of the bound by this fraction; see `summation`."""
 
-_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
+_LARGEST_NORM = math.sqrt(np.finfo(np.float32).max)
 
 ClipNorm: TypeAlias = float | Sequence[float] | Callable[[tf.Tensor], tf.Tensor]
 """A clip norm: one for all rounds, one a round (the last one stays), or a function.
@@ -65,11 +65,11 @@ def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
       tensors: Floats of any dtype, not empty.
 
     Returns:
-      float64 scalar; infinity if an entry is NaN or infinite, or if the norm is
-      above the largest float32.
+      float64 scalar; infinity if an entry is NaN or infinite, or if the norm is above
+      1.8e19, where its square overflows in float32: training diverged.
     """
     norm = tf.sqrt(2.0 * tf.add_n([tf.nn.l2_loss(tf.cast(x, tf.float64)) for x in tensors]))
-    return tf.where(norm <= _LARGEST_FLOAT32, norm, tf.constant(math.inf, tf.float64))
+    return tf.where(norm <= _LARGEST_NORM, norm, tf.constant(math.inf, tf.float64))
 
 
 def count_as_zero_if_not_finite(
@@ -77,8 +77,8 @@ def count_as_zero_if_not_finite(
 ) -> list[tf.Tensor]:
     """Multiplies an update by `scales`, or by 0 if its norm is not finite.
 
-    This is the fate of a client whose update has NaN, an infinity or a norm beyond
-    float32, wherever this package clips: its update counts as zero. So do its
+    This is the fate of a client whose update has NaN, an infinity or a norm above
+    1.8e19, wherever this package clips: its update counts as zero. So do its
     bit in adaptive clipping and its weight in DP-FedAvg; an aggregator asked to
     `report_non_finite_clients` counts it.
 

@@ -51,7 +51,7 @@ class SampledGaussianRound(private_round.PrivateRound):
     positive. The estimator divides the sum, and Gaussian noise of standard deviation
     noise_multiplier · clip norm · `estimator.unit_sensitivity` is added, once.
 
-    An update whose norm is not finite in float32 counts as absent: zero update, zero
+    An update whose norm is not finite, or above 1.8e19, counts as absent: zero update, zero
     weight. An empty cohort gives noise only.
 
     Attributes:
