@@ -15,7 +15,8 @@ so far, and print a summary.
 
 It works on interrupted and on finished runs, and on no data: the folder is enough. While
 `tff-dpftrl train` has the folder open it is refused; interrupt the run first, and go on
-with it afterwards (tff-dpftrl train --resume).
+with it afterwards (tff-dpftrl train --resume). The statement of a run that has not ended
+charges all rounds that it declared, since whoever ends it early has seen how it went.
 """
 
 _EPILOG = """\
