@@ -62,6 +62,12 @@ def test_smaller_updates_are_unchanged():
         np.testing.assert_array_equal(before, after)
 
 
+def test_bounds_given_as_python_numbers_are_not_rounded():
+    # float32 would make 0.3 a bound that is 4e-8 too large.
+    ((clipped,), _) = clipping.clip_by_norm(_tensors([[9.0]]), 0.3)
+    assert float(clipped[0]) == pytest.approx(0.3 * (1 - clipping.CLIP_MARGIN), rel=1e-14)
+
+
 def test_zero_update_stays_zero():
     clipped, norm = clipping.clip_by_norm(_tensors([np.zeros(3)]), 1.0)
     assert norm == 0.0

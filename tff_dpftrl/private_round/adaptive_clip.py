@@ -263,8 +263,9 @@ class AdaptiveClipRound(private_round.PrivateRound):
         (count_noise,), count_buffer = self._stream([()]).next(
             state.count_buffer, state.round_index, seeds.derive(state.seed, COUNT_STREAM)
         )
+        count_stddev = tf.constant(self.clipped_count_stddev, tf.float64)
         (fraction,) = summation.noised_mean(
-            [totals.bit], [count_noise], self.clipped_count_stddev, self.clients_per_round
+            [totals.bit], [count_noise], count_stddev, self.clients_per_round
         )
         fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
         excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile

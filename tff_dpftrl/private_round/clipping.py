@@ -110,13 +110,15 @@ def clip_by_norm(
       float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`,
       all zero if the norm is not finite; and the norm before clipping, float64.
     """
+    if not tf.is_tensor(clip_norm):
+        clip_norm = tf.constant(clip_norm, tf.float64)  # A cast would make it a float32 first.
     tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
     norm = global_norm(tensors)
     scales = [_scale_to(norm, clip_norm)] * len(tensors)
     return count_as_zero_if_not_finite(tensors, norm, scales), norm
 
 
-def _scale_to(norm: tf.Tensor, bound: tf.Tensor | float) -> tf.Tensor:
+def _scale_to(norm: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
     limit = tf.cast(bound, tf.float64) * (1.0 - CLIP_MARGIN)
     return tf.where(norm > limit, limit / norm, tf.ones_like(norm))
 

@@ -33,7 +33,8 @@ the noise is made of pseudo-random float32 numbers, and is no ideal Gaussian.
 has a relative error of at most γ too, and the quotient is no longer than C: the
 computed quotients of neighbours err by at most C (4 γ + 2 u) together, relative to the
 charged sensitivity 2 C / W by W (2 γ + u), where the smallest divisor W is a number of
-clients. For W ≤ n that is below the same `relative_error`.
+clients. For W ≤ n that is below the same `relative_error`; for W > n the divisor is exact
+and the quotient no longer than n C / W, so that γ n is left.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def noised_mean(
     Args:
       total: The sum of the clipped updates, floats.
       noise: Unit noise of the same shapes, floats.
-      stddev: Scalar, before the division.
+      stddev: Scalar tensor, before the division; float64, not to round the noise.
       divisor: The fixed denominator.
 
     Returns:
