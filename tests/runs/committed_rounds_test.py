@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, private_round
 from tff_dpftrl.participation import ledger, ledger_rules, schema
 from tff_dpftrl.runs import checkpoint, committed_rounds
 
@@ -189,6 +189,13 @@ def test_a_run_is_bound_to_what_it_began_with(tmp_path):
     with pytest.raises(checkpoint.CheckpointError, match="under other options"):
         _run(tmp_path, binding="another digest")
     assert _run(tmp_path, binding="one digest").aggregator[0] == 5
+
+
+def test_a_run_is_bound_to_the_version_of_the_noise(tmp_path, monkeypatch):
+    _run(tmp_path, num_rounds=2)
+    monkeypatch.setattr(private_round, "NOISE_VERSION", private_round.NOISE_VERSION + 1)
+    with pytest.raises(checkpoint.CheckpointError, match="with other noise"):
+        _run(tmp_path)
 
 
 def test_a_rolled_back_checkpoint_is_refused(tmp_path):

@@ -83,7 +83,7 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
     assert "0.0% of them not among the 30 of the vocabulary" in text
     assert "at most 2 times in 6 rounds, 3 apart" in text
     assert "blt, z = 0.5" in text and "NO guarantee" in text
-    assert f"{output}/, from round 1 on" in text
+    assert f"{output}/, 0 of 6 rounds done" in text
 
 
 def test_a_known_seed_is_not_called_private(uninterrupted):

@@ -202,7 +202,7 @@ class CheckpointFolder:
             ) from error
         if snapshot.fingerprint(binding=self._binding) != fingerprint:
             raise CheckpointError(
-                f"The checkpoint {path} is damaged, or was saved under other options than the run "
-                "has now: its fingerprint differs."
+                f"The checkpoint {path} is damaged, or was saved under other options, or by a "
+                "version of this package with other noise: its fingerprint differs."
             )
         return snapshot, saved

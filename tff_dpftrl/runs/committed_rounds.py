@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, private_round
 from tff_dpftrl.participation import ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint
@@ -74,7 +74,9 @@ class CommittedRounds:
           saved: What to keep with it; JSON-compatible.
           noise_part: The part of the state that decides the noise of the next round,
             and differs in every round; None if there is no noise.
-          binding: What else every state is bound to, like a manifest's digest.
+          binding: What every state is bound to, besides the version of the noise: a
+            run can only be opened with the binding that it began with. Like a digest of
+            all its options.
           budget_guard: Asked before every new round.
 
         Returns:
@@ -87,7 +89,7 @@ class CommittedRounds:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cls.exist(folder):
             raise ValueError(f"{folder} holds a run already: open it, or name another folder.")
-        checkpoints = checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=binding)
+        checkpoints = _checkpoints(folder, binding)
         snapshot = checkpoint.Snapshot.of(state)
         fingerprint = checkpoints.save(0, snapshot, saved)
         path = folder / _LEDGER
@@ -120,7 +122,7 @@ class CommittedRounds:
         book = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
         durable_files.remove_leftovers(folder)
         durable_files.remove_leftovers(folder / _CHECKPOINTS)
-        checkpoints = checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=binding)
+        checkpoints = _checkpoints(folder, binding)
         return cls(book, checkpoints, noise_part)
 
     def close(self) -> None:
@@ -223,3 +225,8 @@ class CommittedRounds:
         self._fingerprint = fingerprint
         if self._noise_part is not None:
             self._noise_fingerprint = snapshot.fingerprint(part=self._noise_part)
+
+
+def _checkpoints(folder: pathlib.Path, binding: str) -> checkpoint.CheckpointFolder:
+    bound = f"noise version {private_round.NOISE_VERSION}, {binding}"
+    return checkpoint.CheckpointFolder(folder / _CHECKPOINTS, binding=bound)

@@ -68,6 +68,7 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         folder: str | os.PathLike[str],
         declared: schema_lib.MinSep,
         *,
+        binding: str = "",
         budget_guard: ledger.BudgetGuard | None = None,
     ):
         """Opens the folder, or makes it.
@@ -75,6 +76,8 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         Args:
           folder: Folder of one run.
           declared: The participation schema that the run promises.
+          binding: A digest of the options of the run: with another one, or with another
+            version of this package's noise, it cannot go on.
           budget_guard: As for `ledger.Ledger`.
 
         Raises:
@@ -82,11 +85,11 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         """
         self._folder = pathlib.Path(folder)
         self._declared = declared
-        self._budget_guard = budget_guard
+        self._options = {"binding": binding, "budget_guard": budget_guard}
         self._rounds: committed_rounds.CommittedRounds | None = None
         if committed_rounds.CommittedRounds.exist(self._folder):
             self._rounds = committed_rounds.CommittedRounds.open(
-                self._folder, declared, budget_guard=budget_guard
+                self._folder, declared, **self._options
             )
 
     def close(self) -> None:
@@ -170,7 +173,7 @@ class CommittedStateManager(tff.program.ProgramStateManager):
                 self._declared,
                 program_state.state,
                 saved,
-                budget_guard=self._budget_guard,
+                **self._options,
             )
         else:
             self._rounds.commit(version - 1, program_state.state, saved)

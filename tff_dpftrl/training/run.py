@@ -81,8 +81,8 @@ def train(
         been written then.
       OSError: If a file cannot be written; every committed round is kept.
     """
-    known = None
-    if config is None:
+    is_new = config is not None
+    if not is_new:
         known = manifest.read(output)
         config = config_lib.config_from_mapping(known.config, str(output / "config.json"))
     else:
@@ -95,14 +95,12 @@ def train(
     num_parameters = language_task.model.num_parameters
     for line in startup.describe_task(language_task):
         say(line)
-    if known is None:
+    if is_new:
         plan = config.privacy().plan(num_clients, num_parameters)
         known = _manifest(config, plan, language_task)
-        is_new = True
     else:
         _check_unchanged(known, config, language_task)
         plan = config.privacy().resumed(num_clients, num_parameters, known.derived)
-        is_new = False
     for line in startup.describe_plan(plan, num_parameters):
         say(line)
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
@@ -118,7 +116,7 @@ def train(
         state = learning_process.initialize()
         with _open(output, plan, known, config, state, is_new) as rounds:
             durable_files.remove_leftovers(output)
-            say(f"Results: {output}/, from round {rounds.rounds_done + 1} on.")
+            say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} rounds done.")
             sampler = plan.sampler(_cohort_seed(output / "private", plan, config))
             run = _Run(config, output, language_task, plan, sampler, learning_process, rounds, say)
             run.restore(template=state)
