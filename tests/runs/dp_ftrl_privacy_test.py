@@ -154,6 +154,12 @@ def test_noise_to_signal_is_that_of_the_sum_of_all_rounds():
     assert _plan(mechanism=None, noise_multiplier=None).noise_to_signal(400) == 0.0
 
 
+def test_a_plan_describes_itself():
+    once, thrice = _plan(max_participations=1).describe()[0], _plan().describe()[0]
+    assert once == "Participation: each of 40 users at most 1 time in 12 rounds, 4 apart (stride)."
+    assert "at most 3 times in 12 rounds" in thrice
+
+
 def test_check_refuses_what_a_plan_would(tmp_path):
     _PRIVACY.check(40)
     with pytest.raises(ValueError, match="largest feasible min_sep"):

@@ -225,7 +225,8 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         schema = self.schema
         lines = [
             f"Participation: each of {self.num_clients} users at most "
-            f"{schema.effective_participations} times in {schema.num_rounds} rounds, "
+            f"{strategy_lib.counted(schema.effective_participations, 'time')} in "
+            f"{schema.num_rounds} rounds, "
             f"{schema.min_sep} apart (stride)."
         ]
         if self.strategy is None:
