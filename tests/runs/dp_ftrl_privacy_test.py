@@ -174,6 +174,13 @@ def test_a_strategy_for_fewer_rounds_is_refused(tmp_path):
         _plan(strategy_file=str(tmp_path / "strategy.json"))
 
 
+def test_what_the_noise_keeps_is_known_and_said():
+    assert _plan().memory_copies == 0
+    banded = _plan(mechanism="bandtoep")
+    assert banded.memory_copies == 3
+    assert "the noise keeps 3 copies" in " ".join(banded.describe())
+
+
 @pytest.mark.parametrize(
     "num_clients, changes, message",
     [

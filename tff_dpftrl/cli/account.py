@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
+from tff_dpftrl import accounting, validation
 from tff_dpftrl.cli import mechanism_flags, output
 
 if TYPE_CHECKING:
@@ -57,7 +57,13 @@ def add_parser(subparsers) -> None:
         help="Standard deviation of the noise draws per unit of clip norm (with adaptive clipping: "
         "the total z, of updates and clip norm together).",
     )
-    parser.add_argument("--delta", type=float, required=True, metavar="D", help="Delta, as 1e-10.")
+    parser.add_argument(
+        "--delta",
+        type=float,
+        default=accounting.DEFAULT_DELTA,
+        metavar="D",
+        help="Delta. Default: %(default)s.",
+    )
     mechanism_flags.add_arguments(parser)
     sampling = parser.add_argument_group(
         "cyclic sampling by the server (banded mechanisms only; adds epsilon_amplified)"

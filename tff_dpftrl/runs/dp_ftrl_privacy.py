@@ -172,6 +172,11 @@ class DpFtrlPlan(privacy.PrivacyPlan):
     needs_secret_cohorts = False
 
     @property
+    def memory_copies(self) -> int:
+        """See the base class."""
+        return 0 if self.strategy is None else self.strategy.memory_copies(self.num_rounds)
+
+    @property
     def declared(self) -> schema_lib.MinSep:
         """See the base class."""
         return self.schema
@@ -231,7 +236,11 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         ]
         if self.strategy is None:
             return [*lines, "Noise: none, and no clipping."]
-        return [*lines, f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}."]
+        return [
+            *lines,
+            f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}.",
+            f"State: the noise keeps {self.memory_copies} copies of the model between rounds.",
+        ]
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:
         return guarantee.dp_ftrl_guarantee(

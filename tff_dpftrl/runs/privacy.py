@@ -98,6 +98,11 @@ class PrivacyPlan(abc.ABC):
         return self.has_noise and self.deterministic_seed is None
 
     @property
+    def memory_copies(self) -> int:
+        """Model-sized tensors that the noise keeps between rounds."""
+        return 0
+
+    @property
     @abc.abstractmethod
     def needs_secret_cohorts(self) -> bool:
         """Whether the guarantee rests on the secrecy of who took part."""

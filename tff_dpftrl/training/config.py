@@ -244,7 +244,10 @@ class TrainingConfig:
         4000, "Held-out sequences used in an evaluation, at most.", "run", 1
     )
     seed: int = _option(
-        0, "Public seed of the cohorts, the shuffling and the initial model (not of noise).", "run"
+        0,
+        "Public seed of the shuffling, the initial model and dp-ftrl's cohorts; neither of noise "
+        "nor of sampled cohorts, whose seeds are secret.",
+        "run",
     )
     deterministic_noise_seed: int | None = _option(
         None,

@@ -12,6 +12,8 @@ from tff_dpftrl.private_round import adaptive_clip, clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 
+_LARGEST_MESSAGE = 2**31 - 1  # Bytes; a limit of protocol buffers.
+
 
 @functools.singledispatch
 def build_process(
@@ -75,6 +77,26 @@ def _build_sampled(
         client_optimizer=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
         **common,
     )
+
+
+def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
+    """Refuses a run whose state TFF could not send to its worker.
+
+    Args:
+      plan: The run's privacy.
+      num_parameters: Number of trainable weights.
+
+    Raises:
+      ValueError: If weights and copies kept for the noise exceed one message of TFF's.
+    """
+    # The weights, and the server optimizer's two moments at most.
+    num_bytes = 4 * num_parameters * (plan.memory_copies + 3)
+    if num_bytes > _LARGEST_MESSAGE:
+        raise ValueError(
+            f"The noise keeps {plan.memory_copies} copies of a model of {num_parameters} weights: "
+            f"{num_bytes / 1e9:.1f} GB of state, more than the 2 GB that TFF sends to its worker. "
+            "Ask for fewer bands or buffers, or for another mechanism: tree and bifr keep none."
+        )
 
 
 def build_server_optimizer(

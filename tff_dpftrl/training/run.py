@@ -108,6 +108,7 @@ def train(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
             f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
         )
+    process.check_state_fits(plan, num_parameters)
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     say("Building the computations ...")
     context = execution.local if config.secagg_bits is None else execution.secure_sum_simulation
