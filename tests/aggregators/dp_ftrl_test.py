@@ -13,7 +13,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import dp_ftrl
 from tff_dpftrl.mechanisms import blt, identity, tree
-from tff_dpftrl.private_round import clipping, seeds
+from tff_dpftrl.private_round import clipping, gaussians, seeds
 
 _NESTED = tff.to_type(
     collections.OrderedDict(
@@ -53,7 +53,7 @@ def test_identity_is_independent_gaussian_noise_of_the_seed():
     for t, output in enumerate(outputs):
         for position, tensor in enumerate(tf.nest.flatten(output.result)):
             leaf = seeds.derive(seeds.derive(block, position), t)
-            noise = tf.reshape(seeds.normal(leaf, np.size(tensor)), np.shape(tensor))
+            noise = tf.reshape(gaussians.normal(leaf, np.size(tensor)), np.shape(tensor))
             expected = (3.0 + 0.5 * 8.0 * noise) / 4
             np.testing.assert_allclose(tensor, expected, rtol=1e-6, atol=1e-6)
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl import accounting
+from tff_dpftrl.accounting import defaults
 from tff_dpftrl.runs import sampled_privacy
 from tff_dpftrl.training import config
 
@@ -104,7 +104,7 @@ def test_the_privacy_asked_for_is_that_of_the_algorithm():
         num_rounds=100,
         clients_per_round=20,
         clip_norm=0.5,
-        delta=accounting.DEFAULT_DELTA,
+        delta=defaults.DELTA,
         noise_multiplier=2.0,
     )
     adaptive = config.TrainingConfig(

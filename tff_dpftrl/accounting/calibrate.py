@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import gaussian, guarantee
+from tff_dpftrl.accounting import defaults, gaussian, guarantee
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -85,7 +85,7 @@ def calibrate_noise_multiplier(
             noise_multiplier=noise_multiplier,
             schema=schema,
             sensitivity=sensitivity,
-            delta=1e-10 if delta is None else delta,
+            delta=defaults.DELTA if delta is None else delta,
             clip_norm_inflation=clip_norm_inflation,
         )
         if target_rho is not None and found.rho_zcdp <= target_rho:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from tff_dpftrl.accounting import guarantee, planner_request
+from tff_dpftrl.accounting import defaults, guarantee, planner_request
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import schema as schema_lib
@@ -86,7 +86,7 @@ def by_rounds_and_report_goal(
     population: int,
     report_goals: Sequence[int],
     rounds: Sequence[int],
-    delta: float = 1e-10,
+    delta: float = defaults.DELTA,
 ) -> list[Curve]:
     """Over rounds, one curve for each report goal (Gboard Figure 4 a, b; BLT Figure 8 b).
 
@@ -120,7 +120,7 @@ def by_rounds_and_min_sep(
     *,
     min_seps: Sequence[int],
     rounds: Sequence[int],
-    delta: float = 1e-10,
+    delta: float = defaults.DELTA,
 ) -> list[Curve]:
     """Over rounds, one curve for each separation (Gboard Figure 4 c).
 
@@ -152,7 +152,7 @@ def by_report_goal(
     population: int,
     num_rounds: int,
     report_goals: Sequence[int],
-    delta: float = 1e-10,
+    delta: float = defaults.DELTA,
 ) -> list[Curve]:
     """Over report goals, one curve for each mechanism (BLT Figure 8 a).
 
@@ -188,7 +188,7 @@ def by_rounds(
     *,
     min_sep: int,
     rounds: Sequence[int],
-    delta: float = 1e-10,
+    delta: float = defaults.DELTA,
 ) -> list[Curve]:
     """Over rounds, one curve for each mechanism (BLT Figure 9).
 

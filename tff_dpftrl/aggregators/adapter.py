@@ -13,11 +13,11 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import inner_sum, release_registry, updates
-from tff_dpftrl.private_round import private_round as private_round_lib
+from tff_dpftrl.private_round import interface
 
 
 def build_process(
-    private_round: private_round_lib.PrivateRound,
+    private_round: interface.PrivateRound,
     value_type: tff.Type,
     *,
     sums: Sequence[inner_sum.InnerSum],

@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.private_round import clipping
+from tff_dpftrl.private_round import clipping, summation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,10 @@ class InnerSum:
 
     @property
     def dtype(self) -> type[np.floating]:
-        """In what the sum is handed contributions: float64 if it is exact."""
-        return np.float64 if self.is_exact else getattr(self.factory, "sum_dtype", np.float32)
+        """In what the sum is handed contributions: `summation.DTYPE` if it is exact."""
+        if self.is_exact:
+            return summation.DTYPE.as_numpy_dtype
+        return getattr(self.factory, "sum_dtype", np.float32)
 
     def create(self, summed_type: tff.Type) -> tff.templates.AggregationProcess:
         """Creates the process and checks that it returns what it is given.

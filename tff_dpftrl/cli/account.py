@@ -6,7 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import accounting, validation
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import defaults
 from tff_dpftrl.cli import mechanism_flags, output
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--delta",
         type=float,
-        default=accounting.DEFAULT_DELTA,
+        default=defaults.DELTA,
         metavar="D",
         help="Delta. Default: %(default)s.",
     )

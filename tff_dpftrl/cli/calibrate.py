@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from tff_dpftrl import accounting, validation
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import defaults
 from tff_dpftrl.cli import account, mechanism_flags, output
 
 _DESCRIPTION = """\
@@ -43,7 +44,7 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--delta",
         type=float,
-        default=accounting.DEFAULT_DELTA,
+        default=defaults.DELTA,
         metavar="D",
         help="Delta. Default: %(default)s.",
     )

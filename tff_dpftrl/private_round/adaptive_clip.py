@@ -30,8 +30,8 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.private_round import (
     clipping,
     fixed_clip,
+    interface,
     noise_stream,
-    private_round,
     seeds,
     summation,
 )
@@ -137,7 +137,7 @@ class CountedContribution(NamedTuple):
     bit: Any
 
 
-class AdaptiveClipRound(private_round.PrivateRound):
+class AdaptiveClipRound(interface.PrivateRound):
     """DP-FTRL with an estimated clip norm and restarts.
 
     A client moves a round's average by at most clip_norm · unit_inflation /
@@ -231,7 +231,7 @@ class AdaptiveClipRound(private_round.PrivateRound):
 
     def clip_client(self, tensors, broadcast, weight=None):
         """See base class; `broadcast` is a `ClipState`, the result a `CountedContribution`."""
-        private_round.refuse_weight(weight)
+        interface.refuse_weight(weight)
         clipped, norm = clipping.clip_by_norm(tensors, broadcast.active)
         if self.unit_inflation is not None:
             active = tf.cast(broadcast.active, tf.float64)

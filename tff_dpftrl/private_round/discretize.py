@@ -17,7 +17,6 @@ MAX_TRIES = 64
 
 _ROTATION_STREAM = 0
 _ROUNDING_STREAM = 1
-_PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops want it.
 _SMALLEST_NORMAL = 2.0**-126
 # float32 norms and rotations err by less: vectors clipped this short of the bound are as
 # likely to be accepted as the theory says.
@@ -101,7 +100,7 @@ def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) ->
     def attempt(index, _rounded, _accepted):
         key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seeds.derive(seed, index))
         uniform = tf.raw_ops.StatelessRandomUniformV2(
-            shape=tf.shape(x), key=key, counter=counter, alg=_PHILOX, dtype=tf.float32
+            shape=tf.shape(x), key=key, counter=counter, alg=seeds.PHILOX, dtype=tf.float32
         )
         rounded = floor + tf.cast(uniform < fraction, tf.int32)
         return index + 1, rounded, has_norm_at_most(rounded, max_squared_norm)

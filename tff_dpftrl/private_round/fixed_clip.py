@@ -14,7 +14,7 @@ import tensorflow as tf
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.private_round import clipping as clipping_lib
-from tff_dpftrl.private_round import noise_stream, private_round, seeds, summation
+from tff_dpftrl.private_round import interface, noise_stream, seeds, summation
 
 UPDATE_STREAM = 0
 """Number of the stream of noise for the updates; see `seeds`."""
@@ -34,7 +34,7 @@ class FixedClipState(NamedTuple):
     buffer: Any
 
 
-class FixedClipRound(private_round.PrivateRound):
+class FixedClipRound(interface.PrivateRound):
     """DP-FTRL with one clip norm for all rounds.
 
     A client moves a round's average by at most encoded_norm / clients_per_round,
@@ -103,10 +103,10 @@ class FixedClipRound(private_round.PrivateRound):
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
 
     def clip_client(self, tensors, broadcast, weight=None):
-        """See base class; a `private_round.Contribution`."""
-        private_round.refuse_weight(weight)
+        """See base class; a `interface.Contribution`."""
+        interface.refuse_weight(weight)
         clipped, norm = self.clipping.clip(tensors, broadcast)
-        return private_round.Contribution(clipped), tf.math.is_finite(norm)
+        return interface.Contribution(clipped), tf.math.is_finite(norm)
 
     def release(self, state, totals):
         """See base class; measures `clip_norm` and `noise_stddev`, before the division."""

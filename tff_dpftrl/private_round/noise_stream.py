@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl.mechanisms import noise_recipe
-from tff_dpftrl.private_round import kernel, matrix_kernels, seeds, tree_kernels
+from tff_dpftrl.private_round import gaussians, kernel, matrix_kernels, seeds, tree_kernels
 
 
 @functools.singledispatch
@@ -165,4 +165,4 @@ class NoiseStream:
 
 def _draw_with(seed: tf.Tensor, size: int) -> kernel.Draw:
     """Draw i is made from sub-seed i of `seed`."""
-    return lambda index: seeds.normal(seeds.derive(seed, index), size)
+    return lambda index: gaussians.normal(seeds.derive(seed, index), size)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.private_round import clipping as clipping_lib
-from tff_dpftrl.private_round import estimators, noise_stream, private_round, seeds, summation
+from tff_dpftrl.private_round import estimators, interface, noise_stream, seeds, summation
 
 _NOISE_STREAM = 0
 
@@ -43,7 +43,7 @@ class WeightedContribution(NamedTuple):
     weight: Any
 
 
-class SampledGaussianRound(private_round.PrivateRound):
+class SampledGaussianRound(interface.PrivateRound):
     """Estimates the average update of Poisson-sampled clients, with noise.
 
     A client with update Δ_k and weight n_k (a number of examples) contributes

@@ -11,12 +11,13 @@ read from the operating system's generator.
 
 from __future__ import annotations
 
-import math
 import operator
 
 import tensorflow as tf
 
-_PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops want it.
+PHILOX = 1
+"""`tf.random.Algorithm.PHILOX`, as TensorFlow's raw ops want it."""
+
 _WORD = 1 << 64
 _SEED_BYTES = 16
 _FOLDS = 4
@@ -115,50 +116,5 @@ def derive(seed: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     counter = tf.stack([tf.cast(index, tf.uint64), counter[1]])
     return tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[2], key=key, counter=counter, alg=_PHILOX, dtype=tf.int64
+        shape=[2], key=key, counter=counter, alg=PHILOX, dtype=tf.int64
     )
-
-
-def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Independent standard Gaussians, without the gaps of TensorFlow's own.
-
-    `tf.random.stateless_normal` makes a pair of draws from a uniform number of 23
-    bits, not below 1e-7: no pair is ever farther out than 5.68, and its distances
-    from the origin are a grid. Whoever sees noise leave that grid knows that there
-    was a client. This one has 64 bits for the distance.
-
-    Args:
-      seed: int64 tensor of shape [2].
-      size: Number of draws.
-
-    Returns:
-      float32 tensor of shape [size].
-    """
-    key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
-    words = tf.raw_ops.StatelessRandomUniformFullIntV2(
-        shape=[3, (size + 1) // 2], key=key, counter=counter, alg=_PHILOX, dtype=tf.uint32
-    )
-    return tf.reshape(gaussians_from_words(words), [-1])[:size]
-
-
-def gaussians_from_words(words: tf.Tensor) -> tf.Tensor:
-    """Box and Muller's transform, exact to float32 rounding near 0 and in the tail.
-
-    Half the squared distance of a pair is exponential: -log(u) or, with equal
-    probability, -log(1 - u), for u uniform in (0, 1/2). So small and large distances
-    both come from small u, of which a float32 keeps all leading bits.
-
-    Args:
-      words: Independent random bits, uint32, shape [3, n]: the sign and the upper
-        bits of u, its lower bits, and the angle.
-
-    Returns:
-      float32 tensor of shape [2, n].
-    """
-    upper, lower, angle = tf.unstack(words)
-    is_far = upper >= tf.constant(1 << 31, tf.uint32)
-    upper = tf.bitwise.bitwise_and(upper, tf.constant((1 << 31) - 1, tf.uint32))
-    u = tf.cast(upper, tf.float32) * 2.0**-32 + (tf.cast(lower, tf.float32) + 0.5) * 2.0**-64
-    radius = tf.sqrt(2.0 * tf.where(is_far, -tf.math.log(u), -tf.math.log1p(-u)))
-    angle = (tf.cast(angle, tf.float32) + 0.5) * (2.0 * math.pi * 2.0**-32)
-    return tf.stack([radius * tf.cos(angle), radius * tf.sin(angle)])

@@ -43,8 +43,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+DTYPE = tf.float64
+"""In what updates are clipped, summed and noised, here and in TFF (`aggregators.inner_sum`)."""
+
 UNIT_ROUNDOFF = 2.0**-53
-"""u, of float64."""
+"""u, of `DTYPE`."""
 
 MAX_CLIENTS = 200_000
 """Clients in one sum up to which rounding is covered by the margin of the clip."""
@@ -80,8 +83,8 @@ def noised_mean(
     Returns:
       float64 tensors of the same shapes.
     """
-    stddev = tf.cast(stddev, tf.float64)
+    stddev = tf.cast(stddev, DTYPE)
     return [
-        (tf.cast(x, tf.float64) + stddev * tf.cast(z, tf.float64)) / divisor
+        (tf.cast(x, DTYPE) + stddev * tf.cast(z, DTYPE)) / divisor
         for x, z in zip(total, noise, strict=True)
     ]

@@ -15,7 +15,7 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from tff_dpftrl import accounting
+from tff_dpftrl.accounting import defaults
 from tff_dpftrl.mechanisms import table
 
 try:
@@ -156,7 +156,7 @@ class TrainingConfig:
     target_epsilon: float | None = _option(
         None, "Instead of a noise multiplier: the largest ε the whole run may spend.", "privacy"
     )
-    delta: float = _option(accounting.DEFAULT_DELTA, "δ of the (ε, δ) statement.", "privacy")
+    delta: float = _option(defaults.DELTA, "δ of the (ε, δ) statement.", "privacy")
     clip_norm: float = _option(
         0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )

@@ -20,6 +20,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tff_dpftrl.private_round import summation
+
 
 class Contribution(NamedTuple):
     """What one client adds to the sums, or the sums themselves.
@@ -104,8 +106,8 @@ class PrivateRound(abc.ABC):
     def no_contribution(self, shapes: Sequence[Sequence[int]]) -> Any:
         """What a client adds that does not take part: zeros, in float64."""
         num_scalars = len(self.contribution_type._fields) - 1
-        update = [tf.zeros(shape, tf.float64) for shape in shapes]
-        return self.contribution_type(update, *[tf.zeros([], tf.float64)] * num_scalars)
+        update = [tf.zeros(shape, summation.DTYPE) for shape in shapes]
+        return self.contribution_type(update, *[tf.zeros([], summation.DTYPE)] * num_scalars)
 
     def total(self, contributions: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Any:
         """The sum of contributions, in float64; of none, zeros."""
