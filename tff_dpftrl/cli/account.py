@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import validation
-from tff_dpftrl.accounting import defaults
-from tff_dpftrl.cli import mechanism_flags, output
+from tff_dpftrl.cli import delta_flag, mechanism_flags, output
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
@@ -37,9 +34,6 @@ examples:
 """
 
 
-_LARGE_DELTA = 1e-3
-
-
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
@@ -58,13 +52,7 @@ def add_parser(subparsers) -> None:
         help="Standard deviation of the noise draws per unit of clip norm (with adaptive clipping: "
         "the total z, of updates and clip norm together).",
     )
-    parser.add_argument(
-        "--delta",
-        type=float,
-        default=defaults.DELTA,
-        metavar="D",
-        help="Delta. Default: %(default)s.",
-    )
+    delta_flag.add(parser)
     mechanism_flags.add_arguments(parser)
     sampling = parser.add_argument_group(
         "cyclic sampling by the server (banded mechanisms only; adds epsilon_amplified)"
@@ -84,22 +72,11 @@ def add_parser(subparsers) -> None:
     output.add_format(parser)
 
 
-def warn_of_large_delta(delta: float) -> None:
-    """Says on standard error that a δ above 1e-3 promises little."""
-    if delta > _LARGE_DELTA:
-        print(
-            f"Warning: delta = {delta:g} is large. Publishing each client's data with probability "
-            "delta is (0, delta)-DP: choose delta well below 1 / number of clients.",
-            file=sys.stderr,
-        )
-
-
 def run(args: argparse.Namespace) -> int:
     """Accounts and prints; returns the exit status."""
     from tff_dpftrl.accounting import guarantee
 
-    validation.delta(args.delta, "--delta")
-    warn_of_large_delta(args.delta)
+    delta_flag.check(args.delta)
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)
     found = guarantee.dp_ftrl_guarantee(

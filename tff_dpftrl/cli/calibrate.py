@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tff_dpftrl import validation
-from tff_dpftrl.accounting import defaults
-from tff_dpftrl.cli import account, mechanism_flags, output
+from tff_dpftrl.cli import account, delta_flag, mechanism_flags, output
 
 _DESCRIPTION = """\
 Find the smallest noise multiplier with which a DP-FTRL run meets a privacy target.
@@ -41,13 +39,7 @@ def add_parser(subparsers) -> None:
         "--target-epsilon", type=float, metavar="E", help="Epsilon not to exceed at --delta."
     )
     target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP not to exceed.")
-    parser.add_argument(
-        "--delta",
-        type=float,
-        default=defaults.DELTA,
-        metavar="D",
-        help="Delta. Default: %(default)s.",
-    )
+    delta_flag.add(parser)
     mechanism_flags.add_arguments(parser)
     output.add_format(parser)
 
@@ -56,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Calibrates and prints; returns the exit status."""
     from tff_dpftrl.accounting import calibrate, guarantee
 
-    validation.delta(args.delta, "--delta")
-    account.warn_of_large_delta(args.delta)
+    delta_flag.check(args.delta)
     schema = mechanism_flags.schema_from(args)
     strategy = mechanism_flags.strategy_from(args, schema)
     noise_multiplier = calibrate.calibrate_noise_multiplier(

@@ -7,8 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import defaults
-from tff_dpftrl.cli import output, plan_report
+from tff_dpftrl.cli import delta_flag, output, plan_report
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import guarantee as guarantee_lib
@@ -58,13 +57,7 @@ def add_parser(subparsers) -> None:
         "--population", type=int, required=True, metavar="N", help="Devices that train."
     )
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
-    parser.add_argument(
-        "--delta",
-        type=float,
-        default=defaults.DELTA,
-        metavar="D",
-        help="Delta. Default: %(default)s.",
-    )
+    delta_flag.add(parser)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--target-epsilon", type=float, metavar="E", help="Epsilon to reach.")
     target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP to reach.")

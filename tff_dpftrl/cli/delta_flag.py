@@ -1,0 +1,37 @@
+"""The flag --delta of the commands that account, and what is wrong with a large one."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import defaults
+
+_LARGE = 1e-3
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds --delta."""
+    parser.add_argument(
+        "--delta",
+        type=float,
+        default=defaults.DELTA,
+        metavar="D",
+        help="Delta. Default: %(default)s.",
+    )
+
+
+def check(delta: float) -> None:
+    """Warns on standard error of a δ above 1e-3, which promises little.
+
+    Raises:
+      ValueError: If it is not strictly between 0 and 1.
+    """
+    validation.delta(delta, "--delta")
+    if delta > _LARGE:
+        print(
+            f"Warning: delta = {delta:g} is large. Publishing each client's data with probability "
+            "delta is (0, delta)-DP: choose delta well below 1 / number of clients.",
+            file=sys.stderr,
+        )
