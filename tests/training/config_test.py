@@ -34,16 +34,25 @@ def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
         ({"mechanism": "none", "noise_multiplier": 1.0}, "no meaning with mechanism 'none'"),
         ({"noise_multiplier": -1.0}, "noise_multiplier must be at least 0"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier must be finite"),
-        ({"target_epsilon": 0.0}, "target_epsilon must be positive"),
-        ({"noise_multiplier": 1.0, "delta": 1.0}, "delta must lie strictly between 0 and 1"),
-        ({"noise_multiplier": 1.0, "clip_norm": 0.0}, "clip_norm must be positive"),
+        ({"target_epsilon": 0.0}, "target_epsilon must be a finite number, above 0, got 0"),
+        (
+            {"noise_multiplier": 1.0, "delta": 1.0},
+            "delta must be a finite number, above 0 and below 1, got 1",
+        ),
+        (
+            {"noise_multiplier": 1.0, "clip_norm": 0.0},
+            "clip_norm must be a finite number, above 0, got 0",
+        ),
         ({"noise_multiplier": 1.0, "num_rounds": 0}, "num_rounds must be at least 1"),
         ({"noise_multiplier": 1.0, "mechanism": "laplace"}, "mechanism must be one of blt, "),
         (
             {"noise_multiplier": 1.0, "mechanism": "tree", "buffers": 2},
             "buffers is for the mech",
         ),
-        ({"noise_multiplier": 1.0, "server_momentum": 1.0}, "server_momentum must be below 1"),
+        (
+            {"noise_multiplier": 1.0, "server_momentum": 1.0},
+            "server_momentum must be a finite number, below 1, got 1",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(options, message):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib
 from matplotlib import figure as figure_lib
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import extrapolation, planner
 
 if TYPE_CHECKING:
@@ -61,23 +64,26 @@ def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
 
 
 def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], title: str) -> None:
-    """Writes `draw_plans` to a picture file.
+    """Writes `draw_plans` to a picture file, in one step.
 
     Args:
-      path: The file; its ending chooses the format.
+      path: The file; its ending chooses the format, PNG if it has none.
       plans: Plans of one request.
       title: Heading of the picture.
 
     Raises:
-      ValueError: If the file cannot be written.
+      ValueError: If the file cannot be written, or Matplotlib does not know the format.
     """
+    path = pathlib.Path(path)
+    image = io.BytesIO()
     with matplotlib.rc_context({"font.size": 9}):
         figure = figure_lib.Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
         draw_plans(axes, plans)
         axes.set_title(title)
         figure.text(0.01, 0.005, "Utility at equal noise is a hypothesis.", fontsize=7)
-        try:
-            figure.savefig(path, dpi=150)
-        except OSError as error:
-            raise ValueError(f"Cannot write the plot to {path}: {error.strerror}.") from error
+        figure.savefig(image, format=path.suffix[1:] or "png", dpi=150)
+    try:
+        durable_files.write(path, image.getvalue())
+    except OSError as error:
+        raise ValueError(f"Cannot write the plot to {path}: {error.strerror}.") from error

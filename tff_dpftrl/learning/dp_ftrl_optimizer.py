@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
+
 _MOMENTUM = "momentum"
 _STEP = "step"
 _INITIAL_WEIGHTS = "initial_weights"
@@ -100,8 +102,7 @@ def build_dp_ftrl_optimizer(
     Raises:
       ValueError: If an argument is out of range.
     """
-    if not learning_rate > 0:
-        raise ValueError(f"learning_rate must be positive, got {learning_rate!r}.")
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1), got {momentum!r}.")
-    return _DpFtrl(float(learning_rate), float(momentum))
+    return _DpFtrl(
+        validation.positive("learning_rate", learning_rate),
+        validation.number("momentum", momentum, at_least=0, below=1),
+    )

@@ -15,7 +15,9 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
+from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
 
 try:
@@ -191,7 +193,8 @@ class TrainingConfig:
     bands: int | None = _option(
         None,
         "Bands of bandmf, bandtoep and bandfhu (min_sep if not given; bands - 1 model copies "
-        "are kept), or of the inverse for bisr and bifr (16 if not given).",
+        "are kept), or of the inverse for bisr and bifr "
+        f"({mechanism_defaults.INVERSE_BANDS} if not given).",
         "privacy",
         1,
     )
@@ -265,13 +268,10 @@ class TrainingConfig:
                 raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
             object.__setattr__(self, field.name, value)
         for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0.0:
-                raise ValueError(f"{name} must be positive, got {value!r}.")
-        if not 0.0 < self.delta < 1.0:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {self.delta!r}.")
-        if not self.server_momentum < 1.0:
-            raise ValueError(f"server_momentum must be below 1, got {self.server_momentum!r}.")
+            if getattr(self, name) is not None:
+                validation.positive(name, getattr(self, name))
+        validation.delta(self.delta)
+        validation.number("server_momentum", self.server_momentum, below=1)
         self._check_algorithm()
         self._check_noise()
 
