@@ -15,51 +15,40 @@ from tff_dpftrl.learning import client_data as client_data_lib
 _VOCABULARY = vocabulary.Vocabulary(("a", "b", "c", "d's", "."), "test")
 
 
-def _user_text():
-    rng = np.random.default_rng(0)
-    words = ["a", "B", "c", "D's", ".", "unknown", "12"]
-    return user_text.UserText.from_mapping(
-        "m",
-        {
-            f"user {i}": [" ".join(rng.choice(words, rng.integers(0, 15))) for _ in range(i * 3)]
-            for i in range(4)
-        },
-    )
-
-
-def _rows(dataset):
-    """Joins the batches of a dataset into rows of T + 1 ids."""
-    rows = []
-    for x, y in dataset.as_numpy_iterator():
-        np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
-        assert x.dtype == y.dtype == np.int32
-        rows.append(np.concatenate([x, y[:, -1:]], axis=1))
-    return np.concatenate(rows) if rows else np.zeros([0, 0])
+_TEXTS = user_text.UserText.from_mapping(
+    "m",
+    {
+        "nothing said": [],
+        "few words": ["a B c"],
+        "many words": ["a b unknown c D's .", "", "c b a", "b b b b b b 12"] * 3,
+    },
+)
 
 
 def test_texts_as_client_data():
-    texts = _user_text()
-    client_data = client_data_lib.of_texts(texts)
-    assert client_data.client_ids == list(texts.user_ids)
+    client_data = client_data_lib.of_texts(_TEXTS)
+    assert client_data.client_ids == list(_TEXTS.user_ids)
     for make in (client_data.create_tf_dataset_for_client, client_data.serializable_dataset_fn):
-        for user_id in texts.user_ids:
+        for user_id in _TEXTS.user_ids:
             found = [element["tokens"].decode() for element in make(user_id).as_numpy_iterator()]
-            assert found == texts.examples(user_id)
+            assert found == _TEXTS.examples(user_id)
 
 
 def test_sequences_as_client_data():
-    corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY, sequences.SequenceSpec(5))
+    corpus = sequences.SequenceCorpus(_TEXTS, _VOCABULARY, sequences.SequenceSpec(5))
     spec = client_datasets.ClientSpec(batch_size=2, max_sequences=5)
     client_data = client_data_lib.of_sequences(corpus, spec, seed=3)
     assert client_data.element_type_structure == client_datasets.element_spec(5)
     for user_id in corpus.user_ids[1:]:
         expected = corpus.sample(user_id, max_sequences=5, seed=3)
         for make in (client_data.create_tf_dataset_for_client, client_data.serializable_dataset_fn):
-            np.testing.assert_array_equal(_rows(make(user_id)), expected)
+            x, y = zip(*make(user_id).as_numpy_iterator(), strict=True)
+            np.testing.assert_array_equal(np.concatenate(x), expected[:, :-1])
+            np.testing.assert_array_equal(np.concatenate(y), expected[:, 1:])
 
 
 def test_client_data_can_be_a_tff_computation():
-    corpus = sequences.SequenceCorpus(_user_text(), _VOCABULARY, sequences.SequenceSpec(5))
+    corpus = sequences.SequenceCorpus(_TEXTS, _VOCABULARY, sequences.SequenceSpec(5))
     client_data = client_data_lib.of_sequences(corpus, client_datasets.ClientSpec(batch_size=2))
     computation = client_data.dataset_computation
     expected = tff.SequenceType(tff.types.tensorflow_to_type(client_datasets.element_spec(5)))
@@ -69,12 +58,12 @@ def test_client_data_can_be_a_tff_computation():
     def count(client_id):
         return computation(client_id).reduce(np.int64(0), lambda n, batch: n + 1)
 
-    rows = len(corpus.sequences("user 2"))
-    assert count("user 2") == -(-rows // 2)
+    rows = len(corpus.sequences("many words"))
+    assert count("many words") == -(-rows // 2)
 
 
 def test_unknown_clients_are_refused():
-    client_data = client_data_lib.of_texts(_user_text())
+    client_data = client_data_lib.of_texts(_TEXTS)
     with pytest.raises(ValueError, match="'nobody' is not a user of 'm'"):
         client_data.create_tf_dataset_for_client("nobody")
     with pytest.raises(tf.errors.InvalidArgumentError, match="nobody is not a client"):
