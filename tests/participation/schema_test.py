@@ -72,6 +72,15 @@ def test_numpy_integers_become_ints():
     assert type(declared.min_sep) is int
 
 
+@pytest.mark.parametrize("num_rounds, min_sep, most", [(10, 3, 4), (9, 3, 3), (5, 7, 1), (4, 1, 4)])
+def test_as_many_participations_as_fit(num_rounds, min_sep, most):
+    made = schema.MinSep.as_many_as_fit(num_rounds, min_sep)
+    assert made == schema.MinSep(num_rounds, min_sep, most)
+    assert max(map(len, made.patterns())) == most
+    with pytest.raises(ValueError, match="min_sep must be at least 1"):
+        schema.MinSep.as_many_as_fit(num_rounds, 0)
+
+
 def test_unrestricted_allows_every_set_of_rounds():
     unrestricted = schema.MinSep.unrestricted(3)
     assert len(list(unrestricted.patterns())) == 2**3 - 1

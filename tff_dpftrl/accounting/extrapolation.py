@@ -67,8 +67,7 @@ def gboard_tree() -> Mechanism:
 
 
 def _schema(num_rounds: int, min_sep: int) -> schema_lib.MinSep:
-    min_sep = min(min_sep, num_rounds)
-    return schema_lib.MinSep(num_rounds, min_sep, -(-num_rounds // min_sep))
+    return schema_lib.MinSep.as_many_as_fit(num_rounds, min(min_sep, num_rounds))
 
 
 def _curve(label: str, x: Sequence[int], found: Sequence[guarantee.Guarantee]) -> Curve:

@@ -124,12 +124,13 @@ class Plan:
                 f"num_rounds={num_rounds}."
             )
         min_sep = planned.min_sep if min_sep is None else min_sep
-        if max_participations is None:
-            max_participations = -(-num_rounds // min_sep)
+        schema = schema_lib.MinSep.as_many_as_fit(num_rounds, min_sep)
+        if max_participations is not None:
+            schema = dataclasses.replace(schema, max_participations=max_participations)
         return guarantee.dp_ftrl_guarantee(
             self.strategy,
             noise_multiplier=self.guarantee.noise_multiplier,
-            schema=schema_lib.MinSep(num_rounds, min_sep, max_participations),
+            schema=schema,
             delta=self.guarantee.delta,
         )
 

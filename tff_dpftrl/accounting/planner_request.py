@@ -121,18 +121,17 @@ class Request:
                 f"{self.min_sep * report_goal} devices, and population={self.population}: the "
                 f"largest min_sep is {most}."
             )
-        min_sep = min(min_sep, self.num_rounds)
-        participations = -(-self.num_rounds // min_sep)
+        schema = schema_lib.MinSep.as_many_as_fit(self.num_rounds, min(min_sep, self.num_rounds))
         if self.max_participations is not None:
-            participations = self.max_participations
+            schema = dataclasses.replace(schema, max_participations=self.max_participations)
         least = cohorts.implied_participations(self.population, report_goal, self.num_rounds)
-        if participations < least:
+        if schema.max_participations < least:
             raise ValueError(
-                f"max_participations={participations} is too few: {self.num_rounds} rounds of "
-                f"{report_goal} out of {self.population} devices make some device take part "
-                f"{least} times; give {least} or more, a smaller report goal or fewer rounds."
+                f"max_participations={schema.max_participations} is too few: {self.num_rounds} "
+                f"rounds of {report_goal} out of {self.population} devices make some device take "
+                f"part {least} times; give {least} or more, a smaller report goal or fewer rounds."
             )
-        return schema_lib.MinSep(self.num_rounds, min_sep, participations)
+        return schema
 
     def schemas(self) -> tuple[dict[int, schema_lib.MinSep], dict[int, str]]:
         """The schema of each report goal that the population can keep up.

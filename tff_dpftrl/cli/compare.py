@@ -169,10 +169,7 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
         for value in args.values:
             schema = dataclasses.replace(planned, **{_VARIED[args.vary]: value})
             if args.max_participations is None and args.vary != "participations":
-                most = dataclasses.replace(schema, max_participations=schema.num_rounds)
-                schema = schema_lib.MinSep(
-                    schema.num_rounds, schema.min_sep, most.effective_participations
-                )
+                schema = schema_lib.MinSep.as_many_as_fit(schema.num_rounds, schema.min_sep)
             strategy = _strategy(name, schema, options) if again else fixed
             yield _evaluate(name, strategy, schema)
 

@@ -137,7 +137,7 @@ def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
     else:
         schema = schema_lib.MinSep(args.rounds, args.min_sep, most)
     if args.max_participations is None:
-        return schema_lib.MinSep(args.rounds, schema.min_sep, schema.effective_participations)
+        return schema_lib.MinSep.as_many_as_fit(args.rounds, schema.min_sep)
     return schema
 
 

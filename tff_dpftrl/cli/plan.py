@@ -218,9 +218,8 @@ def _reference_noise(args: argparse.Namespace) -> float:
 
     name, noise_multiplier, report_goal = args.keep_noise_of
     min_sep = min(planner_request.largest_min_sep(args.population, report_goal), args.rounds)
-    schema = schema_lib.MinSep(args.rounds, min_sep, -(-args.rounds // min_sep))
     return planner.noise_in_sum(
-        table.build(name, schema),
+        table.build(name, schema_lib.MinSep.as_many_as_fit(args.rounds, min_sep)),
         num_rounds=args.rounds,
         noise_multiplier=noise_multiplier,
         report_goal=report_goal,

@@ -81,6 +81,23 @@ class MinSep:
         return cls(num_rounds, gap + 1, max_participations)
 
     @classmethod
+    def as_many_as_fit(cls, num_rounds: int, min_sep: int) -> MinSep:
+        """The schema in which only the stride limits how often a client takes part.
+
+        Args:
+          num_rounds: Number of rounds n.
+          min_sep: Smallest allowed stride b between two rounds of one client.
+
+        Returns:
+          The schema with `max_participations = ⌈n / b⌉`.
+
+        Raises:
+          ValueError: If an argument is not an integer or out of range.
+        """
+        effective = cls(num_rounds, min_sep, num_rounds).effective_participations
+        return cls(num_rounds, min_sep, effective)
+
+    @classmethod
     def unrestricted(cls, num_rounds: int) -> MinSep:
         """No restriction but the number of rounds: anybody may be in all of them.
 
