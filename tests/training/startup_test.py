@@ -1,0 +1,53 @@
+"""Tests of what is said before the first round."""
+
+import sys
+
+import pytest
+
+from tff_dpftrl.runs import privacy
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import startup
+
+_NUM_PARAMETERS = 10_000
+
+
+def _plan(**options):
+    defaults = {"mechanism": "identity", "num_rounds": 16, "clients_per_round": 5, "min_sep": 4}
+    config = config_lib.TrainingConfig(**(defaults | options))
+    return config.privacy().plan(100, _NUM_PARAMETERS)
+
+
+def test_the_epsilon_to_come_is_that_of_all_rounds():
+    plan = _plan(noise_multiplier=5.0, delta=1e-6)
+    lines = startup.describe_plan(plan, _NUM_PARAMETERS)
+    assert lines[: len(plan.describe())] == plan.describe()
+    (told,) = [line for line in lines if line.startswith("Privacy: ε at most")]
+    assert told.endswith("at δ = 1e-06 after all 16 rounds.")
+    assert float(told.split()[4]) == pytest.approx(plan.epsilon_after(16), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mechanism": "none"}, {"noise_multiplier": 5.0, "deterministic_noise_seed": 1}],
+)
+def test_without_a_guarantee_none_is_announced(options):
+    assert "Privacy: NO guarantee." in startup.describe_plan(_plan(**options), _NUM_PARAMETERS)
+
+
+def test_without_noise_there_is_nothing_to_compare():
+    lines = startup.describe_plan(_plan(mechanism="none"), _NUM_PARAMETERS)
+    assert not any(line.startswith("Noise to signal") for line in lines)
+
+
+@pytest.mark.parametrize("share, is_warned", [(0.99, False), (1.01, True)])
+def test_noise_that_swamps_the_signal_is_warned_of(share, is_warned):
+    # Independent noise: z √(d n) over n rounds of 5 clients.
+    noise_multiplier = share * privacy.SWAMPED * 16 * 5 / (_NUM_PARAMETERS * 16) ** 0.5
+    lines = startup.describe_plan(_plan(noise_multiplier=noise_multiplier), _NUM_PARAMETERS)
+    (told,) = [line for line in lines if line.startswith("Noise to signal")]
+    assert f": {share * privacy.SWAMPED:.2g} (" in told
+    assert any(line.startswith("Warning: above 0.2") for line in lines) == is_warned
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
