@@ -1,0 +1,85 @@
+"""Tests of the flags that name a mechanism and a schema."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+
+from tff_dpftrl.cli import mechanism_flags
+from tff_dpftrl.mechanisms import restarts, serialization, table, tree
+from tff_dpftrl.participation import schema as schema_lib
+
+_SCHEMA = ["--rounds", "10", "--min-sep", "4"]
+
+
+def _parse(*flags):
+    parser = argparse.ArgumentParser()
+    mechanism_flags.add_arguments(parser)
+    return parser.parse_args(flags)
+
+
+def _strategy(*flags):
+    args = _parse(*flags)
+    return mechanism_flags.strategy_from(args, mechanism_flags.schema_from(args))
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["--min-sep", "4"], (4, 3)),
+        (["--min-sep-gap", "3"], (4, 3)),
+        (["--min-sep", "4", "--max-participations", "2"], (4, 2)),
+        (["--min-sep-gap", "3", "--max-participations", "5"], (4, 5)),
+    ],
+)
+def test_schema(flags, expected):
+    args = _parse("--mechanism", "tree", "--rounds", "10", *flags)
+    assert mechanism_flags.schema_from(args) == schema_lib.MinSep(10, *expected)
+
+
+def test_flags_are_the_options_of_mechanisms():
+    given = ["--error", "rms", "--buffers", "3", "--max-decay", "0.9", "--bands", "5"]
+    args = _parse(
+        "--mechanism", "tree", *_SCHEMA, *given, "--correlation", "0.5", "--checkpoint", "x"
+    )
+    expected = table.Options("rms", 3, 0.9, 5, 0.5, "x")
+    assert mechanism_flags.options_from(args) == expected
+    auto = _parse("--mechanism", "blt", *_SCHEMA, "--buffers", "auto")
+    assert mechanism_flags.options_from(auto) == table.DEFAULTS
+
+
+def test_a_mechanism_is_that_of_the_table_with_restarts():
+    starts = (0, 3, 7)
+    found = _strategy(
+        "--mechanism", "bisr", *_SCHEMA, "--restart-every", "4", "--first-restart", "3"
+    )
+    assert found == table.build("bisr", schema_lib.MinSep(10, 4, 3), starts=starts)
+    assert isinstance(found, restarts.Restarted) and found.starts == starts
+
+
+def test_a_file_holds_the_strategy_of_a_block(tmp_path):
+    path = tmp_path / "strategy.json"
+    serialization.save(path, tree.Tree(5))
+    found = _strategy("--strategy", str(path), *_SCHEMA, "--restart-every", "5")
+    assert found == restarts.Restarted(tree.Tree(5), (0, 5))
+    with pytest.raises(ValueError, match="--strategy takes no options of mechanisms"):
+        _strategy("--strategy", str(path), *_SCHEMA, "--bands", "2")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--first-restart", "2"], "--first-restart needs --restart-every"),
+        (["--restart-every", "0"], "--restart-every must be at least 1"),
+        (["--restart-every", "4", "--first-restart", "0"], "--first-restart must be at least 1"),
+    ],
+)
+def test_restarts_that_make_no_sense_are_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        _strategy("--mechanism", "tree", *_SCHEMA, *flags)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
