@@ -348,7 +348,7 @@ def sampled_statement(
         assumptions=(
             f"{sampling} {sentences.SECRET_SAMPLING}",
             sentences.one_client(unit_of_privacy),
-            "The L2 norm of what is summed is clipped as the parameters say.",
+            sentences.CLIPPED_AS_STATED,
             sentences.NOISE_USED_ONCE,
         ),
         caveats=(

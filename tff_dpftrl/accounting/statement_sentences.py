@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import warnings
 
+from tff_dpftrl.accounting import defaults
+
 SETTING = (
     "Central differential privacy: the server is trusted to run the mechanism as it is written, "
     "to keep secret what clients send, the sums before noise is added, and the noise with its seed "
@@ -36,8 +38,7 @@ MATRIX_ACCOUNTING = (
     "sensitivity S under the participation schema; (epsilon, delta) is exact for the equivalent "
     "Gaussian (Balle & Wang 2018)."
 )
-
-_LARGE_DELTA = 1e-3
+CLIPPED_AS_STATED = "The L2 norm of what is summed is clipped as the parameters say."
 
 
 def zero_out(unit: str, adaptive_clipping: bool) -> str:
@@ -128,7 +129,7 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
     """
     allows = "publishing all data of one drawn at random would meet this δ, with ε = 0"
     if num_users is None:
-        if delta <= _LARGE_DELTA:
+        if delta <= defaults.LARGE_DELTA:
             return ()
         return (
             f"δ = {delta:g} is large and the number of {unit}s is not recorded: with "

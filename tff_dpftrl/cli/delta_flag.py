@@ -8,8 +8,6 @@ import sys
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
 
-_LARGE = 1e-3
-
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds --delta."""
@@ -29,7 +27,7 @@ def check(delta: float) -> None:
       ValueError: If it is not strictly between 0 and 1.
     """
     validation.delta(delta, "--delta")
-    if delta > _LARGE:
+    if delta > defaults.LARGE_DELTA:
         print(
             f"Warning: delta = {delta:g} is large. Publishing each client's data with probability "
             "delta is (0, delta)-DP: choose delta well below 1 / number of clients.",
