@@ -89,7 +89,6 @@ def read(
       ValueError: If a package is not installed, or fewer than two modules have
         enough text.
     """
-    public = read_standard_library(cache_dir=cache_dir)
     roots = _package_roots()
     installed = sorted({name for root in roots for name in os.listdir(root)})
     if packages is not None:
@@ -110,6 +109,7 @@ def read(
             for found in _source_files(root, chosen)
             if found[0].partition(".")[0] != _OWN_PACKAGE
         ]
+        public = read_standard_library(cache_dir=cache_dir)
         return _modules(files, public=public.texts(), progress=progress)
 
     corpus = _cached("docs", key, cache_dir, extract)
@@ -178,10 +178,11 @@ def _modules(
         ):
             own: dict[bytes, str] = {}
             for sentences in docstrings:
-                words = {_sentence_key(text): len(_WORD.findall(text)) for text in sentences}
+                by_key = {_sentence_key(text): text for text in sentences}
+                words = {key: len(_WORD.findall(text)) for key, text in by_key.items()}
                 repeated = sum(n for key, n in words.items() if key in public_keys)
                 if 2 * repeated <= sum(words.values()):
-                    own.update((_sentence_key(text), text) for text in sentences)
+                    own.update(by_key)
             if sum(len(_WORD.findall(text)) for text in own.values()) >= MIN_WORDS:
                 modules.setdefault(module, list(own.values()))
             if progress is not None:
