@@ -52,7 +52,19 @@ class Mechanism:
     def guarantee(
         self, schema: schema_lib.MinSep, report_goal: int, delta: float
     ) -> guarantee.Guarantee:
-        """The guarantee at another report goal, with the noise scaled in proportion."""
+        """The guarantee at another report goal, with the noise scaled in proportion.
+
+        Args:
+          schema: The participation schema; the strategy is built for its rounds.
+          report_goal: Clients a round.
+          delta: The δ to state ε for.
+
+        Returns:
+          The guarantee, with noise multiplier z · report_goal / `self.report_goal`.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
         return guarantee.dp_ftrl_guarantee(
             self.strategy(schema.num_rounds),
             noise_multiplier=self.noise_multiplier * report_goal / self.report_goal,

@@ -44,7 +44,17 @@ class UserText:
         user_unit: str = "one user_id",
         is_tokenized: bool = False,
     ) -> UserText:
-        """Builds a corpus held in memory, users in the mapping's order."""
+        """Builds a corpus held in memory, users in the mapping's order.
+
+        Args:
+          name: What messages and statements call it; see `UserText`, as for the others.
+          examples_by_user: The texts of each user.
+          user_unit: What one user is, in words.
+          is_tokenized: Whether texts are words separated by white space already.
+
+        Returns:
+          The corpus.
+        """
         examples_by_user = {user: tuple(texts) for user, texts in examples_by_user.items()}
         return cls(
             name, user_unit, tuple(examples_by_user), examples_by_user.__getitem__, is_tokenized
