@@ -72,6 +72,7 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
         "Text",
         "Participation",
         "Noise",
+        "State",
         "Privacy",
         "Noise to signal",
         "Warning",
