@@ -295,7 +295,7 @@ class PoissonSampler(CohortSampler):
     @property
     def schema(self) -> schema_lib.MinSep:
         """No restriction at all: a client may take part in every round."""
-        return schema_lib.MinSep(self.num_rounds, 1, self.num_rounds)
+        return schema_lib.MinSep.unrestricted(self.num_rounds)
 
     def cohort(self, round_index: int) -> np.ndarray:
         """See the base class; increasing indices, any number of them."""
