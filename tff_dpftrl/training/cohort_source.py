@@ -2,8 +2,8 @@
 
 `tff.program.DatasetDataSource` draws clients at random, anew after every restart;
 DP-FTRL needs cohorts that respect a participation schema and come back unchanged when
-a round is repeated. The only state of the iterator here is the number of rounds it
-has handed out, which is what TFF's program state saves.
+a round is repeated. The only state of the iterator here, which TFF's program state
+saves, is the number of rounds it has handed out and a hash of the last cohort.
 """
 
 from __future__ import annotations
