@@ -1,6 +1,7 @@
 """Tests of the entry point: help, errors, warnings, exit status."""
 
 import argparse
+import importlib
 import os
 import signal
 import subprocess
@@ -40,6 +41,21 @@ def test_an_unknown_flag_is_one_line_that_names_the_command(command, capsys):
     assert line == (
         f"tff-dpftrl {command}: unknown option --wobble (see tff-dpftrl {command} --help)"
     )
+
+
+@pytest.mark.parametrize("missing, is_ours", [("tff_dpftrl.missing", True), ("missing", False)])
+def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch, capsys):
+    monkeypatch.setattr(account, "run", lambda args: importlib.import_module(missing))
+    command = ["account", "--mechanism", "tree", "--noise-multiplier", "7", "--rounds", "8"]
+    command += ["--min-sep", "2"]
+    if is_ours:  # A bug, not a wish of the user that cannot be met.
+        with pytest.raises(ModuleNotFoundError):
+            main.main(command)
+        return
+    assert main.main(command) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tff-dpftrl account needs missing, which is not installed: see")
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(

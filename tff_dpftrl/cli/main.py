@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit status: 0; 1 if a file could not be written; 2 if the user's input cannot be
-      used; 130 after Ctrl-C, 143 after SIGTERM.
+      used, or a package that the subcommand needs is not installed; 130 after Ctrl-C, 143
+      after SIGTERM.
     """
     stop = interruption.Interruption(_PROGRAM)
     if argv is None:
@@ -108,6 +109,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
     except ValueError as error:
         print(f"{stop.command}: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "tff_dpftrl":
+            raise
+        print(
+            f"{stop.command} needs {error.name}, which is not installed: see 'Environment' in "
+            "README.md.",
+            file=sys.stderr,
+        )
         return 2
     except BrokenPipeError:  # As of `| head`: nobody reads on.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -172,12 +172,7 @@ def run(args: argparse.Namespace) -> int:
 
     silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
-    try:
-        from tff_dpftrl.training import run as run_lib
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"training needs {error.name}, which is not installed: see 'Environment' in README.md."
-        ) from error
+    from tff_dpftrl.training import run as run_lib
 
     results = run_lib.train(new_config, output, text=text)
     print(f"\n{results.summary}\nResults are in {output}/")

@@ -20,11 +20,6 @@ from tff_dpftrl.accounting import defaults
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
 
-try:
-    import tomllib
-except ModuleNotFoundError:  # Python 3.10
-    import tomli as tomllib
-
 if TYPE_CHECKING:
     from tff_dpftrl.runs import privacy as privacy_lib
 
@@ -432,6 +427,10 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
       ValueError: If the file is missing, is not TOML, or gives an option twice.
     """
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10; only whoever has a TOML file needs it.
+        import tomli as tomllib
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
