@@ -62,8 +62,8 @@ _MODULE_OF = {
     "PerLayerClipping": "private_round.clipping",
     "FixedDenominator": "private_round.estimators",
     "ClippedDenominator": "private_round.estimators",
-    "build_dp_fedavg": "learning.dp_fedavg",
     "check_process": "aggregators.check_process",
+    "build_dp_fedavg": "learning.dp_fedavg",
     "build_dp_fedsgd": "learning.dp_fedavg",
 }
 

@@ -1,6 +1,5 @@
 """Tests that Ctrl-C and SIGTERM end the command at any moment, with one message."""
 
-import json
 import os
 import pathlib
 import re
@@ -10,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.cli import toy_corpus
+
 _STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _SMALL = (
     "--vocabulary-size 10 --embedding-size 4 --lstm-size 5 --sequence-length 6 --batch-size 4 "
@@ -18,27 +19,24 @@ _SMALL = (
 
 
 def _start(output: pathlib.Path, *arguments: str, python=()) -> subprocess.Popen:
+    # As a user has it: importing TFF, as other tests do, sets TensorFlow's level of logging.
+    environment = {k: v for k, v in os.environ.items() if k != "TF_CPP_MIN_LOG_LEVEL"}
     return subprocess.Popen(
         [sys.executable, *python, "-m", "tff_dpftrl.cli.main", "train"]
         + [*arguments, "--output", str(output)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        env=environment | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 
 @pytest.fixture
 def corpus(tmp_path):
     """Flags for forty users and a vocabulary."""
-    path = tmp_path / "users.jsonl"
-    words = "one two three four five six seven eight nine ten".split()
-    with open(path, "w") as file:
-        for user in range(40):
-            texts = [" ".join(words[(user + i) % 10] for i in range(k)) for k in (4, 6, 9)]
-            file.write(json.dumps({"user_id": f"u{user}", "examples": texts}) + "\n")
-    (tmp_path / "words.txt").write_text("\n".join(words))
-    return ["--data", str(path), "--vocabulary", str(tmp_path / "words.txt")]
+    toy_corpus.write(tmp_path, lengths=(4, 6, 9))
+    data, words = tmp_path / "users.jsonl", tmp_path / "words.txt"
+    return ["--data", str(data), "--vocabulary", str(words)]
 
 
 def _check_moment(corpus, output, module, signum):

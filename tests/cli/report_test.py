@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.cli import toy_corpus
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.cli import main
 from tff_dpftrl.models import export
@@ -17,18 +18,13 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import run as run_lib
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results_folder.md"
-_WORDS = "one two three four five six seven eight nine ten".split()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> pathlib.Path:
     """A run that was stopped after two of its four rounds."""
     folder = tmp_path_factory.mktemp("report")
-    with open(folder / "users.jsonl", "w") as file:
-        for user in range(40):
-            text = " ".join(_WORDS[(user + i) % 10] for i in range(6))
-            file.write(json.dumps({"user_id": f"u{user}", "examples": [text, text]}) + "\n")
-    (folder / "words.txt").write_text("\n".join(_WORDS))
+    toy_corpus.write(folder, lengths=(6, 6))
     config = config_lib.TrainingConfig(
         data=str(folder / "users.jsonl"),
         vocabulary=str(folder / "words.txt"),

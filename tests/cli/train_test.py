@@ -2,13 +2,13 @@
 
 import argparse
 import dataclasses
-import json
 import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.cli import toy_corpus
 from tff_dpftrl.cli import train
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
@@ -106,12 +106,7 @@ def _without_tensorflow(folder, *arguments):
 @pytest.fixture
 def folder(tmp_path):
     """Has forty users, words, a file of nonsense, and a folder with something in it."""
-    words = "one two three four five six seven eight nine ten".split()
-    with open(tmp_path / "users.jsonl", "w") as file:
-        for user in range(40):
-            text = " ".join(words[(user + i) % 10] for i in range(6))
-            file.write(json.dumps({"user_id": f"u{user}", "examples": [text, text]}) + "\n")
-    (tmp_path / "words.txt").write_text("\n".join(words))
+    toy_corpus.write(tmp_path, lengths=(6, 6))
     (tmp_path / "nonsense").write_text("no TOML, no strategy")
     (tmp_path / "broken.jsonl").write_text("[]\n")
     (tmp_path / "used").mkdir()
