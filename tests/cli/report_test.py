@@ -55,7 +55,9 @@ def folder(tmp_path_factory) -> pathlib.Path:
 def test_it_states_what_was_committed_and_writes_the_model(folder, capsys):
     assert main.main(["report", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "2 of 4 rounds are done" in printed
+    assert (
+        f"2 of 4 rounds are done; go on with tff-dpftrl train --resume --output {folder}" in printed
+    )
     assert f"Statement, curves and model are in {folder}/" in printed
     written = statement.PrivacyStatement.from_json((folder / "privacy_statement.json").read_text())
     # When a person stops it may depend on the data: all declared rounds are charged.

@@ -72,7 +72,10 @@ def test_toml_options_may_stand_in_tables(tmp_path):
     [
         ("num_rounds = ", "not valid TOML"),
         ("clip_norm = 1.0\n[privacy]\nclip_norm = 2.0\n", "gives the option 'clip_norm' twice"),
-        ("rounds = 5\nnoise_multiplier = 1.0\n", "unknown option 'rounds'"),
+        (
+            "rounds = 5\nnoise_multiplier = 1.0\n",
+            "unknown option 'rounds' .did you mean num_rounds",
+        ),
     ],
 )
 def test_bad_toml_is_refused(tmp_path, content, message):

@@ -14,6 +14,7 @@ from tests.training import toy_run
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import serialization, tree
 from tff_dpftrl.participation import ledger, schema
+from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import report, run
 
 
@@ -80,11 +81,30 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
         "Results",
     ]
     text = "\n".join(lines)
-    assert "48 to train on, 6 held out for evaluation" in text
+    # All 60 users of the file are accounted for.
+    assert "48 to train on, 6 held out for evaluation, 6 kept for a test" in text
     assert "0.0% of them not among the 30 of the vocabulary" in text
     assert "at most 2 times in 6 rounds, 3 apart" in text
     assert "blt, z = 0.5" in text and "NO guarantee" in text
     assert f"{output}/, 0 of 6 rounds done" in text
+
+
+def test_nothing_is_measured_on_a_cohort_without_text(corpus, tmp_path):
+    text = corpus_lib.read(toy_run.config(corpus))
+    speaker = text.train.user_ids[0]
+    silent = set(text.train.user_ids) - {speaker}
+    users = [json.loads(line) for line in (corpus / "users.jsonl").read_text().splitlines()]
+    data = tmp_path / "users.jsonl"
+    data.write_text(
+        "".join(
+            json.dumps(user | {"examples": []} if user["user_id"] in silent else user) + "\n"
+            for user in users
+        )
+    )
+    config = toy_run.config(corpus, data=str(data), num_rounds=2)
+    rows = run.train(config, tmp_path / "run").rows  # The one with text is in one round at most.
+    assert any(row["loss"] is None and row["top1"] is None for row in rows)
+    assert all(row["loss"] is None or row["loss"] > 0 for row in rows)
 
 
 def test_a_known_seed_is_not_called_private(uninterrupted):

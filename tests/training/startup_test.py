@@ -49,5 +49,18 @@ def test_noise_that_swamps_the_signal_is_warned_of(share, is_warned):
     assert any(line.startswith("Warning: above 0.2") for line in lines) == is_warned
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"algorithm": "dp-fedavg", "mechanism": "blt", "min_sep": None}],
+)
+def test_a_delta_that_protects_nobody_is_named_before_the_first_round(options):
+    def said(delta):
+        plan = _plan(noise_multiplier=5.0, delta=delta, **options)
+        return " ".join(startup.describe_plan(plan, _NUM_PARAMETERS))
+
+    assert "Warning: δ = 0.01 is not below 1 / 100, one over the number of users" in said(0.01)
+    assert "one over the number" not in said(1e-6)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -12,7 +12,7 @@ from tff_dpftrl import durable_files
 _PANELS = (
     ("top-1 accuracy, words in the vocabulary", ("top1", "eval_top1_in_vocab")),
     ("cross-entropy (nats per word)", ("loss", "eval_loss")),
-    ("ε spent", ("epsilon",)),
+    ("ε spent, for the declared participation", ("epsilon",)),
 )
 EXACT = (
     "Curves of training cohorts and dashed lines counted on training users are exact figures, "

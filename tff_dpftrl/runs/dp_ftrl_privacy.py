@@ -239,7 +239,8 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         return [
             *lines,
             f"Noise: {self.strategy.name}, z = {self.noise_multiplier:.6g}.",
-            f"State: the noise keeps {self.memory_copies} copies of the model between rounds.",
+            f"State: the noise keeps {self.memory_copies or 'no'} "
+            f"{'copy' if self.memory_copies == 1 else 'copies'} of the model between rounds.",
         ]
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:

@@ -8,6 +8,7 @@ cannot drift apart.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
 import pathlib
@@ -405,8 +406,10 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> TrainingConfi
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     unknown = sorted(set(values) - known)
     if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(
-            f"{source} has the unknown option {unknown[0]!r}; known are: "
+            f"{source} has the unknown option {unknown[0]!r}{meant}; known are: "
             f"{', '.join(sorted(known))}."
         )
     return TrainingConfig(**values)

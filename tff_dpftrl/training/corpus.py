@@ -24,11 +24,13 @@ class RunText:
       train: The training users, the ones who are protected.
       held_out: Users who never train.
       words: The vocabulary.
+      num_untouched: Number of users who are kept for a test, and not used.
     """
 
     train: user_text.UserText
     held_out: user_text.UserText
     words: vocabulary.Vocabulary
+    num_untouched: int = 0
 
 
 def read(config: config_lib.TrainingConfig) -> RunText:
@@ -51,7 +53,8 @@ def read(config: config_lib.TrainingConfig) -> RunText:
     if config.max_users is not None:
         train = train.select(train.user_ids[: config.max_users])
     _check_users(corpus, train, parts.validation)
-    return RunText(train, parts.validation, _vocabulary(config, train))
+    words = _vocabulary(config, train)
+    return RunText(train, parts.validation, words, num_untouched=len(parts.test))
 
 
 def _check_users(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,13 +34,21 @@ COLUMNS = (
     metrics_log.Column("round", "number of the round, from 1"),
     metrics_log.Column("loss", "cross-entropy on the round's training cohort", is_exact=True),
     metrics_log.Column("top1", "accuracy on the round's training cohort", is_exact=True),
-    metrics_log.Column("epsilon", "ε that all rounds so far spent, at the run's δ"),
+    metrics_log.Column(
+        "epsilon",
+        "ε that all rounds so far spent at the run's δ, with the participation that was declared; "
+        "the privacy statement of a run that has ended is of what was observed, and may be lower",
+    ),
     *(
         metrics_log.Column(f"eval_{name}", f"held-out users, who never train: {meaning}")
         for name, meaning in EVALUATION_METRICS.items()
     ),
     metrics_log.Column("clients", "size of the cohort, unless it is secret", is_exact=True),
-    metrics_log.Column("seconds", "wall-clock time of the round, this machine's"),
+    metrics_log.Column(
+        "seconds",
+        "wall-clock time of the round, which grows with the cohort and its text",
+        is_exact=True,
+    ),
 )
 """Columns of `metrics.csv`."""
 
@@ -122,7 +131,7 @@ def write(
     if done == 0:
         raise ValueError(
             f"The run in {output} has not committed a round yet: there is nothing to report. Go on "
-            "with tff-dpftrl train --resume."
+            f"with tff-dpftrl train --resume --output {shlex.quote(str(output))}."
         )
     snapshot, saved = rounds.restore()
     rows = metrics_log.read_rows(output, done)
@@ -149,8 +158,9 @@ def write(
     summary = [
         _accuracy(rows, baselines),
         ended
-        or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume. "
-        "The statement charges all of them: whoever ends a run early has seen how it went.",
+        or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume "
+        f"--output {shlex.quote(str(output))}. The statement charges all of them: whoever "
+        "ends a run early has seen how it went.",
         stopping.failure(rows, known.facts["vocabulary_size"]),
         _promise(statement),
     ]

@@ -248,7 +248,11 @@ class _Run:
         ) as bar:
             while not self._is_over():
                 row = self._run_round(self._rounds.rounds_done)
-                shown = {"loss": f"{row['loss']:.3f}", "top-1": f"{row['top1']:.1%}"}
+                shown = {}
+                if row["loss"] is not None:
+                    shown["loss"] = f"{row['loss']:.3f}"
+                if row["top1"] is not None:
+                    shown["top-1"] = f"{row['top1']:.1%}"
                 if row["epsilon"] is not None:
                     shown["ε"] = display.round_up(row["epsilon"], 3)
                 bar.set_postfix(shown, refresh=False)
@@ -267,8 +271,9 @@ class _Run:
         trained = output.metrics["client_work"]["train"]
         row = {
             "round": round_index + 1,
-            "loss": float(trained["loss"]),
-            "top1": float(trained["top1_in_vocab"]),
+            # A cohort without text has neither: TFF's quotients of nothing are 0.
+            "loss": float(trained["loss"]) if trained["num_targets"] else None,
+            "top1": float(trained["top1_in_vocab"]) if trained["num_in_vocab"] else None,
             "epsilon": self._plan.epsilon_after(round_index + 1),
             "clients": None if self._plan.needs_secret_cohorts else len(members),
         }

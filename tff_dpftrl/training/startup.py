@@ -13,7 +13,8 @@ def describe_task(language_task: task.LanguageTask) -> list[str]:
     without = f" ({text.num_users_without_text} of them without text)"
     return [
         f"Users: {text.num_users} to train on{without if text.num_users_without_text else ''}, "
-        f"{language_task.num_held_out_users} held out for evaluation.",
+        f"{language_task.num_held_out_users} held out for evaluation, "
+        f"{language_task.num_untouched_users} kept for a test of your own and not used.",
         f"Text: {text.num_words} words to train on, {text.oov_share:.1%} of them not among the "
         f"{len(words.words)} of the vocabulary ({words.source}).",
     ]
@@ -37,6 +38,11 @@ def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
         else f"Privacy: ε at most {display.round_up(epsilon)} at δ = {plan.delta:g} after all "
         f"{plan.num_rounds} rounds."
     )
+    if epsilon is not None and plan.delta * plan.num_clients >= 1.0:
+        lines.append(
+            f"Warning: δ = {plan.delta:g} is not below 1 / {plan.num_clients}, one over the number "
+            "of users, and protects nobody for certain: choose one far below it."
+        )
     if not plan.has_noise:
         return lines
     ratio = plan.noise_to_signal(num_parameters)

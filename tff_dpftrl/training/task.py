@@ -46,6 +46,7 @@ class LanguageTask:
       train: Sequences of the training users, the ones who are protected.
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
       num_held_out_users: Number of users that these are from, or were sampled from.
+      num_untouched_users: Number of users who are kept for a test, and not used.
       words: The vocabulary.
       client_spec: What a client does with its sequences in a round.
       model: The model.
@@ -55,6 +56,7 @@ class LanguageTask:
     train: sequences.SequenceCorpus
     held_out: np.ndarray
     num_held_out_users: int
+    num_untouched_users: int
     words: vocabulary.Vocabulary
     client_spec: client_datasets.ClientSpec
     model: language_model.LanguageModel
@@ -132,6 +134,7 @@ def build_language_task(
             max_sequences=config.eval_sequences, seed=config.seed
         ),
         num_held_out_users=len(text.held_out),
+        num_untouched_users=text.num_untouched,
         words=words,
         client_spec=client_datasets.ClientSpec(
             config.batch_size, config.max_sequences_per_client, config.client_epochs
