@@ -112,6 +112,28 @@ def test_our_secure_sums_declare_themselves():
         _fixed(sum_factory=_secagg_sum(2.0), encoded_norm=1.5)
 
 
+@pytest.mark.parametrize("declared", [np.nan, -1.0, 0.0, np.inf, "x"])
+def test_a_declared_norm_has_to_be_one(declared):
+    # Until now NaN and negative norms were taken for the clip norm.
+    factory = _Quantised(declared)
+    for build in (_fixed, _adaptive):
+        with pytest.raises(ValueError, match="contribution_norm of _Quantised must be a finite"):
+            build(sum_factory=factory)
+    with pytest.raises(ValueError, match="contribution_norm of _Quantised must be a finite"):
+        _adaptive(count_sum_factory=factory)
+    with pytest.raises(ValueError, match="contribution_norm of _Quantised must be a finite"):
+        _fixed(sum_factory=factory, encoded_norm=2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int32])
+def test_sums_of_coarse_numbers_are_refused(dtype):
+    # In float16 a clipped update is longer than its clip norm by up to 5e-4.
+    factory = _Quantised(1.5)
+    factory.sum_dtype = dtype
+    with pytest.raises(ValueError, match="sum_dtype, got"):
+        _fixed(sum_factory=factory)
+
+
 def test_counts_have_to_be_exact():
     for factory in (_Quantised(), _Quantised(0.75), _MySum()):
         with pytest.raises(ValueError, match="count_sum_factory .* is not known to sum"):

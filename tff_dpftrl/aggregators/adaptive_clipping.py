@@ -82,14 +82,16 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         if inner_sum is None:
             inner_sum = inner_sum_lib.InnerSum.of(None, 1.0)
         covered = private_round.unit_inflation
-        if not inner_sum.is_exact and (covered is None or inner_sum.contribution_norm > covered):
+        if not inner_sum.is_exact and (
+            covered is None or not inner_sum.contribution_norm <= covered
+        ):
             raise ValueError(
                 f"private_round.unit_inflation must be at least {inner_sum.contribution_norm}, "
                 f"what one client can add to inner_sum, got {covered}."
             )
         if count_sum is None:
             count_sum = inner_sum_lib.exact_count(None, noise_split.COUNT_SENSITIVITY)
-        if count_sum.contribution_norm > noise_split.COUNT_SENSITIVITY:
+        if not count_sum.contribution_norm <= noise_split.COUNT_SENSITIVITY:
             raise ValueError(
                 f"count_sum.contribution_norm must be at most {noise_split.COUNT_SENSITIVITY}, got "
                 f"{count_sum.contribution_norm}."

@@ -65,7 +65,7 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         """
         if inner_sum is None:
             inner_sum = inner_sum_lib.InnerSum.of(None, private_round.clipping.constant_norm)
-        if inner_sum.contribution_norm > private_round.encoded_norm:
+        if not inner_sum.contribution_norm <= private_round.encoded_norm:
             raise ValueError(
                 f"private_round.encoded_norm must be at least {inner_sum.contribution_norm}, what "
                 f"one client can add to inner_sum, got {private_round.encoded_norm}."

@@ -60,14 +60,15 @@ class InnerSum:
 
         Raises:
           ValueError: If the factory is not known to be exact, and neither it nor the
-            caller says what a client can contribute; or if the caller states less
-            than the factory declares, or than what is sent.
+            caller says what a client can contribute; if what it declares is no positive
+            number; if the caller states less than the factory declares, or than what
+            is sent; or if the factory asks for numbers coarser than float32.
         """
         if factory is None:
             factory = tff.aggregators.SumFactory()
         # Not isinstance: a subclass may do anything.
         is_exact = type(factory) is tff.aggregators.SumFactory
-        declared = sent_norm if is_exact else getattr(factory, "contribution_norm", None)
+        declared = sent_norm if is_exact else _declared_norm(factory)
         if declared is None and stated_norm is None:
             raise ValueError(
                 f"{factory_name} {type(factory).__name__} is not known to keep the norm of what a "
@@ -75,6 +76,14 @@ class InnerSum:
                 f"it, and the noise has to cover that. Give {stated_name}, the largest norm that "
                 "one client can add to the sum, or let the factory declare it as its attribute "
                 "contribution_norm."
+            )
+        dtype = getattr(factory, "sum_dtype", np.float32)
+        if not is_exact and dtype not in (np.float32, np.float64):
+            raise ValueError(
+                f"{factory_name} {type(factory).__name__} must have np.float32 or np.float64 as "
+                f"sum_dtype, got {dtype!r}: rounding to anything coarser can make an update longer "
+                "than its clip norm. Cast inside the factory, and let it declare "
+                "what that adds in contribution_norm."
             )
         least = max(sent_norm, declared or 0.0)
         if stated_norm is None:
@@ -117,6 +126,16 @@ class InnerSum:
         return process
 
 
+def _declared_norm(factory: tff.aggregators.UnweightedAggregationFactory) -> float | None:
+    """The `contribution_norm` that a factory declares, None if there is none."""
+    declared = getattr(factory, "contribution_norm", None)
+    if declared is None:
+        return None
+    remedy = "It is the largest norm that one client can add to the sum."
+    name = f"contribution_norm of {type(factory).__name__}"
+    return validation.positive(name, declared, remedy=remedy)
+
+
 def exact_count(
     factory: tff.aggregators.UnweightedAggregationFactory | None, largest: float
 ) -> InnerSum:
@@ -133,7 +152,7 @@ def exact_count(
       ValueError: If a client may count for more.
     """
     if factory is not None and type(factory) is not tff.aggregators.SumFactory:
-        declared = getattr(factory, "contribution_norm", None)
+        declared = _declared_norm(factory)
         if declared is None or not declared <= largest:
             raise ValueError(
                 f"count_sum_factory {type(factory).__name__} is not known to sum the clients' bits "
