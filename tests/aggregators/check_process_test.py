@@ -286,6 +286,32 @@ def test_only_the_sum_of_the_clipped_counts_as_released(misuse):
             check.raise_if_any(allow=["metrics", "measurements"])
 
 
+def test_a_second_release_of_a_sum_cannot_be_allowed():
+    clip, release = _clip_and_release()
+
+    @tff.federated_computation(tff.FederatedType(_TYPE, tff.CLIENTS))
+    def compute(value):
+        total = tff.federated_zip((tff.federated_sum(tff.federated_map(clip, value)[0]),))
+        return tff.federated_map(release, total), tff.federated_map(release, total)
+
+    # It has no path of its own, but is not what "" stands for: unused by every output.
+    with pytest.raises(ValueError, match="one sum of clipped values for two releases"):
+        check_process(compute).raise_if_any(allow=[""])
+
+
+def test_of_aggregators_that_run_the_same_computations_the_weakest_counts():
+    class Doubled(tff.aggregators.SumFactory):
+        contribution_norm = 2.0
+        sum_dtype = np.float64
+
+    # Noise of 2 on contributions of norm 2 or, with the same two computations, of norm 1.
+    weak = _ours(1.0, sum_factory=Doubled()).create(_TYPE)
+    strong = _ours(2.0).create(_TYPE)
+    (release,) = check_process(weak).releases
+    assert release.noise_multiplier == 1.0
+    assert check_process(strong).leaks == ()
+
+
 def _add():
     @tff.tensorflow.computation(_TYPE, _TYPE)
     def add(first, second):

@@ -21,7 +21,8 @@ class Release:
     """One pair of a clipping and the release of its sums.
 
     Attributes:
-      noise_multiplier: z, in units of the norm of one client's contribution.
+      noise_multiplier: z, in units of the norm of one client's contribution; the
+        smallest one, if aggregators with other norms run the same two computations.
       not_private_because: Why the release protects nobody, or None.
     """
 
@@ -71,6 +72,7 @@ def register(
     known = _releases.get((clip_digest, release_digest))
     if known is not None:
         reason = reason or known.not_private_because
+        noise_multiplier = min(noise_multiplier, known.noise_multiplier)
     _releases[clip_digest, release_digest] = Release(noise_multiplier, reason)
 
 
