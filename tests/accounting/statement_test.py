@@ -213,6 +213,11 @@ def test_the_adjacency_says_what_is_held_fixed_and_no_more():
     assert "Add or remove" not in sampled and "number of users" in sampled
 
 
+def test_encoded_contributions_are_not_said_to_keep_to_the_clip_norm():
+    (bound,) = [text for text in _statement().assumptions if text.startswith("The L2 norm")]
+    assert "encoded" in bound and "norm that noise_multiplier is relative to" in bound
+
+
 def test_the_clip_norm_is_named_where_it_is_known():
     assert _statement(claim=_claim(clip_norm=5.0)).parameters["clip_norm"] == 5.0
     assert "clip_norm" not in _statement().parameters

@@ -110,6 +110,19 @@ def test_the_statement_is_of_what_was_observed_unless_the_data_decided_when_to_s
 def test_adaptive_clipping_is_stated_and_its_clip_norm_is_no_bound():
     adaptive = _state(_plan(adaptive_clipping=True), _SEEN)
     assert adaptive.adjacency != _state(_plan(), _SEEN).adjacency
+    assert "clip_norm" not in adaptive.parameters
+    assert adaptive.parameters["initial_clip_norm"] == 0.5
+
+
+def test_no_clip_norm_is_stated_where_nothing_is_clipped():
+    unclipped = _state(_plan(mechanism=None, noise_multiplier=None), _SEEN)
+    assert "clip_norm" not in unclipped.parameters
+
+
+def test_exact_figures_are_all_named():
+    (exact,) = [text for text in _state(_plan(), _SEEN).not_covered if "exact figures" in text]
+    for figure in ("dropped", "how long a round took", "text that a run begins with"):
+        assert figure in exact
 
 
 def test_a_broken_promise_is_no_guarantee():

@@ -24,5 +24,10 @@ def test_a_delta_that_protects_nobody_is_not_quoted_alone():
     assert promise.endswith(flattering.headline_caveats[0])
 
 
+def test_what_tells_of_a_cohort_is_not_for_publishing():
+    exact = [column.name for column in report.COLUMNS if column.is_exact]
+    assert exact == ["loss", "top1", "clients", "seconds"]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

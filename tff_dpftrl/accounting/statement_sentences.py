@@ -103,7 +103,8 @@ def norm_bound(adaptive_clipping: bool) -> str:
     which = "the clip norm that the round uses" if adaptive_clipping else "the clip norm"
     return (
         f"The L2 norm of a client's contribution to a round is at most {which} (times "
-        "clip_norm_inflation)."
+        "clip_norm_inflation), or, where contributions are encoded before they are summed, the "
+        "larger norm that noise_multiplier is relative to."
     )
 
 

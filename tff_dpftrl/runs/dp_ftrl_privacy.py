@@ -263,7 +263,9 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """See the base class."""
-        found = {"clip_norm": self.clip_norm, "clients_per_round": self.clients_per_round}
+        found: dict[str, statement.Scalar] = {"clients_per_round": self.clients_per_round}
+        if self.adaptive_clipping:
+            found["initial_clip_norm"] = self.clip_norm
         if self.encoding is not None:
             found |= {
                 "secagg_norm_inflation": self.encoding.inflation,
@@ -273,7 +275,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
             }
         claim = self._claim(self.schema if charge_all_rounds else seen.as_schema())
         if self.strategy is None:
-            claim = dataclasses.replace(claim, mechanism="none")
+            claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
         return statement.dp_ftrl_statement(
             claim,
             unit_of_privacy="user",

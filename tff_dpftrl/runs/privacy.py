@@ -17,9 +17,10 @@ from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 
 TRAINING_METRICS_NOT_COVERED = (
-    "Loss and accuracy on the training cohorts, the number of clients in them, and the n-gram "
-    "baselines counted on the training users (metrics.csv, curves.png, TensorBoard events and "
-    "terminal): exact figures, for simulations; do not publish them."
+    "Loss and accuracy on the training cohorts, the number of clients in them and of those whose "
+    "update was dropped, how long a round took, the figures about the training users' text that a "
+    "run begins with, and the n-gram baselines counted on them (metrics.csv, curves.png, "
+    "TensorBoard events and terminal): exact figures, for simulations; do not publish them."
 )
 
 SWAMPED = 0.2
