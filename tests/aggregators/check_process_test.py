@@ -299,6 +299,26 @@ def test_a_second_release_of_a_sum_cannot_be_allowed():
         check_process(compute).raise_if_any(allow=[""])
 
 
+def test_two_releases_from_one_state_are_named():
+    # Their difference has no noise at all.
+    process = _ours().create(_TYPE)
+    clients = tff.FederatedType(_TYPE, tff.CLIENTS)
+
+    @tff.federated_computation(process.initialize.type_signature.result, clients, clients)
+    def with_one_state(state, first, second):
+        return process.next(state, first).result, process.next(state, second).result
+
+    @tff.federated_computation([process.initialize.type_signature.result] * 2 + [clients] * 2)
+    def with_two_states(state, other_state, first, second):
+        return process.next(state, first).result, process.next(other_state, second).result
+
+    (leak,) = check_process(with_one_state).leaks
+    assert "the same noise" in str(leak)
+    with pytest.raises(ValueError, match="the same noise"):
+        check_process(with_one_state).raise_if_any(allow=["", "metrics"])
+    assert check_process(with_two_states).leaks == ()
+
+
 def test_of_aggregators_that_run_the_same_computations_the_weakest_counts():
     class Doubled(tff.aggregators.SumFactory):
         contribution_norm = 2.0

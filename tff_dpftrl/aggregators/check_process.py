@@ -161,8 +161,8 @@ def check_process(process: Any) -> ProcessCheck:
     holds: it means that those of the releases found are all that is needed. Nothing is
     known of what a computation does besides returning its result, such as printing; of a
     `sum_factory` that a private aggregator was given, beyond where its results go; and of
-    whether each aggregator is handed its own state and the new one is kept, without which
-    it repeats its noise.
+    whether the state that an aggregator returns is kept for its next round, without which
+    it repeats its noise. Two releases of one round that are handed the same state are named.
 
     Args:
       process: A `tff.learning.templates.LearningProcess`, an aggregation process or any
@@ -258,6 +258,10 @@ def _unseen(trace: dataflow.Trace, reached: Collection[tuple[Any, ...]]) -> Iter
     for call in sorted(trace.released_twice):
         how = "one sum of clipped values for two releases"
         yield Leak(LeakKind.EXACT, (), trace.contributions[call], how, _REMEDY)
+    for call in sorted(trace.repeats_noise - trace.released_twice):
+        how = "two releases from the same state, so with the same noise"
+        remedy = "Give every aggregation a state of its own, or hand on what the last one returned."
+        yield Leak(LeakKind.EXACT, (), trace.contributions[call], how, remedy)
 
 
 def _remedy(paths: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow_federated as tff
@@ -59,6 +60,8 @@ class Trace:
       releases: The private releases.
       contributions: Type of what each clipping contributes, by the number of its call.
       released_twice: Numbers of the clippings whose sums went into more than one release.
+      repeats_noise: Numbers of the clippings whose release was given the same state as an
+        earlier one, hence the same noise.
     """
 
     outputs: Mapping[tuple[str | int, ...], labels_lib.Labels]
@@ -66,6 +69,7 @@ class Trace:
     releases: Sequence[PrivateRelease]
     contributions: Mapping[int, tff.Type]
     released_twice: frozenset[int]
+    repeats_noise: frozenset[int]
 
 
 def trace(computation: tff.Computation) -> Trace:
@@ -85,13 +89,21 @@ def trace(computation: tff.Computation) -> Trace:
         argument = labels_lib.fill(
             function_type.parameter, frozenset([labels_lib.RAW]), only_at=tff.CLIENTS
         )
+        numbers = itertools.count()
+        argument = labels_lib.map_labels(
+            lambda labels: labels or frozenset([labels_lib.ServerInput(next(numbers))]), argument
+        )
     result = function(argument)
     return Trace(
-        dict(_at_server(function_type.result, result)),
+        {
+            path: frozenset(x for x in labels if not isinstance(x, labels_lib.ServerInput))
+            for path, labels in _at_server(function_type.result, result)
+        },
         evaluator.aggregations,
         evaluator.releases,
         evaluator.contributions,
         frozenset(call for call, count in evaluator.num_releases.items() if count > 1),
+        frozenset(evaluator.repeats_noise),
     )
 
 
@@ -116,6 +128,8 @@ class _Evaluator:
         self.releases: list[PrivateRelease] = []
         self.contributions: dict[int, tff.Type] = {}
         self.num_releases: collections.Counter[int] = collections.Counter()
+        self.repeats_noise: set[int] = set()
+        self._noise_states: set[labels_lib.Label] = set()
         self._placement: tff.framework.PlacementLiteral | None = None
 
     def evaluate(
@@ -224,6 +238,17 @@ class _Evaluator:
             return argument  # It was made for the sums of one clipping, not for others.
         (call,) = {label.call for label in covered}
         self.num_releases[call] += 1
+        # Where the seed comes from: what it shares with an earlier release, it repeats.
+        state = {
+            label
+            for i, element in enumerate(argument)
+            if i not in totals
+            for label in labels_lib.union(element)
+            if isinstance(label, labels_lib.ServerInput)
+        }
+        if state & self._noise_states:
+            self.repeats_noise.add(call)
+        self._noise_states |= state
         reasons = [pair.not_private_because for pair in covered.values()]
         if any(reasons):
             replaced = {

@@ -51,7 +51,18 @@ class Aggregate:
     is_randomised: bool = False
 
 
-Label = Raw | Contribution | Total | Aggregate
+@dataclasses.dataclass(frozen=True)
+class ServerInput:
+    """What the server was given, such as a part of the state: no client value.
+
+    Attributes:
+      number: Of the tensor, in the argument of the computation.
+    """
+
+    number: int
+
+
+Label = Raw | Contribution | Total | Aggregate | ServerInput
 Labels = frozenset[Label]
 Value = Any
 """Labels; a Struct of values; or a function from a value to a value."""
