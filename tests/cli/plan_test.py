@@ -34,6 +34,17 @@ def test_text_has_a_table_the_hypothesis_and_commands(capsys):
     assert "If devices come back after 400 rounds: epsilon 7.703" in text
 
 
+@pytest.mark.parametrize("delta, warned", [("0.05", True), ("0.03", False)])
+def test_a_delta_of_one_over_the_population_is_warned_of(capsys, delta, warned):
+    parser = argparse.ArgumentParser()
+    plan.add_parser(parser.add_subparsers())
+    known = ["--population", "27", "--rounds", "10", "--target-epsilon", "1"]
+    options = ["--report-goals", "5", "--mechanisms", "tree", "--delta", delta]
+    args = parser.parse_args(["plan", *known, *options])
+    assert args.run(args) == 0
+    assert ("not below 1 / 27" in capsys.readouterr().err) == warned
+
+
 def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypatch):
     commands = [
         shlex.split(line) for line in _out(capsys, *_TARGET).splitlines() if "  tff-dpftrl" in line

@@ -10,7 +10,7 @@ from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
-from tff_dpftrl.training import report
+from tff_dpftrl.training import config, report
 
 
 def test_a_delta_that_protects_nobody_is_not_quoted_alone():
@@ -21,6 +21,8 @@ def test_a_delta_that_protects_nobody_is_not_quoted_alone():
         flattering = statement_lib.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=27)
     promise = report._promise(flattering)
     assert promise.startswith("Privacy: ε = 0 at δ = 0.5")
+    title = report._title(config.TrainingConfig(noise_multiplier=9.0), flattering)
+    assert title.endswith("protects nobody for certain: see privacy_statement.md")
     assert promise.endswith(flattering.headline_caveats[0])
 
 

@@ -156,6 +156,13 @@ def run(args: argparse.Namespace) -> int:
 
     request = _request(args)
     names = planner.DEFAULT_MECHANISMS if args.mechanisms is None else args.mechanisms.split(",")
+    if args.delta * args.population >= 1.0 - 1e-9:
+        print(
+            f"Warning: delta = {args.delta:g} is not below 1 / {args.population}, one over the "
+            "devices, and protects nobody for certain: choose one far below "
+            f"{1.0 / args.population:.2g}.",
+            file=sys.stderr,
+        )
     plans = planner.make_plans(request, names)
     for report_goal, reason in request.schemas()[1].items():
         if args.report_goals or report_goal <= args.population:

@@ -200,6 +200,8 @@ def _title(config: config_lib.TrainingConfig, statement: statement_lib.PrivacySt
         if statement.has_guarantee
         else "no privacy guarantee"
     )
+    if statement.has_guarantee and statement.headline_caveats:
+        promised += ", which protects nobody for certain: see privacy_statement.md"
     return f"{pathlib.PurePath(config.data).name}: {statement.mechanism}, {promised}"
 
 
