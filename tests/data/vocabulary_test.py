@@ -149,5 +149,13 @@ def test_words_must_be_there_and_distinct():
         vocabulary.Vocabulary(("a", "a"), "twice")
 
 
+def test_a_copy_with_users_put_together_is_no_public_text():
+    texts = {f"user{i}": [f"word{i} " * 12, f"more{i} " * 12] for i in range(4)}
+    protected = user_text.UserText.from_mapping("protected", texts)
+    merged = {f"other{i}": texts[f"user{2 * i}"] + texts[f"user{2 * i + 1}"] for i in range(2)}
+    copy = user_text.UserText.from_mapping("copy", merged)
+    assert vocabulary._shared_users(copy, protected) == 4
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -214,11 +214,12 @@ def from_file(
 def _shared_users(public: user_text.UserText, protected: user_text.UserText) -> int:
     """Returns how many users of `protected` have their texts in `public`, in any order."""
     texts_of = {user_id: _normal(public.examples(user_id)) for user_id in public.user_ids}
-    long = {texts for texts in texts_of.values() if _num_words(texts) >= _MIN_SHARED_WORDS}
+    all_texts = frozenset().union(*texts_of.values())
     shared = 0
     for user_id in protected.user_ids:
         own = _normal(protected.examples(user_id))
-        shared += own in long or not own.isdisjoint(texts_of.get(user_id, ()))
+        is_copied = own <= all_texts and _num_words(own) >= _MIN_SHARED_WORDS
+        shared += is_copied or not own.isdisjoint(texts_of.get(user_id, ()))
     return shared
 
 
