@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.private_round import (
+    adaptive_clip,
     clipping,
     discretize,
     estimators,
@@ -152,6 +153,16 @@ def test_noised_mean_is_computed_in_float64():
         [tf.constant([1e8], tf.float64)], [tf.constant([1.0])], tf.constant(0.25), 2.0
     )
     assert mean.dtype == tf.float64 and mean[0] == (1e8 + 0.25) / 2
+
+
+@pytest.mark.parametrize("make", [fixed_clip.FixedClipRound, adaptive_clip.AdaptiveClipRound])
+def test_more_clients_than_the_proof_covers_are_refused(make):
+    options = {"noise_multiplier": 1.0}
+    if make is fixed_clip.FixedClipRound:
+        options["clipping"] = clipping.FlatClipping(1.0)
+    make(identity.Identity(), clients_per_round=summation.MAX_CLIENTS, **options)
+    with pytest.raises(ValueError, match=r"clients_per_round .* at most 200000, got 200001"):
+        make(identity.Identity(), clients_per_round=summation.MAX_CLIENTS + 1, **options)
 
 
 if __name__ == "__main__":

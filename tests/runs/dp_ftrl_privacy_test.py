@@ -29,7 +29,8 @@ def _plan(num_clients=40, num_parameters=1000, **changes) -> dp_ftrl_privacy.DpF
 
 
 def _state(plan, seen, **options):
-    options = {"parameters": {}, "vocabulary_source": None, "charge_all_rounds": False} | options
+    defaults = {"parameters": {}, "vocabulary_source": None, "headline_caveats": ()}
+    options = defaults | {"charge_all_rounds": False} | options
     return plan.statement(seen, **options)
 
 
@@ -211,6 +212,14 @@ def test_what_the_population_cannot_keep_is_refused_at_once(num_clients, changes
     with pytest.raises(ValueError, match=message):
         asked.check(num_clients)
     dataclasses.replace(_PRIVACY, clients_per_round=5).check(40)
+
+
+def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
+    statement = _state(_plan(), _SEEN, headline_caveats=("Not the vocabulary.",))
+    assert statement.headline_caveats[-1] == "Not the vocabulary."
+    assert statement.to_markdown().index("Not the vocabulary.") < statement.to_markdown().index(
+        "## "
+    )
 
 
 if __name__ == "__main__":

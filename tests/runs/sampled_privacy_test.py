@@ -27,7 +27,8 @@ def _plan(num_clients=100, **changes) -> sampled_privacy.SampledPlan:
 
 
 def _state(plan, seen=_SEEN, **options):
-    options = {"parameters": {}, "vocabulary_source": None, "charge_all_rounds": False} | options
+    defaults = {"parameters": {}, "vocabulary_source": None, "headline_caveats": ()}
+    options = defaults | {"charge_all_rounds": False} | options
     return plan.statement(seen, **options)
 
 
@@ -96,6 +97,14 @@ def test_a_cohort_larger_than_the_population_is_refused_at_once():
     _PRIVACY.check(10)
     with pytest.raises(ValueError, match="exceeds the 9 training users"):
         _PRIVACY.check(9)
+
+
+def test_what_nobody_should_quote_epsilon_without_stands_under_the_headline():
+    statement = _state(_plan(), _SEEN, headline_caveats=("Not the vocabulary.",))
+    assert statement.headline_caveats[-1] == "Not the vocabulary."
+    assert statement.to_markdown().index("Not the vocabulary.") < statement.to_markdown().index(
+        "## "
+    )
 
 
 if __name__ == "__main__":

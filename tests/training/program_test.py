@@ -71,7 +71,7 @@ class _Released(tff.program.ReleaseManager):
 def _train(process, folder, num_rounds=_NUM_ROUNDS, on_cohort=None):
     """Runs TFF's program; returns what it released."""
     sampler = _sampler()
-    manager = program.CommittedStateManager(folder, sampler.schema)
+    manager = program.CommittedStateManager(folder, sampler.schema, binding="z = 1")
     released = _Released()
 
     def begin(round_index, ids):
@@ -158,7 +158,7 @@ def test_two_programs_in_one_folder_are_refused(tmp_path):
     schema = _sampler().schema
     book = ledger.Ledger.create(tmp_path / "ledger.sqlite", schema, initial_checkpoint="start")
     with book, pytest.raises(ValueError, match="in use by another process"):
-        program.CommittedStateManager(tmp_path, schema)
+        program.CommittedStateManager(tmp_path, schema, binding="z = 1")
 
 
 if __name__ == "__main__":

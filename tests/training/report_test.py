@@ -22,8 +22,15 @@ def test_a_delta_that_protects_nobody_is_not_quoted_alone():
     promise = report._promise(flattering)
     assert promise.startswith("Privacy: ε = 0 at δ = 0.5")
     title = report._title(config.TrainingConfig(noise_multiplier=9.0), flattering)
-    assert title.endswith("protects nobody for certain: see privacy_statement.md")
+    assert title.endswith("with a caveat: see privacy_statement.md")
     assert promise.endswith(flattering.headline_caveats[0])
+
+
+def test_a_private_vocabulary_is_said_beside_epsilon():
+    private = config.TrainingConfig(noise_multiplier=9.0, vocabulary="private")
+    (caveat,) = report._headline_caveats(private)
+    assert "vocabulary were counted on the training users without noise" in caveat
+    assert report._headline_caveats(config.TrainingConfig(noise_multiplier=9.0)) == ()
 
 
 def test_what_tells_of_a_cohort_is_not_for_publishing():

@@ -174,6 +174,7 @@ def dp_ftrl_statement(
     hyperparameter_tuning: str | None = None,
     not_covered: Sequence[str] = (),
     caveats: Sequence[str] = (),
+    headline_caveats: Sequence[str] = (),
 ) -> PrivacyStatement:
     """The statement of a DP-FTRL run.
 
@@ -194,6 +195,7 @@ def dp_ftrl_statement(
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
+      headline_caveats: Those of them that stand right under the headline.
 
     Returns:
       The statement.
@@ -260,7 +262,10 @@ def dp_ftrl_statement(
             *sentences.unit_caveats(unit_of_privacy),
             *caveats,
         ),
-        headline_caveats=sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
+        headline_caveats=(
+            *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
+            *headline_caveats,
+        ),
     )
 
 
@@ -288,6 +293,7 @@ def sampled_statement(
     hyperparameter_tuning: str | None = None,
     not_covered: Sequence[str] = (),
     caveats: Sequence[str] = (),
+    headline_caveats: Sequence[str] = (),
 ) -> PrivacyStatement:
     """The statement of a run whose privacy relies on secret random sampling.
 
@@ -308,6 +314,7 @@ def sampled_statement(
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
+      headline_caveats: Those of them that stand right under the headline.
 
     Returns:
       The statement.
@@ -356,5 +363,8 @@ def sampled_statement(
             *sentences.unit_caveats(unit_of_privacy),
             *caveats,
         ),
-        headline_caveats=sentences.delta_caveats(delta, num_users, unit_of_privacy),
+        headline_caveats=(
+            *sentences.delta_caveats(delta, num_users, unit_of_privacy),
+            *headline_caveats,
+        ),
     )

@@ -30,6 +30,10 @@ KNOWN_SEED = (
     "The noise was drawn from a seed given by the user: whoever knows or guesses it can subtract "
     "the noise."
 )
+PRIVATE_VOCABULARY = (
+    "The words of the vocabulary were counted on the training users without noise: which words the "
+    "model knows is not covered."
+)
 NO_SAMPLING = "No random sampling of clients is assumed."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
 NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."

@@ -193,7 +193,7 @@ class AdaptiveClipRound(interface.PrivateRound):
         self.strategy = strategy_lib.check_strategy(strategy)
         self.clipping = clipping
         self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
-        self.clients_per_round = validation.positive("clients_per_round", clients_per_round)
+        self.clients_per_round = summation.check_clients_per_round(clients_per_round)
         self.clipped_count_stddev = clipping.count_stddev(
             self.noise_multiplier, self.clients_per_round
         )

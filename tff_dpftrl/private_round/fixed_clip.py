@@ -85,7 +85,7 @@ class FixedClipRound(interface.PrivateRound):
         self.strategy = strategy_lib.check_strategy(strategy)
         self.noise_multiplier = validation.noise_multiplier(noise_multiplier)
         self.clipping = clipping
-        self.clients_per_round = validation.positive("clients_per_round", clients_per_round)
+        self.clients_per_round = summation.check_clients_per_round(clients_per_round)
         self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
         self.encoded_norm = validation.number(
             "encoded_norm",

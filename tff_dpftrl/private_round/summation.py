@@ -43,6 +43,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
+
 DTYPE = tf.float64
 """In what updates are clipped, summed and noised, here and in TFF (`aggregators.inner_sum`)."""
 
@@ -64,6 +66,27 @@ def relative_error(num_clients: int, unit_roundoff: float = UNIT_ROUNDOFF) -> fl
       2 n² u / (1 - n u).
     """
     return 2 * num_clients**2 * unit_roundoff / (1 - num_clients * unit_roundoff)
+
+
+def check_clients_per_round(clients_per_round: float) -> float:
+    """Returns a report goal for which the proof above holds.
+
+    Args:
+      clients_per_round: The number of clients that a round is meant to have.
+
+    Returns:
+      The same number.
+
+    Raises:
+      ValueError: If it is not positive, or above `MAX_CLIENTS`.
+    """
+    return validation.number(
+        "clients_per_round",
+        clients_per_round,
+        above=0,
+        at_most=MAX_CLIENTS,
+        remedy="That sums move by no more than the clip norm is proven up to there.",
+    )
 
 
 def noised_mean(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl.accounting import calibrate, display, guarantee, statement
@@ -260,6 +260,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        headline_caveats: Sequence[str],
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """See the base class."""
@@ -284,6 +285,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
             declared=self.schema,
             observed=seen,
             vocabulary_source=vocabulary_source,
+            headline_caveats=headline_caveats,
             not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tff_dpftrl.accounting import statement
@@ -149,6 +149,7 @@ class PrivacyPlan(abc.ABC):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        headline_caveats: Sequence[str],
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """The statement of what was run, for the participation that was observed.
@@ -157,6 +158,7 @@ class PrivacyPlan(abc.ABC):
           seen: Rounds, stride and participations that the ledger recorded.
           parameters: What else the run depended on.
           vocabulary_source: Where the vocabulary came from; None if there is none.
+          headline_caveats: What nobody should quote epsilon without.
           charge_all_rounds: Whether all declared rounds are charged, not only those that
             were run; necessary if the data may have decided when it ended.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl.accounting import dp_fedavg, statement
@@ -154,6 +154,7 @@ class SampledPlan(privacy.PrivacyPlan):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        headline_caveats: Sequence[str],
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """See the base class."""
@@ -184,6 +185,7 @@ class SampledPlan(privacy.PrivacyPlan):
             num_users=self.num_clients,
             seed_is_known=self.deterministic_seed is not None,
             vocabulary_source=vocabulary_source,
+            headline_caveats=headline_caveats,
             not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
         )
 

@@ -7,7 +7,8 @@ weights are released.
 
 Example:
   ```
-  manager = CommittedStateManager(folder, schema)
+  manager = CommittedStateManager(
+      folder, schema, binding=str(aggregator.guarantee(schema, delta)))
   source = cohort_source.CohortDataSource.from_client_data(
       client_data, sampler, on_cohort=manager.begin_round)
   asyncio.run(tff.learning.programs.train_model(
@@ -68,7 +69,7 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         folder: str | os.PathLike[str],
         declared: schema_lib.MinSep,
         *,
-        binding: str = "",
+        binding: str,
         budget_guard: ledger.BudgetGuard | None = None,
     ):
         """Opens the folder, or makes it.
@@ -76,8 +77,9 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         Args:
           folder: Folder of one run.
           declared: The participation schema that the run promises.
-          binding: A digest of the options of the run: with another one, or with another
-            version of this package's noise, it cannot go on.
+          binding: What decides the noise and the claim, such as
+            `str(aggregator.guarantee(schema, delta))`: with another one, or with another
+            version of this package's noise, the run cannot go on.
           budget_guard: As for `ledger.Ledger`.
 
         Raises:

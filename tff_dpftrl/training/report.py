@@ -16,6 +16,7 @@ from typing import Any
 from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
 from tff_dpftrl.training import config as config_lib
@@ -142,6 +143,7 @@ def write(
         rounds.observed(),
         parameters=_parameters(config, known.facts["user_unit"]),
         vocabulary_source=known.facts["vocabulary_source"],
+        headline_caveats=_headline_caveats(config),
         # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
         # depends on the data: then all rounds are charged that it might have run.
         charge_all_rounds=config.stop_at_accuracy is not None or ended is None,
@@ -194,6 +196,10 @@ def _parameters(
     return parameters
 
 
+def _headline_caveats(config: config_lib.TrainingConfig) -> tuple[str, ...]:
+    return (sentences.PRIVATE_VOCABULARY,) if config.vocabulary == "private" else ()
+
+
 def _title(config: config_lib.TrainingConfig, statement: statement_lib.PrivacyStatement) -> str:
     promised = (
         f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
@@ -201,7 +207,7 @@ def _title(config: config_lib.TrainingConfig, statement: statement_lib.PrivacySt
         else "no privacy guarantee"
     )
     if statement.has_guarantee and statement.headline_caveats:
-        promised += ", which protects nobody for certain: see privacy_statement.md"
+        promised += ", with a caveat: see privacy_statement.md"
     return f"{pathlib.PurePath(config.data).name}: {statement.mechanism}, {promised}"
 
 
