@@ -3,7 +3,8 @@
 The commands (`account`, `calibrate`, `compare`, `optimize`, `plan`, `train`), the planner and
 the Python API all build a named mechanism here, with the same defaults: one name, one
 participation schema and one noise multiplier are one ε. To add a mechanism, add a row to
-`MECHANISMS`.
+`MECHANISMS`; a new class of strategies also has to be known to `serialization`, and noise of a
+new kind to `private_round.noise_stream`.
 
 The defaults, with their reasons in `defaults`: a BLT has the least MaxLoss, as many buffers as
 still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep bands, a

@@ -1,4 +1,7 @@
-"""Standard Gaussians from a seed: the draws that all noise is made of."""
+"""Standard Gaussians from a seed: the draws that all noise is made of.
+
+Whoever changes them raises `private_round.NOISE_VERSION`.
+"""
 
 from __future__ import annotations
 

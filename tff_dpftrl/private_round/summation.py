@@ -46,7 +46,7 @@ import tensorflow as tf
 from tff_dpftrl import validation
 
 DTYPE = tf.float64
-"""In what updates are clipped, summed and noised, here and in TFF (`aggregators.inner_sum`)."""
+"""In what clipped updates are summed and noised, here and in TFF (`aggregators.inner_sum`)."""
 
 UNIT_ROUNDOFF = 2.0**-53
 """u, of `DTYPE`."""
