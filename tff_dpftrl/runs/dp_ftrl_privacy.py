@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl.accounting import calibrate, display, guarantee, statement
+from tff_dpftrl.accounting import calibrate, guarantee, statement
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.participation import cohorts, ledger, observed
+from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy
 
@@ -197,20 +197,9 @@ class DpFtrlPlan(privacy.PrivacyPlan):
             delta=self.delta,
         )
 
-    def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
+    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
         """See the base class."""
-        if max_epsilon is None:
-            return None
-
-        def guard(seen: observed.ObservedParticipation) -> str | None:
-            epsilon = self._claim(seen.as_schema()).epsilon
-            if epsilon <= max_epsilon:
-                return None
-            return (
-                f"epsilon would be {display.round_up(epsilon)}, above max_epsilon={max_epsilon:g}."
-            )
-
-        return guard
+        return self._claim(seen.as_schema()).epsilon
 
     def noise_to_signal(self, num_parameters: int) -> float:
         """See the base class: the noise of the last prefix sum, row n - 1 of B = A C⁻¹.

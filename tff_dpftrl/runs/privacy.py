@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tff_dpftrl.accounting import statement
+from tff_dpftrl.accounting import display, statement
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -122,8 +122,23 @@ class PrivacyPlan(abc.ABC):
         """ε at δ of the models of the first `rounds_done` rounds; None without guarantee."""
 
     @abc.abstractmethod
+    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
+        """ε at δ of the rounds that were observed; inf without guarantee."""
+
     def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
         """The ledger's last check before a round begins, on what it has observed."""
+        if max_epsilon is None:
+            return None
+
+        def guard(seen: observed.ObservedParticipation) -> str | None:
+            epsilon = self.epsilon_of(seen)
+            if epsilon <= max_epsilon:
+                return None
+            return (
+                f"epsilon would be {display.round_up(epsilon)}, above max_epsilon={max_epsilon:g}."
+            )
+
+        return guard
 
     @abc.abstractmethod
     def noise_to_signal(self, num_parameters: int) -> float:

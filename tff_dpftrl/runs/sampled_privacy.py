@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_dpftrl.accounting import dp_fedavg, statement
-from tff_dpftrl.participation import cohorts, ledger, observed
+from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy
 
@@ -119,18 +119,10 @@ class SampledPlan(privacy.PrivacyPlan):
             return None
         return _epsilon(self.sampling_probability, self.noise_multiplier, rounds_done, self.delta)
 
-    def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
-        """See the base class; only the number of rounds counts."""
-        if max_epsilon is None:
-            return None
-
-        def guard(seen: observed.ObservedParticipation) -> str | None:
-            epsilon = self.epsilon_after(seen.num_rounds)
-            if epsilon is not None and epsilon <= max_epsilon:
-                return None
-            return f"epsilon would be {epsilon}, above max_epsilon={max_epsilon:g}."
-
-        return guard
+    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
+        """See the base class."""
+        epsilon = self.epsilon_after(seen.num_rounds)
+        return math.inf if epsilon is None else epsilon
 
     def noise_to_signal(self, num_parameters: int) -> float:
         """See the base class: z √(d n) over the n rounds' expected clients."""
