@@ -92,17 +92,14 @@ class DpFtrlPrivacy:
         )
 
     def _schema(self, num_clients: int) -> schema_lib.MinSep:
-        feasible = cohorts.largest_feasible_min_sep(num_clients, self.clients_per_round)
-        if feasible < 1:
-            raise ValueError(
-                f"clients_per_round={self.clients_per_round} exceeds the {num_clients} training "
-                f"users: lower it to {num_clients} or less."
-            )
-        min_sep = min(feasible, self.num_rounds) if self.min_sep is None else self.min_sep
-        participations = self.max_participations
-        if participations is None:
-            participations = -(-self.num_rounds // min_sep)
-        return schema_lib.MinSep(self.num_rounds, min_sep, participations)
+        privacy.check_population(num_clients, self.clients_per_round)
+        min_sep = self.min_sep
+        if min_sep is None:
+            feasible = cohorts.largest_feasible_min_sep(num_clients, self.clients_per_round)
+            min_sep = min(feasible, self.num_rounds)
+        if self.max_participations is None:
+            return schema_lib.MinSep.as_many_as_fit(self.num_rounds, min_sep)
+        return schema_lib.MinSep(self.num_rounds, min_sep, self.max_participations)
 
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
         """The strategy of the whole run, restarts included."""

@@ -31,6 +31,23 @@ momentum learned well at 0.1; from 0.2 on their loss was above that of a uniform
 """
 
 
+def check_population(num_clients: int, clients_per_round: int) -> None:
+    """Refuses a cohort that is larger than the population.
+
+    Args:
+      num_clients: Number of training users.
+      clients_per_round: Size of a cohort, the expected one if it is sampled.
+
+    Raises:
+      ValueError: If it is.
+    """
+    if clients_per_round > num_clients:
+        raise ValueError(
+            f"clients_per_round={clients_per_round} exceeds the {num_clients} training "
+            f"users: lower it to {num_clients} or less."
+        )
+
+
 class Privacy(Protocol):
     """The privacy that a run asks for, before its population is known."""
 

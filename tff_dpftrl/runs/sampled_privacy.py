@@ -40,11 +40,7 @@ class SampledPrivacy:
 
     def check(self, num_clients: int) -> None:
         """See `privacy.Privacy`."""
-        if self.clients_per_round > num_clients:
-            raise ValueError(
-                f"clients_per_round={self.clients_per_round} exceeds the {num_clients} training "
-                f"users: lower it to {num_clients} or less."
-            )
+        privacy.check_population(num_clients, self.clients_per_round)
 
     def plan(self, num_clients: int, num_parameters: int) -> SampledPlan:
         """See `privacy.Privacy`; the number of parameters does not matter."""
