@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2
-from tensorflow_federated.python.core.impl.executors import remote_executor, value_serialization
 
-from tff_dpftrl.execution import state_transfer
+from tff_dpftrl.execution import state_transfer, tff_private
 
 
 @pytest.fixture
@@ -54,9 +52,9 @@ def test_message_is_the_one_tff_builds(placement):
         value_type = tff.FederatedType(value_type, placement)
     elif placement is tff.CLIENTS:
         value, value_type = [value, value], tff.FederatedType(value_type, placement)
-    message = executor_pb2.Value()
+    message = tff_private.executor_pb2.Value()
     state_transfer._fill(message, value, value_type)
-    assert message == value_serialization.serialize_value(value, value_type)[0]
+    assert message == tff_private.value_serialization.serialize_value(value, value_type)[0]
 
 
 def test_values_survive_the_round_trip(installed):
@@ -75,21 +73,23 @@ def test_values_survive_the_round_trip(installed):
 
 def test_wrong_length_is_refused():
     with pytest.raises(TypeError, match="3 elements"):
-        state_transfer._fill(executor_pb2.Value(), [1, 2, 3], tff.to_type([np.int32, np.int32]))
+        state_transfer._fill(
+            tff_private.executor_pb2.Value(), [1, 2, 3], tff.to_type([np.int32, np.int32])
+        )
 
 
 def test_clients_without_a_list_are_refused():
     with pytest.raises(TypeError, match="must be a list"):
         state_transfer._fill(
-            executor_pb2.Value(), np.int32(1), tff.FederatedType(np.int32, tff.CLIENTS)
+            tff_private.executor_pb2.Value(), np.int32(1), tff.FederatedType(np.int32, tff.CLIENTS)
         )
 
 
 def test_other_releases_of_tff_are_left_alone(monkeypatch):
-    before = remote_executor.RemoteExecutor.create_value
+    before = tff_private.remote_executor.RemoteExecutor.create_value
     monkeypatch.setattr(tff, "__version__", "0.88.0")
     assert not state_transfer.install_fast_state_transfer()
-    assert remote_executor.RemoteExecutor.create_value is before
+    assert tff_private.remote_executor.RemoteExecutor.create_value is before
 
 
 if __name__ == "__main__":

@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2
-from tensorflow_federated.python.core.impl.compiler import array as tff_array
-from tensorflow_federated.python.core.impl.executors import remote_executor, value_serialization
-from tensorflow_federated.python.core.impl.types import type_serialization
 
-_TFF_VERSION = "0.87.0"
-_original_create_value = remote_executor.RemoteExecutor.create_value
+from tff_dpftrl.execution import tff_private
+
+_original_create_value = tff_private.remote_executor.RemoteExecutor.create_value
 
 
 def install_fast_state_transfer() -> bool:
@@ -31,15 +28,15 @@ def install_fast_state_transfer() -> bool:
     Returns:
       Whether it is in effect.
     """
-    if tff.__version__ != _TFF_VERSION:
+    if not tff_private.is_tested_version():
         return False
-    remote_executor.RemoteExecutor.create_value = _create_value
+    tff_private.remote_executor.RemoteExecutor.create_value = _create_value
     return True
 
 
 def uninstall_fast_state_transfer() -> None:
     """Undoes `install_fast_state_transfer`."""
-    remote_executor.RemoteExecutor.create_value = _original_create_value
+    tff_private.remote_executor.RemoteExecutor.create_value = _original_create_value
 
 
 async def _create_value(executor, value: Any, type_spec: tff.Type | None = None):
@@ -47,16 +44,16 @@ async def _create_value(executor, value: Any, type_spec: tff.Type | None = None)
     if executor._stream_structs or not isinstance(type_spec, tff.FederatedType | tff.StructType):
         return await _original_create_value(executor, value, type_spec)
     executor._check_has_executor_id()
-    request = executor_pb2.CreateValueRequest(executor=executor._executor_id)
+    request = tff_private.executor_pb2.CreateValueRequest(executor=executor._executor_id)
     _fill(request.value, value, type_spec)
     response = executor._stub.create_value(request)
-    return remote_executor.RemoteValue(response.value_ref, type_spec, executor)
+    return tff_private.remote_executor.RemoteValue(response.value_ref, type_spec, executor)
 
 
-def _fill(message: executor_pb2.Value, value: Any, type_spec: tff.Type) -> None:
+def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff.Type) -> None:
     """Writes `value` into an empty message, without intermediate messages."""
     if isinstance(type_spec, tff.FederatedType):
-        type_message = type_serialization.serialize_type(type_spec).federated
+        type_message = tff_private.type_serialization.serialize_type(type_spec).federated
         message.federated.type.CopyFrom(type_message)
         members = [value] if type_spec.all_equal else value
         if not isinstance(members, list):
@@ -77,11 +74,11 @@ def _fill(message: executor_pb2.Value, value: Any, type_spec: tff.Type) -> None:
             _fill(element_message.value, element, element_type)
     elif _is_large_array(value, type_spec):
         empty = np.zeros([0], value.dtype)
-        message.array.CopyFrom(tff_array.to_proto_content(empty))
+        message.array.CopyFrom(tff_private.array.to_proto_content(empty))
         message.array.shape.dim[:] = value.shape
         message.array.content = value.tobytes()
     else:
-        message.CopyFrom(value_serialization.serialize_value(value, type_spec)[0])
+        message.CopyFrom(tff_private.value_serialization.serialize_value(value, type_spec)[0])
 
 
 def _is_large_array(value: Any, type_spec: tff.Type) -> bool:
