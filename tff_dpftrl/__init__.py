@@ -63,6 +63,7 @@ _MODULE_OF = {
     "FixedDenominator": "private_round.estimators",
     "ClippedDenominator": "private_round.estimators",
     "check_process": "aggregators.check_process",
+    "compile_process": "execution.compiled_process",
     "build_dp_fedavg": "learning.dp_fedavg",
     "build_dp_fedsgd": "learning.dp_fedavg",
 }

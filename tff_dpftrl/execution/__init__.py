@@ -1,4 +1,4 @@
-"""Where TFF computations run: contexts, transfer of state, the life of worker processes.
+"""Where rounds run: compiled in this process, or in TFF's contexts.
 
 A program chooses once, at its entry point, where its computations run:
 
@@ -14,7 +14,12 @@ import importlib
 from typing import Any
 
 _HOME_OF = {
+    "ClientRunner": "client_part",
+    "CompiledProcess": "compiled_process",
+    "NotCompilableError": "compiled_process",
+    "ThreadedClients": "client_part",
     "check_secure_sums": "contexts",
+    "compile_process": "compiled_process",
     "install_fast_state_transfer": "state_transfer",
     "local": "contexts",
     "secure_sum_simulation": "contexts",

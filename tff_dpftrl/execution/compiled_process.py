@@ -1,0 +1,314 @@
+"""Rounds of a TFF process as plain TensorFlow functions in this process.
+
+TFF's executor sends the state of a process to a worker and back in every round, and runs
+every client through layers of its own. A process that can be written as a `MapReduceForm`
+needs none of it: what clients and server compute are TensorFlow graphs, which are taken
+out of the process once and called directly. The state stays where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.execution import client_part, graph_function, leaves
+
+
+class NotCompilableError(ValueError):
+    """A process that can only be run by TFF."""
+
+
+def compile_process(
+    process: tff.templates.IterativeProcess,
+    *,
+    dataset_fn: Callable[[Any], Any] | None = None,
+    tensor_spec: Any = None,
+    clients: client_part.ClientRunner | None = None,
+) -> CompiledProcess:
+    """Compiles a process, so that its rounds run in this Python process.
+
+    For every process that has a `tff.backends.mapreduce.MapReduceForm`: ours, TFF's
+    federated averaging and its relatives, with any aggregator but those of several
+    phases. Sums that would be secure are computed in the clear, as in TFF's test context:
+    for simulations only. It takes one to two seconds, and starts no worker of TFF's.
+
+    Example:
+      ```
+      process = tff_dpftrl.compile_process(process)
+      state = process.initialize()
+      state = process.next(state, client_datasets).state
+      ```
+
+    How many clients work at the same time changes no bit of a round. The noise differs
+    from that of TFF's worker in the last bits: go on with a run in the engine that it
+    began with.
+
+    Args:
+      process: The process.
+      dataset_fn: From a structure of a client's tensors to its dataset (or structure of
+        datasets), traced once; `next` then takes such tensors instead of datasets, and
+        no pipeline is built in Python for each client.
+      tensor_spec: Structure of `tf.TensorSpec` of those tensors, for `dataset_fn`.
+      clients: Runs the clients; in this process, one for each core at a time, if None.
+
+    Returns:
+      The process, with methods of the same names, arguments and results.
+
+    Raises:
+      NotCompilableError: If the process has no MapReduceForm, or keeps state in
+        TensorFlow resources that clients would share.
+      ValueError: If `dataset_fn` does not make the process's datasets, or only one of it
+        and `tensor_spec` is given.
+    """
+    if (dataset_fn is None) != (tensor_spec is None):
+        raise ValueError("dataset_fn and tensor_spec belong together: give both or none.")
+    if clients is None:
+        clients = client_part.ThreadedClients(len(os.sched_getaffinity(0)))
+    data_type = leaves.member(process.next.type_signature.parameter[1])
+    data = None if dataset_fn is None else _data_graph(dataset_fn, tensor_spec, data_type)
+    # Grappler would lower loops to a form that cannot be called in a `tf.function`.
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    try:
+        return CompiledProcess(process, _Form.of(process, config), data, tensor_spec, clients)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise NotCompilableError(
+            f"The process cannot be compiled, and has to be run by TFF: {error}"
+        ) from error
+
+
+class CompiledProcess:
+    """A process whose rounds run in this Python process; `compile_process` makes it.
+
+    It has the methods of a `tff.learning.templates.LearningProcess`. A state is in the same
+    containers, with `tf.Tensor`s as leaves, and may be given with NumPy arrays; metrics are
+    NumPy's.
+    """
+
+    def __init__(
+        self,
+        process: tff.templates.IterativeProcess,
+        form: _Form,
+        data: graph_function.GraphFunction | None,
+        tensor_spec: Any,
+        clients: client_part.ClientRunner,
+    ):
+        """As `compile_process`, of which it is a part."""
+        self._process = process
+        self._tensor_spec = tensor_spec
+        self._runner = clients
+        self._state_type, self._data_type = map(
+            leaves.member, process.next.type_signature.parameter
+        )
+        self._result_type = process.next.type_signature.result
+        self._clients = client_part.ClientFunctions(form.client_part(data))
+        self._initialize = _local(form.initialize)
+        self._prepare = _local(form.round.prepare)
+        self._finish = form.server_function(self._clients.sum_specs)
+
+    def initialize(self) -> Any:
+        """Returns a first state; what is random in it is drawn anew at every call."""
+        return leaves.pack(self._initialize(), self._state_type)
+
+    def next(self, state: Any, client_data: Sequence[Any]) -> Any:
+        """Runs a round.
+
+        Args:
+          state: What `initialize` or an earlier round returned, or NumPy arrays in the
+            same containers.
+          client_data: A value for each client: a dataset, a list of elements, tensors, or
+            a structure of those, as the process takes it; or what `dataset_fn` takes.
+
+        Returns:
+          What the process returns: new state and metrics, for a learning process.
+
+        Raises:
+          ValueError: If an argument is not of the process's type.
+          tf.errors.OpError: If a computation fails.
+        """
+        if not isinstance(client_data, list | tuple):
+            raise ValueError(
+                f"client_data must be a list with a value for each client, got {type(client_data)}."
+            )
+        state_leaves = leaves.flatten(state, self._state_type, "state")
+        clients = [
+            functools.partial(self._client_leaves, value, f"client_data[{index}]")
+            for index, value in enumerate(client_data)
+        ]
+        broadcast = self._prepare(*state_leaves)
+        total = self._runner.sum(self._clients, clients, broadcast)
+        results = self._finish(*state_leaves, *total)
+        (state_name, state_type), (output_name, output_type) = [
+            (name, leaves.member(type_spec))
+            for name, type_spec in tff.structure.iter_elements(self._result_type)
+        ]
+        split = len(leaves.specs(state_type))
+        new_state = leaves.pack(results[:split], state_type)
+        output = leaves.to_numpy(leaves.pack(results[split:], output_type))
+        container = self._result_type.python_container or tuple
+        if state_name is None:
+            return container([new_state, output])
+        return container(**{state_name: new_state, output_name: output})
+
+    def _client_leaves(self, value: Any, name: str) -> Sequence[tf.Tensor]:
+        if self._tensor_spec is None:
+            return leaves.flatten(value, self._data_type, name)
+        tf.nest.assert_same_structure(value, self._tensor_spec)
+        return [
+            tf.convert_to_tensor(leaf, spec.dtype)
+            for leaf, spec in zip(
+                tf.nest.flatten(value), tf.nest.flatten(self._tensor_spec), strict=True
+            )
+        ]
+
+    def get_model_weights(self, state: Any) -> Any:
+        """The model's weights in a state, as tensors; for learning processes."""
+        return self._call("get_model_weights", state)
+
+    def set_model_weights(self, state: Any, model_weights: Any) -> Any:
+        """A state with other model weights; for learning processes."""
+        return self._call("set_model_weights", state, model_weights)
+
+    def get_hparams(self, state: Any) -> Any:
+        """The hyperparameters in a state; for learning processes."""
+        return self._call("get_hparams", state)
+
+    def set_hparams(self, state: Any, hparams: Any) -> Any:
+        """A state with other hyperparameters; for learning processes."""
+        return self._call("set_hparams", state, hparams)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        computation, function = self._unplaced(name)
+        parameter = computation.type_signature.parameter
+        types = [parameter] if len(arguments) == 1 else list(parameter)
+        flat = [
+            leaf
+            for argument, type_spec in zip(arguments, types, strict=True)
+            for leaf in leaves.flatten(argument, type_spec, f"argument of {name}")
+        ]
+        return leaves.pack(function(*flat), computation.type_signature.result)
+
+    @functools.cache  # noqa: B019 - as long as the process lives
+    def _unplaced(self, name: str) -> tuple[tff.Computation, Callable[..., Any]]:
+        computation = getattr(self._process, name)
+        return computation, _local(computation)
+
+    def close(self) -> None:
+        """Ends the threads or workers of the clients; no round can follow."""
+        self._runner.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """A process taken apart: what TFF calls the MapReduceForm, and the initialisation."""
+
+    initialize: tff.Computation
+    round: tff.backends.mapreduce.MapReduceForm
+
+    @classmethod
+    def of(cls, process: tff.templates.IterativeProcess, config: tf.compat.v1.ConfigProto) -> _Form:
+        mapreduce = tff.backends.mapreduce
+        return cls(
+            mapreduce.get_state_initialization_computation(process.initialize, config),
+            mapreduce.get_map_reduce_form_for_computation(process.next, config),
+        )
+
+    @property
+    def _secure_types(self) -> list[tff.Type]:
+        """Types of what is summed securely: by bit width, by largest input, by modulus."""
+        return list(self.round.work.type_signature.result)[1:]
+
+    def client_part(self, data: graph_function.GraphFunction | None) -> client_part.ClientPart:
+        """What clients compute, with the limits of what they may send."""
+        by_bits, by_input, by_modulus = self._secure_types
+        bits = _limits(self.round.secure_sum_bitwidth, by_bits)
+        inputs = _limits(self.round.secure_sum_max_input, by_input)
+        return client_part.ClientPart(
+            data=data,
+            work=_graph(self.round.work),
+            zero=_graph(self.round.zero),
+            accumulate=_graph(self.round.accumulate),
+            merge=_graph(self.round.merge),
+            num_broadcast=len(leaves.specs(self.round.prepare.type_signature.result)),
+            bounds=(*[2**b - 1 for b in bits], *inputs, *[None] * len(leaves.specs(by_modulus))),
+        )
+
+    def server_function(self, sum_specs: Sequence[tf.TensorSpec]) -> Callable[..., Any]:
+        """From state and sums to new state and output."""
+        report, update = _graph(self.round.report).importer(), _graph(self.round.update).importer()
+        secure_specs = [spec for t in self._secure_types for spec in leaves.specs(t)]
+        moduli = _limits(self.round.secure_modular_sum_modulus, self._secure_types[-1])
+        moduli = [None] * (len(secure_specs) - len(moduli)) + moduli
+        state_specs = leaves.specs(self.round.prepare.type_signature.parameter)
+        num_state, num_plain = len(state_specs), len(sum_specs) - len(secure_specs)
+
+        def finish(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            state, sums = arguments[:num_state], arguments[num_state:]
+            secure = [
+                tf.cast(total if modulus is None else total % modulus, spec.dtype)
+                for total, modulus, spec in zip(sums[num_plain:], moduli, secure_specs, strict=True)
+            ]
+            return update(*state, *report(*sums[:num_plain]), *secure)
+
+        return client_part.traced(finish, [*state_specs, *sum_specs], device=client_part.CPU)
+
+
+def _limits(computation: tff.Computation, summed: tff.Type) -> list[int]:
+    """Values of a computation without arguments, one for each leaf of what is summed."""
+    values = [int(value) for value in _local(computation)()]
+    return [values[i] for i in leaves.spread(computation.type_signature.result, summed)]
+
+
+def _graph(computation: tff.Computation) -> graph_function.GraphFunction:
+    """The graph of a computation that is a TensorFlow graph."""
+    message = tff.framework.ConcreteComputation.get_proto(computation)
+    kind = message.WhichOneof("computation")
+    if kind != "tensorflow":
+        raise graph_function.UnsupportedGraphError(f"a part of it is no TensorFlow but a {kind}.")
+    content = message.tensorflow
+    graph = tf.compat.v1.GraphDef()
+    content.graph_def.Unpack(graph)
+    return graph_function.GraphFunction(
+        graph.SerializeToString(),
+        tuple(_tensor_names(content.parameter)) if content.HasField("parameter") else (),
+        tuple(_tensor_names(content.result)),
+        tuple(leaves.specs(computation.type_signature.parameter)),
+        content.initialize_op,
+    )
+
+
+def _tensor_names(binding: Any) -> list[str]:
+    """Names of a value's leaves; `binding` says where they are in the graph."""
+    match binding.WhichOneof("binding"):
+        case "struct":
+            return [name for element in binding.struct.element for name in _tensor_names(element)]
+        case "tensor":
+            return [binding.tensor.tensor_name]
+        case "sequence":
+            return [binding.sequence.variant_tensor_name]
+        case other:
+            raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
+
+
+def _local(computation: tff.Computation) -> Callable[..., Any]:
+    """A computation of one place as a function of flat tensors, on the CPU."""
+    graph = _graph(computation)
+    return client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
+
+
+def _data_graph(
+    dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff.Type
+) -> graph_function.GraphFunction:
+    """Traces what makes datasets of a client's tensors."""
+
+    def variants(*flat: tf.Tensor) -> list[tf.Tensor]:
+        made = dataset_fn(tf.nest.pack_sequence_as(tensor_spec, flat))
+        return leaves.flatten(made, data_type, "the result of dataset_fn")
+
+    return graph_function.GraphFunction.trace(variants, tf.nest.flatten(tensor_spec))

@@ -1,0 +1,181 @@
+"""Values of TFF types as flat lists of tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+_VARIANT = tf.TensorSpec([], tf.variant)
+
+
+def member(type_spec: tff.Type) -> tff.Type:
+    """The type of one placed value, or the type itself."""
+    return type_spec.member if isinstance(type_spec, tff.FederatedType) else type_spec
+
+
+def specs(type_spec: tff.Type | None) -> list[tf.TensorSpec]:
+    """Specs of the leaves of a type, in TFF's order; a sequence is a variant."""
+    if type_spec is None:
+        return []
+    if isinstance(type_spec, tff.StructType):
+        return [
+            spec for _, element in tff.structure.iter_elements(type_spec) for spec in specs(element)
+        ]
+    if isinstance(type_spec, tff.SequenceType):
+        return [_VARIANT]
+    return [tf.TensorSpec(type_spec.shape, tf.dtypes.as_dtype(type_spec.dtype.type))]
+
+
+def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
+    """Takes a value apart.
+
+    Args:
+      value: As TFF would take it: containers, arrays or tensors, datasets or lists of
+        elements.
+      type_spec: Its type, not federated.
+      name: What the value is, for errors.
+
+    Returns:
+      Its leaves as tensors; nothing is copied that is a tensor of this process already.
+
+    Raises:
+      ValueError: If the value is not of the type; the message says where.
+    """
+    if isinstance(type_spec, tff.SequenceType):
+        return [_dataset_variant(value, type_spec, name)]
+    if isinstance(type_spec, tff.StructType):
+        return _flatten_struct(value, type_spec, name)
+    (spec,) = specs(type_spec)
+    try:
+        tensor = tf.convert_to_tensor(value, spec.dtype)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{name} must be a tensor of type {type_spec}: {error}") from error
+    if not spec.shape.is_compatible_with(tensor.shape):
+        raise ValueError(f"{name} must be of type {type_spec}, got the shape {tensor.shape}.")
+    return [tensor]
+
+
+def _flatten_struct(value: Any, type_spec: tff.StructType, name: str) -> list[tf.Tensor]:
+    elements = list(tff.structure.iter_elements(type_spec))
+    try:
+        given = tff.structure.from_container(value)
+    except TypeError as error:
+        raise ValueError(f"{name} must be of type {type_spec}, got {type(value)}.") from error
+    if len(given) != len(elements):
+        raise ValueError(
+            f"{name} must have {len(elements)} elements, as its type {type_spec}, got {len(given)}."
+        )
+    leaves = []
+    for index, (key, element_type) in enumerate(elements):
+        try:
+            element = given[index if key is None or key not in dir(given) else key]
+        except (AttributeError, KeyError) as error:
+            raise ValueError(f"{name} has no element {key!r}.") from error
+        leaves += flatten(element, element_type, f"{name}.{index if key is None else key}")
+    return leaves
+
+
+def _dataset_variant(value: Any, type_spec: tff.SequenceType, name: str) -> tf.Tensor:
+    if not isinstance(value, tf.data.Dataset):
+        value = _dataset_of_elements(value, type_spec, name)
+    check_elements(value, type_spec, name)
+    return as_variant(value)
+
+
+def check_elements(dataset: tf.data.Dataset, type_spec: tff.SequenceType, name: str) -> None:
+    """Refuses a dataset with other elements than a sequence type's.
+
+    Raises:
+      ValueError: If the type of an element cannot be assigned.
+    """
+    found = tff.types.tensorflow_to_type(dataset.element_spec)
+    if not type_spec.element.is_assignable_from(found):
+        raise ValueError(
+            f"{name} must be a dataset with elements of type {type_spec.element}, got {found}."
+        )
+
+
+def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
+    """A dataset as a tensor, without rewriting and tuning of its pipeline.
+
+    A client reads a handful of batches: to optimise a pipeline and to tune it while it
+    runs takes longer. Elements and their order are the same.
+
+    Args:
+      dataset: A dataset.
+
+    Returns:
+      A scalar variant.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return tf.data.experimental.to_variant(dataset.with_options(options))
+
+
+def _dataset_of_elements(elements: Any, type_spec: tff.SequenceType, name: str) -> tf.data.Dataset:
+    """A dataset of the elements of a list, as TFF makes one too."""
+    if not isinstance(elements, list | tuple):
+        raise ValueError(f"{name} must be a tf.data.Dataset or a list, got {type(elements)}.")
+    element_specs = tff.types.type_to_tf_tensor_specs(type_spec.element)
+    names = f"{name}, element"
+    rows = [
+        flatten(element, type_spec.element, f"{names} {i}") for i, element in enumerate(elements)
+    ]
+    flat_specs = tf.nest.flatten(element_specs)
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter([tuple(row) for row in rows]), output_signature=tuple(flat_specs)
+    )
+    return dataset.map(lambda *row: tf.nest.pack_sequence_as(element_specs, row))
+
+
+def pack(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
+    """Puts leaves together again.
+
+    Args:
+      tensors: One for each of `specs(type_spec)`.
+      type_spec: The type, not federated.
+
+    Returns:
+      A value in the Python containers of the type.
+    """
+    remaining = iter(tensors)
+
+    def build(element: tff.Type) -> Any:
+        if isinstance(element, tff.StructType):
+            return tff.structure.Struct(
+                [(key, build(inner)) for key, inner in tff.structure.iter_elements(element)]
+            )
+        return next(remaining)
+
+    return tff.types.type_to_py_container(build(type_spec), type_spec)
+
+
+def to_numpy(value: Any) -> Any:
+    """The same containers with NumPy arrays and scalars, as TFF returns them."""
+    return tf.nest.map_structure(lambda leaf: leaf.numpy(), value)
+
+
+def spread(type_spec: tff.Type, over: tff.Type) -> list[int]:
+    """Positions of leaves of `type_spec`, one for each leaf of `over`.
+
+    A leaf of `type_spec` stands for all leaves of what `over` has in its place, as one
+    modulus does for a sum of several tensors.
+    """
+    position = iter(range(len(specs(type_spec))))
+
+    def visit(element: tff.Type, other: tff.Type) -> list[int]:
+        if not isinstance(element, tff.StructType):
+            return [next(position)] * len(specs(other))
+        inner = tff.structure.iter_elements(element)
+        others = tff.structure.iter_elements(other)
+        return [
+            index
+            for (_, one), (_, another) in zip(inner, others, strict=True)
+            for index in visit(one, another)
+        ]
+
+    return visit(type_spec, over)
