@@ -138,6 +138,58 @@ def test_cross_entropy_agrees_with_tensorflow():
     np.testing.assert_allclose(gradients[0], gradients[1], atol=1e-6)
 
 
+@pytest.mark.parametrize("integer", [tf.int32, tf.int64])
+def test_cross_entropy_has_the_gradient_of_finite_differences(integer):
+    rng = np.random.default_rng(3)
+    logits = tf.constant(rng.normal(0, 2, [4, _SIZE]))
+    targets = tf.constant([3, 3, 0, 9], integer)
+
+    def function(logits):
+        return tf.sin(metrics.cross_entropy(logits, targets))
+
+    (found,), (expected,) = tf.test.compute_gradient(function, [logits], delta=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-8)
+
+
+def test_cross_entropy_of_extreme_scores():
+    rows = [[1000.0, 0.0], [-1000.0, 0.0], [-np.inf, 0.0], [0.0, -np.inf], [np.inf, 0.0]]
+    logits = tf.constant(rows)
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        losses = metrics.cross_entropy(logits, tf.zeros([5], tf.int32))
+    np.testing.assert_array_equal(losses, [0, 1000, np.inf, 0, np.nan])
+    gradients = tape.gradient(losses, logits)
+    np.testing.assert_array_equal(gradients[:4], [[0, 0], [-1, 1], [-1, 1], [0, 0]])
+
+
+def test_cross_entropy_of_nothing_has_a_gradient():
+    logits = tf.zeros([0, _SIZE])
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        losses = metrics.cross_entropy(logits, tf.zeros([0], tf.int32))
+    assert losses.shape == [0]
+    assert tape.gradient(losses, logits).shape == [0, _SIZE]
+
+
+def test_cross_entropy_can_be_vectorised():
+    rng = np.random.default_rng(4)
+    logits = tf.constant(rng.normal(0, 3, [2, 6, _SIZE]), tf.float32)
+    targets = tf.constant(rng.integers(0, _SIZE, [2, 6]), tf.int32)
+
+    def losses_and_gradient(arguments):
+        logits, targets = arguments
+        with tf.GradientTape() as tape:
+            tape.watch(logits)
+            losses = metrics.cross_entropy(logits, targets)
+        return losses, tape.gradient(losses, logits)
+
+    found = tf.vectorized_map(losses_and_gradient, (logits, targets), fallback_to_while_loop=False)
+    for index in range(2):
+        expected = losses_and_gradient((logits[index], targets[index]))
+        for x, y in zip(found, expected, strict=True):
+            np.testing.assert_allclose(x[index], y, rtol=1e-6, atol=1e-6)
+
+
 def test_values_are_compared_in_legacy_graphs():
     logits = np.eye(_SIZE, dtype=np.float32)
     targets = np.arange(_SIZE, dtype=np.int32)

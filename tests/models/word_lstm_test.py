@@ -76,9 +76,9 @@ def test_later_words_do_not_matter():
     assert np.abs(logits[:, 3:] - other[:, 3:]).max() > 1e-3
 
 
-def test_gradients_reach_every_weight_and_are_right():
-    model = dataclasses.replace(_SMALL, tie_embeddings=False)
-    weights = [tf.constant(w) for w in _noisy_weights(model)]
+@pytest.mark.parametrize("model", _VARIANTS)
+def test_gradients_reach_every_weight_and_are_right(model):
+    weights = [tf.constant(w, tf.float64) for w in _noisy_weights(model)]
 
     def total(weights):
         return tf.reduce_sum(tf.sin(model.compact_logits(weights, _WORDS)[0]))
@@ -86,20 +86,31 @@ def test_gradients_reach_every_weight_and_are_right():
     with tf.GradientTape() as tape:
         tape.watch(weights)
         loss = total(weights)
-    gradients = [tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]
+    gradients = tape.gradient(loss, weights)
     rng = np.random.default_rng(1)
     for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
-        direction = rng.normal(size=weight.shape).astype(np.float32)
+        direction = rng.normal(size=weight.shape)
         direction /= np.linalg.norm(direction)
-        step = 1e-2
+        step = 1e-5
         ends = []
         for sign in (1, -1):
             moved = list(weights)
             moved[index] = weight + sign * step * direction
             ends.append(float(total(moved)))
         slope = (ends[0] - ends[1]) / (2 * step)
-        assert slope == pytest.approx(float(tf.reduce_sum(gradient * direction)), abs=5e-3)
+        assert slope == pytest.approx(float(tf.reduce_sum(gradient * direction)), abs=1e-7)
         assert np.abs(gradient).max() > 1e-3
+
+
+@pytest.mark.parametrize("words", [np.zeros([3, 5], np.int32), np.zeros([0, 5], np.int32)])
+def test_nothing_to_score_has_no_gradient(words):
+    weights = [tf.constant(w) for w in _noisy_weights(_SMALL)]
+    with tf.GradientTape() as tape:
+        tape.watch(weights)
+        scores, positions = _SMALL.compact_logits(weights, words)
+    assert scores.shape == [0, 11] and positions.shape == [0]
+    for weight, gradient in zip(weights, tape.gradient(scores, weights), strict=True):
+        np.testing.assert_array_equal(gradient, np.zeros_like(weight))
 
 
 def test_the_papers_sizes():

@@ -52,21 +52,39 @@ def zero_counts() -> Counts:
 def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     """Returns minus the log-probability of each target.
 
-    On a CPU it takes half the time of TensorFlow's
-    `sparse_softmax_cross_entropy_with_logits`, in both directions, to the same
-    precision; that was a third of a training step.
+    It goes over the scores less often than TensorFlow's own
+    `sparse_softmax_cross_entropy_with_logits` does on a CPU, in both directions, to the
+    same precision, and has a first derivative only.
 
     Args:
-      logits: Scores, float32, shape [n, V].
+      logits: Scores, floating, shape [n, V].
       targets: Ids, integer, shape [n].
 
     Returns:
-      Cross-entropies in nats, float32, shape [n].
+      Cross-entropies in nats, of the scores' dtype, shape [n].
     """
-    # Not `tf.gather(..., batch_dims=1)`, whose gradient fails for n = 0.
-    rows = tf.range(tf.shape(targets, out_type=targets.dtype)[0])
-    own = tf.gather_nd(logits, tf.stack([rows, targets], axis=1))
-    return tf.reduce_logsumexp(logits, axis=1) - own
+    targets = tf.cast(targets, tf.int32)
+
+    @tf.custom_gradient
+    def run(logits):
+        # Not `tf.gather(..., batch_dims=1)`, which fails for n = 0 in a gradient.
+        indices = tf.stack([tf.range(tf.shape(targets)[0]), targets], axis=1)
+        own = tf.gather_nd(logits, indices)
+        largest = tf.reduce_max(logits, axis=1)
+        # A difference of infinities would be no number.
+        largest = tf.where(tf.math.is_finite(largest), largest, tf.zeros_like(largest))
+        exponentials = tf.exp(logits - largest[:, None])
+        total = tf.reduce_sum(exponentials, axis=1)
+        losses = tf.math.log(total) + largest - own
+
+        def gradient(weights):
+            # The probabilities, less 1 at the target.
+            softmax = exponentials * (weights / total)[:, None]
+            return tf.tensor_scatter_nd_update(softmax, indices, tf.math.expm1(-losses) * weights)
+
+        return losses, gradient
+
+    return run(logits)
 
 
 def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model
+from tff_dpftrl.models import language_model, layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +100,22 @@ class WordLstm(language_model.LanguageModel):
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
         """Returns scores of every next word at every position, as the base class says."""
         named = self._named(weights)
-        outputs = self._outputs(named, words)
-        scores = self._scores(named, tf.reshape(outputs, [-1, self.embedding_size]))
+        states = self._hidden_states(named, words)
+        states = tf.reshape(states, [self.sequence_length, -1, self.state_size])
+        states = tf.reshape(tf.transpose(states, [1, 0, 2]), [-1, self.state_size])
+        scores = self._scores(named, states)
         return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
 
     def compact_logits(
         self, weights: Sequence[tf.Tensor], words: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns scores without padding, which the largest product never sees."""
+        """Returns scores without padding, which the largest products never see."""
         named = self._named(weights)
         positions = language_model.word_positions(words)
-        outputs = tf.reshape(self._outputs(named, words), [-1, self.embedding_size])
-        return self._scores(named, tf.gather(outputs, positions)), positions
+        states = self._hidden_states(named, words)
+        rows, steps = positions // self.sequence_length, positions % self.sequence_length
+        batch_size = tf.shape(words, out_type=positions.dtype)[0]
+        return self._scores(named, tf.gather(states, steps * batch_size + rows)), positions
 
     def _named(self, weights: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         named = dict(zip(self.weight_shapes, weights, strict=True))
@@ -121,8 +125,8 @@ class WordLstm(language_model.LanguageModel):
                     named[name] = tf.math.l2_normalize(named[name], axis=1)
         return named
 
-    def _outputs(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns what the projection puts out, shape [batch, T, E]."""
+    def _hidden_states(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        """Returns the LSTM's states, shape [T · batch, H], all of the first step first."""
         words = tf.convert_to_tensor(words)
         if words.shape[1] != self.sequence_length:
             raise ValueError(
@@ -130,28 +134,17 @@ class WordLstm(language_model.LanguageModel):
                 "sequences of the model's sequence_length."
             )
         # Time comes first, and one product makes the inputs of all steps.
-        inputs = tf.reshape(
-            tf.gather(named["embedding"], tf.transpose(words)), [-1, self.embedding_size]
-        )
-        gates = tf.matmul(inputs, named["input_kernel"]) + named["gate_bias"]
+        inputs = layers.lookup(named["embedding"], tf.reshape(tf.transpose(words), [-1]))
+        gates = tf.nn.bias_add(tf.matmul(inputs, named["input_kernel"]), named["gate_bias"])
         gates = tf.reshape(gates, [self.sequence_length, -1, self._num_gates * self.state_size])
-        hidden = cell = tf.zeros([tf.shape(words)[0], self.state_size])
-        states = []
-        for gate_inputs in tf.unstack(gates, num=self.sequence_length):
-            gate_inputs += tf.matmul(hidden, named["recurrent_kernel"])
-            *forget, enter, leave, new = tf.split(gate_inputs, self._num_gates, axis=1)
-            enter = tf.sigmoid(enter)
-            keep = 1.0 - enter if self.couple_gates else tf.sigmoid(forget[0])
-            cell = keep * cell + enter * tf.tanh(new)
-            hidden = tf.sigmoid(leave) * tf.tanh(cell)
-            states.append(hidden)
-        states = tf.reshape(tf.stack(states, axis=1), [-1, self.state_size])
-        outputs = tf.matmul(states, named["projection"])
-        return tf.reshape(outputs, [-1, self.sequence_length, self.embedding_size])
+        states = layers.lstm(gates, named["recurrent_kernel"], couple_gates=self.couple_gates)
+        return tf.reshape(states, [-1, self.state_size])
 
-    def _scores(self, named: dict[str, tf.Tensor], outputs: tf.Tensor) -> tf.Tensor:
+    def _scores(self, named: dict[str, tf.Tensor], states: tf.Tensor) -> tf.Tensor:
+        outputs = tf.matmul(states, named["projection"])
         embedding = named["embedding" if self.tie_embeddings else "output_embedding"]
-        return tf.matmul(outputs, embedding, transpose_b=True) + named["output_bias"]
+        scores = tf.matmul(outputs, embedding, transpose_b=True)
+        return tf.nn.bias_add(scores, named["output_bias"])
 
 
 PAPER = WordLstm(vocabulary_size=10_000)

@@ -1,0 +1,120 @@
+"""Tests of tff_dpftrl.models.layers, against TensorFlow's gradients of the plain form."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.models import layers
+
+_STEPS, _BATCH, _SIZE = 5, 3, 4
+
+
+def _plain_lstm(gate_inputs, recurrent_kernel, *, couple_gates):
+    """The layer as a textbook has it, one gate at a time."""
+    size = recurrent_kernel.shape[0]
+    hidden = cell = tf.zeros([tf.shape(gate_inputs)[1], size], recurrent_kernel.dtype)
+    states = []
+    for inputs in tf.unstack(gate_inputs):
+        inputs += tf.matmul(hidden, recurrent_kernel)
+        *forget, enter, leave, new = tf.split(inputs, 3 if couple_gates else 4, axis=1)
+        enter = tf.sigmoid(enter)
+        keep = 1.0 - enter if couple_gates else tf.sigmoid(forget[0])
+        cell = keep * cell + enter * tf.tanh(new)
+        hidden = tf.sigmoid(leave) * tf.tanh(cell)
+        states.append(hidden)
+    return tf.stack(states)
+
+
+def _arguments(couple_gates, *, steps=_STEPS, batch=_BATCH, dtype=tf.float64, seed=0):
+    rng = np.random.default_rng(seed)
+    gates = (3 if couple_gates else 4) * _SIZE
+    return [
+        tf.constant(rng.normal(0, 2, [steps, batch, gates]), dtype),
+        tf.constant(rng.normal(0, 1, [_SIZE, gates]), dtype),
+    ]
+
+
+def _states_and_gradients(layer, arguments, couple_gates):
+    """States, and gradients of a function of them that weighs each differently."""
+    with tf.GradientTape() as tape:
+        tape.watch(arguments)
+        states = layer(*arguments, couple_gates=couple_gates)
+        weights = tf.cast(tf.range(1, tf.size(states) + 1), states.dtype)
+        total = tf.reduce_sum(tf.sin(tf.reshape(states, [-1]) * weights))
+    return states, *tape.gradient(total, arguments)
+
+
+@pytest.mark.parametrize("couple_gates", [False, True])
+@pytest.mark.parametrize("steps, batch", [(_STEPS, _BATCH), (1, _BATCH), (_STEPS, 0)])
+@pytest.mark.parametrize("dtype, margin", [(tf.float64, 1e-12), (tf.float32, 1e-4)])
+def test_lstm_is_the_plain_form(couple_gates, steps, batch, dtype, margin):
+    arguments = _arguments(couple_gates, steps=steps, batch=batch, dtype=dtype)
+    found = _states_and_gradients(layers.lstm, arguments, couple_gates)
+    expected = _states_and_gradients(_plain_lstm, arguments, couple_gates)
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == y.dtype == dtype and x.shape == y.shape
+        np.testing.assert_allclose(x, y, rtol=margin, atol=margin)
+
+
+@pytest.mark.parametrize("couple_gates", [False, True])
+def test_lstm_has_the_gradient_of_finite_differences(couple_gates):
+    def function(*arguments):
+        return tf.sin(3 * layers.lstm(*arguments, couple_gates=couple_gates))
+
+    found, expected = tf.test.compute_gradient(function, _arguments(couple_gates), delta=1e-5)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-8)
+        assert np.abs(x).max() > 0.1
+
+
+@pytest.mark.parametrize("couple_gates", [False, True])
+def test_later_gates_do_not_matter_to_earlier_states(couple_gates):
+    gate_inputs, kernel = _arguments(couple_gates)
+    changed = tf.concat([gate_inputs[:3], -gate_inputs[3:]], axis=0)
+    states = layers.lstm(gate_inputs, kernel, couple_gates=couple_gates)
+    others = layers.lstm(changed, kernel, couple_gates=couple_gates)
+    np.testing.assert_array_equal(states[:3], others[:3])
+    assert np.abs(states[3:] - others[3:]).max() > 1e-3
+
+
+def test_lookup_adds_up_the_gradients_of_a_row():
+    table = tf.constant(np.arange(8.0).reshape(4, 2))
+    ids = tf.constant([[3, 0], [3, 3]])
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        rows = layers.lookup(table, ids)
+        total = tf.reduce_sum(
+            rows * tf.constant([[[1.0, 2], [3, 4]], [[5, 6], [7, 8]]], tf.float64)
+        )
+    np.testing.assert_array_equal(rows, [[[6, 7], [0, 1]], [[6, 7], [6, 7]]])
+    gradient = tape.gradient(total, table)
+    assert isinstance(gradient, tf.Tensor)
+    np.testing.assert_array_equal(gradient, [[3, 4], [0, 0], [0, 0], [13, 16]])
+
+
+@pytest.mark.parametrize("couple_gates", [False, True])
+def test_layers_can_be_vectorised(couple_gates):
+    arguments = [_arguments(couple_gates, seed=seed) for seed in range(3)]
+    stacked = tuple(tf.stack(values) for values in zip(*arguments, strict=True))
+    ids = tf.constant([[0, 3, 0], [1, 2, 3], [3, 3, 3]])
+
+    def gradients(arguments):
+        gate_inputs, kernel, ids = arguments
+        with tf.GradientTape() as tape:
+            tape.watch([gate_inputs, kernel])
+            states = layers.lstm(gate_inputs, kernel, couple_gates=couple_gates)
+            total = tf.reduce_sum(tf.sin(states)) + tf.reduce_sum(layers.lookup(kernel, ids) ** 2)
+        return tape.gradient(total, [gate_inputs, kernel])
+
+    found = tf.vectorized_map(gradients, (*stacked, ids), fallback_to_while_loop=False)
+    for index, own in enumerate(arguments):
+        for x, y in zip(found, gradients((*own, ids[index])), strict=True):
+            np.testing.assert_allclose(x[index], y, rtol=1e-12, atol=1e-12)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
