@@ -44,6 +44,15 @@ def test_new_weights_are_evaluated_anew():
     assert evaluate(tensors)["loss"] == losses[0]
 
 
+def test_metrics_are_the_same_bits_on_any_number_of_cores(monkeypatch):
+    found = []
+    for cores in (1, 2, 64):
+        monkeypatch.setattr(evaluation.os, "cpu_count", lambda cores=cores: cores)
+        evaluate = evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(50), batch_size=3)
+        found.append(evaluate(_MODEL.initial_weights(1)))
+    assert found[0] == found[1] == found[2]
+
+
 def test_bad_sequences_are_refused():
     with pytest.raises(ValueError, match=r"must have shape \[n, 5\], got \[3, 4\]"):
         evaluation.Evaluator(_MODEL, _SPECIAL, _sequences(3)[:, :4])
