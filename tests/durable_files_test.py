@@ -33,6 +33,29 @@ def test_an_error_in_the_block_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_name_is_asked_for_when_the_content_is_complete(tmp_path):
+    content = []
+
+    def name() -> str:
+        (unfinished,) = tmp_path.iterdir()
+        content.append(unfinished.read_bytes())
+        return "named"
+
+    with durable_files.naming(tmp_path, name) as file:
+        file.write(b"whole")
+    assert content == [b"whole"]
+    assert [path.name for path in tmp_path.iterdir()] == ["named"]
+
+
+def test_an_error_in_the_name_leaves_nothing(tmp_path):
+    def name() -> str:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError), durable_files.naming(tmp_path, name) as file:
+        file.write(b"whole")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("umask", "private", "mode"),
     [(0o022, False, 0o644), (0o077, False, 0o600), (0o000, True, 0o600), (0o022, True, 0o600)],

@@ -10,7 +10,7 @@ import contextlib
 import os
 import pathlib
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 _SUFFIX = ".unfinished"
@@ -32,7 +32,26 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
         is untouched then.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}{_SUFFIX}")
+    with naming(path.parent, lambda: path.name, private=private) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def naming(
+    folder: str | os.PathLike[str], name: Callable[[], str], *, private: bool = False
+) -> Iterator[BinaryIO]:
+    """Like `replacing`, for a file whose name is not known before it is written.
+
+    Args:
+      folder: Where the file is to be; the folder must exist.
+      name: Called once, when the whole content is on the disk; gives the file's name.
+      private: As for `replacing`, like what is yielded and raised.
+
+    Yields:
+      The new content, open for writing.
+    """
+    folder = pathlib.Path(folder)
+    temporary = folder / f".{secrets.token_hex(8)}{_SUFFIX}"
     mode = 0o600 if private else 0o666
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -40,11 +59,11 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, folder / name())
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    sync_folder(folder)
 
 
 def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:

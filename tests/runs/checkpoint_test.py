@@ -1,11 +1,13 @@
 """Tests of checkpoints: exact, verified, private, atomic, bound."""
 
 import collections
+import json
 import stat
 import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tff_dpftrl.runs import checkpoint
 
@@ -51,6 +53,78 @@ def test_fingerprints_depend_on_every_value_shape_and_type():
     assert _fingerprint(_state(1.0)) != _fingerprint(_state(1.0 + 1e-7))
     assert _fingerprint([np.zeros(4)]) != _fingerprint([np.zeros([2, 2])])
     assert _fingerprint([np.zeros(1)]) != _fingerprint([np.zeros(1, np.int64)])
+
+
+_KNOWN = collections.OrderedDict(
+    weights=[np.arange(6, dtype=np.float32).reshape(2, 3).T, np.float32(0.5)],
+    buffers=(np.zeros([0, 4]), np.array([True, False])),
+    round=np.int64(5),
+)
+_KNOWN_FINGERPRINT = "9c2959b4c89ad9bf9aeb52ad2bee6d48"
+
+
+def test_fingerprints_never_change():
+    # A run must be able to go on under the next version of this package.
+    assert _fingerprint(_KNOWN, binding="b") == _KNOWN_FINGERPRINT
+
+
+def test_fingerprints_are_the_same_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(checkpoint, "_BYTES_PER_THREAD", 1)
+    for cores in (1, 3):
+        monkeypatch.setattr(checkpoint.os, "cpu_count", lambda cores=cores: cores)
+        assert _fingerprint(_KNOWN, binding="b") == _KNOWN_FINGERPRINT
+
+
+def test_any_layout_of_a_tensor_is_kept(tmp_path):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    snapshot, _ = folder.load(1, folder.save(1, checkpoint.Snapshot.of(_KNOWN), {}))
+    restored = snapshot.in_structure_of(_KNOWN)
+    assert _fingerprint(restored) == _fingerprint(_KNOWN)
+    np.testing.assert_array_equal(restored["weights"][0], _KNOWN["weights"][0])
+    assert restored["weights"][1].shape == ()
+
+
+def test_a_file_of_numpys_savez_is_a_checkpoint(tmp_path):
+    # Earlier versions of this package wrote them so.
+    folder = checkpoint.CheckpointFolder(tmp_path, binding="b")
+    snapshot = checkpoint.Snapshot.of(_KNOWN)
+    tensors = {
+        f"{i:04d}/{path}": tensor
+        for i, (path, tensor) in enumerate(zip(snapshot.paths, snapshot.tensors, strict=True))
+    }
+    np.savez(
+        tmp_path / f"round_00000003_{_KNOWN_FINGERPRINT}.npz",
+        saved=np.array(json.dumps({"loss": 2.0})),
+        **tensors,
+    )
+    loaded, saved = folder.load(3, _KNOWN_FINGERPRINT)
+    assert saved == {"loss": 2.0} and loaded.paths == snapshot.paths
+
+
+def test_tensors_of_tensorflow_are_not_copied(tmp_path):
+    state = {"weights": [tf.range(4.0), tf.constant(2.0)], "round": tf.constant(3, tf.int64)}
+    snapshot = checkpoint.Snapshot.of(state)
+    assert np.shares_memory(snapshot.tensors[-2], np.asarray(state["weights"][0]))
+    as_arrays = tf.nest.map_structure(lambda tensor: tensor.numpy().copy(), state)
+    assert snapshot.fingerprint() == _fingerprint(as_arrays)
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    loaded, _ = folder.load(1, folder.save(1, snapshot, {}))
+    restored = loaded.in_structure_of(state)
+    np.testing.assert_array_equal(restored["weights"][0], as_arrays["weights"][0])
+
+
+def test_a_failed_write_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    folder = checkpoint.CheckpointFolder(tmp_path)
+    name = folder.save(1, _snapshot(1.0), {})
+
+    def disk_full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(checkpoint.os, "fsync", disk_full)
+        folder.save(2, _snapshot(2.0), {})
+    folder.load(1, name)
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_part_is_a_whole_name_of_the_path():

@@ -10,12 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import io
 import json
+import os
 import pathlib
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from concurrent import futures
+from typing import Any, BinaryIO
 
 import numpy as np
 import tree
@@ -23,6 +24,8 @@ import tree
 from tff_dpftrl import durable_files
 
 _SAVED = "saved"
+_MAX_THREADS = 8
+_BYTES_PER_THREAD = 8_000_000  # Below that, starting a thread costs more than it hashes.
 
 
 class CheckpointError(ValueError):
@@ -50,12 +53,12 @@ class Snapshot:
 
     @functools.cached_property
     def _digests(self) -> tuple[bytes, ...]:
-        digests = []
-        for tensor in self.tensors:
-            digest = hashlib.blake2b(f"{tensor.dtype.str}{tensor.shape}".encode(), digest_size=32)
-            digest.update(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8))
-            digests.append(digest.digest())
-        return tuple(digests)
+        useful = sum(tensor.nbytes for tensor in self.tensors) // _BYTES_PER_THREAD
+        threads = min(_MAX_THREADS, os.cpu_count() or 1, useful)
+        if threads <= 1:
+            return tuple(map(_digest, self.tensors))
+        with futures.ThreadPoolExecutor(threads) as pool:
+            return tuple(pool.map(_digest, self.tensors))
 
     def part(self, name: str) -> list[np.ndarray]:
         """The tensors of one part of the state, like "aggregator"."""
@@ -104,6 +107,17 @@ class Snapshot:
         return tree.unflatten_as(template, self.tensors)
 
 
+def _digest(tensor: np.ndarray) -> bytes:
+    digest = hashlib.blake2b(f"{tensor.dtype.str}{tensor.shape}".encode(), digest_size=32)
+    digest.update(_bytes(tensor))
+    return digest.digest()
+
+
+def _bytes(tensor: np.ndarray) -> np.ndarray:
+    """The bytes of a tensor in C order, not copied if that is how they lie."""
+    return np.asarray(tensor, order="C").reshape(-1).view(np.uint8)
+
+
 def _is_within(path: str, part: str) -> bool:
     return not part or path == part or path.startswith(part + "/")
 
@@ -144,21 +158,17 @@ class CheckpointFolder:
         Raises:
           OSError: If it cannot be written; the older checkpoints are untouched.
         """
-        fingerprint = snapshot.fingerprint(binding=self._binding)
-        content = io.BytesIO()
-        np.savez(
-            content,
-            **{_SAVED: np.array(json.dumps(saved))},
-            **{
-                f"{i:04d}/{path}": tensor
-                for i, (path, tensor) in enumerate(
-                    zip(snapshot.paths, snapshot.tensors, strict=True)
-                )
-            },
-        )
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        durable_files.write(self._path(rounds_done, fingerprint), content.getvalue(), private=True)
-        return fingerprint
+        # Hashed while it is written: the name is needed last of all.
+        with futures.ThreadPoolExecutor(1) as pool:
+            fingerprint = pool.submit(snapshot.fingerprint, binding=self._binding)
+
+            def name() -> str:
+                return self._path(rounds_done, fingerprint.result()).name
+
+            with durable_files.naming(self.folder, name, private=True) as file:
+                _write(file, snapshot, saved)
+        return fingerprint.result()
 
     def keep_only(self, rounds_done: int, fingerprint: str) -> None:
         """Removes all checkpoints but one; call it when the ledger has committed to that.
@@ -206,3 +216,16 @@ class CheckpointFolder:
                 "version of this package with other noise: its fingerprint differs."
             )
         return snapshot, saved
+
+
+def _write(file: BinaryIO, snapshot: Snapshot, saved: Mapping[str, Any]) -> None:
+    """Does what `numpy.savez` does, but copies no tensor."""
+    tensors = {_SAVED: np.array(json.dumps(saved))}
+    for i, (path, tensor) in enumerate(zip(snapshot.paths, snapshot.tensors, strict=True)):
+        tensors[f"{i:04d}/{path}"] = np.asarray(tensor, order="C")
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, tensor in tensors.items():
+            header = np.lib.format.header_data_from_array_1_0(tensor)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, header)
+                entry.write(_bytes(tensor))
