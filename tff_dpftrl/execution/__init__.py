@@ -20,6 +20,7 @@ _HOME_OF = {
     "ThreadedClients": "client_part",
     "check_secure_sums": "contexts",
     "compile_process": "compiled_process",
+    "compiled_only": "contexts",
     "install_fast_state_transfer": "state_transfer",
     "local": "contexts",
     "secure_sum_simulation": "contexts",

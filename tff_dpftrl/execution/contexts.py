@@ -45,6 +45,27 @@ def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
 
 
 @contextlib.contextmanager
+def compiled_only() -> Iterator[None]:
+    """Runs nothing by TFF: for programs that compile their processes.
+
+    Processes, with secure sums too, are built here and given to `compile_process`; no worker
+    is started. A computation that is called directly is refused.
+    """
+    with tff.framework.get_context_stack().install(_CompiledOnly()):
+        yield
+
+
+class _CompiledOnly(tff.framework.SyncContext):
+    def invoke(self, comp, arg):
+        """Refuses to run anything."""
+        del comp, arg
+        raise RuntimeError(
+            "This program runs compiled processes only, and this computation is none: give its "
+            "process to tff_dpftrl.compile_process, or enter tff_dpftrl.execution.local()."
+        )
+
+
+@contextlib.contextmanager
 def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncContext]:
     worker_watchdog.start()
     state_transfer.install_fast_state_transfer()
@@ -55,11 +76,14 @@ def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncC
 def check_secure_sums() -> None:
     """Tries a secure sum in TFF's current execution context.
 
-    An asynchronous context is let through untried.
+    An asynchronous context is let through untried; so is `compiled_only`, because compiled
+    processes have secure sums.
 
     Raises:
       RuntimeError: If the context, like TFF's default one, has no secure sums.
     """
+    if isinstance(tff.framework.get_context_stack().current, _CompiledOnly):
+        return
 
     @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
     def secure_sum(value):

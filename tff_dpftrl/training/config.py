@@ -28,6 +28,7 @@ Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Model = Literal["word-lstm"]
 Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
+Engine = Literal["compiled", "tff"]
 
 _POSITIVE = (
     "client_learning_rate",
@@ -246,6 +247,13 @@ class TrainingConfig:
         0,
         "Public seed of the shuffling, the initial model and dp-ftrl's cohorts; neither of noise "
         "nor of sampled cohorts, whose seeds are secret.",
+        "run",
+    )
+    engine: Engine = _option(
+        "compiled",
+        "What runs the rounds: 'compiled' (TensorFlow functions in this process) or 'tff' (TFF's "
+        "executor, slower; for comparison, and for TFF's remote workers). Their noise differs in "
+        "the last bits, so a run keeps its engine.",
         "run",
     )
     deterministic_noise_seed: int | None = _option(

@@ -21,10 +21,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow_federated as tff
 import tqdm
 
-from tff_dpftrl import durable_files, execution
+from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import display
 from tff_dpftrl.models import export, table
 from tff_dpftrl.participation import cohorts
@@ -37,7 +36,7 @@ from tff_dpftrl.runs import (
     tensorboard_log,
 )
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus, process, report, startup, stopping, task
+from tff_dpftrl.training import corpus, engine, process, report, startup, stopping, task
 
 Say = Callable[[str], None]
 """Receives what a person should know while a run starts and goes on, line by line."""
@@ -84,7 +83,9 @@ def train(
     is_new = config is not None
     if not is_new:
         known = manifest.read(output)
-        config = config_lib.config_from_mapping(known.config, str(output / "config.json"))
+        # Before there was a choice, TFF's executor ran every run.
+        options = {"engine": "tff"} | dict(known.config)
+        config = config_lib.config_from_mapping(options, str(output / "config.json"))
     else:
         manifest.check_is_free(output)
         config = config.with_absolute_paths()
@@ -111,15 +112,23 @@ def train(
     process.check_state_fits(plan, num_parameters)
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     say("Building the computations ...")
-    context = execution.local if config.secagg_bits is None else execution.secure_sum_simulation
-    with context():
-        learning_process = process.build_process(plan, config, language_task.functional_model())
+    with engine.open_engine(config, plan, language_task) as (learning_process, client_value):
         state = learning_process.initialize()
         with _open(output, plan, known, config, state, is_new) as rounds:
             durable_files.remove_leftovers(output)
             say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} rounds done.")
             sampler = plan.sampler(_cohort_seed(output / "private", plan, config))
-            run = _Run(config, output, language_task, plan, sampler, learning_process, rounds, say)
+            run = _Run(
+                config,
+                output,
+                language_task,
+                plan,
+                sampler,
+                learning_process,
+                client_value,
+                rounds,
+                say,
+            )
             run.restore(template=state)
             run.run_rounds()
             run.finish()
@@ -213,7 +222,8 @@ class _Run:
         language_task: task.LanguageTask,
         plan: privacy.PrivacyPlan,
         sampler: cohorts.CohortSampler,
-        learning_process: tff.learning.templates.LearningProcess,
+        learning_process: engine.Process,
+        client_value: engine.ClientValue,
         rounds: committed_rounds.CommittedRounds,
         say: Say,
     ):
@@ -223,6 +233,7 @@ class _Run:
         self._plan = plan
         self._sampler = sampler
         self._process = learning_process
+        self._client_value = client_value
         self._rounds = rounds
         self._say = say
 
@@ -266,7 +277,7 @@ class _Run:
         start = time.monotonic()
         members = [self._task.train.user_ids[i] for i in self._sampler.cohort(round_index)]
         self._rounds.begin(round_index, members)
-        client_data = [self._task.client_dataset(user, round_index) for user in members]
+        client_data = [self._client_value(user, round_index) for user in members]
         output = self._process.next(self._state, client_data)
         trained = output.metrics["client_work"]["train"]
         row = {

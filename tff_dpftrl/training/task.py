@@ -70,10 +70,31 @@ class LanguageTask:
         """The model, with initial weights that depend on `seed` only."""
         return functional_model.build(self.model, self._special, self.seed)
 
+    def client_rows(self, user_id: str, round_index: int) -> np.ndarray:
+        """One client's sequences for one round, the same ones if it is repeated.
+
+        Args:
+          user_id: One of the training users.
+          round_index: The round.
+
+        Returns:
+          Word ids, int32, shape [n, sequence_length + 1].
+        """
+        seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
+        return client_datasets.client_rows(self.train, user_id, self.client_spec, seed)
+
+    @property
+    def rows_spec(self) -> tf.TensorSpec:
+        """Shape and dtype of `client_rows`."""
+        return tf.TensorSpec([None, self.model.sequence_length + 1], tf.int32)
+
+    def batches(self, rows: np.ndarray | tf.Tensor) -> tf.data.Dataset:
+        """The batches of `client_rows`, which the model trains on."""
+        return client_datasets.batches(rows, self.client_spec)
+
     def client_dataset(self, user_id: str, round_index: int) -> tf.data.Dataset:
         """One client's batches for one round, the same ones if it is repeated."""
-        seed = int(np.random.SeedSequence([self.seed, round_index]).generate_state(1)[0])
-        return client_datasets.client_dataset(self.train, user_id, self.client_spec, seed)
+        return self.batches(self.client_rows(user_id, round_index))
 
     @functools.cached_property
     def evaluate(self) -> evaluation.Evaluator:
