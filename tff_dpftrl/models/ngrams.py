@@ -39,14 +39,14 @@ class _Table:
 
     @classmethod
     def count(cls, contexts: np.ndarray, targets: np.ndarray, size: int) -> _Table:
-        pairs, counts = np.unique(contexts * size + targets, return_counts=True)
+        pairs, counts = _count(contexts * size + targets)
         contexts, targets = np.divmod(pairs, size)
-        # By context, then falling count, then target: the first of a context is best.
-        order = np.lexsort((targets, -counts, contexts))
-        contexts, targets = contexts[order], targets[order]
-        first = np.ones(len(contexts), bool)
-        first[1:] = contexts[1:] != contexts[:-1]
-        return cls(contexts[first], targets[first])
+        # Pairs come by context, then target. Of those with the highest count of their
+        # context the smallest target is best.
+        first = np.flatnonzero(np.diff(contexts, prepend=contexts[0] - 1))
+        rank = counts * size + (size - 1 - targets)
+        best = np.maximum.reduceat(rank, first)
+        return cls(contexts[first], size - 1 - best % size)
 
     def look_up(self, contexts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the best targets, and whether each context was seen."""
@@ -134,6 +134,15 @@ class NgramModel:
         num_words = num_in_vocab + int((targets == special.oov).sum())
         correct = int((in_vocab & (self.predict(sequences, order) == targets)).sum())
         return NgramAccuracy(correct / num_in_vocab, correct / num_words, num_in_vocab, num_words)
+
+
+def _count(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct numbers, ascending, and how often each occurs."""
+    if numbers.max() < 2 * len(numbers):  # Counting is several times faster than sorting.
+        counts = np.bincount(numbers)
+        found = np.flatnonzero(counts)
+        return found, counts[found]
+    return np.unique(numbers, return_counts=True)
 
 
 def _contexts(sequences: np.ndarray, pad: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
