@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import placement as placement_lib
 
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
@@ -67,6 +68,7 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="Go on with the interrupted run in --output; takes no other option.",
     )
+    _add_placement(parser.add_argument_group("where clients work (also with --resume)"))
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(config_lib.TrainingConfig)
     for field in dataclasses.fields(config_lib.TrainingConfig):
@@ -74,6 +76,33 @@ def add_parser(subparsers) -> None:
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
         _add_flag(groups[group], field, hints[field.name])
+
+
+def _add_placement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--workers",
+        type=lambda text: tuple(filter(None, text.split(","))),
+        default=(),
+        metavar="HOST:PORT,...",
+        help="TFF's remote workers, each started by `tff-dpftrl worker`; with --engine tff.",
+    )
+    group.add_argument(
+        "--trust-network",
+        action="store_true",
+        help="Allow --workers on other machines: weights, updates and users' data are sent to "
+        "them without encryption, and anybody in the network can answer in their place.",
+    )
+    group.add_argument(
+        "--ray-workers",
+        type=int,
+        metavar="N",
+        help="Number of Ray workers; needs the extra 'distributed'. Default: one for each core.",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="A Ray cluster to use; without it, --ray-workers starts Ray on this machine.",
+    )
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
@@ -127,10 +156,15 @@ def what_is_left(args: argparse.Namespace) -> str:
 
 
 def _new_config(
-    file: str | None, flags: Mapping[str, object], output: pathlib.Path
+    file: str | None,
+    flags: Mapping[str, object],
+    output: pathlib.Path,
+    placement: placement_lib.Placement,
 ) -> config_lib.TrainingConfig:
     """The options of a new run; flags overrule the file."""
     options = config_lib.read_toml(file) if file else {}
+    if placement.workers:
+        options.setdefault("engine", "tff")  # The only one that has them.
     overruled = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
     for flag, other in overruled.items():
         if flag in flags and other not in flags:
@@ -151,8 +185,11 @@ def run(args: argparse.Namespace) -> int:
     """
     output = pathlib.Path(args.output)
     flags = _given_options(args)
+    placement = placement_lib.Placement(
+        args.workers, args.trust_network, args.ray_workers, args.ray_address
+    )
     if not args.resume:
-        config = new_config = _new_config(args.config, flags, output)
+        config = new_config = _new_config(args.config, flags, output, placement)
     elif flags or args.config:
         raise ValueError(
             "--resume goes on with the config that the run began with: leave out "
@@ -160,9 +197,8 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         new_config = None
-        config = config_lib.config_from_mapping(
-            manifest.read(output).config, str(output / "config.json")
-        )
+        config = config_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
+    placement.check(config.engine)
     from tff_dpftrl.training import corpus  # Not needed by --help.
 
     print("Reading the data ...", file=sys.stderr)
@@ -174,6 +210,6 @@ def run(args: argparse.Namespace) -> int:
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.training import run as run_lib
 
-    results = run_lib.train(new_config, output, text=text)
+    results = run_lib.train(new_config, output, text=text, placement=placement)
     print(f"\n{results.summary}\nResults are in {output}/")
     return 0

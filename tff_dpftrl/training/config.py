@@ -423,6 +423,23 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> TrainingConfi
     return TrainingConfig(**values)
 
 
+def of_begun_run(values: Mapping[str, Any], source: str) -> TrainingConfig:
+    """The config of a run that was begun, perhaps by an earlier version of this package.
+
+    Args:
+      values: As its manifest has them.
+      source: Where they come from, for error messages.
+
+    Returns:
+      The config.
+
+    Raises:
+      ValueError: If a key is unknown or a value cannot be used.
+    """
+    # Before there was a choice, TFF's executor ran every run.
+    return config_from_mapping({"engine": "tff"} | dict(values), source)
+
+
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Reads the options of a TOML file.
 

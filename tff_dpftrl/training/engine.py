@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_dpftrl import execution
 from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import placement as placement_lib
 from tff_dpftrl.training import process, task
 
 Process: TypeAlias = tff.learning.templates.LearningProcess | execution.CompiledProcess
@@ -20,7 +21,10 @@ ClientValue: TypeAlias = Callable[[str, int], Any]
 
 @contextlib.contextmanager
 def open_engine(
-    config: config_lib.TrainingConfig, plan: privacy.PrivacyPlan, language_task: task.LanguageTask
+    config: config_lib.TrainingConfig,
+    plan: privacy.PrivacyPlan,
+    language_task: task.LanguageTask,
+    placement: placement_lib.Placement,
 ) -> Iterator[tuple[Process, ClientValue]]:
     """Builds the process of a run where it will run.
 
@@ -28,18 +32,31 @@ def open_engine(
       config: Options of the run; `engine` says what runs it.
       plan: The run's privacy.
       language_task: Model and data.
+      placement: Where clients work.
 
     Yields:
       The process, with the methods of a learning process, and what makes its clients'
       values. What was started for it is ended afterwards.
+
+    Raises:
+      ValueError: If the engine cannot run clients there.
     """
-    with _context(config):
+    placement.check(config.engine)
+    with _context(config, placement):
         built = process.build_process(plan, config, language_task.functional_model())
         if config.engine == "tff":
             yield built, language_task.client_dataset
             return
+        clients = None
+        if placement.uses_ray:
+            clients = execution.RayClients(
+                num_workers=placement.ray_workers, address=placement.ray_address
+            )
         compiled = execution.compile_process(
-            built, dataset_fn=language_task.batches, tensor_spec=language_task.rows_spec
+            built,
+            dataset_fn=language_task.batches,
+            tensor_spec=language_task.rows_spec,
+            clients=clients,
         )
         try:
             yield compiled, language_task.client_rows
@@ -47,9 +64,14 @@ def open_engine(
             compiled.close()
 
 
-def _context(config: config_lib.TrainingConfig) -> contextlib.AbstractContextManager[Any]:
+def _context(
+    config: config_lib.TrainingConfig, placement: placement_lib.Placement
+) -> contextlib.AbstractContextManager[Any]:
+    secure_sums = config.secagg_bits is not None
     if config.engine == "compiled":
         return execution.compiled_only()
-    if config.secagg_bits is not None:
-        return execution.secure_sum_simulation()
-    return execution.local()
+    if placement.workers:
+        return execution.remote_workers(
+            placement.workers, secure_sums=secure_sums, trust_network=placement.trust_network
+        )
+    return execution.secure_sum_simulation() if secure_sums else execution.local()

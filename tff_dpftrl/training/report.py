@@ -94,7 +94,7 @@ def report(output: pathlib.Path) -> TrainingResults:
       OSError: If a file cannot be written.
     """
     known = manifest.read(output)
-    config = config_lib.config_from_mapping(known.config, str(output / "config.json"))
+    config = config_lib.of_begun_run(known.config, str(output / "config.json"))
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )

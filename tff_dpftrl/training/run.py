@@ -37,12 +37,16 @@ from tff_dpftrl.runs import (
 )
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, engine, process, report, startup, stopping, task
+from tff_dpftrl.training import placement as placement_lib
 
 Say = Callable[[str], None]
 """Receives what a person should know while a run starts and goes on, line by line."""
 
 _USERS = "training users"
 _WORDS = "words of the vocabulary"
+
+
+_HERE = placement_lib.Placement()
 
 
 def _to_stderr(line: str) -> None:
@@ -56,6 +60,7 @@ def train(
     *,
     text: corpus.RunText | None = None,
     say: Say = _to_stderr,
+    placement: placement_lib.Placement = _HERE,
 ) -> report.TrainingResults:
     """Trains a model and writes everything there is to know to a folder.
 
@@ -71,6 +76,7 @@ def train(
       text: What `corpus.read` returned for the config; it is read now if None.
       say: Receives the facts of the run as soon as each is known, and warnings; the
         terminal's standard error by default.
+      placement: Where clients work; in this process by default.
 
     Returns:
       Metrics, statement and summary, which are also in the folder.
@@ -83,12 +89,11 @@ def train(
     is_new = config is not None
     if not is_new:
         known = manifest.read(output)
-        # Before there was a choice, TFF's executor ran every run.
-        options = {"engine": "tff"} | dict(known.config)
-        config = config_lib.config_from_mapping(options, str(output / "config.json"))
+        config = config_lib.of_begun_run(known.config, str(output / "config.json"))
     else:
         manifest.check_is_free(output)
         config = config.with_absolute_paths()
+    placement.check(config.engine)
     if text is None:
         say("Reading the data ...")
     language_task = task.build_language_task(config, text)
@@ -112,7 +117,10 @@ def train(
     process.check_state_fits(plan, num_parameters)
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     say("Building the computations ...")
-    with engine.open_engine(config, plan, language_task) as (learning_process, client_value):
+    with engine.open_engine(config, plan, language_task, placement) as (
+        learning_process,
+        client_value,
+    ):
         state = learning_process.initialize()
         with _open(output, plan, known, config, state, is_new) as rounds:
             durable_files.remove_leftovers(output)

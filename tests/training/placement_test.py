@@ -1,0 +1,48 @@
+"""Where clients work, and which engine can do it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tff_dpftrl.training import placement
+
+
+@pytest.mark.parametrize(
+    "options, engine",
+    [
+        ({"workers": ("localhost:1",)}, "tff"),
+        ({"ray_workers": 2}, "compiled"),
+        ({"ray_address": "localhost:1"}, "compiled"),
+    ],
+)
+def test_only_one_engine_can_do_it(options, engine):
+    placed = placement.Placement(**options)
+    placed.check(engine)
+    other = {"tff": "compiled", "compiled": "tff"}[engine]
+    with pytest.raises(ValueError, match=f"need a run with engine '{engine}'.*has '{other}'"):
+        placed.check(other)
+
+
+@pytest.mark.parametrize("engine", ["tff", "compiled"])
+def test_this_process_does_for_both(engine):
+    placement.Placement().check(engine)
+    assert not placement.Placement().uses_ray
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"ray_workers": 0}, "ray_workers must be at least 1"),
+        ({"trust_network": True}, "trust_network has a meaning with workers only"),
+        ({"workers": ("a:1",), "ray_workers": 1}, "workers or on Ray, not on both"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        placement.Placement(**options)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
