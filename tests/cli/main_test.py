@@ -13,7 +13,7 @@ import pytest
 from tff_dpftrl import version
 from tff_dpftrl.cli import account, main
 
-_COMMANDS = ("train", "report", "optimize", "compare", "account", "calibrate", "plan")
+_COMMANDS = ("train", "report", "optimize", "compare", "account", "calibrate", "plan", "worker")
 
 
 def _errors(arguments, capsys):
