@@ -80,7 +80,7 @@ def _build_sampled(
 
 
 def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
-    """Refuses a run whose state TFF could not send to its worker.
+    """Refuses a run in TFF's executor whose state could not be sent to its worker.
 
     Args:
       plan: The run's privacy.
@@ -95,7 +95,8 @@ def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
         raise ValueError(
             f"The noise keeps {plan.memory_copies} copies of a model of {num_parameters} weights: "
             f"{num_bytes / 1e9:.1f} GB of state, more than the 2 GB that TFF sends to its worker. "
-            "Ask for fewer bands or buffers, or for another mechanism: tree and bifr keep none."
+            "Take engine 'compiled', which sends no state, fewer bands or buffers, or another "
+            "mechanism: tree and bifr keep none."
         )
 
 

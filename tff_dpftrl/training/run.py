@@ -114,7 +114,8 @@ def train(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
             f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
         )
-    process.check_state_fits(plan, num_parameters)
+    if config.engine == "tff":
+        process.check_state_fits(plan, num_parameters)
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
     say("Building the computations ...")
     with engine.open_engine(config, plan, language_task, placement) as (
