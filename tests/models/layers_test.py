@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tff_dpftrl.models import layers
 
-_STEPS, _BATCH, _SIZE = 5, 3, 4
+_STEPS, _BATCH, _SIZE = 4, 2, 3
 
 
 def _plain_lstm(gate_inputs, recurrent_kernel, *, couple_gates):
@@ -29,12 +29,12 @@ def _plain_lstm(gate_inputs, recurrent_kernel, *, couple_gates):
     return tf.stack(states)
 
 
-def _arguments(couple_gates, *, steps=_STEPS, batch=_BATCH, dtype=tf.float64, seed=0):
+def _arguments(couple_gates, *, steps=_STEPS, batch=_BATCH, size=_SIZE, dtype=tf.float64, seed=0):
     rng = np.random.default_rng(seed)
-    gates = (3 if couple_gates else 4) * _SIZE
+    gates = (3 if couple_gates else 4) * size
     return [
         tf.constant(rng.normal(0, 2, [steps, batch, gates]), dtype),
-        tf.constant(rng.normal(0, 1, [_SIZE, gates]), dtype),
+        tf.constant(rng.normal(0, 1, [size, gates]), dtype),
     ]
 
 
@@ -49,10 +49,12 @@ def _states_and_gradients(layer, arguments, couple_gates):
 
 
 @pytest.mark.parametrize("couple_gates", [False, True])
-@pytest.mark.parametrize("steps, batch", [(_STEPS, _BATCH), (1, _BATCH), (_STEPS, 0)])
+@pytest.mark.parametrize(
+    "steps, batch, size", [(_STEPS, _BATCH, _SIZE), (1, 2, 3), (4, 0, 3), (3, 2, 16), (2, 1, 18)]
+)
 @pytest.mark.parametrize("dtype, margin", [(tf.float64, 1e-12), (tf.float32, 1e-4)])
-def test_lstm_is_the_plain_form(couple_gates, steps, batch, dtype, margin):
-    arguments = _arguments(couple_gates, steps=steps, batch=batch, dtype=dtype)
+def test_lstm_is_the_plain_form(couple_gates, steps, batch, size, dtype, margin):
+    arguments = _arguments(couple_gates, steps=steps, batch=batch, size=size, dtype=dtype)
     found = _states_and_gradients(layers.lstm, arguments, couple_gates)
     expected = _states_and_gradients(_plain_lstm, arguments, couple_gates)
     for x, y in zip(found, expected, strict=True):
@@ -74,11 +76,11 @@ def test_lstm_has_the_gradient_of_finite_differences(couple_gates):
 @pytest.mark.parametrize("couple_gates", [False, True])
 def test_later_gates_do_not_matter_to_earlier_states(couple_gates):
     gate_inputs, kernel = _arguments(couple_gates)
-    changed = tf.concat([gate_inputs[:3], -gate_inputs[3:]], axis=0)
+    changed = tf.concat([gate_inputs[:2], -gate_inputs[2:]], axis=0)
     states = layers.lstm(gate_inputs, kernel, couple_gates=couple_gates)
     others = layers.lstm(changed, kernel, couple_gates=couple_gates)
-    np.testing.assert_array_equal(states[:3], others[:3])
-    assert np.abs(states[3:] - others[3:]).max() > 1e-3
+    np.testing.assert_array_equal(states[:2], others[:2])
+    assert np.abs(states[2:] - others[2:]).max() > 1e-3
 
 
 def test_lookup_adds_up_the_gradients_of_a_row():
@@ -100,7 +102,7 @@ def test_lookup_adds_up_the_gradients_of_a_row():
 def test_layers_can_be_vectorised(couple_gates):
     arguments = [_arguments(couple_gates, seed=seed) for seed in range(3)]
     stacked = tuple(tf.stack(values) for values in zip(*arguments, strict=True))
-    ids = tf.constant([[0, 3, 0], [1, 2, 3], [3, 3, 3]])
+    ids = tf.constant([[0, 2, 0], [1, 2, 1], [2, 2, 2]])
 
     def gradients(arguments):
         gate_inputs, kernel, ids = arguments
