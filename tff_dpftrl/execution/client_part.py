@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
@@ -246,13 +247,13 @@ class ThreadedClients(ClientRunner):
             return functions.work(make_values(), broadcast)
 
         calls = [functools.partial(work, make_values) for make_values in clients]
-        results = _in_order(self._pool, calls, self._num_ahead)
         total = None
-        for chunk in chunks(len(clients)):
-            partial = functions.zero()
-            for _ in chunk:
-                partial = functions.add(partial, next(results))
-            total = partial if total is None else functions.merge(total, partial)
+        with contextlib.closing(_in_order(self._pool, calls, self._num_ahead)) as results:
+            for chunk in chunks(len(clients)):
+                partial = functions.zero()
+                for _ in chunk:
+                    partial = functions.add(partial, next(results))
+                total = partial if total is None else functions.merge(total, partial)
         return functions.zero() if total is None else total
 
     def close(self):
@@ -272,7 +273,9 @@ def _in_order(
         for _ in calls:
             while len(waiting) < num_ahead and (call := next(remaining, None)) is not None:
                 waiting.append(pool.submit(call))
-            yield waiting.popleft().result()
+            result = waiting[0].result()
+            waiting.popleft()
+            yield result
     finally:  # Nothing goes on in the background after a failure or Ctrl-C.
         for future in waiting:
             future.cancel()

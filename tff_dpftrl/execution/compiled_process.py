@@ -76,8 +76,9 @@ def compile_process(
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     try:
-        return CompiledProcess(process, _Form.of(process, config), data, tensor_spec, clients)
-    except (TypeError, ValueError, NotImplementedError) as error:
+        form = _Form.of(process, config)
+        return CompiledProcess(process, form, data, tensor_spec, clients)
+    except graph_function.UnsupportedGraphError as error:
         raise NotCompilableError(
             f"The process cannot be compiled, and has to be run by TFF: {error}"
         ) from error
@@ -111,6 +112,7 @@ class CompiledProcess:
         self._initialize = _local(form.initialize)
         self._prepare = _local(form.round.prepare)
         self._finish = form.server_function(self._clients.sum_specs)
+        self._unplaced: dict[str, Callable[..., Any]] = {}
 
     def initialize(self) -> Any:
         """Returns a first state; what is random in it is drawn anew at every call."""
@@ -159,13 +161,12 @@ class CompiledProcess:
     def _client_leaves(self, value: Any, name: str) -> Sequence[tf.Tensor]:
         if self._tensor_spec is None:
             return leaves.flatten(value, self._data_type, name)
-        tf.nest.assert_same_structure(value, self._tensor_spec)
-        return [
-            tf.convert_to_tensor(leaf, spec.dtype)
-            for leaf, spec in zip(
-                tf.nest.flatten(value), tf.nest.flatten(self._tensor_spec), strict=True
-            )
-        ]
+        try:
+            tf.nest.assert_same_structure(value, self._tensor_spec)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{name} must be arrays like tensor_spec: {error}") from error
+        pairs = zip(tf.nest.flatten(value), tf.nest.flatten(self._tensor_spec), strict=True)
+        return [leaves.to_tensor(leaf, spec, name) for leaf, spec in pairs]
 
     def get_model_weights(self, state: Any) -> Any:
         """The model's weights in a state, as tensors; for learning processes."""
@@ -184,7 +185,9 @@ class CompiledProcess:
         return self._call("set_hparams", state, hparams)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        computation, function = self._unplaced(name)
+        computation = getattr(self._process, name)
+        if name not in self._unplaced:
+            self._unplaced[name] = _local(computation)
         parameter = computation.type_signature.parameter
         types = [parameter] if len(arguments) == 1 else list(parameter)
         flat = [
@@ -192,12 +195,7 @@ class CompiledProcess:
             for argument, type_spec in zip(arguments, types, strict=True)
             for leaf in leaves.flatten(argument, type_spec, f"argument of {name}")
         ]
-        return leaves.pack(function(*flat), computation.type_signature.result)
-
-    @functools.cache  # noqa: B019 - as long as the process lives
-    def _unplaced(self, name: str) -> tuple[tff.Computation, Callable[..., Any]]:
-        computation = getattr(self._process, name)
-        return computation, _local(computation)
+        return leaves.pack(self._unplaced[name](*flat), computation.type_signature.result)
 
     def close(self) -> None:
         """Ends the threads or workers of the clients; no round can follow."""
@@ -214,10 +212,13 @@ class _Form:
     @classmethod
     def of(cls, process: tff.templates.IterativeProcess, config: tf.compat.v1.ConfigProto) -> _Form:
         mapreduce = tff.backends.mapreduce
-        return cls(
-            mapreduce.get_state_initialization_computation(process.initialize, config),
-            mapreduce.get_map_reduce_form_for_computation(process.next, config),
-        )
+        try:
+            return cls(
+                mapreduce.get_state_initialization_computation(process.initialize, config),
+                mapreduce.get_map_reduce_form_for_computation(process.next, config),
+            )
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise graph_function.UnsupportedGraphError(f"TFF says: {error}") from error
 
     @property
     def _secure_types(self) -> list[tff.Type]:

@@ -15,12 +15,11 @@ import tensorflow as tf
 from google.protobuf import message
 
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-"""`ResourceHandle::ANONYMOUS_NAME`: a resource of this name is a new one at every run."""
+"""`ResourceHandle::ANONYMOUS_NAME`: a resource of this name is a new one at every run, and
+is freed with the last use of its handle, also when the run fails."""
 
 _VARIABLE = "VarHandleOp"
-# A static table is the same for all clients: what initialises it again, with the same
-# content, does nothing.
-_RESOURCES = (_VARIABLE, "HashTableV2")
+_STATIC_TABLE = "HashTableV2"
 _COUNTER = itertools.count()
 
 
@@ -83,8 +82,8 @@ class GraphFunction:
           From one tensor for each of `inputs` to one for each of `outputs`.
 
         Raises:
-          UnsupportedGraphError: If the graph keeps state other than variables and
-            static tables of its own.
+          UnsupportedGraphError: If the graph keeps state in anything but variables and
+            static tables.
         """
         graph_def = tf.compat.v1.GraphDef()
         try:
@@ -93,7 +92,8 @@ class GraphFunction:
             raise UnsupportedGraphError(f"its graph cannot be read: {error}.") from error
         # Two threads, or two processes of one process tree, never share a name.
         _rename_functions(graph_def, f"_{os.getpid()}_{next(_COUNTER)}")
-        variables = _prepare_resources(graph_def, self.initialize_op)
+        _separate_resources(graph_def)
+        _initialize_first(graph_def, self.initialize_op.partition(":")[0])
         # TensorFlow's eager context must know the functions, also after this graph is gone.
         library = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
         tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(library), [])
@@ -101,25 +101,15 @@ class GraphFunction:
         def call(*leaves: tf.Tensor) -> list[tf.Tensor]:
             if not self.outputs:
                 return []
-            *outputs, handles = _import(
-                graph_def, dict(zip(self.inputs, leaves, strict=True)), self.outputs, variables
+            outputs = tf.graph_util.import_graph_def(
+                graph_def,
+                input_map=dict(zip(self.inputs, leaves, strict=True)),
+                return_elements=self.outputs,
+                name="",
             )
-            # An anonymous variable lives until it is destroyed. The automatic control
-            # dependencies of a `tf.function` put this after every other use.
-            outputs = [tf.identity(output) for output in outputs]
-            for handle in handles:
-                tf.raw_ops.DestroyResourceOp(resource=handle)
-            return outputs
+            return [tf.identity(output) for output in outputs]
 
         return call
-
-
-def _import(graph_def, input_map, outputs, variables):
-    names = [*outputs, *(f"{name}:0" for name in variables)]
-    tensors = tf.graph_util.import_graph_def(
-        graph_def, input_map=input_map, return_elements=names, name=""
-    )
-    return [*tensors[: len(outputs)], tensors[len(outputs) :]]
 
 
 def _rename_functions(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:
@@ -147,43 +137,41 @@ def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator:
         yield from function.node_def
 
 
-def _prepare_resources(graph_def: tf.compat.v1.GraphDef, initialize_op: str) -> list[str]:
-    """Gives every run variables of its own, initialised before anything else runs.
+def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
+    """Lets no two runs share state through a resource, which they would find by its name.
 
-    Returns:
-      Names of the variables.
+    In TFF's executor, each run has a session of its own. Variables become new ones in
+    every run. A static table becomes one that only this graph has: initialising it again,
+    with the same content, does nothing.
+
+    Raises:
+      UnsupportedGraphError: If there is a named resource of another kind.
     """
-    if not initialize_op:
-        return []
-    initialize_op = initialize_op.partition(":")[0]
-    nodes = {node.name: node for node in graph_def.node}
-    before = _ancestors(nodes, initialize_op)
-    _check_resources(graph_def, before)
-    variables = []
+    named = [node for f in graph_def.library.function for node in f.node_def]
     for node in graph_def.node:
         if node.op == _VARIABLE:
             node.attr["shared_name"].s = _ANONYMOUS.encode()
-            variables.append(node.name)
+        elif node.op == _STATIC_TABLE:
+            node.attr["shared_name"].s = b""
+            node.attr["use_node_name_sharing"].b = False
+        else:
+            named.append(node)
+    for node in named:
+        if "shared_name" in node.attr:
+            raise UnsupportedGraphError(
+                f"its TensorFlow keeps state in a {node.op} ({node.name!r}), which all clients "
+                "and rounds would share; only variables and static tables can be kept apart."
+            )
+
+
+def _initialize_first(graph_def: tf.compat.v1.GraphDef, initialize_op: str) -> None:
+    """Lets everything wait for the initialisation of variables and tables."""
+    if not initialize_op:
+        return
+    before = _ancestors({node.name: node for node in graph_def.node}, initialize_op)
+    for node in graph_def.node:
         if node.name not in before and node.op not in ("Placeholder", "Const"):
             node.input.append(f"^{initialize_op}")
-    return variables
-
-
-def _check_resources(graph_def: tf.compat.v1.GraphDef, names: set[str]) -> None:
-    """Refuses state that a run could not have for itself."""
-    with tf.Graph().as_default() as graph:
-        tf.graph_util.import_graph_def(graph_def, name="")
-    for name in sorted(names):
-        operation = graph.get_operation_by_name(name)
-        keeps_state = any(
-            output.dtype == tf.resource or output.dtype != output.dtype.base_dtype
-            for output in operation.outputs
-        )
-        if keeps_state and operation.type not in _RESOURCES:
-            raise UnsupportedGraphError(
-                f"its TensorFlow keeps state in a {operation.type} ({name!r}), which all clients "
-                "would share; only variables and static tables can be made anew for each."
-            )
 
 
 def _ancestors(nodes: dict, name: str) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -49,13 +50,35 @@ def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
     if isinstance(type_spec, tff.StructType):
         return _flatten_struct(value, type_spec, name)
     (spec,) = specs(type_spec)
+    return [to_tensor(value, spec, name)]
+
+
+def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
+    """One leaf as a tensor.
+
+    Args:
+      value: Array, number or tensor.
+      spec: Its dtype and shape.
+      name: What the value is, for errors.
+
+    Returns:
+      The tensor.
+
+    Raises:
+      ValueError: If the value does not fit; integers that would overflow do not.
+    """
     try:
         tensor = tf.convert_to_tensor(value, spec.dtype)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{name} must be a tensor of type {type_spec}: {error}") from error
+        raise ValueError(f"{name} must be a tensor of dtype {spec.dtype.name}: {error}") from error
     if not spec.shape.is_compatible_with(tensor.shape):
-        raise ValueError(f"{name} must be of type {type_spec}, got the shape {tensor.shape}.")
-    return [tensor]
+        raise ValueError(f"{name} must be of shape {spec.shape}, got {tensor.shape}.")
+    if spec.dtype.is_integer and not isinstance(value, tf.Tensor):
+        # TensorFlow keeps the low bits of an integer that is too large.
+        given = np.asarray(value)
+        if given.dtype != spec.dtype.as_numpy_dtype and not np.array_equal(given, tensor.numpy()):
+            raise ValueError(f"{name} must be in the range of {spec.dtype.name}, got {value}.")
+    return tensor
 
 
 def _flatten_struct(value: Any, type_spec: tff.StructType, name: str) -> list[tf.Tensor]:

@@ -1,0 +1,160 @@
+"""Clients' results are added up in one order, and nothing goes on after a round that failed."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.execution import small_processes
+from tff_dpftrl.execution import client_part, compiled_process
+
+
+@pytest.mark.parametrize("num_clients", [0, 1, 4, 5, 255, 256, 257, 1000])
+def test_chunks_are_consecutive_and_few(num_clients):
+    chunks = client_part.chunks(num_clients)
+    assert list(itertools.chain(*chunks)) == list(range(num_clients))
+    assert len(chunks) <= 64
+    assert all(len(chunk) == len(chunks[0]) >= 4 for chunk in chunks[:-1])
+
+
+class _AddingUp:
+    """In place of compiled functions: what was computed, and who did it when."""
+
+    def __init__(self, on_work=lambda value: None, on_add=lambda total, result: None):
+        self._on_work, self._on_add = on_work, on_add
+        self.running = self.most_ahead = 0
+        self.done = []
+        self._lock = threading.Lock()
+        self._num_added = 0
+
+    def zero(self):
+        return []
+
+    def work(self, values, broadcast):
+        (value,) = values
+        with self._lock:
+            self.running += 1
+        try:
+            self._on_work(value)
+        finally:
+            with self._lock:
+                self.running -= 1
+                self.done.append(value)
+                self.most_ahead = max(self.most_ahead, len(self.done) - self._num_added)
+        return [value + broadcast]
+
+    def add(self, total, result):
+        with self._lock:
+            self._num_added += 1
+        self._on_add(total, result)
+        return total + result
+
+    def merge(self, total, other):
+        return [*total, tuple(other)]
+
+
+def _values(num_clients):
+    return [lambda i=i: [i] for i in range(num_clients)]
+
+
+@pytest.fixture
+def clients():
+    runner = client_part.ThreadedClients(3)
+    yield runner
+    runner.close()
+
+
+def test_order_of_the_sum_is_that_of_the_clients(clients):
+    def first_ones_last(value):
+        time.sleep(0.002 * (9 - value))
+
+    total = clients.sum(_AddingUp(first_ones_last), _values(10), 100)
+    assert total == [100, 101, 102, 103, (104, 105, 106, 107), (108, 109)]
+
+
+def test_no_more_than_two_results_for_each_thread_wait(clients):
+    functions = _AddingUp(on_add=lambda total, result: time.sleep(0.002))
+    clients.sum(functions, _values(40), 0)
+    assert functions.most_ahead <= 6
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+def test_interruption_while_adding_ends_all_work(clients):
+    functions = _AddingUp(lambda value: time.sleep(0.01), _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        clients.sum(functions, _values(40), 0)
+    assert functions.running == 0
+    num_done = len(functions.done)
+    assert num_done < 40
+    assert clients.sum(_AddingUp(), _values(2), 0) == [0, 1]
+    assert len(functions.done) == num_done
+
+
+def test_interruption_while_waiting_ends_all_work(clients):
+    """A client's `KeyboardInterrupt` comes out where the round waits for that client."""
+    functions = _AddingUp(lambda value: _interrupt() if value == 0 else time.sleep(0.05))
+    with pytest.raises(KeyboardInterrupt):
+        clients.sum(functions, _values(40), 0)
+    assert functions.running == 0 and len(functions.done) < 40
+
+
+def _checked_log(x):
+    return tf.debugging.check_numerics(tf.math.log(x), "not a logarithm")
+
+
+def test_a_round_that_failed_can_be_repeated():
+    compiled = compiled_process.compile_process(small_processes.build(_checked_log, np.float32))
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not a logarithm"):
+            compiled.next(0.0, [1.0, 1.0, -1.0] + 50 * [1.0])
+        assert compiled.next(0.0, [1.0, 1.0])[1] == 0.0
+    compiled.close()
+
+
+def test_two_rounds_at_the_same_time_do_not_mix():
+    compiled = compiled_process.compile_process(small_processes.build(lambda x: 2 * x))
+    found = {}
+
+    def run(start):
+        found[start] = [compiled.next(0.0, range_of(start))[1] for _ in range(20)]
+
+    def range_of(start):
+        return list(range(start, start + 30))
+
+    threads = [threading.Thread(target=run, args=[start]) for start in (0, 100, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {start: 20 * [2 * sum(range_of(start))] for start in (0, 100, 200)}
+    compiled.close()
+
+
+def _devices(concrete_function):
+    """Where the operations of a traced function may run, but for those that only pass on."""
+    passing_on = ("Placeholder", "NoOp", "Identity")
+    operations = concrete_function.graph.get_operations()
+    return {op.device for op in operations if op.type not in passing_on}
+
+
+def test_sums_are_pinned_to_the_cpu_and_clients_are_not():
+    process = small_processes.build(lambda x: tf.cast(x, tf.float32) / 3.0)
+    compiled = compiled_process.compile_process(process)
+    functions = compiled._clients
+    for summing in (functions._zero, functions._add_result, functions._add_sum):
+        assert _devices(summing) == {"/device:CPU:0"}
+    assert _devices(functions._client) == {""}
+    compiled.close()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
