@@ -36,7 +36,9 @@ def test_this_process_does_for_both(engine):
     [
         ({"ray_workers": 0}, "ray_workers must be at least 1"),
         ({"trust_network": True}, "trust_network has a meaning with workers only"),
-        ({"workers": ("a:1",), "ray_workers": 1}, "workers or on Ray, not on both"),
+        ({"workers": ("localhost:1",), "ray_workers": 1}, "workers or on Ray, not on both"),
+        ({"workers": ("localhost",)}, "'localhost', which is not 'host:port'"),
+        ({"workers": ("example.org:7000",)}, "another machine's.*--trust-network"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, message):

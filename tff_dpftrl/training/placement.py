@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import worker_addresses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Placement:
         if self.trust_network and not self.workers:
             raise ValueError("trust_network has a meaning with workers only: leave it out.")
 
+        if self.workers:
+            worker_addresses.check(self.workers, trust_network=self.trust_network)
         if self.workers and self.uses_ray:
             raise ValueError("clients work on TFF's workers or on Ray, not on both: name one.")
 
