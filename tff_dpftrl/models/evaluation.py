@@ -52,7 +52,7 @@ class Evaluator:
             (name, tf.TensorSpec([], count.dtype)) for name, count in metrics.zero_counts().items()
         )
 
-        @tf.function(autograph=False)
+        @tf.function
         def evaluate(weights):
             def count(batch):
                 logits, positions = model.compact_logits(weights, batch[:, :-1])
