@@ -8,16 +8,17 @@ READY := $(VENV)/.ready
 RESULTS ?= results/quickstart
 TRAIN_FLAGS ?=
 
-.PHONY: help train test test-slow lint format notebooks bazel-test lock clean
+.PHONY: help train test test-slow test-distributed lint format notebooks bazel-test lock clean
 help:
 	@echo "make train      train a private next-word model on the embedded corpus (results/quickstart)"
 	@echo "make test       run the default test suite"
 	@echo "make test-slow  run the tests that are left out of it for their length"
+	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
 	@echo "make lint       check style with ruff"
 	@echo "make format     rewrite files to the style that lint checks"
 	@echo "make notebooks  execute every notebook in colabs/ on small data"
 	@echo "make bazel-test run the tests with Bazel, offline"
-	@echo "make lock       regenerate requirements.lock from requirements/ (needs uv)"
+	@echo "make lock       regenerate requirements.lock, and that of Ray, from requirements/ (needs uv)"
 	@echo "make clean      remove .venv and caches"
 
 $(READY): requirements.lock setup.py
@@ -42,6 +43,10 @@ test: $(READY)
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
 
+test-distributed: $(READY)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
+	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,6 +64,9 @@ bazel-test: $(READY)
 lock:
 	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
 	  --override requirements/overrides.txt requirements/requirements.in --output-file requirements.lock
+	uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header \
+	  --constraint requirements.lock requirements/distributed.in \
+	  --output-file requirements/distributed.lock
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build *.egg-info

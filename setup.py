@@ -35,6 +35,8 @@ setuptools.setup(
             "tqdm",
             "tomli; python_version < '3.11'",
         ],
+        # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
+        "distributed": ["ray>=2.51,<2.53"],
         "plots": ["matplotlib"],
     },
     entry_points={"console_scripts": ["tff-dpftrl=tff_dpftrl.cli.main:main"]},

@@ -1,7 +1,7 @@
 """What a run of `tff-dpftrl train` spends its time on beside training, part by part.
 
     python benchmarks/round_overheads.py [--rounds 12] [--repeats 1] [--against CHECKOUT]
-        [--option=--mechanism=tree ...]
+        [--processor] [--option=--mechanism=tree ...]
     python benchmarks/round_overheads.py --state 4 [--buffers 4] [--rounds 12]
 
 The first form runs the real command on `configs/quickstart.toml`, in a process of its own,
@@ -10,7 +10,9 @@ prints a table in seconds of what comes before, in and after the rounds, and one
 milliseconds and as a share of the median round. A part's time is its own, without the parts that it
 calls. A round's parts are medians over the calls, times the calls a round, from the third
 round on: the first ones compile. With `--against`, another checkout of this repository
-does the same, in turns, and has a second column.
+does the same, in turns, and has a second column. `--processor` counts the processor's time,
+of all threads of this process but not of TFF's worker, which a busy machine disturbs
+less.
 
 The second form commits rounds of a state of so many million parameters, in as many
 tensors as a small model has: weights, one moment of the optimizer, and buffers of the
@@ -41,6 +43,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _WARM_UP = 2  # Rounds that compile.
 _ROUND = "rest of the round"
 _TRAINING = "training and aggregation"
+_REST = "the rest of the command"
 
 _PARTS: Mapping[str, Mapping[str, str]] = {
     "tff_dpftrl.accounting.guarantee": {"epsilon_so_far": "ε"},
@@ -53,6 +56,11 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     },
     "tff_dpftrl.data.split": {"by_user": "corpus: split users"},
     "tff_dpftrl.data.vocabulary": {"most_frequent": "corpus: vocabulary"},
+    "tff_dpftrl.execution.compiled_process": {
+        "compile_process": "compile the rounds",
+        "CompiledProcess.initialize": "initial state",
+    },
+    "tff_dpftrl.learning.functional_model": {"build": "build the computations"},
     "tff_dpftrl.mechanisms.table": {"build": "mechanism"},
     "tff_dpftrl.models.evaluation": {
         "Evaluator.__init__": "evaluation",
@@ -80,13 +88,21 @@ _PARTS: Mapping[str, Mapping[str, str]] = {
     "tff_dpftrl.runs.tensorboard_log": {"TensorBoardLog.append": "TensorBoard"},
     "tff_dpftrl.training.config": {"read_toml": "options"},
     "tff_dpftrl.training.process": {"build_process": "build the computations"},
+    "tff_dpftrl.training.report": {"write": "statement"},
     "tff_dpftrl.training.run": {
         "_Run._check_finite": "finite check",
         "_Run._run_round": _ROUND,
+        "_Run.restore": "checkpoint: read",
+        "_Run.run_rounds": "progress bar",
+        "train": _REST,
     },
     "tff_dpftrl.training.startup": {"describe_task": "count the training text"},
     "tff_dpftrl.training.stopping": {"reason": "stopping rule"},
-    "tff_dpftrl.training.task": {"LanguageTask.client_dataset": "client data"},
+    "tff_dpftrl.training.task": {
+        "LanguageTask.baselines": "n-grams",
+        "LanguageTask.client_dataset": "client data",
+        "LanguageTask.client_rows": "client data",
+    },
 }
 """Which part a function's time belongs to: module → qualified name → part."""
 
@@ -99,7 +115,8 @@ class _Clock:
         before the first one, and counts on from the last one afterwards.
     """
 
-    def __init__(self):
+    def __init__(self, now: Callable[[], float]):
+        self._now = now
         self.calls: list[tuple[int, str, float]] = []
         self._round = 0
         self._within: list[float] = []  # Seconds of the callees, for each open call.
@@ -114,11 +131,11 @@ class _Clock:
                 return function(*args, **kwargs)
             self._round += part == _ROUND
             self._within.append(0.0)
-            start = time.perf_counter()
+            start = self._now()
             try:
                 return function(*args, **kwargs)
             finally:
-                seconds = time.perf_counter() - start
+                seconds = self._now() - start
                 self.calls.append((self._round, part, seconds - self._within.pop()))
                 if self._within:
                     self._within[-1] += seconds
@@ -182,9 +199,9 @@ class _Clock:
         run.__init__ = wrapped
 
 
-def _child(result: str, options: list[str]) -> None:
+def _child(result: str, options: list[str], processor: bool) -> None:
     """Runs the command with clocks, and writes what they say."""
-    clock = _Clock()
+    clock = _Clock(time.process_time if processor else time.perf_counter)
     clock.install()
 
     def command() -> None:
@@ -194,17 +211,18 @@ def _child(result: str, options: list[str]) -> None:
         if status:
             raise SystemExit(status)
 
-    clock.timed("everything else", command)()
+    clock.timed(_REST, command)()
     pathlib.Path(result).write_text(json.dumps(clock.calls))
 
 
-def _measure(checkout: pathlib.Path, rounds: int, options: list[str]) -> list:
+def _measure(checkout: pathlib.Path, rounds: int, options: list[str], processor: bool) -> list:
     with tempfile.TemporaryDirectory() as folder:
         result, log = pathlib.Path(folder, "calls.json"), pathlib.Path(folder, "log")
         config = checkout / "configs" / "quickstart.toml"
         command = [sys.executable, __file__, "--child", str(result), f"--option=--config={config}"]
         command += [f"--option=--rounds={rounds}", f"--option=--output={folder}/run"]
         command += [f"--option={option}" for option in options]
+        command += ["--processor"] if processor else []
         environment = {**os.environ, "PYTHONPATH": str(checkout), "TF_CPP_MIN_LOG_LEVEL": "3"}
         with log.open("w") as output:
             status = subprocess.run(
@@ -238,7 +256,9 @@ def _phases(calls: list, rounds: int) -> dict[str, float]:
     end = _end(calls)
     totals: collections.Counter[str] = collections.Counter()
     for index, (number, part, seconds) in enumerate(calls):
-        if number == 0:
+        if part == _REST:
+            totals[part] += seconds
+        elif number == 0:
             totals[f"before: {part}"] += seconds
         elif index >= end:
             totals[f"after: {part}"] += seconds
@@ -281,7 +301,7 @@ def _command(args: argparse.Namespace) -> None:
     runs: list[list[list]] = [[] for _ in checkouts]
     for _ in range(args.repeats):
         for checkout, found in zip(checkouts, runs, strict=True):
-            found.append(_measure(checkout, args.rounds, args.option))
+            found.append(_measure(checkout, args.rounds, args.option, args.processor))
     print("columns:", *checkouts)
     print(f"\nThe whole command of {args.rounds} rounds, seconds")
     _table([[_phases(calls, args.rounds) for calls in found] for found in runs], "s", 0.1)
@@ -349,12 +369,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--against", type=pathlib.Path)
     parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--processor", action="store_true")
     parser.add_argument("--state", type=float)
     parser.add_argument("--buffers", type=int, default=4)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child is not None:
-        _child(args.child, args.option)
+        _child(args.child, args.option, args.processor)
     elif args.state is not None:
         _large_state(args.state, args.buffers, args.rounds)
     else:

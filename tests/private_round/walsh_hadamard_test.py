@@ -32,6 +32,22 @@ def test_involution_and_norm(log2_dim):
     np.testing.assert_allclose(walsh_hadamard.walsh_hadamard(once), x, atol=1e-5)
 
 
+def test_products_are_on_the_cpu_where_no_bits_are_dropped():
+    graph = tf.function(walsh_hadamard.walsh_hadamard, input_signature=[tf.TensorSpec([2**12])])
+    operations = graph.get_concrete_function().graph.get_operations()
+    assert {op.device for op in operations if op.type == "MatMul"} == {"/device:CPU:0"}
+
+
+@pytest.mark.skipif(not tf.config.list_physical_devices("GPU"), reason="needs a GPU")
+def test_a_gpu_changes_no_bit():
+    x = np.random.default_rng(0).normal(size=2**16).astype(np.float32)
+    with tf.device("GPU:0"):
+        rotated = tf.function(walsh_hadamard.rotate)(tf.constant(x), _SEED)
+    with tf.device("CPU:0"):
+        expected = tf.function(walsh_hadamard.rotate)(tf.constant(x), _SEED)
+    np.testing.assert_array_equal(rotated, expected)
+
+
 @pytest.mark.parametrize("position", [0, 1, 77777, 2**17 - 1])
 def test_unit_vectors_become_rows(position):
     dim = 2**17

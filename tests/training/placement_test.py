@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import pytest
@@ -17,12 +18,19 @@ from tff_dpftrl.training import placement
         ({"ray_address": "localhost:1"}, "compiled"),
     ],
 )
-def test_only_one_engine_can_do_it(options, engine):
+def test_only_one_engine_can_do_it(options, engine, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     placed = placement.Placement(**options)
     placed.check(engine)
     other = {"tff": "compiled", "compiled": "tff"}[engine]
     with pytest.raises(ValueError, match=f"need a run with engine '{engine}'.*has '{other}'"):
         placed.check(other)
+
+
+def test_ray_has_to_be_installed(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'tff_dpftrl\[distributed\]'"):
+        placement.Placement(ray_workers=1).check("compiled")
 
 
 @pytest.mark.parametrize("engine", ["tff", "compiled"])
@@ -36,7 +44,9 @@ def test_this_process_does_for_both(engine):
     [
         ({"ray_workers": 0}, "ray_workers must be at least 1"),
         ({"trust_network": True}, "trust_network has a meaning with workers only"),
-        ({"workers": ("a:1",), "ray_workers": 1}, "workers or on Ray, not on both"),
+        ({"workers": ("localhost:1",), "ray_workers": 1}, "workers or on Ray, not on both"),
+        ({"workers": ("localhost",)}, "'localhost', which is not 'host:port'"),
+        ({"workers": ("example.org:7000",)}, "another machine's.*--trust-network"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, message):

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 import tree
 
 from tff_dpftrl.aggregators import dp_ftrl
+from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.participation import cohorts, ledger
 from tff_dpftrl.training import cohort_source, program
@@ -129,6 +130,13 @@ def test_the_program_equals_a_plain_loop_and_releases_weights_only(process, tmp_
     assert [w.shape for w in weights] == [(2, 1)]
     np.testing.assert_array_equal(weights[0], _plain_loop(process)[0])
     assert (observed.num_rounds, observed.min_sep, observed.max_participations) == (4, None, 1)
+
+
+def test_the_program_runs_a_compiled_process(process, tmp_path):
+    compiled = compiled_process.compile_process(process)
+    released, _ = _train(compiled, tmp_path)
+    np.testing.assert_array_equal(_weights(released)[0], _plain_loop(compiled)[0])
+    compiled.close()
 
 
 class _Crash(Exception):

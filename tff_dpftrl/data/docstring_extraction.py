@@ -9,6 +9,7 @@ output.
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import json
 import pathlib
@@ -111,6 +112,7 @@ def main() -> None:
     """Answers one request on standard input."""
     if hasattr(signal, "SIGPIPE"):  # Ends quietly when the process that asked is gone.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    gc.disable()  # It takes a fifth of the time, and finds nothing: syntax trees have no cycles.
     for path in json.load(sys.stdin):
         print(json.dumps(docstrings_of_file(path)), flush=True)
 

@@ -176,15 +176,15 @@ def _modules(
         for done, ((module, _), docstrings) in enumerate(
             zip(files, extracted, strict=True), start=1
         ):
-            own: dict[bytes, str] = {}
+            own: dict[bytes, tuple[str, int]] = {}  # Sentences, with their numbers of words.
             for sentences in docstrings:
                 by_key = {_sentence_key(text): text for text in sentences}
-                words = {key: len(_WORD.findall(text)) for key, text in by_key.items()}
-                repeated = sum(n for key, n in words.items() if key in public_keys)
-                if 2 * repeated <= sum(words.values()):
-                    own.update(by_key)
-            if sum(len(_WORD.findall(text)) for text in own.values()) >= MIN_WORDS:
-                modules.setdefault(module, list(own.values()))
+                counted = {key: (text, len(_WORD.findall(text))) for key, text in by_key.items()}
+                repeated = sum(n for key, (_, n) in counted.items() if key in public_keys)
+                if 2 * repeated <= sum(n for _, n in counted.values()):
+                    own.update(counted)
+            if sum(n for _, n in own.values()) >= MIN_WORDS:
+                modules.setdefault(module, [text for text, _ in own.values()])
             if progress is not None:
                 progress(done, len(files))
     return modules

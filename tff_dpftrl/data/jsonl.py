@@ -74,7 +74,7 @@ def write(corpus: user_text.UserText, path: str | os.PathLike[str]) -> None:
     with durable_files.replacing(path) as file, contextlib.ExitStack() as stack:
         stream = file
         if path.suffix == ".gz":
-            stream = stack.enter_context(gzip.GzipFile("", "wb", 6, file, mtime=0))
+            stream = stack.enter_context(gzip.GzipFile("", "wb", 4, file, mtime=0))
         for user_id in corpus.user_ids:
             row = {"user_id": user_id, "examples": corpus.examples(user_id)}
             stream.write(json.dumps(row, ensure_ascii=False).encode("utf-8") + b"\n")

@@ -88,6 +88,8 @@ class ClientFunctions:
         Raises:
           graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
         """
+        self.part = part
+        """What it was traced from."""
         split = len(part.work.inputs) - part.num_broadcast
         broadcast_specs = part.work.input_specs[split:]
         num_sums = len(part.zero.outputs)
@@ -196,6 +198,10 @@ def _added(one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]) -> Tensors:
     return [a + b for a, b in zip(one, other, strict=True)]
 
 
+class NoWorkersError(ConnectionError):
+    """No worker answers, or all that tried a share of a round were lost on the way."""
+
+
 class ClientRunner(abc.ABC):
     """Runs the clients of a round somewhere and adds up their results."""
 
@@ -218,6 +224,7 @@ class ClientRunner(abc.ABC):
 
         Raises:
           tf.errors.OpError: If a client's computation fails.
+          NoWorkersError: If clients work elsewhere, and nobody is there to do it.
         """
 
     @abc.abstractmethod

@@ -12,7 +12,6 @@ and are added in a fixed order: results do not depend on which workers are alive
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,13 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_dpftrl.execution import contexts, remote_worker, shares, split_round
+from tff_dpftrl.execution import (
+    contexts,
+    remote_worker,
+    shares,
+    split_round,
+    worker_addresses,
+)
 
 NoWorkersError = shares.NoWorkersError
 
@@ -62,7 +67,7 @@ def remote_workers(
         not a loopback address and the network is not trusted.
       NoWorkersError: If no worker answers.
     """
-    _check_addresses(addresses, trust_network)
+    worker_addresses.check(addresses, trust_network=trust_network)
     with contextlib.ExitStack() as stack:
         workers = [remote_worker.RemoteWorker(address, share_seconds) for address in addresses]
         for worker in workers:
@@ -70,35 +75,6 @@ def remote_workers(
         _connect_some(workers)
         context = _RemoteContext(workers, secure_sums, patience_seconds)
         yield stack.enter_context(contexts.entered(context))
-
-
-def _check_addresses(addresses: Sequence[str], trust_network: bool) -> None:
-    if isinstance(addresses, str) or not addresses:
-        raise ValueError(f"addresses={addresses!r} must be a list of at least one 'host:port'.")
-    for address in addresses:
-        host, separator, port = address.rpartition(":")
-        if not (separator and host and port.isdecimal() and 0 < int(port) < 2**16):
-            raise ValueError(
-                f"addresses has {address!r}, which is not 'host:port', such as '127.0.0.1:7000'."
-            )
-        if addresses.count(address) > 1:
-            raise ValueError(
-                f"addresses has {address!r} twice: a worker uses all processors by itself."
-            )
-        if not trust_network and not _is_loopback(host):
-            raise ValueError(
-                f"addresses has {address!r}, which is another machine's: the model, the clients' "
-                "data and their updates would travel in the clear, to whoever answers there. If "
-                "the network is trusted, say trust_network=True (--trust-network); otherwise reach "
-                f"it through a tunnel, such as ssh -L {port}:localhost:{port} {host}."
-            )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:  # A name; others than this can be anything.
-        return host == "localhost"
 
 
 def _connect_some(workers: Sequence[remote_worker.RemoteWorker]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_dpftrl.execution import remote_worker
+from tff_dpftrl.execution import client_part, remote_worker
 
 _MOST_ATTEMPTS = 5  # At one share.
 _FIRST_PAUSE_SECONDS = 0.5
@@ -20,8 +20,7 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _WHAT_IS_KEPT = "The state before this round is as good as ever: start workers and go on from it"
 
 
-class NoWorkersError(ConnectionError):
-    """No worker answers, or all that tried a share of a round were lost on the way."""
+NoWorkersError = client_part.NoWorkersError
 
 
 def run(

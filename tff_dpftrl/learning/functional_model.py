@@ -33,12 +33,13 @@ def build(
       metrics are those of `metrics.finalize` and `num_sequences`.
     """
 
-    @tf.function
+    @tf.function(autograph=False)
     def predict_on_batch(model_weights, x, training):
         del training
         logits, positions = model.compact_logits(model_weights[0], x)
         return collections.OrderedDict([(_LOGITS, logits), (_POSITIONS, positions)])
 
+    @tf.autograph.experimental.do_not_convert
     def loss(output, label, sample_weight=None):
         del sample_weight
         targets = tf.gather(tf.reshape(label, [-1]), output[_POSITIONS])
@@ -46,13 +47,13 @@ def build(
         is_target = tf.cast(tf.not_equal(targets, special.pad), losses.dtype)
         return tf.math.divide_no_nan(tf.reduce_sum(losses * is_target), tf.reduce_sum(is_target))
 
-    @tf.function
+    @tf.function(autograph=False)
     def initialize_metrics():
         return collections.OrderedDict(
             counts=metrics.zero_counts(), num_sequences=tf.zeros([], tf.int64)
         )
 
-    @tf.function
+    @tf.function(autograph=False)
     def update_metrics(state, labels, batch_output, sample_weight=None):
         del sample_weight
         output = batch_output.predictions
@@ -63,7 +64,7 @@ def build(
             num_sequences=state["num_sequences"] + tf.shape(labels, out_type=tf.int64)[0],
         )
 
-    @tf.function
+    @tf.function(autograph=False)
     def finalize_metrics(state):
         finalized = metrics.finalize(state["counts"])
         finalized["num_sequences"] = state["num_sequences"]

@@ -52,7 +52,7 @@ class Evaluator:
             (name, tf.TensorSpec([], count.dtype)) for name, count in metrics.zero_counts().items()
         )
 
-        @tf.function
+        @tf.function(autograph=False)
         def evaluate(weights):
             def count(batch):
                 logits, positions = model.compact_logits(weights, batch[:, :-1])

@@ -76,10 +76,10 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         losses = normaliser - own
 
         def gradient(weights):
-            # The probabilities, less 1 at the target.
-            return tf.tensor_scatter_nd_update(
-                softmax * weights[:, None], indices, tf.math.expm1(-losses) * weights
-            )
+            # The probabilities, less 1 at the target. Not first the product: an update
+            # copies its input anyway, a product can then be in place.
+            updated = tf.tensor_scatter_nd_update(softmax, indices, tf.math.expm1(-losses))
+            return updated * weights[:, None]
 
         return losses, gradient
 

@@ -39,7 +39,8 @@ def root_seed_from_os() -> tf.Tensor:
     """
     # A line has 256 bytes on average: fewer than 64 in 32 lines never happens.
     lines = tf.data.TextLineDataset("/dev/urandom", buffer_size=16384).take(32)
-    text = lines.reduce(tf.constant(b""), lambda left, right: left + right)
+    join = tf.autograph.experimental.do_not_convert(lambda left, right: left + right)
+    text = lines.reduce(tf.constant(b""), join)
     num_bytes = _SEED_BYTES * _FOLDS
     enough = tf.debugging.assert_greater_equal(
         tf.strings.length(text), num_bytes, message="/dev/urandom gave too few bytes for a seed."

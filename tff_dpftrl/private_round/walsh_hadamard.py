@@ -29,8 +29,8 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
     end, so that after one turn through all factors the order is the first again
     and nothing is ever transposed on its own. Factors of up to 32 rows are the
     fastest on CPUs: smaller ones read memory more often, larger ones multiply more.
-    On a GPU that multiplies in TensorFloat-32, float32 entries are first rounded to 11
-    bits.
+    Always on the CPU: a GPU would first round float32 entries to the 11 bits of
+    TensorFloat-32.
 
     Args:
       x: float32 or float64 tensor of static shape [d], d a power of two.
@@ -50,8 +50,9 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
         factor = _hadamard_matrix(log2_radix)
         if i == num_factors - 1:
             factor = factor * scale
-        x = tf.reshape(x, [1 << log2_radix, -1])
-        x = tf.matmul(x, tf.constant(factor, x.dtype), transpose_a=True)
+        with tf.device("CPU:0"):
+            x = tf.reshape(x, [1 << log2_radix, -1])
+            x = tf.matmul(x, tf.constant(factor, x.dtype), transpose_a=True)
     return tf.reshape(x, [dim])
 
 

@@ -58,6 +58,8 @@ class MetricsLog:
         self._path = folder / _TABLE
         self._columns = tuple(column.name for column in columns)
         self.rows = read_rows(folder, rounds_done)
+        self._header = self._line(dict(zip(self._columns, self._columns, strict=True)))
+        self._lines = [self._line(row) for row in self.rows]  # Formatted once, written often.
         durable_files.write(folder / _NOTE, _note(columns).encode("utf-8"))
 
     def append(self, row: Mapping[str, Any]) -> Row:
@@ -73,16 +75,18 @@ class MetricsLog:
           OSError: If the table cannot be written.
         """
         values = {name: row.get(name) for name in self._columns}
-        self.rows = [r for r in self.rows if r["round"] != values["round"]] + [values]
-        table = io.StringIO()
-        writer = csv.DictWriter(table, self._columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {k: repr(float(v)) if isinstance(v, float) else v for k, v in row.items()}
-            for row in self.rows
-        )
-        durable_files.write(self._path, table.getvalue().encode())
+        kept = [i for i, r in enumerate(self.rows) if r["round"] != values["round"]]
+        self.rows = [*(self.rows[i] for i in kept), values]
+        self._lines = [*(self._lines[i] for i in kept), self._line(values)]
+        durable_files.write(self._path, "".join([self._header, *self._lines]).encode())
         return values
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerow(
+            {k: repr(float(v)) if isinstance(v, float) else v for k, v in row.items()}
+        )
+        return text.getvalue()
 
 
 def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:

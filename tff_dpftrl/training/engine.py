@@ -42,16 +42,11 @@ def open_engine(
       ValueError: If the engine cannot run clients there.
     """
     placement.check(config.engine)
-    with _context(config, placement):
+    with _context(config, placement), _clients(placement) as clients:
         built = process.build_process(plan, config, language_task.functional_model())
         if config.engine == "tff":
             yield built, language_task.client_dataset
             return
-        clients = None
-        if placement.uses_ray:
-            clients = execution.RayClients(
-                num_workers=placement.ray_workers, address=placement.ray_address
-            )
         compiled = execution.compile_process(
             built,
             dataset_fn=language_task.batches,
@@ -62,6 +57,15 @@ def open_engine(
             yield compiled, language_task.client_rows
         finally:
             compiled.close()
+
+
+def _clients(
+    placement: placement_lib.Placement,
+) -> contextlib.AbstractContextManager[execution.ClientRunner | None]:
+    """What runs clients elsewhere; it starts while the process is built."""
+    if not placement.uses_ray:
+        return contextlib.nullcontext()
+    return execution.RayClients(placement.ray_workers, address=placement.ray_address)
 
 
 def _context(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
 from tff_dpftrl import validation
+from tff_dpftrl.execution import worker_addresses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Placement:
         if self.trust_network and not self.workers:
             raise ValueError("trust_network has a meaning with workers only: leave it out.")
 
+        if self.workers:
+            worker_addresses.check(self.workers, trust_network=self.trust_network)
         if self.workers and self.uses_ray:
             raise ValueError("clients work on TFF's workers or on Ray, not on both: name one.")
 
@@ -42,7 +46,7 @@ class Placement:
         return self.ray_workers is not None or self.ray_address is not None
 
     def check(self, engine: str) -> None:
-        """Refuses an engine that cannot run clients there.
+        """Refuses an engine that cannot run clients there, and what is not installed.
 
         Args:
           engine: Of the run's config.
@@ -59,3 +63,8 @@ class Placement:
                     f"{name} need a run with engine {needed!r}, and this one has {engine!r}: a run "
                     f"keeps its engine, so begin one with engine {needed!r}, or leave them out."
                 )
+        if self.uses_ray and importlib.util.find_spec("ray") is None:
+            raise ValueError(
+                "ray_workers and ray_address need Ray, which is not installed: "
+                "pip install 'tff_dpftrl[distributed]'."
+            )

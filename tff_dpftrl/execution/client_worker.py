@@ -1,0 +1,123 @@
+"""A process that computes chunks of clients for another process, and what the two exchange.
+
+What is sent is plain data: NumPy arrays, and datasets as the graphs that make them. It
+needs TensorFlow only, so that a worker starts without TFF.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tff_dpftrl.execution import client_part
+
+_FAIL_IF_STATEFUL = 2  # TensorFlow's ExternalStatePolicy.
+
+
+@dataclasses.dataclass(frozen=True)
+class SerializedDataset:
+    """A dataset as the graph that makes it, with its options; it starts from the beginning."""
+
+    graph: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """An error of TensorFlow in a client's computation.
+
+    Attributes:
+      code: TensorFlow's code of it.
+      message: What it says.
+    """
+
+    code: int
+    message: str
+
+    def error(self) -> tf.errors.OpError:
+        """The error, of the class that the computation has raised."""
+        return tf.compat.v1.errors.exception_type_from_error_code(self.code)(
+            None, None, self.message
+        )
+
+
+def encode(tensors: Sequence[tf.Tensor], name: str) -> list[Any]:
+    """Turns the leaves of a value into what can be sent.
+
+    Args:
+      tensors: Eager tensors; variants are datasets.
+      name: What the value is, for errors.
+
+    Returns:
+      An array or a `SerializedDataset` for each.
+
+    Raises:
+      ValueError: If a dataset cannot leave this process.
+    """
+    return [_encode_leaf(tensor, name) for tensor in tensors]
+
+
+def _encode_leaf(tensor: tf.Tensor, name: str) -> Any:
+    if tensor.dtype != tf.variant:
+        return tensor.numpy()
+    try:
+        graph = tf.raw_ops.DatasetToGraphV2(
+            input_dataset=tensor, external_state_policy=_FAIL_IF_STATEFUL
+        )
+    except tf.errors.FailedPreconditionError as error:
+        raise ValueError(
+            f"The data of {name} cannot be sent to another process: {error.message} Make its "
+            "dataset of tensors and of TensorFlow operations without state (no Python generator "
+            "or function, stateless random numbers), or give compile_process a dataset_fn."
+        ) from error
+    return SerializedDataset(graph.numpy())
+
+
+def decode(leaves: Sequence[Any]) -> list[tf.Tensor]:
+    """The tensors of what `encode` returned."""
+    return [
+        tf.raw_ops.DatasetFromGraph(graph_def=leaf.graph)
+        if isinstance(leaf, SerializedDataset)
+        else tf.convert_to_tensor(leaf)
+        for leaf in leaves
+    ]
+
+
+class ClientWorker:
+    """Adds up the clients of a chunk, in the order that `client_part` lays down."""
+
+    def __init__(self):
+        """Knows nothing yet of what clients compute."""
+        self._functions: dict[Hashable, client_part.ClientFunctions] = {}
+
+    def sum(
+        self,
+        key: Hashable,
+        get_part: Callable[[], client_part.ClientPart],
+        broadcast: Sequence[Any],
+        clients: Sequence[Sequence[Any]],
+    ) -> list[Any] | Failure:
+        """The sum of a chunk.
+
+        Args:
+          key: Names what the clients compute.
+          get_part: Gets what they compute; called the first time that the key is seen.
+          broadcast: What all clients get, encoded.
+          clients: The values of each client, encoded.
+
+        Returns:
+          The sum, encoded, or how TensorFlow has failed.
+        """
+        if key not in self._functions:
+            self._functions[key] = client_part.ClientFunctions(get_part())
+        functions = self._functions[key]
+        try:
+            shared = decode(broadcast)
+            total = functions.zero()
+            for values in clients:
+                total = functions.add(total, functions.work(decode(values), shared))
+            return encode(total, "the sum")
+        except tf.errors.OpError as error:
+            return Failure(error.error_code, error.message)

@@ -1,0 +1,381 @@
+"""Clients in the processes of Ray, on this machine or on a cluster.
+
+A worker gets what clients compute once, and in a round what is broadcast and whole chunks
+of clients, which it adds up; the chunks are added up here. Noise and all that the server
+computes stay in this process.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import heapq
+import logging
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.execution import client_part, client_worker
+
+try:
+    import ray
+except ImportError as import_error:
+    raise ImportError(
+        "Ray is not installed: pip install 'tff_dpftrl[distributed]'."
+    ) from import_error
+
+_MAX_LOSSES = 3  # Of workers, while they compute one chunk, or for each one that starts.
+_CHUNKS_AHEAD = 4  # For each worker: computed, or under way, and not yet added up.
+_TICK = 1.0  # Seconds between two looks at the clock.
+_RESUME = "The state before the round is still good: start the round again, or resume the run."
+
+
+class RayClients(client_part.ClientRunner):
+    """Runs clients in worker processes of Ray.
+
+    The sum has the same bits however many workers there are, and those of
+    `ThreadedClients` where workers compute on the same kind of processor with as many
+    TensorFlow threads. It does not depend on workers that are lost: what they were
+    computing is computed again by others, and new ones take their place. A dataset is sent
+    as it was built: one that shuffles anew at every iteration is read for the first time.
+
+    Example:
+      ```
+      with tff_dpftrl.execution.RayClients() as clients:
+        process = tff_dpftrl.compile_process(process, clients=clients, ...)
+      ```
+
+    Whoever reaches the ports of a Ray cluster can run code on it, and what is sent is not
+    encrypted: it has to be in a network of its own. The Ray that is started here listens
+    on loopback only.
+    """
+
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        address: str | None = None,
+        threads_per_worker: int | None = None,
+        object_store_memory: int = 2**30,
+        start_timeout_seconds: float = 300.0,
+        chunk_timeout_seconds: float = 3600.0,
+    ):
+        """Starts or joins Ray, and begins to start the workers.
+
+        Args:
+          num_workers: Number of worker processes; one for each core if None.
+          address: A cluster to join, "host:port" or "auto" for one that has a node on this
+            machine. If None, Ray is started on this machine, unless the program is
+            connected to one already.
+          threads_per_worker: Number of threads of one TensorFlow operation of a worker; as
+            in this process if None. One is faster where there is a worker for each core,
+            and gives other bits only if an operation is split among threads, as the
+            gradient of a convolution is.
+          object_store_memory: Bytes of shared memory for what is sent, if Ray is started.
+          start_timeout_seconds: After this time without any worker a round fails.
+          chunk_timeout_seconds: A worker that takes longer for a chunk counts as lost.
+
+        Raises:
+          ValueError: If an argument is out of range, or an address is given although the
+            program is connected to Ray.
+          ConnectionError: If there is no cluster at the address.
+        """
+        validation.integer("object_store_memory", object_store_memory, minimum=1)
+        for name, value in [
+            ("num_workers", num_workers),
+            ("threads_per_worker", threads_per_worker),
+        ]:
+            if value is not None:
+                validation.integer(name, value, minimum=1)
+        num_cores = len(os.sched_getaffinity(0))
+        self._temp_dir = None
+        self._connected = not ray.is_initialized()
+        if self._connected and address is None:
+            # Not the usual place for temporary files: names of sockets have to be short.
+            self._temp_dir = tempfile.mkdtemp(prefix="tff_dpftrl-ray-", dir="/tmp")
+            _start(num_workers or num_cores, object_store_memory, self._temp_dir)
+        elif self._connected:
+            _join(address)
+        elif address is not None:
+            raise ValueError(
+                f"address must be None, got {address!r}: the program is connected to Ray already, "
+                "call ray.shutdown() first."
+            )
+        self._num_workers = num_workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self._num_threads = (
+            threads_per_worker
+            or tf.config.threading.get_intra_op_parallelism_threads()
+            or num_cores
+        )
+        self._start_timeout = start_timeout_seconds
+        self._chunk_timeout = chunk_timeout_seconds
+        self._actor_class = ray.remote(num_cpus=1, max_restarts=0)(_Actor)
+        self._workers: list[_Worker] = []
+        self._parts: dict[client_part.ClientFunctions, tuple[int, list[ray.ObjectRef]]] = {}
+        self._closed = False
+        self._start_workers()
+
+    def __enter__(self) -> RayClients:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def wait_until_ready(self) -> list[int]:
+        """Waits for all workers; a round only waits for the first one.
+
+        Returns:
+          Their process ids.
+
+        Raises:
+          NoWorkersError: If they do not start in time.
+        """
+        starting = [worker for worker in self._workers if worker.starting is not None]
+        try:
+            pids = ray.get([worker.starting for worker in starting], timeout=self._start_timeout)
+        except ray.exceptions.RayError as error:
+            raise client_part.NoWorkersError(f"A Ray worker did not start: {error}") from error
+        for worker, pid in zip(starting, pids, strict=True):
+            worker.has_started(pid)
+        return [worker.pid for worker in self._workers]
+
+    def sum(self, functions, clients, broadcast):
+        """As the base class says.
+
+        Raises:
+          NoWorkersError: If workers are lost too often, or none starts.
+          ValueError: If a client's data cannot leave this process.
+          tf.errors.OpError: If a client's computation fails.
+        """
+        if self._closed:
+            raise ValueError("The workers have been closed: make another RayClients.")
+        if not clients:
+            return functions.zero()
+        key, part = self._send_part(functions)
+        shared = ray.put(client_worker.encode(broadcast, "the broadcast"))
+        chunks = client_part.chunks(len(clients))
+
+        def call(worker: _Worker, index: int) -> ray.ObjectRef:
+            values = [
+                client_worker.encode(clients[i](), f"client {i} of the round")
+                for i in chunks[index]
+            ]
+            return worker.actor.sum.remote(key, part, shared, values)
+
+        total = None
+        with contextlib.closing(self._in_order(call, len(chunks))) as results:
+            for result in results:
+                if isinstance(result, client_worker.Failure):
+                    raise result.error()
+                partial = client_worker.decode(result)
+                total = partial if total is None else functions.merge(total, partial)
+        return total
+
+    def close(self):
+        """As the base class says; a cluster that was joined goes on without us."""
+        if self._closed:
+            return
+        self._closed = True
+        if ray.is_initialized():
+            for worker in self._workers:
+                ray.kill(worker.actor)
+            if self._connected:
+                ray.shutdown()
+        self._workers.clear()
+        self._parts.clear()
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)
+
+    def _send_part(self, functions: client_part.ClientFunctions) -> tuple[int, list[ray.ObjectRef]]:
+        """What clients compute, as a name and where to get it; it is sent once."""
+        if functions not in self._parts:
+            # In a list, Ray does not resolve it for every call.
+            self._parts[functions] = len(self._parts), [ray.put(functions.part)]
+        return self._parts[functions]
+
+    def _start_workers(self) -> None:
+        """Starts workers in the place of those that are missing."""
+        while len(self._workers) < self._num_workers:
+            actor = self._actor_class.remote(self._num_threads)
+            self._workers.append(_Worker(actor, starting=actor.pid.remote()))
+
+    def _in_order(
+        self, call: Callable[[_Worker, int], ray.ObjectRef], num_calls: int
+    ) -> Iterator[Any]:
+        """Results of calls in their order; what is lost with a worker is called again."""
+        waiting = list(range(num_calls))  # A heap.
+        results: dict[int, Any] = {}
+        losses: collections.Counter[int | None] = collections.Counter()
+        try:
+            for index in range(num_calls):
+                while index not in results:
+                    self._start_workers()
+                    self._assign(call, waiting, index + _CHUNKS_AHEAD * self._num_workers)
+                    for worker, error in self._receive(results):
+                        waiting += worker.calls.values()
+                        heapq.heapify(waiting)
+                        self._drop(worker, losses, error)
+                yield results.pop(index)
+        finally:  # What has not begun never does, after a failure or Ctrl-C.
+            for worker in self._workers:
+                for reference in worker.calls:
+                    ray.cancel(reference)
+                worker.calls.clear()
+
+    def _assign(
+        self, call: Callable[[_Worker, int], ray.ObjectRef], waiting: list[int], end: int
+    ) -> None:
+        """Calls workers that are free, or will be soon, in the order of the chunks."""
+        started = [worker for worker in self._workers if worker.starting is None]
+        while started and waiting and waiting[0] < end:
+            worker = min(started, key=lambda worker: len(worker.calls))
+            # The next one arrives while a worker computes, but for the last ones: whoever is
+            # free first takes them.
+            if len(worker.calls) >= (2 if len(waiting) > len(started) else 1):
+                return
+            if not worker.calls:
+                worker.since = time.monotonic()
+            index = heapq.heappop(waiting)
+            worker.calls[call(worker, index)] = index
+
+    def _receive(self, results: dict[int, Any]) -> list[tuple[_Worker, Exception]]:
+        """Waits a moment for an answer, and returns workers that are lost."""
+        worker_of = {call: worker for worker in self._workers for call in worker.pending()}
+        answered, _ = ray.wait(list(worker_of), timeout=_TICK)
+        now = time.monotonic()
+        for reference in answered:
+            worker = worker_of[reference]
+            try:
+                result = ray.get(reference)
+            except ray.exceptions.RayTaskError:  # Not a loss but an exception in Python.
+                raise
+            except ray.exceptions.RayError as error:
+                if getattr(error, "actor_init_failed", False):
+                    raise client_part.NoWorkersError(
+                        f"A Ray worker cannot start: {error}"
+                    ) from error
+                return [(worker, error)]
+            worker.since = now
+            if worker.starting is not None:
+                worker.has_started(result)
+            else:
+                results[worker.calls.pop(reference)] = result
+        if all(
+            worker.starting is not None and now - worker.since > self._start_timeout
+            for worker in self._workers
+        ):
+            raise client_part.NoWorkersError(
+                f"No Ray worker has started in {self._start_timeout} s: look whether the cluster "
+                f"has a free CPU for each of {self._num_workers} workers. {_RESUME}"
+            )
+        return [
+            (worker, TimeoutError(f"it took more than {self._chunk_timeout} s for a chunk."))
+            for worker in self._workers
+            if worker.calls and now - worker.since > self._chunk_timeout
+        ]
+
+    def _drop(
+        self, worker: _Worker, losses: collections.Counter[int | None], error: Exception
+    ) -> None:
+        """Ends what is left of a worker that is lost."""
+        ray.kill(worker.actor)
+        self._workers.remove(worker)
+        # The first of its calls was under way; None is a worker that was still starting.
+        chunk = next(iter(worker.calls.values()), None)
+        losses[chunk] += 1
+        reason = str(error).strip().splitlines()[-1]  # After what Ray calls it.
+        limit = _MAX_LOSSES if chunk is not None else _MAX_LOSSES * self._num_workers
+        if losses[chunk] > limit:
+            what = "the start of workers" if chunk is None else f"chunk {chunk} of the clients"
+            raise client_part.NoWorkersError(
+                f"A Ray worker was lost {losses[chunk]} times during {what}, the last time "
+                f"because: {reason} {_RESUME}"
+            ) from error
+        warnings.warn(
+            "A Ray worker was lost: others do again what it did, and a new one is started. "
+            f"{reason}",
+            stacklevel=3,
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class _Worker:
+    """What this process knows of a worker.
+
+    Attributes:
+      actor: Ray's handle.
+      starting: The call that it answers when it has started; None after that.
+      calls: Chunks that it has to compute, in this order, by their calls.
+      since: When it began with the first of them, or to start.
+      pid: Its process id, when it has started.
+    """
+
+    actor: ray.actor.ActorHandle
+    starting: ray.ObjectRef | None
+    calls: dict[ray.ObjectRef, int] = dataclasses.field(default_factory=dict)
+    since: float = dataclasses.field(default_factory=time.monotonic)
+    pid: int | None = None
+
+    def has_started(self, pid: int) -> None:
+        """Takes its process id, the answer to `starting`."""
+        self.starting, self.pid = None, pid
+
+    def pending(self) -> list[ray.ObjectRef]:
+        """The calls that it has not answered."""
+        return [*self.calls] if self.starting is None else [self.starting]
+
+
+class _Actor(client_worker.ClientWorker):
+    """A worker, in a process of its own."""
+
+    def __init__(self, num_threads: int):
+        """Sets up TensorFlow with this number of threads for one operation."""
+        super().__init__()
+        tf.config.threading.set_intra_op_parallelism_threads(num_threads)
+
+    def pid(self) -> int:
+        """The id of this process; answers once it has loaded TensorFlow."""
+        return os.getpid()
+
+    def sum(self, key, part, broadcast, clients):
+        """As the base class says, with a list that holds Ray's reference of the part."""
+        return super().sum(key, lambda: ray.get(part[0]), broadcast, clients)
+
+
+def _start(num_workers: int, object_store_memory: int, temp_dir: str) -> None:
+    """Starts Ray on this machine, for this process only."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Else it says on the terminal that nobody collects its metrics.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    with warnings.catch_warnings():  # Of how Ray will treat GPUs, one day.
+        warnings.simplefilter("ignore", FutureWarning)
+        ray.init(
+            "local",
+            num_cpus=num_workers,
+            object_store_memory=object_store_memory,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=temp_dir,
+        )
+
+
+def _join(address: str) -> None:
+    """Connects this process to a cluster."""
+    if address == "local" or "://" in address:
+        raise ValueError(
+            f"address must be 'host:port' or 'auto', got {address!r}: run this program on a "
+            "machine that is a node of the cluster."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
