@@ -290,12 +290,41 @@ def test_bad_arguments_are_refused(ray, kwargs, message):
         ray_clients.RayClients(**kwargs)
 
 
+_GUEST = textwrap.dedent("""
+    import sys
+    from tests.execution import plain_part
+    from tff_dpftrl import execution
+    from tff_dpftrl.execution import client_part
+    functions = client_part.ClientFunctions(plain_part.build())
+    clients = [lambda value=value: value for value in plain_part.values(int(sys.argv[2]))]
+    with execution.RayClients(1, address=sys.argv[1]) as workers:
+        (total,) = workers.sum(functions, clients, plain_part.broadcast())
+    print(total.numpy().tobytes().hex())
+""")
+
+
+def test_a_guest_leaves_the_cluster_as_it_was(functions, expected, two_workers, ray):
+    address = ray.get_runtime_context().gcs_address
+    # Ray would look for a cluster on loopback at this machine's other address.
+    loopback = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    guest = subprocess.run(
+        [sys.executable, "-c", _GUEST, address, str(_NUM_CLIENTS)],
+        capture_output=True,
+        text=True,
+        env=os.environ | loopback | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert guest.stdout == expected[0].numpy().tobytes().hex() + "\n", guest.stderr
+    _assert_same_bits(two_workers.sum(functions, _clients(), plain_part.broadcast()), expected)
+
+
 # Prints what it has started and where that listens.
 _EMBEDDED = textwrap.dedent("""
-    import sys, time
+    import signal, sys, time
     import psutil
     from tff_dpftrl import execution
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     clients = execution.RayClients(1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     worker, = clients.wait_until_ready()
     started = psutil.Process().children(recursive=True)
     assert worker in [process.pid for process in started]

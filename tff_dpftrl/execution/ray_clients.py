@@ -14,7 +14,9 @@ import heapq
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -355,8 +357,7 @@ def _start(num_workers: int, object_store_memory: int, temp_dir: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Else it says on the terminal that nobody collects its metrics.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with warnings.catch_warnings():  # Of how Ray will treat GPUs, one day.
-        warnings.simplefilter("ignore", FutureWarning)
+    with _undisturbed():
         ray.init(
             "local",
             num_cpus=num_workers,
@@ -376,6 +377,18 @@ def _join(address: str) -> None:
             f"address must be 'host:port' or 'auto', got {address!r}: run this program on a "
             "machine that is a node of the cluster."
         )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
+    with _undisturbed():
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps the program's way to end on SIGTERM, which Ray replaces, and a warning away."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with warnings.catch_warnings():  # Of how Ray will treat GPUs, one day.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
