@@ -81,7 +81,7 @@ def client_spec(work: workload_lib.Workload) -> client_datasets.ClientSpec:
 def build_training(work: workload_lib.Workload) -> Callable[..., tuple[Any, list[tf.Tensor]]]:
     """From weights, metrics and one client's sequences to metrics and update, in a graph.
 
-    The metrics are those of the model, or None if they are not to be counted.
+    The metrics are those of the model, or () if they are not to be counted.
     """
     model = build_model(work)
 
@@ -98,7 +98,7 @@ def build_training(work: workload_lib.Workload) -> Callable[..., tuple[Any, list
                 w - work.client_learning_rate * tf.convert_to_tensor(g)
                 for w, g in zip(trained, gradients, strict=True)
             )
-            if metrics is not None:
+            if metrics:
                 result = tff.learning.models.BatchOutput(loss, output, tf.shape(x)[0])
                 metrics = model.update_metrics_state(metrics, labels=y, batch_output=result)
             return start + work.batch_size, metrics, *stepped
@@ -120,7 +120,7 @@ def build_loop(work: workload_lib.Workload) -> Callable[..., tuple[tf.Tensor, ..
         ends = tf.cumsum(num_rows)
 
         def add_client(index, *totals):
-            _, update = train(weights, None, rows[ends[index] - num_rows[index] : ends[index]])
+            _, update = train(weights, (), rows[ends[index] - num_rows[index] : ends[index]])
             return index + 1, *(t + u for t, u in zip(totals, update, strict=True))
 
         # Clients do not depend on each other, only their sum does.
