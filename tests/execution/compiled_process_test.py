@@ -21,6 +21,7 @@ from tff_dpftrl.private_round import clipping, estimators
 _SPEC = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
 _BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
 _SGD = tff.learning.optimizers.build_sgdm(0.1)
+_ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR  # The faster one.
 _SEED = 7
 _COMMON = {"noise_multiplier": 0.5, "clients_per_round": 3, "deterministic_seed": _SEED}
 # Both compute in float32: a few rounds of a small linear model, each with rounding errors.
@@ -55,9 +56,9 @@ def _functional_model():
     )
 
 
-def _fed_avg(aggregator=None, model=_model_fn, **kwargs):
+def _fed_avg(aggregator=None, model=_model_fn, loop=_ITERATOR):
     return tff.learning.algorithms.build_unweighted_fed_avg(
-        model, client_optimizer_fn=_SGD, model_aggregator=aggregator, **kwargs
+        model, client_optimizer_fn=_SGD, model_aggregator=aggregator, loop_implementation=loop
     )
 
 
@@ -97,7 +98,7 @@ def _fixed(strategy):
 
 _PROCESSES = {
     "plain": _fed_avg,
-    "reduce": lambda: _fed_avg(loop_implementation=tff.learning.LoopImplementation.DATASET_REDUCE),
+    "reduce": lambda: _fed_avg(loop=tff.learning.LoopImplementation.DATASET_REDUCE),
     "functional": lambda: _fed_avg(model=_functional_model()),
     "weighted": lambda: tff.learning.algorithms.build_weighted_fed_avg(
         _model_fn, client_optimizer_fn=_SGD
@@ -143,13 +144,19 @@ def _assert_close(one, other, atol):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol, err_msg=str(path))
 
 
-@pytest.mark.parametrize("name", _PROCESSES)
+_SLOW = ("fed_prox", "fed_sgd", "mime_lite", "robust", "tff_tree", "weighted")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else []) for name in _PROCESSES],
+)
 def test_rounds_are_those_of_tff(name):
     process = _PROCESSES[name]()
     compiled = compiled_process.compile_process(process)
     reference = state = process.initialize()
     tree.assert_same_structure(state, compiled.initialize(), check_types=True)
-    for round_index in range(3):
+    for round_index in range(2):
         expected = process.next(reference, _cohort(round_index))
         found = compiled.next(state, _cohort(round_index))
         assert type(found) is type(expected)
@@ -167,7 +174,7 @@ def test_number_of_threads_changes_no_bit():
         clients = client_part.ThreadedClients(num_threads)
         compiled = compiled_process.compile_process(process, clients=clients)
         state = process.initialize()
-        for _ in range(3):
+        for _ in range(2):
             state = compiled.next(state, cohort).state
         states.append(state)
         compiled.close()
