@@ -12,12 +12,17 @@ little; processor time, of all processes together, it disturbs less.
 
 Each line has seconds a round (median), their ratio to the threads (median over the rounds
 of the ratio within a round), the same ratio of processor time, and for Ray the megabytes that
-are sent each way, pickled. Then a cost model is fitted to Ray's fastest rounds,
+are sent each way, pickled. Then cost models are fitted to Ray's rounds:
 
-    seconds = round + worker · workers + clients · (driver + (client + batch · batches) / parallel)
+    seconds = round + worker · workers + chunk · chunks + driver · clients
+              + clients · (client + batch · batches) / min(workers, cores)
+    processor seconds of this process = round + chunk · chunks + driver · clients
+    processor seconds of all others = round + worker · workers + chunk · chunks
+              + clients · (client + batch · batches)
 
-where parallel = min(workers, cores), no coefficient is negative and errors are relative; and
-it is tried on every line with the coefficients of all the others.
+where seconds are those of the fastest round, no coefficient is negative and errors are
+relative. Each is tried on every line with the coefficients of all the others. On a busy
+machine only the models of processor time say something.
 """
 
 from __future__ import annotations
@@ -54,7 +59,13 @@ _SIZES = {
 }
 """By name: model, and number of sequences in a batch."""
 _THREADS = f"{_CORES} threads"
-_COEFFICIENTS = ("round", "worker", "driver", "client", "batch")
+_COEFFICIENTS = ("round", "worker", "chunk", "driver", "client", "batch")
+_MODELS = {
+    "seconds": _COEFFICIENTS,
+    "this process": ("round", "chunk", "driver"),
+    "all others": ("round", "worker", "chunk", "client", "batch"),
+}
+"""Which coefficients each model has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +77,38 @@ class Line:
       clients: Number of clients.
       batches: Number of batches of each.
       seconds: Of each round.
-      processor_seconds: Of each round, in all processes.
+      own_seconds: Processor time of each round in this process.
+      other_seconds: Processor time of each round in all others.
     """
 
     workers: int
     clients: int
     batches: int
     seconds: list[float] = dataclasses.field(default_factory=list)
-    processor_seconds: list[float] = dataclasses.field(default_factory=list)
+    own_seconds: list[float] = dataclasses.field(default_factory=list)
+    other_seconds: list[float] = dataclasses.field(default_factory=list)
 
     @property
-    def terms(self) -> list[float]:
-        """What the coefficients of the cost model are multiplied with."""
-        share = self.clients / min(self.workers, _CORES)
-        return [1.0, self.workers, self.clients, share, share * self.batches]
+    def processor_seconds(self) -> list[float]:
+        """Processor time of each round."""
+        return [sum(both) for both in zip(self.own_seconds, self.other_seconds, strict=True)]
+
+    def measured(self, model: str) -> float:
+        """What a model is to say."""
+        if model == "seconds":
+            return min(self.seconds)
+        return statistics.median(
+            self.own_seconds if model == "this process" else self.other_seconds
+        )
+
+    def terms(self, model: str) -> list[float]:
+        """What the coefficients of a model are multiplied with."""
+        share = self.clients / (min(self.workers, _CORES) if model == "seconds" else 1)
+        chunks = len(client_part.chunks(self.clients))
+        terms = [1.0, self.workers, chunks, self.clients, share, share * self.batches]
+        return [
+            term for name, term in zip(_COEFFICIENTS, terms, strict=True) if name in _MODELS[model]
+        ]
 
 
 def _process(model: word_lstm.WordLstm) -> tff.learning.templates.LearningProcess:
@@ -102,14 +131,14 @@ def _batches(rows: tf.Tensor | np.ndarray, batch_size: int) -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(batch_size)
 
 
-def _processor_seconds() -> float:
-    """Of this process and all that it has started."""
-    total = 0.0
-    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+def _processor_seconds() -> np.ndarray:
+    """Of this process, and of all that it has started."""
+    seconds = [time.process_time(), 0.0]
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
-            total += times.user + times.system
-    return total
+            seconds[1] += times.user + times.system
+    return np.array(seconds)
 
 
 def _measure_start(workers: int) -> None:
@@ -218,7 +247,9 @@ def _measure(contenders, clients: int, batches: int, args: argparse.Namespace) -
             processor, begin = _processor_seconds(), time.perf_counter()
             run_round(cohort)
             lines[name].seconds.append(time.perf_counter() - begin)
-            lines[name].processor_seconds.append(_processor_seconds() - processor)
+            own, others = _processor_seconds() - processor
+            lines[name].own_seconds.append(own)
+            lines[name].other_seconds.append(others)
     reference = lines[_THREADS]
     for name, line in lines.items():
         ratio = _ratio(line.seconds, reference.seconds)
@@ -237,30 +268,27 @@ def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(one, other, strict=True))
 
 
-def _fit(lines: Sequence[Line]) -> np.ndarray:
+def _fit(lines: Sequence[Line], model: str) -> np.ndarray:
     """The coefficients with the smallest relative errors."""
-    seconds = np.array([min(line.seconds) for line in lines])
-    terms = np.array([line.terms for line in lines]) / seconds[:, None]
+    measured = np.array([line.measured(model) for line in lines])
+    terms = np.array([line.terms(model) for line in lines]) / measured[:, None]
     return scipy.optimize.nnls(terms, np.ones(len(lines)))[0]
 
 
-def _print_model(lines: Sequence[Line]) -> None:
-    coefficients = _fit(lines)
-    print("\nmilliseconds: ", end="")
-    print(
-        *(f"{n} {1e3 * c:.2f}" for n, c in zip(_COEFFICIENTS, coefficients, strict=True)), sep=", "
-    )
-
+def _print_model(lines: Sequence[Line], model: str) -> None:
     def errors(fits: Sequence[np.ndarray]) -> str:
         wrong = [
-            abs(np.dot(line.terms, fit) / min(line.seconds) - 1)
+            abs(np.dot(line.terms(model), fit) / line.measured(model) - 1)
             for line, fit in zip(lines, fits, strict=True)
         ]
         return f"median {np.median(wrong):.0%}, largest {np.max(wrong):.0%}"
 
-    others = [_fit([*lines[:i], *lines[i + 1 :]]) for i in range(len(lines))]
-    print(f"relative error: {errors([coefficients] * len(lines))}")
-    print(f"of a line that was left out of the fit: {errors(others)}")
+    coefficients = _fit(lines, model)
+    values = zip(_MODELS[model], coefficients, strict=True)
+    print(f"\n{model}, in milliseconds:", ", ".join(f"{n} {1e3 * v:.2f}" for n, v in values))
+    print(f"  relative error: {errors([coefficients] * len(lines))}")
+    others = [_fit([*lines[:i], *lines[i + 1 :]], model) for i in range(len(lines))]
+    print(f"  of a line that was left out of the fit: {errors(others)}")
 
 
 def main() -> None:
@@ -287,7 +315,8 @@ def main() -> None:
         for clients in args.clients:
             for batches in args.batches:
                 lines += _measure(contenders, clients, batches, args)
-    _print_model(lines)
+    for cost_model in _MODELS:
+        _print_model(lines, cost_model)
 
 
 if __name__ == "__main__":

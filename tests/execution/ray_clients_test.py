@@ -317,6 +317,16 @@ def test_a_guest_leaves_the_cluster_as_it_was(functions, expected, two_workers, 
     _assert_same_bits(two_workers.sum(functions, _clients(), plain_part.broadcast()), expected)
 
 
+def test_an_address_where_nobody_answers_is_refused_at_once(ray):
+    guest = subprocess.run(
+        [sys.executable, "-c", _GUEST, "127.0.0.1:9", "1"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "ConnectionError: No Ray cluster answers at '127.0.0.1:9'" in guest.stderr
+
+
 # Prints what it has started and where that listens.
 _EMBEDDED = textwrap.dedent("""
     import signal, sys, time

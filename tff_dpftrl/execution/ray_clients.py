@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -36,6 +37,7 @@ except ImportError as import_error:
 
 _MAX_LOSSES = 3  # Of workers, while they compute one chunk, or for each one that starts.
 _CHUNKS_AHEAD = 4  # For each worker: computed, or under way, and not yet added up.
+_SECONDS_TO_ANSWER = 10.0
 _TICK = 1.0  # Seconds between two looks at the clock.
 _RESUME = "The state before the round is still good: start the round again, or resume the run."
 
@@ -377,6 +379,14 @@ def _join(address: str) -> None:
             f"address must be 'host:port' or 'auto', got {address!r}: run this program on a "
             "machine that is a node of the cluster."
         )
+    host, _, port = address.rpartition(":")
+    if host:  # Ray itself would try for many minutes.
+        try:
+            socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+        except OSError as error:
+            raise ConnectionError(
+                f"No Ray cluster answers at {address!r} ({error}): start one with 'ray start'."
+            ) from error
     with _undisturbed():
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
 
