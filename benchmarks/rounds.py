@@ -364,14 +364,14 @@ def _aggregators(clients: int) -> dict[str, tff.aggregators.UnweightedAggregatio
 class InProcess:
     """A process whose rounds run here, compiled or in TFF's current context."""
 
-    def __init__(self, work: workload_lib.Workload, process, *, compiled: bool):
+    def __init__(self, work: workload_lib.Workload, process, *, compiled: bool, clients=None):
         """Initialises it, and sets our aggregators' states to mid-run.
 
         A tree draws less noise in its first rounds.
         """
         self._work, self._compiled = work, compiled
         self._process = (
-            tff_dpftrl.compile_process(process, **ours.tensor_arguments(work))
+            tff_dpftrl.compile_process(process, clients=clients, **ours.tensor_arguments(work))
             if compiled
             else process
         )
@@ -428,18 +428,26 @@ def _run_4m(args: argparse.Namespace) -> None:
     )
 
 
-def build_bare_client(work: workload_lib.Workload):
-    """What a client computes, as one TensorFlow function of weights and its sequences."""
-    model, train = ours.build_model(work), ours.build_training(work)
+class BareClients(execution.ThreadedClients):
+    """Remembers what the clients of the last round had to compute, to do only that again."""
 
-    @tf.function(autograph=False)
-    def client(weights, rows):
-        metrics, update = train(weights, model.initialize_metrics_state(), rows)
-        return tf.clip_by_global_norm(update, work.clip_norm)[0], metrics
+    def __init__(self, num_threads: int):
+        """As the base class."""
+        super().__init__(num_threads)
+        self._num_threads = num_threads
 
-    weights_spec = tuple(tf.TensorSpec(w.shape, tf.float32) for w in work.weights)
-    rows_spec = tf.TensorSpec([None, work.sequence_length + 1], tf.int32)
-    return client.get_concrete_function(weights_spec, rows_spec)
+    def sum(self, functions, clients, broadcast):
+        """As the base class."""
+        self._work = functions.work, broadcast
+        return super().sum(functions, clients, broadcast)
+
+    def run_bare(self, clients: Sequence[np.ndarray]) -> float:
+        """Seconds that as many threads take for the clients' work, and nothing else."""
+        work, broadcast = self._work
+        with concurrent.futures.ThreadPoolExecutor(self._num_threads) as pool:
+            start = time.perf_counter()
+            list(pool.map(lambda rows: bool(work([tf.constant(rows)], broadcast)), clients))
+            return time.perf_counter() - start
 
 
 def run_overhead(args: argparse.Namespace) -> None:
@@ -449,26 +457,25 @@ def run_overhead(args: argparse.Namespace) -> None:
         ("4M parameters, 2 batches of 16", synthetic_workload(12), 4, 12, 10.0),
     ]
     cores = len(os.sched_getaffinity(0))
-    print(f"\noverhead: what a client adds to a round, and to bare calls by {cores} threads, ms")
+    print(
+        f"\noverhead: what a client adds to a round, and to its work alone on {cores} threads, ms"
+    )
     print(f"{'':<42}{'bare':>9}{'a round':>10}{'overhead':>10}{'quartiles':>18}{'goal':>7}")
     for title, work, few, many, goal in cases:
         process = ours.build_process(work, _aggregators(many)["identity"])
-        engine = InProcess(work, process, compiled=True)
-        client, weights = build_bare_client(work), tuple(map(tf.constant, work.weights))
-        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+        clients = BareClients(cores)
+        engine = InProcess(work, process, compiled=True, clients=clients)
+        engine.run_round(0)
 
-            def bare(index: int, count: int) -> float:
-                rows = work.cohorts[index % _NUM_COHORTS][:count]  # noqa: B023 - used at once
-                start = time.perf_counter()
-                list(pool.map(lambda r: client(*weights, tf.constant(r)), rows))  # noqa: B023
-                return time.perf_counter() - start
+        def bare(index: int, count: int) -> float:
+            return clients.run_bare(work.cohorts[index % _NUM_COHORTS][:count])  # noqa: B023
 
-            contenders = {}
-            for count in (few, many):
-                whole = functools.partial(engine.run_round, num_clients=count)
-                contenders["round", count] = Contender(whole)
-                contenders["bare", count] = Contender(functools.partial(bare, count=count))
-            times = interleave(contenders, args.rounds or 15)
+        contenders = {}
+        for count in (few, many):
+            whole = functools.partial(engine.run_round, num_clients=count)
+            contenders["round", count] = Contender(whole)
+            contenders["bare", count] = Contender(functools.partial(bare, count=count))
+        times = interleave(contenders, args.rounds or 15)
         for unit, verdict_on in (("seconds", goal), ("cpu", None)):
             a_client = {
                 kind: 1e3
