@@ -522,7 +522,8 @@ def run_many(args: argparse.Namespace) -> None:
     commands = {"compiled": _ours("compiled"), "through TFF": _ours("tff")}
     if args.baseline:
         commands["baseline"] = _ours("tff", checkout=args.baseline)
-    with started(quickstart_workload(1000, 8, num_cohorts=1), commands) as children:
+    loop = {"training loop": _ours("loop")}
+    with started(quickstart_workload(1000, 8, num_cohorts=1), commands | loop) as children:
         times = interleave(_contenders(children), args.rounds or 5, num_warm_up=1)
     print_table(
         "many: 1,000 clients with one batch of 8",
@@ -530,6 +531,7 @@ def run_many(args: argparse.Namespace) -> None:
         [
             Comparison("compiled", "through TFF", 0.35),
             Comparison("compiled", "baseline"),
+            Comparison("compiled", "training loop"),
         ],
     )
     peaks = collections.defaultdict(dict)
