@@ -22,8 +22,8 @@ def configs(monkeypatch):
     seen = []
     text = argparse.Namespace(train=range(1000))
 
-    def fake_train(config, output, *, text):
-        assert len(text.train) == 1000
+    def fake_train(config, output, *, text, placement):
+        assert len(text.train) == 1000 and not placement.uses_ray
         seen.append(config)
         return argparse.Namespace(summary="done")
 

@@ -198,6 +198,13 @@ def test_a_state_of_another_type_is_refused(with_state, changes, message):
         compiled.next(state, [1])
 
 
+def test_a_state_with_another_name_is_refused(with_state):
+    _, compiled = with_state
+    state = {"numbers": np.zeros(3, np.float32), "count": 1, "nam": "x"}
+    with pytest.raises(ValueError, match=r"must have the elements .*'name'\], got .*'nam'"):
+        compiled.next(state, [1])
+
+
 _ROWS = (tf.TensorSpec([None, 2], tf.float32), tf.TensorSpec([None], tf.int32))
 
 

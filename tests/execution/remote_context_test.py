@@ -331,7 +331,7 @@ def test_a_call_that_takes_too_long_is_given_up(tmp_path):
         process = gate.process
         with (
             pytest.warns(UserWarning, match="DEADLINE_EXCEEDED"),
-            pytest.raises(execution.NoWorkersError, match="four others"),
+            pytest.raises(execution.NoWorkersError, match="fifth time"),
         ):
             process.next(process.initialize(), [1])
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tff_dpftrl.execution import remote_worker, shares
+from tff_dpftrl.execution import client_part, remote_worker, shares
 
 _SQUARES = [0, 1, 4, 9, 16, 25]
 
@@ -100,7 +100,7 @@ def test_it_ends_when_no_worker_answers():
     lost, other = _Worker("a", _die, comes_back=False), _Worker("b", _die, comes_back=False)
     with (
         pytest.warns(UserWarning, match="lost"),
-        pytest.raises(shares.NoWorkersError, match="for 0.1 seconds: a, b. The state before"),
+        pytest.raises(client_part.NoWorkersError, match="for 0.1 seconds: a, b. The state before"),
     ):
         _run(lost, other, patience=0.1)
 
@@ -109,7 +109,7 @@ def test_it_ends_when_one_share_costs_worker_after_worker():
     deadly = _Worker("a", *[_die] * 100)
     with (
         pytest.warns(UserWarning, match="lost"),
-        pytest.raises(shares.NoWorkersError, match="as were four others in the same share"),
+        pytest.raises(client_part.NoWorkersError, match="for the fifth time in the same share"),
     ):
         shares.run(lambda x: x, range(1), [deadly], 30.0)
 

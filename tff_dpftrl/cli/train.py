@@ -81,8 +81,7 @@ def add_parser(subparsers) -> None:
 def _add_placement(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--workers",
-        type=lambda text: tuple(filter(None, text.split(","))),
-        default=(),
+        type=lambda text: tuple(text.split(",")),
         metavar="HOST:PORT,...",
         help="TFF's remote workers, each started by `tff-dpftrl worker`; with --engine tff.",
     )

@@ -181,7 +181,7 @@ def traced(
 
 
 def _as_summand(value: tf.Tensor, bound: int | None) -> tf.Tensor:
-    """A client's integers as int64, which no sum of theirs leaves."""
+    """A client's integers as int64: sums of them are exact below 2^63."""
     value = tf.cast(value, tf.int64)
     if bound is None:
         return value

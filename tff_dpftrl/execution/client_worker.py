@@ -69,8 +69,9 @@ def _encode_leaf(tensor: tf.Tensor, name: str) -> Any:
     except tf.errors.FailedPreconditionError as error:
         raise ValueError(
             f"The data of {name} cannot be sent to another process: {error.message} Make its "
-            "dataset of tensors and of TensorFlow operations without state (no Python generator "
-            "or function, stateless random numbers), or give compile_process a dataset_fn."
+            "dataset of tensors and of TensorFlow operations without state (no list of elements, "
+            "Python generator or function; stateless random numbers), or give compile_process a "
+            "dataset_fn."
         ) from error
     return SerializedDataset(graph.numpy())
 

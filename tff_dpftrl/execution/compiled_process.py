@@ -57,9 +57,9 @@ def compile_process(
 
     TensorFlow's random operations draw new numbers in every call, as in TFF. Those with a seed
     of their own, `tf.random.normal([], seed=1)`, begin anew whenever TFF makes a session for a
-    call; here they go on, in the order in which clients happen to come. So no noise is
-    repeated, but two runs have the same bits only with one thread, and not after a resume.
-    Stateless operations, which our aggregators use, have none of this.
+    call; here they go on, in the order in which clients happen to come, and begin anew in
+    another compiled process, after a resume, and in every worker of Ray. Never use them for
+    noise. Stateless operations, which our aggregators use, have none of this.
 
     Build the process with `tff.learning.LoopImplementation.DATASET_ITERATOR`, if its builder
     has the argument: TensorFlow prepares the function that a `dataset.reduce` calls, which is

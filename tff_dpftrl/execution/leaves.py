@@ -91,12 +91,13 @@ def _flatten_struct(value: Any, type_spec: tff.StructType, name: str) -> list[tf
         raise ValueError(
             f"{name} must have {len(elements)} elements, as its type {type_spec}, got {len(given)}."
         )
+    has_names = bool(dir(given))
+    if has_names and set(dir(given)) != {key for key, _ in elements}:
+        wanted = [key for key, _ in elements]
+        raise ValueError(f"{name} must have the elements {wanted}, got {dir(given)}.")
     leaves = []
     for index, (key, element_type) in enumerate(elements):
-        try:
-            element = given[index if key is None or key not in dir(given) else key]
-        except (AttributeError, KeyError) as error:
-            raise ValueError(f"{name} has no element {key!r}.") from error
+        element = given[key if has_names else index]
         leaves += flatten(element, element_type, f"{name}.{index if key is None else key}")
     return leaves
 

@@ -26,7 +26,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import client_part, client_worker
+from tff_dpftrl.execution import client_part, client_worker, worker_addresses
 
 try:
     import ray
@@ -374,21 +374,20 @@ def _start(num_workers: int, object_store_memory: int, temp_dir: str) -> None:
 
 def _join(address: str) -> None:
     """Connects this process to a cluster."""
-    if address == "local" or "://" in address:
-        raise ValueError(
-            f"address must be 'host:port' or 'auto', got {address!r}: run this program on a "
-            "machine that is a node of the cluster."
-        )
-    host, _, port = address.rpartition(":")
-    if host:  # Ray itself would try for many minutes.
+    worker_addresses.check_of_ray(address)
+    if address != "auto":  # Ray itself would try for many minutes.
+        host, _, port = address.rpartition(":")
         try:
             socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
         except OSError as error:
             raise ConnectionError(
                 f"No Ray cluster answers at {address!r} ({error}): start one with 'ray start'."
             ) from error
-    with _undisturbed():
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        with _undisturbed():
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except RuntimeError as error:  # Another version of Ray or Python, for example.
+        raise ConnectionError(f"Ray at {address!r} cannot be joined: {error}") from error
 
 
 @contextlib.contextmanager

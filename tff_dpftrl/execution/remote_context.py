@@ -20,14 +20,13 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tff_dpftrl.execution import (
+    client_part,
     contexts,
     remote_worker,
     shares,
     split_round,
     worker_addresses,
 )
-
-NoWorkersError = shares.NoWorkersError
 
 
 @contextlib.contextmanager
@@ -86,7 +85,7 @@ def _connect_some(workers: Sequence[remote_worker.RemoteWorker]) -> None:
         thread.join()
     silent = [worker.address for worker in workers if not worker.is_connected]
     if len(silent) == len(workers):
-        raise NoWorkersError(
+        raise client_part.NoWorkersError(
             f"No worker answers at {', '.join(silent)}: start them with 'tff-dpftrl worker'"
         )
     for address in silent:

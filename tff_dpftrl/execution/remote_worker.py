@@ -83,7 +83,9 @@ class RemoteWorker:
             with connection.watched():
                 return connection.context.invoke(comp, arg)
         except WorkerLostError:
-            self.abandon()
+            connection.close()
+            if self._connection is connection:  # The next round may have made another.
+                self._connection = None
             raise
 
     def abandon(self) -> None:

@@ -20,9 +20,6 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 _WHAT_IS_KEPT = "The state before this round is as good as ever: start workers and go on from it"
 
 
-NoWorkersError = client_part.NoWorkersError
-
-
 def run(
     comp: tff.framework.ConcreteComputation,
     args: Sequence[Any],
@@ -121,8 +118,8 @@ class _Shares:
             self._waiting.append(index)
             if self._attempts[index] == _MOST_ATTEMPTS:
                 self._fail(
-                    NoWorkersError(
-                        f"{loss}, as were four others in the same share. {_WHAT_IS_KEPT}"
+                    client_part.NoWorkersError(
+                        f"{loss}, for the fifth time in the same share. {_WHAT_IS_KEPT}"
                     )
                 )
             self._changed.notify_all()
@@ -161,7 +158,7 @@ class _Shares:
                 answered = time.monotonic()
             elif time.monotonic() - answered > patience_seconds:
                 addresses = ", ".join(worker.address for worker in workers)
-                raise NoWorkersError(
+                raise client_part.NoWorkersError(
                     f"No worker has answered for {patience_seconds:g} seconds: {addresses}. "
                     f"{_WHAT_IS_KEPT}"
                 )

@@ -20,11 +20,11 @@ def check(addresses: Sequence[str], *, trust_network: bool) -> None:
     if isinstance(addresses, str) or not addresses:
         raise ValueError(f"addresses={addresses!r} must be a list of at least one 'host:port'.")
     for address in addresses:
-        host, separator, port = address.rpartition(":")
-        if not (separator and host and port.isdecimal() and 0 < int(port) < 2**16):
+        if not _is_host_and_port(address):
             raise ValueError(
                 f"addresses has {address!r}, which is not 'host:port', such as '127.0.0.1:7000'."
             )
+        host, _, port = address.rpartition(":")
         if addresses.count(address) > 1:
             raise ValueError(
                 f"addresses has {address!r} twice: a worker uses all processors by itself."
@@ -36,6 +36,27 @@ def check(addresses: Sequence[str], *, trust_network: bool) -> None:
                 "the network is trusted, say trust_network=True (--trust-network); otherwise reach "
                 f"it through a tunnel, such as ssh -L {port}:localhost:{port} {host}."
             )
+
+
+def check_of_ray(address: str) -> None:
+    """Refuses the address of a Ray cluster that cannot be one.
+
+    Args:
+      address: "host:port", or "auto" for a cluster that has a node on this machine.
+
+    Raises:
+      ValueError: If it is neither.
+    """
+    if address != "auto" and not _is_host_and_port(address):
+        raise ValueError(
+            f"address of Ray must be 'host:port' or 'auto', got {address!r}: run this program on a "
+            "machine that is a node of the cluster."
+        )
+
+
+def _is_host_and_port(address: str) -> bool:
+    host, separator, port = address.rpartition(":")
+    return bool(separator and host and port.isdecimal() and 0 < int(port) < 2**16)
 
 
 def _is_loopback(host: str) -> bool:

@@ -63,7 +63,7 @@ class Evaluator:
                 count,
                 batches,
                 fn_output_signature=spec,
-                parallel_iterations=min(_MAX_PARALLEL, os.cpu_count() or 1),
+                parallel_iterations=min(_MAX_PARALLEL, len(os.sched_getaffinity(0))),
             )
             return metrics.finalize(tf.nest.map_structure(tf.reduce_sum, counts))
 

@@ -54,7 +54,7 @@ class Snapshot:
     @functools.cached_property
     def _digests(self) -> tuple[bytes, ...]:
         useful = sum(tensor.nbytes for tensor in self.tensors) // _BYTES_PER_THREAD
-        threads = min(_MAX_THREADS, os.cpu_count() or 1, useful)
+        threads = min(_MAX_THREADS, len(os.sched_getaffinity(0)), useful)
         if threads <= 1:
             return tuple(map(_digest, self.tensors))
         with futures.ThreadPoolExecutor(threads) as pool:

@@ -24,7 +24,7 @@ class Placement:
       ray_address: Address of a Ray cluster; Ray is started on this machine if None.
     """
 
-    workers: tuple[str, ...] = ()
+    workers: tuple[str, ...] | None = None
     trust_network: bool = False
     ray_workers: int | None = None
     ray_address: str | None = None
@@ -35,7 +35,9 @@ class Placement:
         if self.trust_network and not self.workers:
             raise ValueError("trust_network has a meaning with workers only: leave it out.")
 
-        if self.workers:
+        if self.ray_address is not None:
+            worker_addresses.check_of_ray(self.ray_address)
+        if self.workers is not None:
             worker_addresses.check(self.workers, trust_network=self.trust_network)
         if self.workers and self.uses_ray:
             raise ValueError("clients work on TFF's workers or on Ray, not on both: name one.")
