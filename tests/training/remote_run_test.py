@@ -30,6 +30,15 @@ def _on(*workers):
     return placement.Placement(workers=tuple(worker.address for worker in workers))
 
 
+def test_without_any_worker_nothing_is_written(corpus, tmp_path):
+    with worker_process.serve() as worker:
+        placed = _on(worker)
+    output = tmp_path / "run"
+    with pytest.raises(execution.NoWorkersError, match="No worker answers"):
+        run.train(toy_run.config(corpus, engine="tff"), output, placement=placed)
+    assert not output.exists()
+
+
 @pytest.mark.slow
 def test_a_run_that_loses_all_its_workers_goes_on_with_others(corpus, tmp_path, monkeypatch):
     config = toy_run.config(corpus, engine="tff")
