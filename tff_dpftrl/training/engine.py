@@ -32,16 +32,12 @@ def open_engine(
       config: Options of the run; `engine` says what runs it.
       plan: The run's privacy.
       language_task: Model and data.
-      placement: Where clients work.
+      placement: Where clients work, checked for the engine.
 
     Yields:
       The process, with the methods of a learning process, and what makes its clients'
       values. What was started for it is ended afterwards.
-
-    Raises:
-      ValueError: If the engine cannot run clients there.
     """
-    placement.check(config.engine)
     with _context(config, placement), _clients(placement) as clients:
         built = process.build_process(plan, config, language_task.functional_model())
         if config.engine == "tff":

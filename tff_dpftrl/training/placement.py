@@ -34,7 +34,6 @@ class Placement:
             validation.integer("ray_workers", self.ray_workers, minimum=1)
         if self.trust_network and not self.workers:
             raise ValueError("trust_network has a meaning with workers only: leave it out.")
-
         if self.ray_address is not None:
             worker_addresses.check_of_ray(self.ray_address)
         if self.workers is not None:
