@@ -13,7 +13,17 @@ import pytest
 from tff_dpftrl import version
 from tff_dpftrl.cli import account, main
 
-_COMMANDS = ("train", "report", "optimize", "compare", "account", "calibrate", "plan", "worker")
+_COMMANDS = (
+    "train",
+    "report",
+    "predict",
+    "optimize",
+    "compare",
+    "account",
+    "calibrate",
+    "plan",
+    "worker",
+)
 
 
 def _errors(arguments, capsys):

@@ -39,11 +39,13 @@ def test_the_source_says_who_calls_it_public(tmp_path):
     private = vocabulary.of_training_users(_corpus(), 3)
     assert private.words == ("a", "b", "c")
     assert private.source.endswith("training users of m, so NOT covered")
+    assert not private.is_public
     jsonl.write(_corpus(), tmp_path / "c.jsonl")
     (tmp_path / "w.txt").write_text("a\nb\n")
     for name in ("c.jsonl", "w.txt"):
-        source = vocabulary.from_file(tmp_path / name, 3).source
-        assert source.endswith(f"{tmp_path / name}, declared public by the operator")
+        found = vocabulary.from_file(tmp_path / name, 3)
+        assert found.source.endswith(f"{tmp_path / name}, declared public by the operator")
+        assert found.is_public
 
 
 def _users(first, count):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 
@@ -15,7 +16,7 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import serialization, tree
 from tff_dpftrl.participation import ledger, schema
 from tff_dpftrl.training import corpus as corpus_lib
-from tff_dpftrl.training import report, run
+from tff_dpftrl.training import report, run, trained_model
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +53,37 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
         "privacy_statement.md",
         "private",
         "tensorboard",
+        "vocabulary.json",
     }
     rows = toy_run.rows(output)
     assert [int(row["round"]) for row in rows] == list(range(1, toy_run.NUM_ROUNDS + 1))
     assert [bool(row["eval_loss"]) for row in rows] == [False, False, True] * 2
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_its_model_can_be_used_without_config_and_data(uninterrupted, tmp_path):
+    output, _, _ = uninterrupted
+    for name in ("model.npz", "best_model.npz", "vocabulary.json"):
+        shutil.copy(output / name, tmp_path)
+    for which in ("last", "best"):
+        trained = trained_model.find(tmp_path, which).load()
+        assert trained.words.words == tuple(toy_run.WORDS)
+        (found,) = trained.predict([f"{toy_run.WORDS[0]} {toy_run.WORDS[7]}"], top=30)
+        assert {word for word, _ in found.next_words} == set(toy_run.WORDS)
+        assert found.unknown_in_text == ()
+
+
+def test_a_finished_run_without_its_words_gets_them_by_resuming(uninterrupted, tmp_path):
+    output, _, _ = uninterrupted
+    older = tmp_path / "older"
+    shutil.copytree(output, older)
+    (older / "vocabulary.json").unlink()
+    with pytest.raises(ValueError, match=f"train --resume --output {older} writes it"):
+        trained_model.find(older)
+    run.train(None, older)
+    name = "vocabulary.json"
+    assert (older / name).read_bytes() == (output / name).read_bytes()
+    assert (older / "model.npz").read_bytes() == (output / "model.npz").read_bytes()
 
 
 def test_files_are_as_private_as_the_umask_makes_them(uninterrupted):

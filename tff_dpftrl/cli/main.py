@@ -23,7 +23,17 @@ from tff_dpftrl import version
 from tff_dpftrl.cli import interruption
 
 _PROGRAM = "tff-dpftrl"
-_SUBCOMMANDS = ("train", "report", "optimize", "compare", "account", "calibrate", "plan", "worker")
+_SUBCOMMANDS = (
+    "train",
+    "report",
+    "predict",
+    "optimize",
+    "compare",
+    "account",
+    "calibrate",
+    "plan",
+    "worker",
+)
 
 
 class _CommandParser(argparse.ArgumentParser):

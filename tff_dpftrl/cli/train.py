@@ -21,10 +21,11 @@ _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
 
 The output folder receives model.npz and privacy_statement.md and .json, which may be published;
-config.json; and, for the operator's eyes only, metrics.csv, curves.png and TensorBoard events,
-which have exact figures of the training users. Its folder private/ (checkpoints with the noise's
-seed, the ledger of participation) is what --resume and `tff-dpftrl report` need; whoever reads it
-can undo the privacy of the run. docs/results_folder.md explains every file.
+vocabulary.json, which may be if its words may be seen; config.json; and, for the operator's eyes
+only, metrics.csv, curves.png and TensorBoard events, which have exact figures of the training
+users. Its folder private/ (checkpoints with the noise's seed, the ledger of participation) is what
+--resume and `tff-dpftrl report` need; whoever reads it can undo the privacy of the run.
+docs/results_folder.md explains every file.
 
 Ctrl-C loses nothing but the round that is being run.
 """
@@ -210,5 +211,8 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.training import run as run_lib
 
     results = run_lib.train(new_config, output, text=text, placement=placement)
-    print(f"\n{results.summary}\nResults are in {output}/")
+    print(
+        f"\n{results.summary}\nResults are in {output}/\nType half a sentence and get words: "
+        f'tff-dpftrl predict {shlex.quote(str(output))} "..."'
+    )
     return 0

@@ -42,11 +42,13 @@ class Vocabulary:
       source: Where the words are from, and on whose word it is public, for the privacy
         statement.
       lower_case: Whether the words are lower-cased, and texts must be.
+      is_public: False if the users to be protected decided which words there are.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
     source: str
     lower_case: bool = True
+    is_public: bool = True
 
     def __post_init__(self):
         if not self.words:
@@ -124,10 +126,11 @@ def of_training_users(
       lower_case: Whether to lower-case.
 
     Returns:
-      A vocabulary whose source says that no guarantee covers it.
+      A vocabulary that is not public, whose source says that no guarantee covers it.
     """
     source = f"counted without noise on the training users of {corpus.name}, so NOT covered"
-    return most_frequent(corpus, size, source=source, lower_case=lower_case)
+    counted = most_frequent(corpus, size, source=source, lower_case=lower_case)
+    return dataclasses.replace(counted, is_public=False)
 
 
 def standard_library(

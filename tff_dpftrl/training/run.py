@@ -5,6 +5,7 @@ The folder of a run:
     config.json                 resolved options, what was derived from them, versions
     metrics.csv, metrics_README.md, curves.png, tensorboard/
     model.npz, best_model.npz   of the last round and of the best evaluation (models/export.py)
+    vocabulary.json             the words of their ids, and how text is split into them
     privacy_statement.json, .md
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
@@ -36,7 +37,16 @@ from tff_dpftrl.runs import (
     tensorboard_log,
 )
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus, engine, process, report, startup, stopping, task
+from tff_dpftrl.training import (
+    corpus,
+    engine,
+    process,
+    report,
+    startup,
+    stopping,
+    task,
+    trained_model,
+)
 from tff_dpftrl.training import placement as placement_lib
 
 Say = Callable[[str], None]
@@ -125,6 +135,9 @@ def train(
         state = learning_process.initialize()
         with _open(output, plan, known, config, state, is_new) as rounds:
             durable_files.remove_leftovers(output)
+            trained_model.write_vocabulary(
+                output, language_task.words, language_task.train.corpus.is_tokenized
+            )
             say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} rounds done.")
             sampler = plan.sampler(_cohort_seed(output / "private", plan, config))
             run = _Run(

@@ -1,0 +1,68 @@
+"""Tests of tff_dpftrl.data.vocabulary_file."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl.data import tokenizer, user_text, vocabulary, vocabulary_file
+
+_WORDS = vocabulary.Vocabulary(("the", "don't", "中文", "ß", "\ud83d", "\x00"), "a book")
+
+
+@pytest.mark.parametrize("is_tokenized", [True, False])
+def test_it_comes_back_as_it_was(tmp_path, is_tokenized):
+    rule = tokenizer.Tokenizer(is_tokenized=is_tokenized)
+    vocabulary_file.write(tmp_path / "v.json", _WORDS, rule)
+    assert vocabulary_file.read(tmp_path / "v.json") == (_WORDS, rule)
+    assert [path.name for path in tmp_path.iterdir()] == ["v.json"]
+    ids = json.loads((tmp_path / "v.json").read_text())["ids"]
+    assert list(ids.values()) == [0, 1, 7, 8, 9]
+
+
+def test_words_of_protected_users_are_marked(tmp_path):
+    corpus = user_text.UserText.from_mapping("m", {"u": ["Anna's secret"], "v": ["b"]})
+    words = vocabulary.of_training_users(corpus, 5, lower_case=False)
+    for name, found in (("private", words), ("public", _WORDS)):
+        rule = tokenizer.Tokenizer(found.lower_case)
+        vocabulary_file.write(tmp_path / name, found, rule)
+        assert vocabulary_file.read(tmp_path / name) == (found, rule)
+    private, public = (json.loads((tmp_path / n).read_text()) for n in ("private", "public"))
+    assert not private["is_public"] and "do not publish this file" in private["note"]
+    assert public["is_public"] and "do not publish" not in public["note"]
+
+
+def test_a_rule_that_does_not_fit_the_words_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="lower_case must be the same"):
+        vocabulary_file.write(tmp_path / "v.json", _WORDS, tokenizer.Tokenizer(lower_case=False))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("", "cannot be read as a vocabulary"),
+        ("[1]", "cannot be read as a vocabulary"),
+        ('{"format": 1}', "KeyError"),
+        ({"words": "the"}, "'words' is no list of strings"),
+        ({"words": ["a", 3]}, "'words' is no list of strings"),
+        ({"words": ["a", "a"]}, "must be distinct"),
+        ({"format": 7}, "of format 7, and this version"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    path = tmp_path / "v.json"
+    if isinstance(content, dict):
+        vocabulary_file.write(path, _WORDS, tokenizer.Tokenizer())
+        content = json.dumps(json.loads(path.read_text()) | content)
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        vocabulary_file.read(path)
+    with pytest.raises(ValueError, match="none.json cannot be read"):
+        vocabulary_file.read(tmp_path / "none.json")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,72 @@
+"""Tests of tff_dpftrl.models.next_words, against one text at a time in NumPy."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.models import metrics, next_words, word_lstm
+
+_MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
+_SPECIAL = metrics.SpecialIds(oov=7, bos=8, eos=9)
+_TEXTS = [[1, 2], [], [3, 7, 4], [5, 1, 2, 3, 6], [7]]
+
+
+def _weights(seed):
+    # Biases and weights large enough for the scores to differ.
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=s).astype(np.float32) for s in _MODEL.weight_shapes.values()]
+
+
+def _probabilities(weights, text):
+    """Probabilities of all ids after one text; those that never come are left out."""
+    context = [8, *text][-4:]
+    rows = np.zeros([1, 4], np.int32)
+    rows[0, : len(context)] = context
+    scores = _MODEL.logits(weights, rows).numpy()[0, len(context) - 1].astype(np.float64)
+    odds = np.exp(scores)
+    odds[[0, 8]] = 0.0
+    return odds / odds.sum()
+
+
+@pytest.mark.parametrize("top", [1, 3, 6, 50])
+def test_agrees_with_one_text_at_a_time(top):
+    weights = _weights(0)
+    found = next_words.next_words(
+        _MODEL, weights, tf.ragged.constant(_TEXTS, dtype=tf.int32), _SPECIAL, top
+    )
+    best = []
+    for i, text in enumerate(_TEXTS):
+        expected = _probabilities(weights, text)
+        order = 1 + np.argsort(-expected[1:7])[:top]
+        assert found.ids[i].numpy().tolist() == order.tolist()
+        np.testing.assert_allclose(found.probabilities[i], expected[order], rtol=1e-4)
+        np.testing.assert_allclose(found.unknown_word[i], expected[7], rtol=1e-4)
+        np.testing.assert_allclose(found.end_of_text[i], expected[9], rtol=1e-4)
+        best.append(order[0])
+    assert len(set(best)) > 1  # The texts matter.
+
+
+def test_what_never_comes_next_gets_nothing_whatever_its_score():
+    bias = list(_MODEL.weight_shapes).index("output_bias")
+    weights = _weights(1)
+    plain, shouting = weights[bias].copy(), weights[bias].copy()
+    shouting[[0, 8]] = 50.0  # Padding and the beginning of a text.
+    found = []
+    for weights[bias] in (plain, shouting):
+        found.append(
+            next_words.next_words(
+                _MODEL, weights, tf.ragged.constant([[1]], dtype=tf.int32), _SPECIAL, 6
+            )
+        )
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    total = tf.reduce_sum(found[1].probabilities) + found[1].unknown_word + found[1].end_of_text
+    assert float(total[0]) == pytest.approx(1.0, rel=1e-5)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

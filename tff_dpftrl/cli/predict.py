@@ -1,0 +1,123 @@
+"""`tff-dpftrl predict`: the likely next words of texts that have begun."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import train, trained_run
+from tff_dpftrl.training import trained_model
+
+_DESCRIPTION = """\
+Print the words that a trained model expects next, with their probabilities.
+
+Texts are given as arguments, or one a line on standard input; at a terminal, type the
+beginning of a sentence and press Enter. The last word of a text is taken as whole. The
+model also knows two outcomes that are no words, and they are printed below the words: a
+word outside its vocabulary, and the end of the text. Of a text that is longer than the
+sequences that it was trained on, it reads the end.
+"""
+
+_EPILOG = """\
+examples:
+  tff-dpftrl predict results/quickstart "this function returns"
+
+  # The model that was best on the held-out users, ten words.
+  tff-dpftrl predict results/quickstart "the number of" --model best --top 10
+
+  # Many texts, for a script: one JSON object a line.
+  tff-dpftrl predict results/quickstart --format jsonl < beginnings.txt > predictions.jsonl
+"""
+
+_TEXTS_AT_A_TIME = 64
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "predict",
+        help="type half a sentence and get a trained model's next words",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    trained_run.add_arguments(parser)
+    parser.add_argument(
+        "texts",
+        metavar="TEXT",
+        nargs="*",
+        help="Beginning of a sentence, in quotes. Without one, lines of standard input.",
+    )
+    parser.add_argument(
+        "--top", type=int, default=5, metavar="N", help="Number of words. Default: 5."
+    )
+    parser.add_argument(
+        "--format",
+        choices=("text", "jsonl"),
+        default="text",
+        help="Of standard output: text, or one JSON object a text and line. Default: text.",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predicts, and returns the exit status."""
+    validation.integer("--top", args.top, minimum=1)
+    files = trained_run.find(args)
+    for text in args.texts:
+        _check(files, text, "TEXT")
+    train.silence_tensorflow()
+    trained = files.load()
+    show = _print_json if args.format == "jsonl" else _print_text
+    for texts in [args.texts] if args.texts else _lines(files):
+        for text, prediction in zip(texts, trained.predict(texts, args.top), strict=True):
+            show(text, prediction)
+        sys.stdout.flush()
+    return 0
+
+
+def _check(files: trained_model.TrainedFiles, text: str, where: str) -> None:
+    if not files.rule.words(text):
+        raise ValueError(f"{where} must have at least one word in it, got {text!r}.")
+
+
+def _lines(files: trained_model.TrainedFiles) -> Iterator[list[str]]:
+    """Yields the lines of standard input, many at a time unless a person types them."""
+    if sys.stdin.isatty():
+        print("Type the beginning of a sentence, and Enter; Ctrl-D ends.", file=sys.stderr)
+        for line in sys.stdin:
+            if files.rule.words(line):
+                yield [line.rstrip("\r\n")]
+        return
+    numbered = enumerate((line.rstrip("\r\n") for line in sys.stdin), start=1)
+    while lines := list(itertools.islice(numbered, _TEXTS_AT_A_TIME)):
+        for number, text in lines:
+            _check(files, text, f"line {number} of standard input")
+        yield [text for _, text in lines]
+
+
+def _print_json(text: str, prediction: trained_model.Prediction) -> None:
+    found = {
+        "text": text,
+        "next_words": [{"word": w, "probability": p} for w, p in prediction.next_words],
+        "unknown_word": prediction.unknown_word,
+        "end_of_text": prediction.end_of_text,
+        "unknown_in_text": prediction.unknown_in_text,
+    }
+    print(json.dumps(found, allow_nan=False))
+
+
+def _print_text(text: str, prediction: trained_model.Prediction) -> None:
+    print(text)
+    for word, probability in prediction.next_words:
+        print(f"{probability:8.1%}  {word}")
+    print(f"{prediction.unknown_word:8.1%}  (a word outside the vocabulary)")
+    print(f"{prediction.end_of_text:8.1%}  (the end of the text)")
+    if prediction.unknown_in_text:
+        words = ", ".join(map(repr, prediction.unknown_in_text))
+        print(f"   not in the vocabulary, so read as some unknown word: {words}")
+    print()

@@ -1,0 +1,94 @@
+"""A vocabulary as a file of JSON: words by id, where they are from, and how text is split.
+
+Whoever has it and a model's weights needs neither the corpus nor the options of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.data import tokenizer, vocabulary
+
+FORMAT = 1
+"""Raise it when a file that was written before can no longer be read."""
+
+_PUBLIC = "The words are from text that is public, or that the operator has declared to be."
+_NOT_PUBLIC = (
+    "The words were counted on the users whom the run protects, without noise. No privacy "
+    "statement covers which words these are, nor their order: do not publish this file, or "
+    "anything that holds or speaks the words, unless those users' words may be seen."
+)
+
+
+def write(
+    path: str | os.PathLike[str], words: vocabulary.Vocabulary, rule: tokenizer.Tokenizer
+) -> None:
+    """Writes a vocabulary, whole or not at all.
+
+    Args:
+      path: The file; an existing one is replaced.
+      words: The vocabulary.
+      rule: How texts become words.
+
+    Raises:
+      ValueError: If only one of the two lower-cases.
+      OSError: If the file cannot be written.
+    """
+    if words.lower_case != rule.lower_case:
+        raise ValueError(
+            f"lower_case must be the same for both, got {words.lower_case} for the words and "
+            f"{rule.lower_case} for the rule that splits text."
+        )
+    content = {
+        "format": FORMAT,
+        "source": words.source,
+        "is_public": words.is_public,
+        "note": _PUBLIC if words.is_public else _NOT_PUBLIC,
+        "lower_case": words.lower_case,
+        "is_tokenized": rule.is_tokenized,
+        "ids": {
+            "padding": vocabulary.PAD,
+            "first word": 1,
+            "out of vocabulary": words.oov,
+            "beginning": words.bos,
+            "end": words.eos,
+        },
+        "words": list(words.words),
+    }
+    durable_files.write(path, (json.dumps(content, indent=1) + "\n").encode("ascii"))
+
+
+def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer.Tokenizer]:
+    """Reads a vocabulary that `write` wrote.
+
+    Args:
+      path: The file.
+
+    Returns:
+      The words, and how texts become words.
+
+    Raises:
+      ValueError: If the file is missing, or is not such a file.
+    """
+    try:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        found = content["format"]
+        words, source = content["words"], content["source"]
+        lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
+        is_public = content["is_public"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
+    if found != FORMAT:
+        raise ValueError(
+            f"{path} is a vocabulary of format {found}, and this version of tff-dpftrl reads "
+            f"format {FORMAT} only: use the version that wrote it."
+        )
+    if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise ValueError(f"{path} cannot be read as a vocabulary: 'words' is no list of strings.")
+    return (
+        vocabulary.Vocabulary(tuple(words), source, lower_case, is_public),
+        tokenizer.Tokenizer(lower_case, is_tokenized),
+    )

@@ -1,0 +1,217 @@
+"""A trained model as it is used: texts in, likely next words out.
+
+Two files of a run's folder are enough, and may be handed on by themselves: the model and
+`vocabulary.json`. Neither options nor data of the run are read, and TFF is not needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import shlex
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
+
+from tff_dpftrl import validation
+from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
+
+if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imported.
+    import numpy as np
+
+    from tff_dpftrl.models import language_model, metrics, next_words
+
+Which = Literal["last", "best"]
+"""The model after the last round, or the one that was best on the held-out users."""
+
+_VOCABULARY = "vocabulary.json"
+_MODELS: dict[Which, str] = {"last": "model.npz", "best": "best_model.npz"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """What may come after a text.
+
+    Attributes:
+      next_words: Words of the vocabulary and their probabilities, best first.
+      unknown_word: Probability of a word out of the vocabulary.
+      end_of_text: Probability that the text ends here.
+      unknown_in_text: Words of the text that are not in the vocabulary, in order, each
+        once; the model was told that some unknown word stands there.
+    """
+
+    next_words: tuple[tuple[str, float], ...]
+    unknown_word: float
+    end_of_text: float
+    unknown_in_text: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
+    """Weights, and what is needed to use them on text.
+
+    Attributes:
+      model: The model.
+      weights: One array for each entry of its `weight_shapes`.
+      words: The vocabulary.
+      rule: How text becomes words.
+    """
+
+    model: language_model.LanguageModel
+    weights: Sequence[np.ndarray]
+    words: vocabulary.Vocabulary
+    rule: tokenizer.Tokenizer
+
+    @property
+    def special(self) -> metrics.SpecialIds:
+        """Ids that are not words of the vocabulary."""
+        from tff_dpftrl.models import metrics
+
+        return metrics.SpecialIds(oov=self.words.oov, bos=self.words.bos, eos=self.words.eos)
+
+    def predict(self, texts: Sequence[str], top: int = 5) -> list[Prediction]:
+        """Predicts how texts that have begun go on.
+
+        The last word is taken as whole: "I wan" is followed by a word, not by "t".
+
+        Args:
+          texts: Beginnings of sentences. If one is longer than the model's sequence length,
+            its end is read.
+          top: Number of words to predict; all of the vocabulary if it has fewer.
+
+        Returns:
+          A prediction for each text.
+
+        Raises:
+          ValueError: If a text has no word in it, or `top` is not positive.
+        """
+        import tensorflow as tf
+
+        validation.integer("top", top, minimum=1)
+        split = [self.rule.words(text) for text in texts]
+        for text, words in zip(texts, split, strict=True):
+            if not words:
+                raise ValueError(f"the text must have at least one word in it, got {text!r}.")
+        if not split:
+            return []
+        ids = tf.ragged.constant([self.words.ids(words) for words in split], dtype=tf.int32)
+        found = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
+        known, predictions = self.words.id_of, []
+        for words, best, values, unknown, end in zip(split, *found, strict=True):
+            named = zip((self.words.words[i - 1] for i in best), map(float, values), strict=True)
+            missing = dict.fromkeys(word for word in words if word not in known)
+            predictions.append(Prediction(tuple(named), float(unknown), float(end), tuple(missing)))
+        return predictions
+
+    @functools.cached_property
+    def _next_words(self) -> Callable[..., next_words.NextWords]:
+        import tensorflow as tf
+
+        from tff_dpftrl.models import next_words
+
+        @tf.function(
+            autograph=False,
+            input_signature=[
+                tf.RaggedTensorSpec([None, None], tf.int32),
+                tf.TensorSpec([], tf.int32),
+            ],
+        )
+        def graph(ids, top):
+            return next_words.next_words(self.model, self.weights, ids, self.special, top)
+
+        return graph
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedFiles:
+    """The files of a trained model, of which the small one has been read.
+
+    Attributes:
+      model_path: The file of the model.
+      words: The vocabulary.
+      rule: How text becomes words.
+    """
+
+    model_path: pathlib.Path
+    words: vocabulary.Vocabulary
+    rule: tokenizer.Tokenizer
+
+    def load(self) -> TrainedModel:
+        """Reads the model.
+
+        Returns:
+          The model.
+
+        Raises:
+          ValueError: If its file is no model, or is that of another vocabulary.
+        """
+        from tff_dpftrl.models import export
+
+        model, weights = export.read(self.model_path)
+        if model.vocabulary_size != self.words.size:
+            raise ValueError(
+                f"{self.model_path} is a model of {model.vocabulary_size} ids, but {_VOCABULARY} "
+                f"beside it has {self.words.size}: they are of two runs. Restore the one that "
+                "belongs to the other."
+            )
+        return TrainedModel(model, weights, self.words, self.rule)
+
+
+def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
+    """Finds the files of a run's model, without TensorFlow.
+
+    Args:
+      folder: Folder that `train` or `report` wrote to, or one with a copy of the two files.
+      which: "last" or "best".
+
+    Returns:
+      The files.
+
+    Raises:
+      ValueError: If there is no run in the folder, it has no such model yet, or it is from
+        before vocabularies were kept; each time with what to do about it.
+    """
+    folder = pathlib.Path(folder)
+    if which not in _MODELS:
+        raise ValueError(f"which must be one of {', '.join(get_args(Which))}; got {which!r}.")
+    model_path, words_path = folder / _MODELS[which], folder / _VOCABULARY
+    quoted = shlex.quote(str(folder))
+    if not model_path.exists():
+        if not (folder / "config.json").exists():
+            raise ValueError(
+                f"There is no trained model in {folder}: {model_path} does not exist. Name a "
+                "folder that tff-dpftrl train wrote to."
+            )
+        raise ValueError(
+            f"The run in {folder} has no {model_path.name} yet: "
+            + (
+                f"tff-dpftrl report {quoted} writes the model of the rounds done so far."
+                if which == "last"
+                else "no model has been evaluated. Take the last model, or go on with "
+                f"tff-dpftrl train --resume --output {quoted}."
+            )
+        )
+    if not words_path.exists():
+        raise ValueError(
+            f"The model in {folder} has no words: {words_path} does not exist, perhaps because an "
+            "older version of tff-dpftrl trained it. While its data is where it was, tff-dpftrl "
+            f"train --resume --output {quoted} writes it, also for a run that has ended."
+        )
+    return TrainedFiles(model_path, *vocabulary_file.read(words_path))
+
+
+def write_vocabulary(
+    folder: pathlib.Path, words: vocabulary.Vocabulary, is_tokenized: bool
+) -> None:
+    """Writes to a run's folder what `find` reads there beside the model.
+
+    Args:
+      folder: Folder of the run.
+      words: The vocabulary.
+      is_tokenized: Whether texts are words already, separated by white space.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
+    vocabulary_file.write(folder / _VOCABULARY, words, rule)
