@@ -183,7 +183,7 @@ def _contenders(args: argparse.Namespace) -> Iterator[dict[str, tuple[int, Calla
 
             found[name] = 0, run_round
 
-        add_compiled(_THREADS, 0, client_part.ThreadedClients(_CORES))
+        add_compiled(_THREADS, 0, client_part.ThreadedClients())
         ray.init(
             "local",
             num_cpus=sum(args.workers),

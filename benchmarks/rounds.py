@@ -47,6 +47,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tff_dpftrl import aggregators, execution
 from tff_dpftrl.data import client_datasets
+from tff_dpftrl.execution import client_part
 from tff_dpftrl.mechanisms import identity, tree
 from tff_dpftrl.models import word_lstm
 from tff_dpftrl.training import config as config_lib
@@ -273,6 +274,14 @@ def _ours(engine: str, mechanism: str = "blt", **options) -> Command:
     return Command(arguments=("--engine", engine, "--mechanism", mechanism), **options)
 
 
+_LOOPS = {
+    "training loop": _ours("loop"),
+    "training loop, one thread an operation": Command(
+        arguments=("--engine", "loop", "--operation-threads", "1")
+    ),
+}
+
+
 def _contenders(children: Mapping[str, Child]) -> dict[str, Contender]:
     return {name: child.contender for name, child in children.items()}
 
@@ -428,6 +437,13 @@ def _run_4m(args: argparse.Namespace) -> None:
     )
 
 
+def _client_work(part: client_part.ClientPart) -> Callable[..., Any]:
+    """From a client's sequences and what is broadcast to its result."""
+    data, work = part.data.importer(), part.work.importer()
+    specs = [*part.data.input_specs, *part.work.input_specs[-part.num_broadcast :]]
+    return client_part.traced(lambda rows, *broadcast: work(*data(rows), *broadcast), specs)
+
+
 class BareClients(execution.ThreadedClients):
     """Remembers what the clients of the last round had to compute, to do only that again."""
 
@@ -435,18 +451,20 @@ class BareClients(execution.ThreadedClients):
         """As the base class."""
         super().__init__(num_threads)
         self._num_threads = num_threads
+        self._work = None
 
     def sum(self, functions, clients, broadcast):
         """As the base class."""
-        self._work = functions.work, broadcast
+        if self._work is None:
+            self._work = _client_work(functions.part)
+        self._broadcast = broadcast
         return super().sum(functions, clients, broadcast)
 
     def run_bare(self, clients: Sequence[np.ndarray]) -> float:
         """Seconds that as many threads take for the clients' work, and nothing else."""
-        work, broadcast = self._work
         with concurrent.futures.ThreadPoolExecutor(self._num_threads) as pool:
             start = time.perf_counter()
-            list(pool.map(lambda rows: bool(work([tf.constant(rows)], broadcast)), clients))
+            list(pool.map(lambda rows: self._work(tf.constant(rows), *self._broadcast), clients))
             return time.perf_counter() - start
 
 
@@ -498,7 +516,7 @@ def run_quickstart(args: argparse.Namespace) -> None:
     commands = {
         "compiled": _ours("compiled"),
         "through TFF": _ours("tff"),
-        "training loop": _ours("loop"),
+        **_LOOPS,
     }
     if args.baseline:
         commands["baseline"] = _ours("tff", checkout=args.baseline)
@@ -512,7 +530,7 @@ def run_quickstart(args: argparse.Namespace) -> None:
             [
                 Comparison("compiled", "baseline", 0.4),
                 Comparison("compiled", "through TFF"),
-                Comparison("compiled", "training loop", 1.25),
+                *(Comparison("compiled", loop, 1.25) for loop in _LOOPS),
             ],
         )
 
@@ -522,8 +540,7 @@ def run_many(args: argparse.Namespace) -> None:
     commands = {"compiled": _ours("compiled"), "through TFF": _ours("tff")}
     if args.baseline:
         commands["baseline"] = _ours("tff", checkout=args.baseline)
-    loop = {"training loop": _ours("loop")}
-    with started(quickstart_workload(1000, 8, num_cohorts=1), commands | loop) as children:
+    with started(quickstart_workload(1000, 8, num_cohorts=1), commands | _LOOPS) as children:
         times = interleave(_contenders(children), args.rounds or 5, num_warm_up=1)
     print_table(
         "many: 1,000 clients with one batch of 8",
@@ -531,7 +548,7 @@ def run_many(args: argparse.Namespace) -> None:
         [
             Comparison("compiled", "through TFF", 0.35),
             Comparison("compiled", "baseline"),
-            Comparison("compiled", "training loop"),
+            *(Comparison("compiled", loop) for loop in _LOOPS),
         ],
     )
     peaks = collections.defaultdict(dict)
@@ -633,6 +650,7 @@ def main() -> None:
     unknown = set(args.parts) - set(_PARTS)
     if unknown:
         parser.error(f"no part is called {sorted(unknown)[0]!r}; there are {', '.join(_PARTS)}")
+    execution.limit_operation_threads(len(os.sched_getaffinity(0)))
     for part in args.parts or _PARTS:
         _PARTS[part](args)
 

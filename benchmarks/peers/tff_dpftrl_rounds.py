@@ -1,10 +1,11 @@
 """Rounds of this package, for `benchmarks/rounds.py`: the same work as its peers do.
 
     PYTHONPATH=CHECKOUT python tff_dpftrl_rounds.py WORKLOAD.npz
-        [--engine compiled|tff|loop] [--mechanism blt|identity]
+        [--engine compiled|tff|loop] [--mechanism blt|identity] [--operation-threads N]
 
 `tff` runs the rounds as `tff-dpftrl train` did before there was another engine, and works
-with a checkout of that time too. `loop` only trains the clients in one TensorFlow function
+with a checkout of that time too. `compiled` sets TensorFlow's threads as the command does.
+`loop` only trains the clients in one TensorFlow function
 and adds their updates up: no metrics, no clipping, no noise, no server.
 """
 
@@ -170,8 +171,13 @@ def main() -> None:
     parser.add_argument("workload")
     parser.add_argument("--engine", choices=["compiled", "tff", "loop"], default="compiled")
     parser.add_argument("--mechanism", choices=sorted(_MECHANISMS), default="blt")
+    parser.add_argument("--operation-threads", type=int, help="TensorFlow's, for an operation")
     args = parser.parse_args()
+    if args.operation_threads:
+        tf.config.threading.set_intra_op_parallelism_threads(args.operation_threads)
     work = workload_lib.load(args.workload)
+    if args.engine == "compiled":
+        tff_dpftrl.execution.limit_operation_threads(len(work.cohorts[0]))
     if args.engine == "loop":
         _serve_loop(work)
     else:

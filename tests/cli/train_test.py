@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli import toy_corpus
 from tff_dpftrl.cli import train
+from tff_dpftrl.execution import operation_threads
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus
@@ -50,6 +51,20 @@ def test_flags_overrule_the_file(configs, tmp_path, capsys):
         mechanism="tree", num_rounds=9, target_epsilon=2.0, lower_case=False
     )
     assert f"Results are in {output}/" in capsys.readouterr().out
+
+
+def test_clients_of_compiled_rounds_get_the_cores(configs, tmp_path, monkeypatch):
+    limits = []
+
+    def limit(clients_per_round):
+        limits.append(clients_per_round)
+        raise RuntimeError("TensorFlow has begun to work.")  # As in a test.
+
+    monkeypatch.setattr(operation_threads, "limit_operation_threads", limit)
+    noise = ["--noise-multiplier", "1", "--clients-per-round", "7"]
+    assert _main(*noise, "--output", str(tmp_path / "compiled")) == 0
+    assert _main(*noise, "--engine", "tff", "--output", str(tmp_path / "tff")) == 0
+    assert limits == [7] and len(configs) == 2
 
 
 def test_mechanism_none_overrules_the_noise_of_the_file(configs, tmp_path):

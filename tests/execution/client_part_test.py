@@ -20,42 +20,42 @@ def test_chunks_are_consecutive_and_few(num_clients):
     chunks = client_part.chunks(num_clients)
     assert list(itertools.chain(*chunks)) == list(range(num_clients))
     assert len(chunks) <= 64
-    assert all(len(chunk) == len(chunks[0]) >= 4 for chunk in chunks[:-1])
+    assert all(len(chunk) == len(chunks[0]) >= 2 for chunk in chunks[:-1])
 
 
 class _AddingUp:
     """In place of compiled functions: what was computed, and who did it when."""
 
-    def __init__(self, on_work=lambda value: None, on_add=lambda total, result: None):
-        self._on_work, self._on_add = on_work, on_add
-        self.running = self.most_ahead = 0
+    def __init__(self, on_work=lambda value: None, on_merge=lambda: None):
+        self._on_work, self._on_merge = on_work, on_merge
+        self.running = self.most_ahead = self.most_a_call = 0
         self.done = []
         self._lock = threading.Lock()
-        self._num_added = 0
+        self._num_ahead = 0
 
     def zero(self):
+        with self._lock:
+            self._num_ahead += 1
+            self.most_ahead = max(self.most_ahead, self._num_ahead)
         return []
 
-    def work(self, values, broadcast):
-        (value,) = values
+    def add(self, total, clients, broadcast):
         with self._lock:
             self.running += 1
+            self.most_a_call = max(self.most_a_call, len(clients))
         try:
-            self._on_work(value)
+            for (value,) in clients:
+                self._on_work(value)
+                self.done.append(value)
         finally:
             with self._lock:
                 self.running -= 1
-                self.done.append(value)
-                self.most_ahead = max(self.most_ahead, len(self.done) - self._num_added)
-        return [value + broadcast]
-
-    def add(self, total, result):
-        with self._lock:
-            self._num_added += 1
-        self._on_add(total, result)
-        return total + result
+        return total + [value + broadcast for (value,) in clients]
 
     def merge(self, total, other):
+        with self._lock:
+            self._num_ahead -= 1
+        self._on_merge()
         return [*total, tuple(other)]
 
 
@@ -74,27 +74,38 @@ def test_order_of_the_sum_is_that_of_the_clients(clients):
     def first_ones_last(value):
         time.sleep(0.002 * (9 - value))
 
-    total = clients.sum(_AddingUp(first_ones_last), _values(10), 100)
-    assert total == [100, 101, 102, 103, (104, 105, 106, 107), (108, 109)]
+    total = clients.sum(_AddingUp(first_ones_last), _values(7), 100)
+    assert total == [100, 101, (102, 103), (104, 105), (106,)]
 
 
-def test_no_more_than_two_results_for_each_thread_wait(clients):
-    functions = _AddingUp(on_add=lambda total, result: time.sleep(0.002))
-    clients.sum(functions, _values(40), 0)
-    assert functions.most_ahead <= 6
+def test_order_within_a_chunk_is_that_of_the_clients(clients):
+    """1,280 clients: 64 chunks of 20, in calls of 16 and 4."""
+    functions = _AddingUp()
+    first, *others = clients.sum(functions, _values(1280), 0)[19:]
+    assert first == 19 and len(others) == 63
+    assert all(list(other) == list(range(other[0], other[0] + 20)) for other in others)
+    assert functions.most_a_call == 16
+
+
+def test_no_more_than_two_sums_for_each_thread_wait(clients):
+    functions = _AddingUp(on_merge=lambda: time.sleep(0.002))
+    clients.sum(functions, _values(80), 0)
+    assert functions.most_ahead <= 6 + 1  # And the total.
 
 
 def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_interruption_while_adding_ends_all_work(clients):
+@pytest.mark.parametrize("num_clients", [40, 20 * 64])
+def test_interruption_while_merging_ends_all_work(clients, num_clients):
     functions = _AddingUp(lambda value: time.sleep(0.01), _interrupt)
     with pytest.raises(KeyboardInterrupt):
-        clients.sum(functions, _values(40), 0)
+        clients.sum(functions, _values(num_clients), 0)
     assert functions.running == 0
     num_done = len(functions.done)
-    assert num_done < 40
+    # Three threads: a chunk that is merged, one that follows, and one call each at the end.
+    assert num_done <= 3 * (2 * len(client_part.chunks(num_clients)[0]) + 16)
     assert clients.sum(_AddingUp(), _values(2), 0) == [0, 1]
     assert len(functions.done) == num_done
 
@@ -139,20 +150,23 @@ def test_two_rounds_at_the_same_time_do_not_mix():
     compiled.close()
 
 
-def _devices(concrete_function):
-    """Where the operations of a traced function may run, but for those that only pass on."""
-    passing_on = ("Placeholder", "NoOp", "Identity")
-    operations = concrete_function.graph.get_operations()
-    return {op.device for op in operations if op.type not in passing_on}
+def _devices(function_def, op_types):
+    """Where operations of these types may run."""
+    return {node.device for node in function_def.node_def if node.op in op_types}
 
 
 def test_sums_are_pinned_to_the_cpu_and_clients_are_not():
     process = small_processes.build(lambda x: tf.cast(x, tf.float32) / 3.0)
     compiled = compiled_process.compile_process(process)
     functions = compiled._clients
-    for summing in (functions._zero, functions._add_result, functions._add_sum):
-        assert _devices(summing) == {"/device:CPU:0"}
-    assert _devices(functions._client) == {""}
+    for summing in (functions._zero, functions._add_clients, functions._add_sum):
+        graph = summing.graph.as_graph_def()
+        devices = {n.device for n in graph.node if n.op not in ("Placeholder", "NoOp", "Identity")}
+        assert devices == {"/device:CPU:0"}
+    bodies = functions._add_clients.graph.as_graph_def().library.function
+    (body,) = [f for f in bodies if _devices(f, ["RealDiv"])]
+    assert _devices(body, ["RealDiv"]) == {""}
+    assert _devices(body, ["AddV2", "TensorListGetItem"]) == {"/device:CPU:0"}
     compiled.close()
 
 

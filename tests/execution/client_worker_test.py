@@ -67,7 +67,7 @@ def test_datasets_that_would_be_others_elsewhere_are_refused(dataset):
 def test_a_chunk_is_added_up_as_in_one_process():
     part = plain_part.build()
     functions = client_part.ClientFunctions(part)
-    values, broadcast = plain_part.values(4), plain_part.broadcast()
+    values, broadcast = plain_part.values(2), plain_part.broadcast()
     threads = client_part.ThreadedClients(1)
     expected = threads.sum(functions, [lambda v=v: v for v in values], broadcast)
     threads.close()

@@ -21,7 +21,7 @@ from tff_dpftrl import aggregators
 from tff_dpftrl.execution import client_part, compiled_process
 from tff_dpftrl.mechanisms import blt
 
-_NUM_CLIENTS = 30  # Eight chunks.
+_NUM_CLIENTS = 30  # Fifteen chunks.
 
 
 @pytest.fixture(scope="module")

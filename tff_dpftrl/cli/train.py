@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -142,6 +143,16 @@ def silence_tensorflow() -> None:
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
 
+def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
+    """Sets TensorFlow's threads, before it begins to work."""
+    from tff_dpftrl import execution
+
+    if config.engine == "compiled":
+        # In another program TensorFlow may work already, with threads of that program's choice.
+        with contextlib.suppress(RuntimeError):
+            execution.limit_operation_threads(config.clients_per_round)
+
+
 def what_is_left(args: argparse.Namespace) -> str:
     """What the results folder holds after an interruption, and what can be done with it."""
     if not manifest.exists(pathlib.Path(args.output)):
@@ -208,6 +219,7 @@ def run(args: argparse.Namespace) -> int:
 
     silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
+    _leave_cores_to_clients(config)
     from tff_dpftrl.training import run as run_lib
 
     results = run_lib.train(new_config, output, text=text, placement=placement)

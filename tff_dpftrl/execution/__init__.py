@@ -24,6 +24,7 @@ _HOME_OF = {
     "compile_process": "compiled_process",
     "compiled_only": "contexts",
     "install_fast_state_transfer": "state_transfer",
+    "limit_operation_threads": "operation_threads",
     "local": "contexts",
     "remote_workers": "remote_context",
     "secure_sum_simulation": "contexts",

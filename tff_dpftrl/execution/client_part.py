@@ -15,7 +15,9 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
+import itertools
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
@@ -30,7 +32,11 @@ CPU = "/CPU:0"
 """Where everything is added up, and noised: no reduced precision there."""
 
 _MAX_CHUNKS = 64
-_MIN_CLIENTS = 4
+_MIN_CLIENTS = 2
+_CLIENTS_A_CALL = 16
+"""So many clients' values are held for one call; a round can be interrupted between calls."""
+_CLIENTS_AT_ONCE = 2
+"""The next client of a call begins while the last one's result is clipped and added."""
 
 
 def chunks(num_clients: int) -> list[range]:
@@ -41,7 +47,7 @@ def chunks(num_clients: int) -> list[range]:
 
     Returns:
       Consecutive ranges of positions, at most 64 of them; all but the last one are of the
-      same size, at least 4 clients.
+      same size, at least 2 clients.
     """
     size = max(_MIN_CLIENTS, -(-num_clients // _MAX_CHUNKS))
     return [range(i, min(i + size, num_clients)) for i in range(0, num_clients, size)]
@@ -60,8 +66,9 @@ class ClientPart:
       accumulate: From a sum and a client's result to their sum.
       merge: From two sums to their sum.
       num_broadcast: Number of tensors that are broadcast.
-      bounds: For each tensor that is summed securely, the largest entry that a client may
-        send, or None for a sum modulo some number.
+      secure_shapes: Shape of each tensor that is summed securely.
+      bounds: For each of them the largest entry that a client may send, or None for a sum
+        modulo some number.
     """
 
     data: graph_function.GraphFunction | None
@@ -70,6 +77,7 @@ class ClientPart:
     accumulate: graph_function.GraphFunction
     merge: graph_function.GraphFunction
     num_broadcast: int
+    secure_shapes: tuple[tf.TensorShape, ...]
     bounds: tuple[int | None, ...]
 
 
@@ -92,71 +100,121 @@ class ClientFunctions:
         """What it was traced from."""
         split = len(part.work.inputs) - part.num_broadcast
         broadcast_specs = part.work.input_specs[split:]
-        num_sums = len(part.zero.outputs)
+        num_plain = len(part.zero.outputs)
         data = part.data.importer() if part.data else lambda *values: values
-        value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
-        num_values = len(value_specs)
+        self._value_specs = part.data.input_specs if part.data else part.work.input_specs[:split]
         work, zero, accumulate, merge = (
             graph.importer() for graph in (part.work, part.zero, part.accumulate, part.merge)
         )
-
-        def client(*arguments: tf.Tensor) -> Tensors:
-            values, broadcast = arguments[:num_values], arguments[num_values:]
-            result = work(*data(*values), *broadcast)
-            secure = map(_as_summand, result[num_sums:], part.bounds)
-            return [*result[:num_sums], *secure]
-
-        self._client = traced(client, [*value_specs, *broadcast_specs])
-        secure_specs = [
-            tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in self._client.outputs[num_sums:]
-        ]
-        self.sum_specs = [*part.merge.input_specs[:num_sums], *secure_specs]
+        secure_specs = [tf.TensorSpec(shape, tf.int64) for shape in part.secure_shapes]
+        self.sum_specs = [*part.merge.input_specs[:num_plain], *secure_specs]
         """Specs of the leaves of a sum."""
-        result_specs = [*part.accumulate.input_specs[num_sums:], *secure_specs]
 
         def start() -> Tensors:
             return [*zero(), *(tf.zeros(spec.shape, spec.dtype) for spec in secure_specs)]
 
-        def add_result(*arguments: tf.Tensor) -> Tensors:
-            total, result = arguments[: len(self.sum_specs)], arguments[len(self.sum_specs) :]
-            plain = accumulate(*total[:num_sums], *result[:num_sums])
-            return [*plain, *_added(total[num_sums:], result[num_sums:])]
+        def add_client(total: Tensors, values: Tensors, broadcast: Tensors) -> Tensors:
+            with tf.device(None):  # The loop around it is on the CPU.
+                result = work(*data(*values), *broadcast)
+            secure = list(map(_as_summand, result[num_plain:], part.bounds))
+            plain = accumulate(*total[:num_plain], *result[:num_plain])
+            return [*plain, *_added(total[num_plain:], secure)]
+
+        def add_clients(*arguments: tf.Tensor) -> Tensors:
+            remaining = iter(arguments)
+            total = [next(remaining) for _ in self.sum_specs]
+            lists = [next(remaining) for _ in self._value_specs]
+            num_clients, *broadcast = remaining
+
+            def add(index: tf.Tensor, *total: tf.Tensor) -> list[tf.Tensor]:
+                values = [
+                    _element(tensors, index, spec)
+                    for tensors, spec in zip(lists, self._value_specs, strict=True)
+                ]
+                # What is imported into the loop's graph takes tensors of that graph only.
+                shared = [tf.identity(tensor) for tensor in broadcast]
+                total = add_client(list(total), values, shared)
+                for tensor, spec in zip(total, self.sum_specs, strict=True):
+                    tensor.set_shape(spec.shape)
+                return [index + 1, *total]
+
+            _, *total = tf.while_loop(
+                lambda index, *_: index < num_clients,
+                add,
+                [tf.constant(0), *total],
+                shape_invariants=[tf.TensorShape([]), *(spec.shape for spec in self.sum_specs)],
+                parallel_iterations=_CLIENTS_AT_ONCE,
+            )
+            return total
 
         def add_sum(*arguments: tf.Tensor) -> Tensors:
             one, other = arguments[: len(self.sum_specs)], arguments[len(self.sum_specs) :]
-            plain = merge(*one[:num_sums], *other[:num_sums])
-            return [*plain, *_added(one[num_sums:], other[num_sums:])]
+            plain = merge(*one[:num_plain], *other[:num_plain])
+            return [*plain, *_added(one[num_plain:], other[num_plain:])]
 
+        lists_and_number = [
+            *[tf.TensorSpec([], tf.variant)] * len(self._value_specs),
+            tf.TensorSpec([], tf.int32),
+        ]
         self._zero = traced(start, [], device=CPU)
-        self._add_result = traced(add_result, [*self.sum_specs, *result_specs], device=CPU)
+        self._add_clients = traced(
+            add_clients, [*self.sum_specs, *lists_and_number, *broadcast_specs], device=CPU
+        )
         self._add_sum = traced(add_sum, self.sum_specs * 2, device=CPU)
 
     def zero(self) -> Tensors:
         """The sum of no clients."""
         return self._zero()
 
-    def work(self, values: Sequence[tf.Tensor], broadcast: Sequence[tf.Tensor]) -> Tensors:
-        """One client's result.
+    def add(
+        self,
+        total: Tensors,
+        clients: Sequence[Sequence[tf.Tensor]],
+        broadcast: Sequence[tf.Tensor],
+    ) -> Tensors:
+        """Lets clients work and adds their results to a sum, one after the other.
 
         Args:
-          values: The client's values.
-          broadcast: What all clients get.
+          total: A sum.
+          clients: The values of each client.
+          broadcast: What they all get.
 
         Returns:
-          Its result, for `add`.
+          The sum with their results.
 
         Raises:
-          tf.errors.OpError: If the client's computation fails.
+          tf.errors.OpError: If a client's computation fails.
         """
-        return self._client(*values, *broadcast)
-
-    def add(self, total: Tensors, result: Tensors) -> Tensors:
-        """A sum with one more client's result."""
-        return self._add_result(*total, *result)
+        with tf.device(CPU):
+            lists = [
+                _tensor_list([values[i] for values in clients], spec.dtype)
+                for i, spec in enumerate(self._value_specs)
+            ]
+            return self._add_clients(*total, *lists, tf.constant(len(clients)), *broadcast)
 
     def merge(self, total: Tensors, other: Tensors) -> Tensors:
         """The sum of two sums."""
         return self._add_sum(*total, *other)
+
+
+def _tensor_list(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """Tensors of any shapes as one variant."""
+    made = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
+    for tensor in tensors:
+        made = tf.raw_ops.TensorListPushBack(input_handle=made, tensor=tensor)
+    return made
+
+
+def _element(tensors: tf.Tensor, index: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
+    """One of the tensors of `_tensor_list`."""
+    shape = -1 if spec.shape.rank is None else [-1 if d is None else d for d in spec.shape]
+    element = tf.raw_ops.TensorListGetItem(
+        input_handle=tensors,
+        index=index,
+        element_shape=tf.constant(shape, tf.int32),
+        element_dtype=spec.dtype,
+    )
+    return tf.ensure_shape(element, spec.shape)
 
 
 def traced(
@@ -233,57 +291,68 @@ class ClientRunner(abc.ABC):
 
 
 class ThreadedClients(ClientRunner):
-    """Runs clients in threads of this process.
+    """Runs clients in threads of this process, a chunk in each.
 
-    At most two clients for each thread are in memory, however many there are.
+    However many clients there are, a thread holds the data of 16 of them and works for two,
+    and two sums for each thread are in memory.
     """
 
-    def __init__(self, num_threads: int):
+    def __init__(self, num_threads: int | None = None):
         """Starts no thread yet.
 
         Args:
-          num_threads: Number of clients that work at the same time.
+          num_threads: Number of chunks that are worked on at the same time. If None, one more
+            than cores: what a thread does in Python leaves its core to another.
         """
+        if num_threads is None:
+            num_threads = len(os.sched_getaffinity(0)) + 1
         self._num_ahead = 2 * num_threads
-        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "client")
+        self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "clients")
 
     def sum(self, functions, clients, broadcast):
         """As the base class says."""
-
-        def work(make_values: Callable[[], Sequence[tf.Tensor]]) -> Tensors:
-            return functions.work(make_values(), broadcast)
-
-        calls = [functools.partial(work, make_values) for make_values in clients]
         total = None
-        with contextlib.closing(_in_order(self._pool, calls, self._num_ahead)) as results:
-            for chunk in chunks(len(clients)):
-                partial = functions.zero()
-                for _ in chunk:
-                    partial = functions.add(partial, next(results))
+        partials = self._sums_of_chunks(functions, clients, broadcast)
+        with contextlib.closing(partials):
+            for partial in partials:
                 total = partial if total is None else functions.merge(total, partial)
         return functions.zero() if total is None else total
+
+    def _sums_of_chunks(
+        self,
+        functions: ClientFunctions,
+        clients: Sequence[Callable[[], Sequence[tf.Tensor]]],
+        broadcast: Sequence[tf.Tensor],
+    ) -> Iterator[Tensors]:
+        """The sums of the chunks in their order, while the next ones are computed."""
+        is_over = threading.Event()
+
+        def add_up(chunk: range) -> Tensors:
+            total = functions.zero()
+            for first in range(chunk.start, chunk.stop, _CLIENTS_A_CALL):
+                if is_over.is_set():
+                    break
+                some = clients[first : min(first + _CLIENTS_A_CALL, chunk.stop)]
+                total = functions.add(total, [make_values() for make_values in some], broadcast)
+            return total
+
+        remaining = iter(chunks(len(clients)))
+        waiting: collections.deque[concurrent.futures.Future[Tensors]] = collections.deque()
+        try:
+            while True:
+                for chunk in itertools.islice(remaining, self._num_ahead - len(waiting)):
+                    waiting.append(self._pool.submit(add_up, chunk))
+                if not waiting:
+                    return
+                result = waiting[0].result()
+                waiting.popleft()
+                yield result
+        finally:  # Nothing goes on in the background after a failure or Ctrl-C.
+            is_over.set()
+            for future in waiting:
+                future.cancel()
+            concurrent.futures.wait(waiting)
 
     def close(self):
         """As the base class says."""
         self._pool.shutdown()
-
-
-def _in_order(
-    pool: concurrent.futures.ThreadPoolExecutor,
-    calls: Sequence[Callable[[], Tensors]],
-    num_ahead: int,
-) -> Iterator[Tensors]:
-    """Results of calls in their order, of which at most `num_ahead` are under way."""
-    waiting: collections.deque[concurrent.futures.Future[Tensors]] = collections.deque()
-    remaining = iter(calls)
-    try:
-        for _ in calls:
-            while len(waiting) < num_ahead and (call := next(remaining, None)) is not None:
-                waiting.append(pool.submit(call))
-            result = waiting[0].result()
-            waiting.popleft()
-            yield result
-    finally:  # Nothing goes on in the background after a failure or Ctrl-C.
-        for future in waiting:
-            future.cancel()
-        concurrent.futures.wait(waiting)

@@ -115,10 +115,7 @@ class ClientWorker:
             self._functions[key] = client_part.ClientFunctions(get_part())
         functions = self._functions[key]
         try:
-            shared = decode(broadcast)
-            total = functions.zero()
-            for values in clients:
-                total = functions.add(total, functions.work(decode(values), shared))
-            return encode(total, "the sum")
+            decoded = [decode(values) for values in clients]
+            return encode(functions.add(functions.zero(), decoded, decode(broadcast)), "the sum")
         except tf.errors.OpError as error:
             return Failure(error.error_code, error.message)

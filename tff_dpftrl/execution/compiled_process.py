@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -61,6 +60,9 @@ def compile_process(
     another compiled process, after a resume, and in every worker of Ray. Never use them for
     noise. Stateless operations, which our aggregators use, have none of this.
 
+    Call `execution.limit_operation_threads` at the start of the program, before TensorFlow's
+    first operation: clients that work side by side then need not wait for each other.
+
     Build the process with `tff.learning.LoopImplementation.DATASET_ITERATOR`, if its builder
     has the argument: TensorFlow prepares the function that a `dataset.reduce` calls, which is
     TFF's default, again for every client, here as in TFF's worker.
@@ -71,7 +73,7 @@ def compile_process(
         datasets), traced once; `next` then takes such tensors instead of datasets, and
         no pipeline is built in Python for each client.
       tensor_spec: Structure of `tf.TensorSpec` of those tensors, for `dataset_fn`.
-      clients: Runs the clients; in this process, one for each core at a time, if None.
+      clients: Runs the clients; in threads of this process if None.
 
     Returns:
       The process, with methods of the same names, arguments and results.
@@ -85,7 +87,7 @@ def compile_process(
     if (dataset_fn is None) != (tensor_spec is None):
         raise ValueError("dataset_fn and tensor_spec belong together: give both or none.")
     if clients is None:
-        clients = client_part.ThreadedClients(len(os.sched_getaffinity(0)))
+        clients = client_part.ThreadedClients()
     # Grappler would lower loops to a form that cannot be called in a `tf.function`.
     config = tf.compat.v1.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -248,6 +250,10 @@ class _Form:
         """Types of what is summed securely: by bit width, by largest input, by modulus."""
         return list(self.round.work.type_signature.result)[1:]
 
+    @property
+    def _secure_specs(self) -> list[tf.TensorSpec]:
+        return [spec for type_spec in self._secure_types for spec in leaves.specs(type_spec)]
+
     def client_part(self, data: graph_function.GraphFunction | None) -> client_part.ClientPart:
         """What clients compute, with the limits of what they may send."""
         by_bits, by_input, by_modulus = self._secure_types
@@ -260,13 +266,14 @@ class _Form:
             accumulate=_graph(self.round.accumulate),
             merge=_graph(self.round.merge),
             num_broadcast=len(leaves.specs(self.round.prepare.type_signature.result)),
+            secure_shapes=tuple(spec.shape for spec in self._secure_specs),
             bounds=(*[2**b - 1 for b in bits], *inputs, *[None] * len(leaves.specs(by_modulus))),
         )
 
     def server_function(self, sum_specs: Sequence[tf.TensorSpec]) -> Callable[..., Any]:
         """From state and sums to new state and output."""
         report, update = _graph(self.round.report).importer(), _graph(self.round.update).importer()
-        secure_specs = [spec for t in self._secure_types for spec in leaves.specs(t)]
+        secure_specs = self._secure_specs
         moduli = _limits(self.round.secure_modular_sum_modulus, self._secure_types[-1])
         moduli = [None] * (len(secure_specs) - len(moduli)) + moduli
         state_specs = leaves.specs(self.round.prepare.type_signature.parameter)

@@ -1,0 +1,55 @@
+"""Threads of an operation are set before TensorFlow begins, for this machine's cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tff_dpftrl.execution import operation_threads
+
+_CORES = len(os.sched_getaffinity(0))
+_REPORT = "print(tf.config.threading.get_intra_op_parallelism_threads())"
+
+
+def _run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: TensorFlow reads the setting once."""
+    start = "import tensorflow as tf; from tff_dpftrl import execution; "
+    variables = {k: v for k, v in os.environ.items() if k != "TF_NUM_INTRAOP_THREADS"}
+    return subprocess.run(
+        [sys.executable, "-c", start + program],
+        env=variables | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("clients_per_round", "expected"), [(1, _CORES), (_CORES, 1), (10 * _CORES, 1)]
+)
+def test_clients_that_fill_the_cores_leave_one_thread(clients_per_round, expected):
+    completed = _run(f"execution.limit_operation_threads({clients_per_round}); {_REPORT}")
+    assert completed.stdout == f"{expected}\n", completed.stderr
+
+
+def test_the_environment_decides():
+    program = f"execution.limit_operation_threads(100); {_REPORT}"
+    assert _run(program, TF_NUM_INTRAOP_THREADS="3").stdout == "0\n"  # Not set by us.
+
+
+def test_too_late_is_an_error_unless_nothing_would_change():
+    completed = _run("tf.zeros([]); execution.limit_operation_threads(100)")
+    assert "call limit_operation_threads at the start of the program" in completed.stderr
+    twice = 2 * "execution.limit_operation_threads(100); tf.zeros([]); "
+    assert _run(twice + _REPORT).stdout == "1\n"
+
+
+def test_clients_per_round_must_be_positive():
+    with pytest.raises(ValueError, match="clients_per_round"):
+        operation_threads.limit_operation_threads(0)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
