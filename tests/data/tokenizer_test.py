@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
 import random
+import subprocess
 import sys
 import unicodedata
 
@@ -28,6 +30,9 @@ _ODD_TEXTS = [
     "don't 'quoted' o''clock rock'n'roll ''",
     "中文 x_y _ e\u0301 ß İ Σς ǅ 😀👍🏽",
     "...?!",
+    "a\0b \0 \\1 \\ \ufffd",
+    "ΑΣ ΑΣ' ΑΣ'Α ΑΣ.Α ΑΣ. ΑΣ1 Σ ΌΣΟΣ ΣΣ Σ\u0301 ΑΣ\u0301Α",
+    "I İI i\u0307 I\u0307 J\u0300 Ì Ĩ Į K Å",
 ]
 
 
@@ -66,17 +71,57 @@ def test_engines_agree_on_odd_texts(rule):
     assert _graph_words(rule, _ODD_TEXTS) == [rule.words(text) for text in _ODD_TEXTS]
 
 
-def test_engines_agree_on_random_characters():
-    # All characters below U+3000 but NUL, surrogates and what is not assigned,
-    # which Python and RE2 may class by different versions of Unicode.
-    characters = [chr(code) for code in range(1, 0x3000)]
-    characters = [c for c in characters if unicodedata.category(c) not in ("Cs", "Cn")]
+# Not surrogates, nor what is not assigned, which Python and RE2 may class by different
+# versions of Unicode.
+_CHARACTERS = [
+    chr(code)
+    for code in range(sys.maxunicode + 1)
+    if unicodedata.category(chr(code)) not in ("Cs", "Cn")
+]
+
+
+@pytest.mark.parametrize("rule", _RULES)
+def test_engines_agree_on_every_character(rule):
+    # Not by itself: letters and digits beside it tell of what kind it is, and two of a
+    # kind make one word.
+    texts = [f"x{c}y 1{c}2 {c}{c}" for c in _CHARACTERS]
+    for start in range(0, len(texts), 20_000):
+        part = texts[start : start + 20_000]
+        assert _graph_words(rule, part) == [rule.words(text) for text in part]
+
+
+@pytest.mark.parametrize("rule", _RULES)
+def test_engines_agree_on_random_characters(rule):
     rng = random.Random(0)
-    common = list("aB1'._ -\n\u00a0")
-    texts = ["".join(rng.choices(characters, k=20)) for _ in range(1000)]
-    texts += ["".join(rng.choices(common, k=20)) for _ in range(1000)]
-    rule = tokenizer.Tokenizer(lower_case=False)
+    alphabets = [
+        _CHARACTERS,
+        _CHARACTERS[:3000],
+        list("aB1'._ -\n\u00a0\0\\"),
+        list("aΣ'.\u0301 Ιİ1"),
+    ]
+    texts = ["".join(rng.choices(few, k=20)) for few in alphabets for _ in range(1000)]
     assert _graph_words(rule, texts) == [rule.words(text) for text in texts]
+
+
+@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", "lt_LT.UTF-8", "C"])
+def test_the_locale_does_not_matter(locale):
+    code = (
+        "import sys, tensorflow as tf\n"
+        "from tff_dpftrl.data import tokenizer\n"
+        "rule, text = tokenizer.Tokenizer(), sys.argv[1].encode('utf-8', 'surrogateescape')\n"
+        "found = [word.decode() for word in rule.split(tf.constant([text])).to_list()[0]]\n"
+        "print(ascii(found), ascii(tf.strings.lower('I', 'utf-8').numpy().decode()))"
+    )
+    text = " ".join(_ODD_TEXTS).replace("\0", "")  # Which an argument cannot hold.
+    child = subprocess.run(
+        [sys.executable, "-c", code, text],
+        env=os.environ | {"LC_ALL": locale},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    small_i = "ı" if locale.startswith("tr") else "i"  # So the locale was in force.
+    assert child.stdout.strip() == f"{ascii(tokenizer.Tokenizer().words(text))} {ascii(small_i)}"
 
 
 @pytest.mark.parametrize("name", ["ubuntu_irc_by_user", "shakespeare_by_role"])

@@ -3,14 +3,23 @@
 A word is a run of letters, with apostrophes inside ("don't"); a number is a run of
 digits, with points inside ("3.11"); any other visible character is a word of its
 own. `Tokenizer.words` applies the rule with `re`, which is several times faster on
-the host; `Tokenizer.split` with tensorflow-text, inside a graph.
+the host; `Tokenizer.split` inside a graph, with operations of TensorFlow's core, so that
+a SavedModel that splits text loads without any other package.
+
+The two agree on every character that Python's Unicode database knows, in any locale. RE2's
+knows some more (4,388 letters and digits, for Python 3.11), which it takes as such, and
+Python as characters of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import sys
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -20,6 +29,10 @@ _WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+(?:\.\d+)*|[^\w\s]|_")
 _RE2_LETTER = r"[\p{L}\p{Nl}\p{No}]"
 _RE2_SPACES = r"\s\v\x{1c}-\x{1f}\x{85}\p{Z}"
 _RE2_WORD = rf"{_RE2_LETTER}+(?:'{_RE2_LETTER}+)*|\p{{Nd}}+(?:\.\p{{Nd}}+)*"
+
+# TensorFlow lower-cases up to the first NUL only; CommonMark reads it like this too.
+_NUL, _REPLACEMENT = "\0", "\ufffd"
+_SIGMA, _DOTTED_I = "Σ", "İ"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +50,13 @@ class Tokenizer:
 
     def words(self, text: str) -> list[str]:
         """Returns the words of one text, in order."""
+        text = text.replace(_NUL, _REPLACEMENT)
         if self.lower_case:
             text = text.lower()
         return text.split() if self.is_tokenized else _WORD.findall(text)
 
     def split(self, texts: tf.Tensor) -> tf.RaggedTensor:
-        """Returns the words of each text, as a graph of tensorflow-text ops.
+        """Returns the words of each text, as a graph.
 
         Args:
           texts: Strings, UTF-8, shape [n].
@@ -51,14 +65,39 @@ class Tokenizer:
           Strings, ragged shape [n, None]: what `words` returns for each.
         """
         import tensorflow as tf
-        import tensorflow_text as tf_text
 
+        texts = tf.strings.regex_replace(texts, r"\x00", _REPLACEMENT)
         if self.lower_case:
-            texts = tf.strings.lower(texts, encoding="utf-8")
-        # Every stretch of text is a delimiter, and all but white space are kept.
-        token = rf"[^{_RE2_SPACES}]+" if self.is_tokenized else rf"{_RE2_WORD}|(?s:.)"
-        return tf_text.regex_split(
-            texts,
-            delim_regex_pattern=rf"[{_RE2_SPACES}]+|{token}",
-            keep_delim_regex_pattern=rf"[^{_RE2_SPACES}](?s:.*)",
-        )
+            texts = _lower(texts)
+        word = rf"[^{_RE2_SPACES}]+" if self.is_tokenized else rf"{_RE2_WORD}|[^{_RE2_SPACES}]"
+        # No word has white space in it, and nothing but white space is left between words.
+        spaced = tf.strings.regex_replace(texts, rf"({word})|[{_RE2_SPACES}]+", "\\1\n")
+        return tf.strings.split(spaced)
+
+
+def _lower(texts: tf.Tensor) -> tf.Tensor:
+    """Lower-cases like `str.lower`.
+
+    `tf.strings.lower` follows the locale of the process (Turkish: "I" becomes "ı") and an
+    older Unicode. So it is left with what depends on the letters around: the final sigma.
+    """
+    import tensorflow as tf
+
+    capitals, small = _capitals()
+    texts = tf.strings.regex_replace(texts, _DOTTED_I, _DOTTED_I.lower())  # Two characters.
+    codes = tf.strings.unicode_decode(texts, "UTF-8")
+    place = tf.minimum(tf.searchsorted(capitals, codes.flat_values), len(capitals) - 1)
+    is_capital = tf.equal(tf.gather(capitals, place), codes.flat_values)
+    codes = codes.with_flat_values(tf.where(is_capital, tf.gather(small, place), codes.flat_values))
+    return tf.strings.lower(tf.strings.unicode_encode(codes, "UTF-8"), encoding="utf-8")
+
+
+@functools.cache
+def _capitals() -> tuple[np.ndarray, np.ndarray]:
+    """Characters that have a small form by themselves, and that form: int32, ascending."""
+    pairs = [
+        (code, ord(chr(code).lower()))
+        for code in range(sys.maxunicode + 1)
+        if chr(code) not in (_SIGMA, _DOTTED_I) and chr(code).lower() != chr(code)
+    ]
+    return tuple(np.array(pairs, np.int32).T)
