@@ -84,5 +84,65 @@ def test_leftovers_of_a_killed_process_are_removed_and_nothing_else(tmp_path):
     durable_files.remove_leftovers(tmp_path / "missing")
 
 
+def _tree(folder):
+    return {str(p.relative_to(folder)): p.read_text() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path):
+    path = tmp_path / "new"
+    with durable_files.new_folder(path) as folder:
+        (folder / "in").mkdir()
+        (folder / "in" / "a").write_text("1")
+        assert not path.exists()
+    assert _tree(tmp_path) == {"new/in/a": "1"}
+    for replace in (False, True):
+        with pytest.raises(RuntimeError), durable_files.new_folder(path, replace=replace) as folder:
+            (folder / "b").write_text("2")
+            raise RuntimeError
+        assert _tree(tmp_path) == {"new/in/a": "1"}
+
+
+def test_a_folder_gives_way_only_if_asked(tmp_path):
+    path = tmp_path / "new"
+    path.mkdir()
+    (path / "a").write_text("1")
+    with pytest.raises(FileExistsError), durable_files.new_folder(path) as folder:
+        (folder / "b").write_text("2")
+    assert _tree(tmp_path) == {"new/a": "1"}
+    with durable_files.new_folder(path, replace=True) as folder:
+        (folder / "b").write_text("2")
+    assert _tree(tmp_path) == {"new/b": "2"}
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "new"
+    path.mkdir()
+    (path / "a").write_text("1")
+    rename = os.rename
+
+    def only_away(source, target):
+        if target == path and not (source / "a").exists():
+            raise OSError(5, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(durable_files.os, "rename", only_away)
+    with (
+        pytest.raises(OSError, match="Input/output error"),
+        durable_files.new_folder(path, replace=True) as folder,
+    ):
+        (folder / "b").write_text("2")
+    assert _tree(tmp_path) == {"new/a": "1"}
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_leftover_folders_are_removed_too(tmp_path):
+    for name in (".0123456789abcdef.unfinished", "kept.unfinished"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a").write_text("1")
+    durable_files.remove_leftovers(tmp_path)
+    assert _tree(tmp_path) == {"kept.unfinished/a": "1"}
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

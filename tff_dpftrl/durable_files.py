@@ -7,9 +7,11 @@ process may leave a temporary file, which `remove_leftovers` clears away.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pathlib
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
@@ -72,9 +74,54 @@ def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False
         file.write(content)
 
 
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[pathlib.Path]:
+    """Makes a folder that takes its name when the block ends without an error.
+
+    Args:
+      path: The folder; the one that it is in must exist.
+      replace: Whether a folder of that name, with all that is in it, gives way. A crash
+        between two renamings may leave it under a temporary name beside.
+
+    Yields:
+      An empty folder beside `path`, to be filled.
+
+    Raises:
+      OSError: If the disk is full, the place is not writable, or there is something at
+        `path` that is not to be replaced; what was there is untouched then.
+    """
+    path = pathlib.Path(path)
+    new, old = (path.parent / f".{secrets.token_hex(8)}{_SUFFIX}" for _ in range(2))
+    new.mkdir()
+    try:
+        yield new
+        for file in new.rglob("*"):
+            _sync(file)
+        _sync(new)
+        if replace and path.exists():
+            os.rename(path, old)
+        elif path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        try:
+            os.rename(new, path)
+        except BaseException:
+            if old.exists():
+                os.rename(old, path)
+            raise
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 def sync_folder(folder: str | os.PathLike[str]) -> None:
     """Makes new names in a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    _sync(folder)
+
+
+def _sync(path: str | os.PathLike[str]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -88,4 +135,7 @@ def remove_leftovers(folder: str | os.PathLike[str]) -> None:
       folder: A folder whose only writer is the caller; nothing happens if it is missing.
     """
     for leftover in pathlib.Path(folder).glob(f".*{_SUFFIX}"):
-        leftover.unlink(missing_ok=True)
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)

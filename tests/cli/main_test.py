@@ -17,6 +17,7 @@ _COMMANDS = (
     "train",
     "report",
     "predict",
+    "export",
     "optimize",
     "compare",
     "account",

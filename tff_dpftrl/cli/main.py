@@ -27,6 +27,7 @@ _SUBCOMMANDS = (
     "train",
     "report",
     "predict",
+    "export",
     "optimize",
     "compare",
     "account",
