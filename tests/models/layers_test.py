@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import numpy as np
@@ -13,29 +14,51 @@ from tff_dpftrl.models import layers
 _STEPS, _BATCH, _SIZE = 4, 2, 3
 
 
-def _plain_lstm(gate_inputs, recurrent_kernel, *, couple_gates):
+def _plain_lstm(gate_inputs, recurrent_kernel, projection=None, *, couple_gates):
     """The layer as a textbook has it, one gate at a time."""
-    size = recurrent_kernel.shape[0]
-    hidden = cell = tf.zeros([tf.shape(gate_inputs)[1], size], recurrent_kernel.dtype)
-    states = []
+    size = gate_inputs.shape[2] // (3 if couple_gates else 4)
+    batch, dtype = tf.shape(gate_inputs)[1], recurrent_kernel.dtype
+    output, cell = (
+        tf.zeros([batch, recurrent_kernel.shape[0]], dtype),
+        tf.zeros([batch, size], dtype),
+    )
+    outputs = []
     for inputs in tf.unstack(gate_inputs):
-        inputs += tf.matmul(hidden, recurrent_kernel)
+        inputs += tf.matmul(output, recurrent_kernel)
         *forget, enter, leave, new = tf.split(inputs, 3 if couple_gates else 4, axis=1)
         enter = tf.sigmoid(enter)
         keep = 1.0 - enter if couple_gates else tf.sigmoid(forget[0])
         cell = keep * cell + enter * tf.tanh(new)
-        hidden = tf.sigmoid(leave) * tf.tanh(cell)
-        states.append(hidden)
-    return tf.stack(states)
+        output = tf.sigmoid(leave) * tf.tanh(cell)
+        if projection is not None:
+            output = tf.matmul(output, projection)
+        outputs.append(output)
+    return tf.stack(outputs)
 
 
-def _arguments(couple_gates, *, steps=_STEPS, batch=_BATCH, size=_SIZE, dtype=tf.float64, seed=0):
+def _arguments(
+    couple_gates,
+    projected,
+    *,
+    steps=_STEPS,
+    batch=_BATCH,
+    size=_SIZE,
+    dtype=tf.float64,
+    seed=0,
+):
+    """Gate inputs, recurrent kernel, and a projection to another size if there is to be one."""
     rng = np.random.default_rng(seed)
-    gates = (3 if couple_gates else 4) * size
+    gates, output_size = (3 if couple_gates else 4) * size, size + 2 if projected else size
+    shapes = [[output_size, gates], [size, output_size]][: 1 + projected]
     return [
         tf.constant(rng.normal(0, 2, [steps, batch, gates]), dtype),
-        tf.constant(rng.normal(0, 1, [size, gates]), dtype),
+        *(tf.constant(rng.normal(0, 1, shape), dtype) for shape in shapes),
     ]
+
+
+_VARIANTS = pytest.mark.parametrize(
+    "couple_gates, projected", list(itertools.product([False, True], repeat=2))
+)
 
 
 def _states_and_gradients(layer, arguments, couple_gates):
@@ -48,13 +71,15 @@ def _states_and_gradients(layer, arguments, couple_gates):
     return states, *tape.gradient(total, arguments)
 
 
-@pytest.mark.parametrize("couple_gates", [False, True])
+@_VARIANTS
 @pytest.mark.parametrize(
     "steps, batch, size", [(_STEPS, _BATCH, _SIZE), (1, 2, 3), (4, 0, 3), (3, 2, 16), (2, 1, 18)]
 )
 @pytest.mark.parametrize("dtype, margin", [(tf.float64, 1e-12), (tf.float32, 1e-4)])
-def test_lstm_is_the_plain_form(couple_gates, steps, batch, size, dtype, margin):
-    arguments = _arguments(couple_gates, steps=steps, batch=batch, size=size, dtype=dtype)
+def test_lstm_is_the_plain_form(couple_gates, projected, steps, batch, size, dtype, margin):
+    arguments = _arguments(
+        couple_gates, projected, steps=steps, batch=batch, size=size, dtype=dtype
+    )
     found = _states_and_gradients(layers.lstm, arguments, couple_gates)
     expected = _states_and_gradients(_plain_lstm, arguments, couple_gates)
     for x, y in zip(found, expected, strict=True):
@@ -62,23 +87,25 @@ def test_lstm_is_the_plain_form(couple_gates, steps, batch, size, dtype, margin)
         np.testing.assert_allclose(x, y, rtol=margin, atol=margin)
 
 
-@pytest.mark.parametrize("couple_gates", [False, True])
-def test_lstm_has_the_gradient_of_finite_differences(couple_gates):
+@_VARIANTS
+def test_lstm_has_the_gradient_of_finite_differences(couple_gates, projected):
     def function(*arguments):
         return tf.sin(3 * layers.lstm(*arguments, couple_gates=couple_gates))
 
-    found, expected = tf.test.compute_gradient(function, _arguments(couple_gates), delta=1e-5)
+    found, expected = tf.test.compute_gradient(
+        function, _arguments(couple_gates, projected), delta=1e-5
+    )
     for x, y in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-8)
         assert np.abs(x).max() > 0.1
 
 
-@pytest.mark.parametrize("couple_gates", [False, True])
-def test_later_gates_do_not_matter_to_earlier_states(couple_gates):
-    gate_inputs, kernel = _arguments(couple_gates)
+@_VARIANTS
+def test_later_gates_do_not_matter_to_earlier_states(couple_gates, projected):
+    gate_inputs, *matrices = _arguments(couple_gates, projected)
     changed = tf.concat([gate_inputs[:2], -gate_inputs[2:]], axis=0)
-    states = layers.lstm(gate_inputs, kernel, couple_gates=couple_gates)
-    others = layers.lstm(changed, kernel, couple_gates=couple_gates)
+    states = layers.lstm(gate_inputs, *matrices, couple_gates=couple_gates)
+    others = layers.lstm(changed, *matrices, couple_gates=couple_gates)
     np.testing.assert_array_equal(states[:2], others[:2])
     assert np.abs(states[2:] - others[2:]).max() > 1e-3
 
@@ -98,19 +125,20 @@ def test_lookup_adds_up_the_gradients_of_a_row():
     np.testing.assert_array_equal(gradient, [[3, 4], [0, 0], [0, 0], [13, 16]])
 
 
-@pytest.mark.parametrize("couple_gates", [False, True])
-def test_layers_can_be_vectorised(couple_gates):
-    arguments = [_arguments(couple_gates, seed=seed) for seed in range(3)]
+@_VARIANTS
+def test_layers_can_be_vectorised(couple_gates, projected):
+    arguments = [_arguments(couple_gates, projected, seed=seed) for seed in range(3)]
     stacked = tuple(tf.stack(values) for values in zip(*arguments, strict=True))
     ids = tf.constant([[0, 2, 0], [1, 2, 1], [2, 2, 2]])
 
     def gradients(arguments):
-        gate_inputs, kernel, ids = arguments
+        *arguments, ids = arguments
         with tf.GradientTape() as tape:
-            tape.watch([gate_inputs, kernel])
-            states = layers.lstm(gate_inputs, kernel, couple_gates=couple_gates)
-            total = tf.reduce_sum(tf.sin(states)) + tf.reduce_sum(layers.lookup(kernel, ids) ** 2)
-        return tape.gradient(total, [gate_inputs, kernel])
+            tape.watch(arguments)
+            states = layers.lstm(*arguments, couple_gates=couple_gates)
+            looked_up = layers.lookup(arguments[1], ids)
+            total = tf.reduce_sum(tf.sin(states)) + tf.reduce_sum(looked_up**2)
+        return tape.gradient(total, arguments)
 
     found = tf.vectorized_map(gradients, (*stacked, ids), fallback_to_while_loop=False)
     for index, own in enumerate(arguments):

@@ -8,7 +8,7 @@ operations here can be vectorised by `tf.vectorized_map`. Derivatives are the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -37,53 +37,73 @@ def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 
 def lstm(
-    gate_inputs: tf.Tensor, recurrent_kernel: tf.Tensor, *, couple_gates: bool = False
+    gate_inputs: tf.Tensor,
+    recurrent_kernel: tf.Tensor,
+    projection: tf.Tensor | None = None,
+    *,
+    couple_gates: bool = False,
 ) -> tf.Tensor:
     """Runs a layer of LSTM (Hochreiter and Schmidhuber 1997) from a state of zeros.
 
     The gates lie side by side: forget, input and output gate, and the new value. Coupled
     gates (CIFG, Greff et al. 2017) come without the forget gate, which is one minus the
-    input gate.
+    input gate. With a projection (Sak et al. 2014) the gates see the projected hidden
+    state of the step before instead of the hidden state itself.
 
     Args:
       gate_inputs: What inputs and biases add to each gate, floating, shape [T, batch,
         4 · H], or [T, batch, 3 · H] with coupled gates. The layer is unrolled: T must be
         known when the graph is made.
-      recurrent_kernel: What the hidden state is multiplied with, shape [H, 4 · H] or
-        [H, 3 · H].
+      recurrent_kernel: What the output of the step before is multiplied with, shape
+        [P, 4 · H] or [P, 3 · H]; P is H without a projection.
+      projection: What the hidden state is multiplied with, shape [H, P]; None for no
+        projection.
       couple_gates: Whether gates are coupled.
 
     Returns:
-      The hidden state after each step, of the same dtype, shape [T, batch, H].
+      The output after each step, the hidden state or its projection, of the same dtype,
+      shape [T, batch, P].
     """
-    num_steps, size = gate_inputs.shape[0], recurrent_kernel.shape[0]
+    num_steps, size = gate_inputs.shape[0], gate_inputs.shape[2] // (3 if couple_gates else 4)
 
     @tf.custom_gradient
-    def run(gate_inputs, recurrent_kernel):
-        hidden = cell = None
-        steps = []
+    def run(gate_inputs, recurrent_kernel, *projection):
+        output = cell = None
+        steps, hidden_states = [], []
         for inputs in tf.unstack(gate_inputs, num=num_steps):
-            if hidden is not None:
-                inputs += tf.matmul(hidden, recurrent_kernel)
+            if output is not None:
+                inputs += tf.matmul(output, recurrent_kernel)
             gates, new = tf.split(inputs, [inputs.shape[1] - size, size], axis=1)
             gates, new = tf.sigmoid(gates), tf.tanh(new)
             keep, enter, leave = _keep_enter_leave(gates, couple_gates)
             cell = enter * new if cell is None else keep * cell + enter * new
             squashed = tf.tanh(cell)
-            hidden = leave * squashed
-            steps.append((gates, new, cell, squashed, hidden))
-        *trace, hidden = (tf.stack(values) for values in zip(*steps, strict=True))
+            output = hidden = leave * squashed
+            for matrix in projection:
+                hidden_states.append(hidden)
+                output = tf.matmul(hidden, matrix)
+            steps.append((gates, new, cell, squashed, output))
+        *trace, outputs = (tf.stack(values) for values in zip(*steps, strict=True))
 
-        def gradient(hidden_gradients):
-            gate_gradients = _backward(trace, hidden_gradients, recurrent_kernel, couple_gates)
-            # All steps at once; the first had no hidden state before it.
-            before = tf.reshape(hidden[:-1], [-1, size])
-            after = tf.reshape(gate_gradients[1:], [-1, recurrent_kernel.shape[1]])
-            return gate_gradients, tf.matmul(before, after, transpose_a=True)
+        def gradient(output_gradients):
+            gate_gradients, output_gradients = _backward(
+                trace, output_gradients, recurrent_kernel, projection, couple_gates
+            )
+            # All steps at once; the first had no output before it.
+            gradients = [_outer(outputs[:-1], gate_gradients[1:])]
+            if projection:
+                gradients.append(_outer(tf.stack(hidden_states), tf.stack(output_gradients)))
+            return gate_gradients, *gradients
 
-        return hidden, gradient
+        return outputs, gradient
 
-    return run(gate_inputs, recurrent_kernel)
+    return run(gate_inputs, recurrent_kernel, *([] if projection is None else [projection]))
+
+
+def _outer(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
+    """Gradient of a kernel: outer products summed over steps and batch."""
+    inputs, gradients = (tf.reshape(x, [-1, x.shape[-1]]) for x in (inputs, gradients))
+    return tf.matmul(inputs, gradients, transpose_a=True)
 
 
 def _keep_enter_leave(gates: tf.Tensor, couple_gates: bool) -> Sequence[tf.Tensor]:
@@ -96,11 +116,17 @@ def _keep_enter_leave(gates: tf.Tensor, couple_gates: bool) -> Sequence[tf.Tenso
 
 def _backward(
     trace: Sequence[tf.Tensor],
-    hidden_gradients: tf.Tensor,
+    output_gradients: tf.Tensor,
     recurrent_kernel: tf.Tensor,
+    projection: Sequence[tf.Tensor],
     couple_gates: bool,
-) -> tf.Tensor:
-    """Goes back through time: gradients of the gates before their non-linearities."""
+) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    """Goes back through time.
+
+    Returns:
+      Gradients of the gates before their non-linearities, and those of the outputs with
+      what later steps add to them.
+    """
     gates, new, cell, squashed = trace
     num_steps = gates.shape[0]
     keep, enter, leave = _keep_enter_leave(gates, couple_gates)
@@ -111,34 +137,40 @@ def _backward(
     by_sigmoids = tf.concat(inner, axis=2) * gates * (1.0 - gates)
     by_gates = tf.concat([by_sigmoids, enter * (1.0 - tf.square(new))], axis=2)
     hidden_by_cell = leave * (1.0 - tf.square(squashed))
-    transposed = _transposed(recurrent_kernel)
-    per_step = [hidden_gradients, by_gates, hidden_by_cell, keep]
+    before_kernel = _times_transposed(recurrent_kernel)
+    before_projection = [_times_transposed(matrix) for matrix in projection]
+    per_step = [output_gradients, by_gates, hidden_by_cell, keep]
     per_step = zip(*(tf.unstack(values, num=num_steps) for values in per_step), strict=True)
-    gate_gradients = []
+    steps = []
     gate_gradient = cell_gradient = None
-    for hidden_gradient, by_gate, by_cell, kept in reversed(list(per_step)):
-        if gate_gradient is None:
-            cell_gradient = hidden_gradient * by_cell
-        else:
-            hidden_gradient += tf.matmul(gate_gradient, transposed)[:, : new.shape[2]]
-            cell_gradient += hidden_gradient * by_cell
+    for output_gradient, by_gate, by_cell, kept in reversed(list(per_step)):
+        if gate_gradient is not None:
+            output_gradient += before_kernel(gate_gradient)
+        hidden_gradient = output_gradient
+        for before in before_projection:
+            hidden_gradient = before(output_gradient)
+        through_cell = hidden_gradient * by_cell
+        cell_gradient = through_cell if cell_gradient is None else cell_gradient + through_cell
         outer = [cell_gradient, hidden_gradient, cell_gradient]
         outer = outer if couple_gates else [cell_gradient, *outer]
         gate_gradient = tf.concat(outer, axis=1) * by_gate
-        gate_gradients.append(gate_gradient)
+        steps.append((gate_gradient, output_gradient))
         cell_gradient *= kept
-    return tf.stack(gate_gradients[::-1])
+    gate_gradients, output_gradients = zip(*reversed(steps), strict=True)
+    return tf.stack(gate_gradients), output_gradients
 
 
-def _transposed(recurrent_kernel: tf.Tensor) -> tf.Tensor:
-    """Transposes the kernel once for all steps: [gates · H, H], and columns of zeros.
+def _times_transposed(kernel: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the product with a kernel's transpose, which is made once for all steps.
 
     Products with a matrix that each of them transposes take three times as long on a CPU,
-    and twice as long where its rows are not whole vectors.
+    and twice as long where its rows are not whole vectors: the transpose has columns of
+    zeros, which are cut off its products.
     """
-    size, gates = recurrent_kernel.shape
-    padding = -size % _LANES
-    padded = tf.pad(recurrent_kernel, [[0, padding], [0, 0]])
+    rows, columns = kernel.shape
+    padding = -rows % _LANES
+    padded = tf.pad(kernel, [[0, padding], [0, 0]])
     # In three dimensions, or TensorFlow would optimise the transposition into the products.
-    transposed = tf.transpose(tf.reshape(padded, [size + padding, -1, size]), [1, 2, 0])
-    return tf.reshape(transposed, [gates, size + padding])
+    transposed = tf.transpose(tf.reshape(padded, [rows + padding, -1, 1]), [1, 2, 0])
+    transposed = tf.reshape(transposed, [columns, rows + padding])
+    return lambda gradients: tf.matmul(gradients, transposed)[:, :rows]
