@@ -4,8 +4,8 @@
 
 A step is what federated averaging does with a batch: forward, loss, gradient, metrics,
 and TFF's SGD. "products" are the same matrix products and nothing else, in the order in
-which they depend on each other and in the fastest layout (the recurrent kernel is
-transposed before, outside of the time). "plain step" is the LSTM and the loss as a
+which they depend on each other and in the fastest layout (the matrices of the recurrence
+are transposed before, outside of the time). "plain step" is the LSTM and the loss as a
 textbook has them, with TensorFlow's own gradients. Sequences are full: no padding.
 
 Four steps are one call. Threads are TensorFlow's default. Each line has milliseconds a step
@@ -27,7 +27,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import metrics, word_lstm
+from tff_dpftrl.models import metrics, table, word_lstm
 
 _STEPS = 4
 _LENGTH = 20
@@ -36,6 +36,7 @@ _WORD_LSTMS = {
     "small": (word_lstm.WordLstm(2004, _LENGTH, 64, 96), 8),
     "large": (word_lstm.WordLstm(10_004, _LENGTH, 96, 670, tie_embeddings=False), 16),
     "large-tied": (word_lstm.WordLstm(10_004, _LENGTH, 96, 670), 16),
+    "gboard": (table.build("gboard-cifg", vocabulary_size=10_004), 16),
 }
 """By name: model, and number of sequences in a batch."""
 
@@ -43,20 +44,24 @@ _WORD_LSTMS = {
 class _PlainWordLstm(word_lstm.WordLstm):
     """The same model, written without thought of its gradient."""
 
-    def _hidden_states(self, named, words):
+    def _lstm_outputs(self, named, words):
         inputs = tf.gather(named["embedding"], tf.transpose(words))
         inputs = tf.reshape(inputs, [-1, self.embedding_size])
         gates = tf.matmul(inputs, named["input_kernel"]) + named["gate_bias"]
-        gates = tf.reshape(gates, [self.sequence_length, -1, 4 * self.state_size])
-        hidden = cell = tf.zeros([tf.shape(words)[0], self.state_size])
-        states = []
+        gates = tf.reshape(gates, [self.sequence_length, -1, gates.shape[1]])
+        output = tf.zeros([tf.shape(words)[0], named["recurrent_kernel"].shape[0]])
+        cell = tf.zeros([tf.shape(words)[0], self.state_size])
+        outputs = []
         for step in tf.unstack(gates, num=self.sequence_length):
-            step += tf.matmul(hidden, named["recurrent_kernel"])
-            keep, enter, leave, new = tf.split(step, 4, axis=1)
-            cell = tf.sigmoid(keep) * cell + tf.sigmoid(enter) * tf.tanh(new)
-            hidden = tf.sigmoid(leave) * tf.tanh(cell)
-            states.append(hidden)
-        return tf.concat(states, axis=0)
+            step += tf.matmul(output, named["recurrent_kernel"])
+            *keep, enter, leave, new = tf.split(step, step.shape[1] // self.state_size, axis=1)
+            enter = tf.sigmoid(enter)
+            cell = (tf.sigmoid(keep[0]) if keep else 1 - enter) * cell + enter * tf.tanh(new)
+            output = tf.sigmoid(leave) * tf.tanh(cell)
+            if self.recurrent_projection:
+                output = tf.matmul(output, named["projection"])
+            outputs.append(output)
+        return tf.concat(outputs, axis=0)
 
 
 def _plain_loss(output, label, sample_weight=None):
@@ -106,40 +111,57 @@ def _products(model, batch_size) -> Callable[[], None]:
     inputs = draw(count, model.embedding_size)
     named = {name: draw(*shape) for name, shape in model.weight_shapes.items()}
     matrices = [named[n] for n in ("embedding", "input_kernel", "recurrent_kernel", "projection")]
-    transposed = tf.pad(tf.transpose(matrices[2]), [[0, 0], [0, -size % 16]])
+    transposed = [tf.pad(tf.transpose(m), [[0, 0], [0, -m.shape[0] % 16]]) for m in matrices[2:]]
+    steps, copies = range(model.sequence_length - 1), matrices[2].shape[1] // size
 
     @tf.function
-    def multiply(inputs, embedding, input_kernel, recurrent_kernel, projection, transposed):
+    def multiply(inputs, matrices, transposed):
+        embedding, input_kernel, recurrent_kernel, projection = matrices
+
+        def project(states):
+            """What the recurrence runs on."""
+            return tf.matmul(states, projection) if model.recurrent_projection else states
+
+        def gates_of(gradient):
+            """As many numbers as the gates have, of the gradient of what `project` returns."""
+            if model.recurrent_projection:
+                gradient = tf.matmul(gradient, transposed[1])[:, :size]
+            return tf.tile(gradient, [1, copies])
+
         def step(index, inputs, *_):
             gates = tf.matmul(inputs, input_kernel)
             state = gates[:batch_size, :size]
-            for _ in range(model.sequence_length - 1):
-                state = tf.matmul(state, recurrent_kernel)[:, :size]
+            for _ in steps:
+                state = tf.matmul(project(state), recurrent_kernel)[:, :size]
             states = tf.tile(state, [model.sequence_length, 1])
-            outputs = tf.matmul(states, projection)
+            if model.recurrent_projection:
+                outputs = tf.tile(project(state), [model.sequence_length, 1])
+            else:
+                outputs = tf.matmul(states, projection)
             scores = tf.matmul(outputs, embedding, transpose_b=True)
             embedding_gradient = tf.matmul(scores, outputs, transpose_a=True)
-            outputs_gradient = tf.matmul(scores, embedding)
+            gradient = outputs_gradient = tf.matmul(scores, embedding)
             projection_gradient = tf.matmul(states, outputs_gradient, transpose_a=True)
-            states_gradient = tf.matmul(outputs_gradient, projection, transpose_b=True)
-            gate = tf.tile(states_gradient[:batch_size], [1, 4])
-            for _ in range(model.sequence_length - 1):
-                gate = tf.tile(tf.matmul(gate, transposed)[:, :size], [1, 4])
+            if not model.recurrent_projection:
+                gradient = tf.matmul(outputs_gradient, projection, transpose_b=True)
+            gate = gates_of(gradient[:batch_size])
+            for _ in steps:
+                gate = gates_of(tf.matmul(gate, transposed[0])[:, : gradient.shape[1]])
             gates = tf.tile(gate, [model.sequence_length, 1])
+            before = (outputs if model.recurrent_projection else states)[batch_size:]
             return (
                 index + 1,
                 tf.matmul(gates, input_kernel, transpose_b=True),
                 embedding_gradient,
                 tf.matmul(inputs, gates, transpose_a=True),
-                tf.matmul(states[batch_size:], gates[batch_size:], transpose_a=True),
+                tf.matmul(before, gates[batch_size:], transpose_a=True),
                 projection_gradient,
             )
 
-        matrices = (embedding, input_kernel, recurrent_kernel, projection)
         start = (0, inputs, *map(tf.zeros_like, matrices))
         return tf.while_loop(lambda index, *_: index < _STEPS, step, start)
 
-    return lambda: multiply(inputs, *matrices, transposed)
+    return lambda: multiply(inputs, matrices, transposed)
 
 
 def _print_ratios(runs: dict[str, Callable[[], None]], repeats: int) -> None:

@@ -83,6 +83,21 @@ def test_every_option_has_a_flag(configs):
     assert configs == [config_lib.TrainingConfig(noise_multiplier=1.0)]
 
 
+def test_a_model_is_named_and_sized(configs):
+    flags = "--model transformer --layers 3 --heads 2 --embedding-size 8 --feed-forward-size 9"
+    _main("--mechanism", "none", *flags.split(), "--output", "out")
+    _main("--mechanism", "none", *"--model gboard-cifg --tie-embeddings --output out".split())
+    transformer, cifg = configs
+    assert transformer.model == "transformer"
+    assert transformer.model_sizes == {
+        "embedding_size": 8,
+        "num_layers": 3,
+        "num_heads": 2,
+        "feed_forward_size": 9,
+    }
+    assert (cifg.model, cifg.model_sizes) == ("gboard-cifg", {"tie_embeddings": True})
+
+
 def test_resume_takes_no_options(configs, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="leave out --num-rounds"):
         _main("--resume", "--rounds", "3", "--output", str(tmp_path))
@@ -144,6 +159,7 @@ def test_a_command_without_mistakes_gets_as_far_as_tensorflow(folder):
     "mistake, message",
     [
         ("--rounds 0", "num_rounds"),
+        ("--model transformer --lstm-size 5", "lstm_size is for the model word-lstm"),
         ("--config nowhere.toml", "nowhere.toml"),
         ("--config nonsense", "not valid TOML"),
         ("--data nowhere.jsonl", "nowhere.jsonl"),

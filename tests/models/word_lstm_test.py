@@ -1,125 +1,128 @@
-"""Tests of tff_dpftrl.models.word_lstm, against a loop in NumPy."""
+"""Tests of tff_dpftrl.models.word_lstm, against Keras layers."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import operator
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.models import keras_peer
 from tff_dpftrl.models import word_lstm
 
 _SMALL = word_lstm.WordLstm(vocabulary_size=11, sequence_length=5, embedding_size=3, state_size=4)
+_CHOICES = ("tie_embeddings", "couple_gates", "unit_norm_embeddings", "recurrent_projection")
 _VARIANTS = [
-    dataclasses.replace(_SMALL, tie_embeddings=tie, couple_gates=couple, unit_norm_embeddings=unit)
-    for tie, couple, unit in itertools.product([True, False], repeat=3)
+    dataclasses.replace(_SMALL, **dict(zip(_CHOICES, chosen, strict=True)))
+    for chosen in itertools.product([True, False], repeat=len(_CHOICES))
 ]
 _WORDS = np.array([[9, 1, 2, 3, 8], [9, 4, 10, 0, 0], [9, 7, 0, 0, 0]], np.int32)
 
 
-def _sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+class _Cell(tf.keras.layers.Layer):
+    """An LSTM's cell, a dense layer a gate."""
+
+    def __init__(self, model):
+        super().__init__(dtype=tf.float64)
+        gates = (
+            ["enter", "leave", "new"] if model.couple_gates else ["keep", "enter", "leave", "new"]
+        )
+        dense = functools.partial(tf.keras.layers.Dense, dtype=tf.float64)
+        self.of_input = {gate: dense(model.state_size) for gate in gates}
+        self.of_output = {gate: dense(model.state_size, use_bias=False) for gate in gates}
+        self.projection = None
+        self.output_size = model.state_size
+        if model.recurrent_projection:
+            self.output_size = model.embedding_size
+            self.projection = dense(model.embedding_size, use_bias=False)
+        self.state_size = [self.output_size, model.state_size]
+
+    def call(self, inputs, states):
+        output, cell = states
+        sums = {
+            gate: layer(inputs) + self.of_output[gate](output)
+            for gate, layer in self.of_input.items()
+        }
+        enter = tf.sigmoid(sums["enter"])
+        keep = tf.sigmoid(sums["keep"]) if "keep" in sums else 1 - enter
+        cell = keep * cell + enter * tf.tanh(sums["new"])
+        output = tf.sigmoid(sums["leave"]) * tf.tanh(cell)
+        if self.projection is not None:
+            output = self.projection(output)
+        return output, [output, cell]
 
 
-def _numpy_logits(model, weights, words):
-    """One word of one sequence at a time, in float64."""
-    named = {name: np.float64(w) for name, w in zip(model.weight_shapes, weights, strict=True)}
+def _columns(name, *gates):
+    """The weights of some gates in the order of the model."""
+
+    def of_weights(named):
+        parts = np.split(named[name], len(named["gate_bias"]) // _SMALL.state_size, axis=-1)
+        return np.concatenate([parts[gate] for gate in gates], axis=-1)
+
+    return of_weights
+
+
+def _peer(model):
+    """Keras' own LSTM, or its RNN with the cell above where Keras has none."""
+    embeddings = {
+        name: tf.Variable(tf.zeros(shape, tf.float64), name=name)
+        for name, shape in model.weight_shapes.items()
+        if name.endswith("embedding")
+    }
+    bias = tf.Variable(tf.zeros(model.vocabulary_size, tf.float64), name="output_bias")
+    normalise = tf.identity
     if model.unit_norm_embeddings:
-        for name in ("embedding", "output_embedding"):
-            if name in named:
-                named[name] /= np.linalg.norm(named[name], axis=1, keepdims=True)
-    scores = named["embedding"] if model.tie_embeddings else named["output_embedding"]
-    logits = np.zeros([*words.shape, model.vocabulary_size])
-    for row, sequence in enumerate(words):
-        hidden = cell = np.zeros(model.state_size)
-        for t, word in enumerate(sequence):
-            gates = named["embedding"][word] @ named["input_kernel"] + named["gate_bias"]
-            gates = np.split(gates + hidden @ named["recurrent_kernel"], len(gates) // len(cell))
-            enter, leave, new = gates[-3:]
-            keep = 1 - _sigmoid(enter) if model.couple_gates else _sigmoid(gates[0])
-            cell = keep * cell + _sigmoid(enter) * np.tanh(new)
-            hidden = _sigmoid(leave) * np.tanh(cell)
-            logits[row, t] = scores @ (hidden @ named["projection"]) + named["output_bias"]
-    return logits
+        normalise = tf.keras.layers.UnitNormalization(axis=1, dtype=tf.float64)
+    own_cell = model.couple_gates or model.recurrent_projection
+    if own_cell:
+        lstm = tf.keras.layers.RNN(_Cell(model), return_sequences=True, dtype=tf.float64)
+    else:
+        lstm = tf.keras.layers.LSTM(model.state_size, return_sequences=True, dtype=tf.float64)
+    project = tf.identity
+    if not model.recurrent_projection:
+        project = tf.keras.layers.Dense(model.embedding_size, use_bias=False, dtype=tf.float64)
 
+    def logits(words):
+        outputs = project(lstm(tf.gather(normalise(embeddings["embedding"]), words)))
+        scored = embeddings.get("output_embedding", embeddings["embedding"])
+        return tf.matmul(outputs, normalise(scored), transpose_b=True) + bias
 
-def _noisy_weights(model):
-    rng = np.random.default_rng(0)
-    return [w + rng.normal(0, 0.5, w.shape).astype(np.float32) for w in model.initial_weights(0)]
-
-
-@pytest.mark.parametrize("model", _VARIANTS)
-def test_agrees_with_numpy(model):
-    weights = _noisy_weights(model)
-    expected = _numpy_logits(model, weights, _WORDS)
-    np.testing.assert_allclose(model.logits(weights, _WORDS), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("model", _VARIANTS[:2])
-def test_compact_logits_are_those_without_padding(model):
-    weights = _noisy_weights(model)
-    compact, positions = model.compact_logits(weights, _WORDS)
-    assert positions.numpy().tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 10, 11]
-    full = tf.reshape(model.logits(weights, _WORDS), [-1, model.vocabulary_size])
-    np.testing.assert_allclose(compact, tf.gather(full, positions), rtol=1e-5, atol=1e-6)
-
-
-def test_later_words_do_not_matter():
-    weights = _noisy_weights(_SMALL)
-    changed = _WORDS.copy()
-    changed[:, 3:] = 6
-    logits, other = (_SMALL.logits(weights, words).numpy() for words in (_WORDS, changed))
-    np.testing.assert_array_equal(logits[:, :3], other[:, :3])
-    assert np.abs(logits[:, 3:] - other[:, 3:]).max() > 1e-3
+    logits(_WORDS)  # Makes the layers' variables.
+    kernels = (lstm.cell.projection if model.recurrent_projection else project).trainable_variables
+    variables = [(v, operator.itemgetter(name)) for name, v in embeddings.items()]
+    variables += [(bias, operator.itemgetter("output_bias"))]
+    variables += [(kernels[0], operator.itemgetter("projection"))]
+    if not own_cell:
+        names = ("input_kernel", "recurrent_kernel", "gate_bias")
+        order = (1, 0, 3, 2)  # Keras has input, forget, new, output.
+        lstm_variables = lstm.trainable_variables
+        pairs = zip(lstm_variables, names, strict=True)
+        return keras_peer.Peer(logits, variables + [(v, _columns(n, *order)) for v, n in pairs])
+    for index, gate in enumerate(lstm.cell.of_input):
+        of_input, of_output = lstm.cell.of_input[gate], lstm.cell.of_output[gate]
+        variables += [
+            (of_input.kernel, _columns("input_kernel", index)),
+            (of_input.bias, _columns("gate_bias", index)),
+            (of_output.kernel, _columns("recurrent_kernel", index)),
+        ]
+    return keras_peer.Peer(logits, variables)
 
 
 @pytest.mark.parametrize("model", _VARIANTS)
-def test_gradients_reach_every_weight_and_are_right(model):
-    weights = [tf.constant(w, tf.float64) for w in _noisy_weights(model)]
-
-    def total(weights):
-        return tf.reduce_sum(tf.sin(model.compact_logits(weights, _WORDS)[0]))
-
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        loss = total(weights)
-    gradients = tape.gradient(loss, weights)
-    rng = np.random.default_rng(1)
-    for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
-        direction = rng.normal(size=weight.shape)
-        direction /= np.linalg.norm(direction)
-        step = 1e-5
-        ends = []
-        for sign in (1, -1):
-            moved = list(weights)
-            moved[index] = weight + sign * step * direction
-            ends.append(float(total(moved)))
-        slope = (ends[0] - ends[1]) / (2 * step)
-        assert slope == pytest.approx(float(tf.reduce_sum(gradient * direction)), abs=1e-7)
-        assert np.abs(gradient).max() > 1e-3
+def test_scores_and_gradients_are_those_of_keras_layers(model):
+    keras_peer.assert_same(model, _peer(model), _WORDS)
 
 
-@pytest.mark.parametrize("words", [np.zeros([3, 5], np.int32), np.zeros([0, 5], np.int32)])
-def test_nothing_to_score_has_no_gradient(words):
-    weights = [tf.constant(w) for w in _noisy_weights(_SMALL)]
-    with tf.GradientTape() as tape:
-        tape.watch(weights)
-        scores, positions = _SMALL.compact_logits(weights, words)
-    assert scores.shape == [0, 11] and positions.shape == [0]
-    for weight, gradient in zip(weights, tape.gradient(scores, weights), strict=True):
-        np.testing.assert_array_equal(gradient, np.zeros_like(weight))
-
-
-def test_the_papers_sizes():
-    # McMahan et al. 2018, appendix B: "1.35M trainable parameters" with 10,000 words.
-    model = word_lstm.PAPER
-    without_output_bias = model.num_parameters - model.vocabulary_size
-    assert without_output_bias == 10_000 * 96 + (96 + 256 + 1) * 4 * 256 + 256 * 96
-    assert round(without_output_bias / 1e6, 2) == 1.35
-    assert (model.embedding_size, model.state_size, model.tie_embeddings) == (96, 256, True)
+def test_a_recurrent_projection_makes_the_recurrent_kernel_smaller():
+    projected = dataclasses.replace(_SMALL, recurrent_projection=True)
+    assert projected.weight_shapes["recurrent_kernel"] == (3, 16)
+    assert _SMALL.weight_shapes["recurrent_kernel"] == (4, 16)
+    assert _SMALL.num_parameters - projected.num_parameters == 16
 
 
 def test_coupled_gates_save_a_quarter():
@@ -128,19 +131,7 @@ def test_coupled_gates_save_a_quarter():
         assert coupled.weight_shapes[name][-1] * 4 == _SMALL.weight_shapes[name][-1] * 3
 
 
-@pytest.mark.parametrize("model", _VARIANTS)
-def test_initial_weights_have_the_stated_shapes(model):
-    weights = model.initial_weights(3)
-    assert [w.shape for w in weights] == list(model.weight_shapes.values())
-    assert all(w.dtype == np.float32 for w in weights)
-    assert sum(w.size for w in weights) == model.num_parameters
-
-
-def test_initial_weights_depend_on_the_seed_alone():
-    first, again, other = (_SMALL.initial_weights(seed) for seed in (1, 1, 2))
-    for a, b in zip(first, again, strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert (first[0] != other[0]).any()
+def test_initial_weights_are_the_same_everywhere():
     # Golden value: Philox is the same on every platform and in every NumPy since 1.17.
     assert word_lstm.WordLstm(3, embedding_size=4).initial_weights(0)[0][0, 0] == pytest.approx(
         np.random.Generator(np.random.Philox(0)).standard_normal() / 2, rel=1e-6
@@ -168,11 +159,6 @@ def test_initial_weights_have_the_stated_scales():
 def test_bad_sizes_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):
         dataclasses.replace(_SMALL, **{field: 0})
-
-
-def test_another_sequence_length_is_refused():
-    with pytest.raises(ValueError, match=r"must have shape \[batch, 5\], got \(3, 4\)"):
-        _SMALL.logits(_SMALL.initial_weights(0), _WORDS[:, :4])
 
 
 if __name__ == "__main__":

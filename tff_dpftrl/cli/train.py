@@ -49,7 +49,11 @@ A TOML file given with --config holds the same options, with underscores instead
 (num_rounds = 100), in tables of any name; flags overrule it.
 """
 
-_SHORT_FLAGS = {"num_rounds": ["--rounds"]}
+_SHORT_FLAGS = {
+    "num_rounds": ["--rounds"],
+    "num_layers": ["--layers"],
+    "num_heads": ["--heads"],
+}
 _METAVARS = {"data": "CORPUS", "vocabulary": "SOURCE", "strategy": "FILE"}
 
 
@@ -110,13 +114,13 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: ob
     flags = _SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
     default = "" if field.default is None else f" Default: {field.default}."
     text = (field.metadata["help"] + default).replace("%", "%%")
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
+        hint = typing.get_args(hint)[0]
     if hint is bool:
         group.add_argument(
             *flags, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
         )
         return
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
-        hint = typing.get_args(hint)[0]
     choices, kind = None, hint
     if typing.get_origin(hint) is typing.Literal:
         choices, kind = typing.get_args(hint), str

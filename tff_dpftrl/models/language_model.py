@@ -91,3 +91,25 @@ def word_positions(words: tf.Tensor) -> tf.Tensor:
     """Returns where the flattened `words` is not padding: int64, shape [n], ascending."""
     # In TFF's graphs `!=` would compare objects, not values.
     return tf.where(tf.not_equal(tf.reshape(words, [-1]), PAD))[:, 0]
+
+
+def checked_words(words: tf.Tensor, sequence_length: int) -> tf.Tensor:
+    """Returns `words` as a tensor, or refuses another number of positions.
+
+    Args:
+      words: Ids, integer, shape [batch, T].
+      sequence_length: T of the model.
+
+    Returns:
+      The same ids.
+
+    Raises:
+      ValueError: If `words` has another number of positions.
+    """
+    words = tf.convert_to_tensor(words)
+    if words.shape[1] != sequence_length:
+        raise ValueError(
+            f"words must have shape [batch, {sequence_length}], got {words.shape}; make "
+            "sequences of the model's sequence_length."
+        )
+    return words

@@ -1,17 +1,76 @@
-"""The language models that a config can name. A new architecture is an entry here."""
+"""The one table of language models: what a name stands for, wherever a name can be given.
+
+A name is an architecture with sizes of its own; a config may change the sizes, not the
+architecture. To add a model, add a row to `MODELS`; a size that no other model has also
+needs a field of `TrainingConfig`. The rows import what they need when they are built: names,
+summaries and sizes are wanted by `--help`, which is to be quick.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl.models import language_model, word_lstm
+if TYPE_CHECKING:
+    from tff_dpftrl.models import language_model
 
-MODELS: Mapping[str, Callable[..., language_model.LanguageModel]] = {
-    "word-lstm": word_lstm.WordLstm,
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """One row of the table.
+
+    Attributes:
+      summary: What it is, in a line.
+      make: Makes the model of its sizes, given by keyword.
+      sizes: The sizes that a config may change, and what they are if it does not.
+    """
+
+    summary: str
+    make: Callable[..., language_model.LanguageModel]
+    sizes: Mapping[str, int | bool]
+
+
+def _word_lstm(**sizes: Any) -> language_model.LanguageModel:
+    from tff_dpftrl.models import word_lstm
+
+    return word_lstm.WordLstm(**sizes)
+
+
+def _transformer(**sizes: Any) -> language_model.LanguageModel:
+    from tff_dpftrl.models import transformer
+
+    return transformer.Transformer(**sizes)
+
+
+MODELS: Mapping[str, Model] = {
+    "word-lstm": Model(
+        "one layer of LSTM, for small machines",
+        _word_lstm,
+        {"embedding_size": 96, "state_size": 128, "tie_embeddings": True},
+    ),
+    "gboard-cifg": Model(
+        "the LSTM of Gboard (Xu et al. 2023): coupled gates, recurrence over the projected state",
+        functools.partial(_word_lstm, couple_gates=True, recurrent_projection=True),
+        {"embedding_size": 96, "state_size": 670, "tie_embeddings": False},
+    ),
+    "dp-fedavg-lstm": Model(
+        "the LSTM of McMahan et al. 2018: embeddings of norm 1",
+        functools.partial(_word_lstm, unit_norm_embeddings=True),
+        {"embedding_size": 96, "state_size": 256, "tie_embeddings": True},
+    ),
+    "transformer": Model(
+        "a small decoder-only transformer, one embedding for input and output",
+        _transformer,
+        {"embedding_size": 96, "num_layers": 2, "num_heads": 4, "feed_forward_size": 384},
+    ),
 }
-"""Name → what makes the model of its sizes, given by keyword."""
+
+
+def takers(size: str) -> list[str]:
+    """Names of the models that have a size."""
+    return [name for name, model in MODELS.items() if size in model.sizes]
 
 
 def build(name: str, **sizes: Any) -> language_model.LanguageModel:
@@ -19,7 +78,8 @@ def build(name: str, **sizes: Any) -> language_model.LanguageModel:
 
     Args:
       name: A key of `MODELS`.
-      **sizes: The fields of that model; at least `vocabulary_size`.
+      **sizes: The fields of that model, at least `vocabulary_size`; where the row has a
+        size and none is given, it is the row's.
 
     Returns:
       The model.
@@ -30,7 +90,7 @@ def build(name: str, **sizes: Any) -> language_model.LanguageModel:
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}; got {name!r}.")
     try:
-        return MODELS[name](**sizes)
+        return MODELS[name].make(**{**MODELS[name].sizes, **sizes})
     except TypeError as error:
         raise ValueError(f"model {name!r} cannot be built from {sizes}: {error}.") from error
 
@@ -38,8 +98,11 @@ def build(name: str, **sizes: Any) -> language_model.LanguageModel:
 def describe(model: language_model.LanguageModel) -> dict[str, Any]:
     """Returns what `from_description` needs to build an equal model, fit for JSON.
 
+    All fields are in it, so that no later default changes what it stands for; the name
+    is the first one in `MODELS` that takes them.
+
     Args:
-      model: A model of one of the classes in `MODELS`.
+      model: A model that a row of `MODELS` makes.
 
     Returns:
       The model's name, as "model", and its sizes.

@@ -1,9 +1,8 @@
 """A word-level LSTM that predicts the next word, as pure TensorFlow functions.
 
 Embedding, one LSTM layer, projection to the size of the embedding, and scores
-against the (same or another) embedding of every word. `PAPER` has the sizes of
-McMahan et al. 2018, appendix B: embedding 96 tied for input and output, state 256
-projected to 96, 10,000 words, 1.35 million parameters.
+against the (same or another) embedding of every word. `table.MODELS` has the variants
+and sizes of published models.
 """
 
 from __future__ import annotations
@@ -37,6 +36,9 @@ class WordLstm(language_model.LanguageModel):
         which saves a quarter of the LSTM's weights.
       unit_norm_embeddings: Whether embeddings are scaled to L2 norm 1 wherever
         they are used, as in McMahan et al. 2018.
+      recurrent_projection: Whether the gates see the projected output of the step before
+        (Sak et al. 2014) instead of the whole state, which makes the recurrent kernel,
+        and the products with it, smaller by E / H.
     """
 
     vocabulary_size: int
@@ -46,6 +48,7 @@ class WordLstm(language_model.LanguageModel):
     tie_embeddings: bool = True
     couple_gates: bool = False
     unit_norm_embeddings: bool = False
+    recurrent_projection: bool = False
 
     def __post_init__(self):
         for name in ("vocabulary_size", "sequence_length", "embedding_size", "state_size"):
@@ -59,7 +62,7 @@ class WordLstm(language_model.LanguageModel):
         shapes = collections.OrderedDict(
             embedding=embedding,
             input_kernel=(self.embedding_size, gates),
-            recurrent_kernel=(self.state_size, gates),
+            recurrent_kernel=(self._output_size, gates),
             gate_bias=(gates,),
             projection=(self.state_size, self.embedding_size),
             output_bias=(self.vocabulary_size,),
@@ -67,6 +70,11 @@ class WordLstm(language_model.LanguageModel):
         if not self.tie_embeddings:
             shapes["output_embedding"] = embedding
         return shapes
+
+    @property
+    def _output_size(self) -> int:
+        """Length of what the LSTM puts out after a step, which the next step's gates see."""
+        return self.embedding_size if self.recurrent_projection else self.state_size
 
     @property
     def _num_gates(self) -> int:
@@ -100,10 +108,10 @@ class WordLstm(language_model.LanguageModel):
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
         """Returns scores of every next word at every position, as the base class says."""
         named = self._named(weights)
-        states = self._hidden_states(named, words)
-        states = tf.reshape(states, [self.sequence_length, -1, self.state_size])
-        states = tf.reshape(tf.transpose(states, [1, 0, 2]), [-1, self.state_size])
-        scores = self._scores(named, states)
+        outputs = self._lstm_outputs(named, words)
+        outputs = tf.reshape(outputs, [self.sequence_length, -1, self._output_size])
+        outputs = tf.reshape(tf.transpose(outputs, [1, 0, 2]), [-1, self._output_size])
+        scores = self._scores(named, outputs)
         return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
 
     def compact_logits(
@@ -112,10 +120,10 @@ class WordLstm(language_model.LanguageModel):
         """Returns scores without padding, which the largest products never see."""
         named = self._named(weights)
         positions = language_model.word_positions(words)
-        states = self._hidden_states(named, words)
+        outputs = self._lstm_outputs(named, words)
         rows, steps = positions // self.sequence_length, positions % self.sequence_length
         batch_size = tf.shape(words, out_type=positions.dtype)[0]
-        return self._scores(named, tf.gather(states, steps * batch_size + rows)), positions
+        return self._scores(named, tf.gather(outputs, steps * batch_size + rows)), positions
 
     def _named(self, weights: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         named = dict(zip(self.weight_shapes, weights, strict=True))
@@ -125,27 +133,22 @@ class WordLstm(language_model.LanguageModel):
                     named[name] = tf.math.l2_normalize(named[name], axis=1)
         return named
 
-    def _hidden_states(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns the LSTM's states, shape [T · batch, H], all of the first step first."""
-        words = tf.convert_to_tensor(words)
-        if words.shape[1] != self.sequence_length:
-            raise ValueError(
-                f"words must have shape [batch, {self.sequence_length}], got {words.shape}; make "
-                "sequences of the model's sequence_length."
-            )
+    def _lstm_outputs(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        """Returns shape [T · batch, `_output_size`], all of the first step first."""
+        words = language_model.checked_words(words, self.sequence_length)
         # Time comes first, and one product makes the inputs of all steps.
         inputs = layers.lookup(named["embedding"], tf.reshape(tf.transpose(words), [-1]))
         gates = tf.nn.bias_add(tf.matmul(inputs, named["input_kernel"]), named["gate_bias"])
         gates = tf.reshape(gates, [self.sequence_length, -1, self._num_gates * self.state_size])
-        states = layers.lstm(gates, named["recurrent_kernel"], couple_gates=self.couple_gates)
-        return tf.reshape(states, [-1, self.state_size])
+        projection = named["projection"] if self.recurrent_projection else None
+        outputs = layers.lstm(
+            gates, named["recurrent_kernel"], projection, couple_gates=self.couple_gates
+        )
+        return tf.reshape(outputs, [-1, self._output_size])
 
-    def _scores(self, named: dict[str, tf.Tensor], states: tf.Tensor) -> tf.Tensor:
-        outputs = tf.matmul(states, named["projection"])
+    def _scores(self, named: dict[str, tf.Tensor], outputs: tf.Tensor) -> tf.Tensor:
+        if not self.recurrent_projection:
+            outputs = tf.matmul(outputs, named["projection"])
         embedding = named["embedding" if self.tie_embeddings else "output_embedding"]
         scores = tf.matmul(outputs, embedding, transpose_b=True)
         return tf.nn.bias_add(scores, named["output_bias"])
-
-
-PAPER = WordLstm(vocabulary_size=10_000)
-"""Sizes of McMahan et al. 2018; `output_bias` comes on top of theirs."""

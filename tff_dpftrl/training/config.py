@@ -20,12 +20,13 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
+from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
     from tff_dpftrl.runs import privacy as privacy_lib
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
-Model = Literal["word-lstm"]
+Model = Literal[tuple(model_table.MODELS)]
 Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 Engine = Literal["compiled", "tff"]
@@ -38,6 +39,16 @@ _POSITIVE = (
     "stop_at_accuracy",
     "target_epsilon",
 )
+
+# Options that are sizes of models, and what the models call them.
+_MODEL_SIZES = {
+    "embedding_size": "embedding_size",
+    "lstm_size": "state_size",
+    "tie_embeddings": "tie_embeddings",
+    "num_layers": "num_layers",
+    "num_heads": "num_heads",
+    "feed_forward_size": "feed_forward_size",
+}
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
@@ -56,6 +67,21 @@ def _option(default: Any, help: str, group: str, minimum: float | None = None) -
     return dataclasses.field(
         default=default, metadata={"help": help, "group": group, "minimum": minimum}
     )
+
+
+def _defaults(name: str) -> str:
+    """What an option of models is if it is not given: "128 (word-lstm), 670 (gboard-cifg)"."""
+    size, words = _MODEL_SIZES[name], {}
+    for model in model_table.takers(size):
+        value = model_table.MODELS[model].sizes[size]
+        words[model] = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    if len(words) == len(model_table.MODELS) and len(set(words.values())) == 1:
+        return words.popitem()[1]
+    return ", ".join(f"{word} ({model})" for model, word in words.items())
+
+
+def _size(help: str, name: str) -> Any:
+    return _option(None, f"{help}; if not given, {_defaults(name)}.", "model", 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +130,22 @@ class TrainingConfig:
         None, "Use only the first so many training users; all if not given.", "data", 2
     )
 
-    model: Model = _option("word-lstm", "Language model: word-lstm.", "model")
-    embedding_size: int = _option(96, "Width of the word embedding.", "model", 1)
-    lstm_size: int = _option(128, "Width of the LSTM's state.", "model", 1)
-    tie_embeddings: bool = _option(
-        True, "Use one matrix as input embedding and as output layer.", "model"
+    model: Model = _option(
+        "word-lstm",
+        f"Language model: {'; '.join(f'{n}, {m.summary}' for n, m in model_table.MODELS.items())}.",
+        "model",
     )
+    embedding_size: int | None = _size("Width of the word embedding", "embedding_size")
+    lstm_size: int | None = _size("Width of the LSTM's state", "lstm_size")
+    tie_embeddings: bool | None = _option(
+        None,
+        "Use one matrix as input embedding and as output layer; if not given, "
+        f"{_defaults('tie_embeddings')}.",
+        "model",
+    )
+    num_layers: int | None = _size("Blocks of attention and feed-forward", "num_layers")
+    num_heads: int | None = _size("Attention heads in a block", "num_heads")
+    feed_forward_size: int | None = _size("Width of the feed-forward layers", "feed_forward_size")
 
     num_rounds: int = _option(100, "Rounds of training.", "federated learning", 1)
     clients_per_round: int = _option(
@@ -276,8 +312,18 @@ class TrainingConfig:
                 validation.positive(name, getattr(self, name))
         validation.delta(self.delta)
         validation.number("server_momentum", self.server_momentum, below=1)
+        self._check_model()
         self._check_algorithm()
         self._check_noise()
+
+    def _check_model(self):
+        for name, size in _MODEL_SIZES.items():
+            takers = model_table.takers(size)
+            if getattr(self, name) is not None and self.model not in takers:
+                raise ValueError(
+                    f"{name} is for the model {' or '.join(takers)}, not for {self.model}: leave "
+                    "it out."
+                )
 
     def _check_algorithm(self):
         if self.algorithm != "dp-ftrl":
@@ -321,6 +367,12 @@ class TrainingConfig:
                 "max_epsilon has no meaning with deterministic_noise_seed, which makes the run not "
                 "private: leave one of them out."
             )
+
+    @property
+    def model_sizes(self) -> dict[str, Any]:
+        """Sizes of the model that are given, by the names that `model_table.build` takes."""
+        given = {size: getattr(self, name) for name, size in _MODEL_SIZES.items()}
+        return {size: value for size, value in given.items() if value is not None}
 
     @property
     def mechanism_options(self) -> table.Options:
@@ -370,6 +422,12 @@ class TrainingConfig:
             if getattr(self, name) not in keywords
         }
         return dataclasses.replace(self, **paths)
+
+    def with_model_sizes(self) -> TrainingConfig:
+        """The same with all sizes of the model, so that no later default changes them."""
+        sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
+        given = {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
+        return dataclasses.replace(self, **given)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, as JSON-compatible values."""

@@ -102,7 +102,7 @@ def train(
         config = config_lib.of_begun_run(known.config, str(output / "config.json"))
     else:
         manifest.check_is_free(output)
-        config = config.with_absolute_paths()
+        config = config.with_absolute_paths().with_model_sizes()
     placement.check(config.engine)
     if text is None:
         say("Reading the data ...")

@@ -164,9 +164,7 @@ def build_language_task(
             config.model,
             vocabulary_size=words.size,
             sequence_length=config.sequence_length,
-            embedding_size=config.embedding_size,
-            state_size=config.lstm_size,
-            tie_embeddings=config.tie_embeddings,
+            **config.model_sizes,
         ),
         seed=config.seed,
     )
