@@ -71,6 +71,8 @@ def test_json_for_scripts(folder, capsys):
     found = json.loads(capsys.readouterr().out)
     written = json.loads((folder / "privacy_statement.json").read_text())
     assert found["statement"] == written
+    assert found["held_out"] is None  # It is measured after the last round.
+    assert found["last_round"]["eval_top5_oov_wrong"] <= found["last_round"]["eval_top5_in_vocab"]
     assert found["last_round"]["round"] == 2 and "2 of 4 rounds" in found["summary"]
 
 

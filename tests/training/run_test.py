@@ -1,5 +1,6 @@
 """Tests of whole training runs: files, messages, statement, refusals."""
 
+import csv
 import json
 import os
 import re
@@ -46,6 +47,7 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
         "best_model.npz",
         "config.json",
         "curves.png",
+        "held_out.json",
         "metrics.csv",
         "metrics_README.md",
         "model.npz",
@@ -61,6 +63,32 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+def _drop_columns(path, names):
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    with open(path, "w", newline="") as file:
+        kept = [name for name in rows[0] if name not in names]
+        table = csv.DictWriter(file, kept, extrasaction="ignore", lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+
+
+def test_held_out_users_are_examined_after_the_last_round(uninterrupted):
+    output, results, _ = uninterrupted
+    written = json.loads((output / "held_out.json").read_text())
+    assert written == results.held_out and written["round"] == toy_run.NUM_ROUNDS
+    assert written["users"] == 6
+    middle = written["accuracy_by_user"]["top1_in_vocab"]["quantiles"]["0.5"]
+    assert f"Of 6 held-out users, half have a top-1 accuracy above {middle:.1%}" in results.summary
+    # 30 words: all of them are among the 50, and the 100, most frequent.
+    histograms = written["head_words"]["histograms"]
+    assert histograms["50"] == histograms["100"] == [0.0] * 10 + [1.0]
+    mean = sum(k * share for k, share in enumerate(histograms["10"]))
+    assert (
+        f"Of the 10 likeliest words {mean:.1f} among the 10, 10.0 among the 50" in results.summary
+    )
+
+
 def test_its_model_can_be_used_without_config_and_data(uninterrupted, tmp_path):
     output, _, _ = uninterrupted
     for name in ("model.npz", "best_model.npz", "vocabulary.json"):
@@ -73,17 +101,20 @@ def test_its_model_can_be_used_without_config_and_data(uninterrupted, tmp_path):
         assert found.unknown_in_text == ()
 
 
-def test_a_finished_run_without_its_words_gets_them_by_resuming(uninterrupted, tmp_path):
-    output, _, _ = uninterrupted
+def test_a_finished_run_of_an_older_version_is_completed_by_resuming(uninterrupted, tmp_path):
+    output, results, _ = uninterrupted
     older = tmp_path / "older"
     shutil.copytree(output, older)
-    (older / "vocabulary.json").unlink()
+    for name in ("vocabulary.json", "held_out.json"):
+        (older / name).unlink()
+    _drop_columns(older / "metrics.csv", ["eval_top5_in_vocab", "eval_top3_oov_wrong"])
+    assert report.report(older).held_out is None
     with pytest.raises(ValueError, match=f"train --resume --output {older} writes it"):
         trained_model.find(older)
     run.train(None, older)
-    name = "vocabulary.json"
-    assert (older / name).read_bytes() == (output / name).read_bytes()
-    assert (older / "model.npz").read_bytes() == (output / "model.npz").read_bytes()
+    for name in ("vocabulary.json", "held_out.json", "model.npz"):
+        assert (older / name).read_bytes() == (output / name).read_bytes()
+    assert report.report(older).held_out == results.held_out
 
 
 def test_files_are_as_private_as_the_umask_makes_them(uninterrupted):

@@ -104,6 +104,31 @@ def test_the_training_text_is_counted(tmp_path):
     assert len(built.held_out) <= 2 * built.num_held_out_users
 
 
+def test_held_out_users_are_examined_one_by_one(tmp_path):
+    built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()), embedding_size=4, lstm_size=5)
+    weights = built.model.initial_weights(0)
+    best = list(built.model.weight_shapes).index("output_bias")
+    weights[best][1] = 9.0  # "the", always.
+    found = built.examine(weights)
+    assert json.loads(json.dumps(found)) == found
+    users = [built.held_out[built.held_out_users == i, 1:] for i in np.unique(built.held_out_users)]
+    words = [rows[(rows > 0) & (rows <= built.words.oov)] for rows in users]
+    assert (found["users"], found["words"]) == (len(users), sum(map(len, words)))
+    assert found["sequences"] == len(built.held_out) and len(users) > 1
+    in_vocab = [own[own < built.words.oov] for own in words]
+    for name, counted in (("top1_in_vocab", in_vocab), ("top1_oov_wrong", words)):
+        accuracies = [np.mean(own == 1) for own in counted if len(own)]
+        assert found["accuracy_by_user"][name]["users"] == len(accuracies)
+        quantiles = found["accuracy_by_user"][name]["quantiles"]
+        assert quantiles == pytest.approx(
+            {str(q): np.quantile(accuracies, q) for q in map(float, quantiles)}
+        )
+        assert list(quantiles) == ["0.05", "0.25", "0.5", "0.75", "0.95"]
+    # The vocabulary has eight words, all of which are proposed, and are among the first ten.
+    assert found["head_words"]["top"] == 8
+    assert found["head_words"]["histograms"]["10"] == [0.0] * 8 + [1.0]
+
+
 def test_protected_text_in_sqlite_is_no_public_vocabulary(tmp_path):
     vocabulary = _write_jsonl(tmp_path / "c.jsonl", _users())
     data = _write_sqlite(tmp_path / "c.sqlite", _users())

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
                 "statement": json.loads(results.statement.to_json()),
                 "last_round": results.rows[-1],
                 "baselines": dict(results.baselines),
+                "held_out": results.held_out,
                 "summary": results.summary,
             }
         )

@@ -112,7 +112,13 @@ class SequenceCorpus:
     def pooled(
         self, user_ids: Sequence[str] | None = None, max_sequences: int | None = None, seed: int = 0
     ) -> np.ndarray:
-        """Returns the sequences of many users in one array.
+        """Returns the sequences of `pooled_with_users` without telling whose they are."""
+        return self.pooled_with_users(user_ids, max_sequences, seed)[0]
+
+    def pooled_with_users(
+        self, user_ids: Sequence[str] | None = None, max_sequences: int | None = None, seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the sequences of many users in one array, and whose each of them is.
 
         Args:
           user_ids: Users; all if None.
@@ -121,22 +127,25 @@ class SequenceCorpus:
           seed: Non-negative; the sample depends on it.
 
         Returns:
-          Ids, int32, shape [n, T + 1].
+          Ids, int32, shape [n, T + 1], and places in `user_ids`, int64, shape [n].
         """
         user_ids = list(self.user_ids if user_ids is None else user_ids)
-        parts = [np.zeros([0, self.spec.sequence_length + 1], np.int32)]
-        if max_sequences is None:
-            return np.concatenate([*parts, *map(self.sequences, user_ids)])
-        # Twice the size asked for, so that a long user does not fill the sample alone.
-        count = 0
-        for index in np.random.default_rng([seed, 0]).permutation(len(user_ids)):
-            if count >= 2 * max_sequences:
+        order = np.arange(len(user_ids))
+        if max_sequences is not None:
+            order = np.random.default_rng([seed, 0]).permutation(len(user_ids))
+        parts, users, count = [np.zeros([0, self.spec.sequence_length + 1], np.int32)], [], 0
+        for index in order:
+            # Twice the size asked for, so that a long user does not fill the sample alone.
+            if max_sequences is not None and count >= 2 * max_sequences:
                 break
             parts.append(self.sequences(user_ids[index]))
+            users += [index] * len(parts[-1])
             count += len(parts[-1])
-        pool = np.concatenate(parts)
-        order = np.random.default_rng([seed, 1]).permutation(len(pool))
-        return pool[np.sort(order[:max_sequences])]
+        pool, owners = np.concatenate(parts), np.array(users, np.int64)
+        if max_sequences is None:
+            return pool, owners
+        chosen = np.sort(np.random.default_rng([seed, 1]).permutation(len(pool))[:max_sequences])
+        return pool[chosen], owners[chosen]
 
     def _encode(self, texts: Sequence[str]) -> np.ndarray:
         length = self.spec.sequence_length

@@ -107,9 +107,7 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     is_target = tf.not_equal(targets, special.pad) & tf.not_equal(targets, special.bos)
     is_word = is_target & tf.not_equal(targets, special.eos)
     in_vocab = is_word & (targets < special.oov)
-    own = tf.gather(logits, targets, batch_dims=1)
-    # Floats are added faster, and exactly up to 2²⁴.
-    rank = tf.reduce_sum(tf.cast(logits >= own[:, None], tf.float32), axis=1)
+    rank = ranks(logits, targets)
     rankable = in_vocab & tf.math.is_finite(losses)
     return collections.OrderedDict(
         loss_sum=_masked_sum(losses, is_target),
@@ -119,6 +117,21 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
         num_in_vocab=tf.math.count_nonzero(in_vocab),
         **{f"num_top{k}": tf.math.count_nonzero(rankable & (rank <= k)) for k in _TOP},
     )
+
+
+def ranks(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+    """Returns how many ids have at least the score of each target, itself included.
+
+    Args:
+      logits: Scores, float32, shape [n, V].
+      targets: Ids, integer, shape [n].
+
+    Returns:
+      Whole numbers, float32, shape [n]; 0 where the target's score is not a number.
+    """
+    own = tf.gather(logits, targets, batch_dims=1)
+    # Floats are added faster, and exactly up to 2²⁴.
+    return tf.reduce_sum(tf.cast(logits >= own[:, None], tf.float32), axis=1)
 
 
 def add(first: Counts, second: Counts) -> Counts:
@@ -140,8 +153,8 @@ def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf
       vocabulary included as one word, the end of a sequence not.
       `top1_in_vocab`, `top3_in_vocab`, `top5_in_vocab`: share of the words in the
       vocabulary that were among the 1, 3, 5 best scores.
-      `top1_oov_wrong`: share of all words that had the best score, those out of the
-      vocabulary counted as wrong even where OOV was predicted.
+      `top1_oov_wrong`, `top3_oov_wrong`, `top5_oov_wrong`: share of all words that were,
+      those out of the vocabulary counted as wrong even where OOV was predicted.
       `num_targets`, `num_words`, `num_in_vocab`: the counts.
       Means of nothing are 0.
     """
@@ -152,6 +165,8 @@ def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf
         top1_oov_wrong=_ratio(counts["num_top1"], counts["num_words"]),
         top3_in_vocab=_ratio(counts["num_top3"], counts["num_in_vocab"]),
         top5_in_vocab=_ratio(counts["num_top5"], counts["num_in_vocab"]),
+        top3_oov_wrong=_ratio(counts["num_top3"], counts["num_words"]),
+        top5_oov_wrong=_ratio(counts["num_top5"], counts["num_words"]),
     )
     for name in ("num_targets", "num_words", "num_in_vocab"):
         metrics[name] = counts[name]

@@ -59,14 +59,28 @@ def next_words(
     )
     never = np.isin(np.arange(model.vocabulary_size), [special.pad, special.bos])
     probabilities = tf.nn.softmax(tf.where(never, np.float32(-np.inf), scores))
-    # Words have the ids between padding and out-of-vocabulary.
-    num_words = special.oov - special.pad - 1
-    best = tf.math.top_k(
-        probabilities[:, special.pad + 1 : special.oov], tf.minimum(top, num_words)
-    )
     return NextWords(
-        best.indices + special.pad + 1,
-        best.values,
+        *likeliest(probabilities, special, top),
         probabilities[:, special.oov],
         probabilities[:, special.eos],
     )
+
+
+def likeliest(
+    scores: tf.Tensor, special: metrics.SpecialIds, top: int | tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the words of the vocabulary with the best scores.
+
+    Args:
+      scores: Scores of all ids, float32, shape [n, V].
+      special: The special ids, which are left out.
+      top: Number of words k; all of the vocabulary's if it has fewer.
+
+    Returns:
+      Ids, int32, and their scores, both of shape [n, k], best first, and the smaller id
+      first of equal scores.
+    """
+    # Words have the ids between padding and out-of-vocabulary.
+    num_words = special.oov - special.pad - 1
+    best = tf.math.top_k(scores[:, special.pad + 1 : special.oov], tf.minimum(top, num_words))
+    return best.indices + special.pad + 1, best.values

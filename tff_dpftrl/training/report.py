@@ -28,6 +28,9 @@ EVALUATION_METRICS = {
     "top1_in_vocab": "share of next words guessed right, among words of the vocabulary",
     "top1_oov_wrong": "the same among all words; those outside the vocabulary count as wrong",
     "top3_in_vocab": "share of next words among the first three guesses",
+    "top5_in_vocab": "share of next words among the first five guesses",
+    "top3_oov_wrong": "the first three guesses, words outside the vocabulary counted as wrong",
+    "top5_oov_wrong": "the first five guesses, words outside the vocabulary counted as wrong",
 }
 """Metrics of `models.metrics` that are recorded for held-out users, and their meaning."""
 
@@ -53,8 +56,14 @@ COLUMNS = (
 )
 """Columns of `metrics.csv`."""
 
+_HELD_OUT_NOTE = (
+    "Exact figures of held-out users, who never train: no privacy statement covers them. Row 10 of "
+    "the histograms, say, has the shares of words where 0, 1, 2 ... of the model's likeliest words "
+    "are among the 10 most frequent words of these users."
+)
 _WEIGHTS = "global_model_weights/trainable"  # Of TFF's LearningAlgorithmState.
 _BASELINES = pathlib.PurePath("private", "baselines.json")
+_HELD_OUT = "held_out.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +74,15 @@ class TrainingResults:
       rows: One row of metrics for each committed round.
       baselines: Top-1 accuracy of n-gram models on the same held-out users; empty if
         the run has not ended yet.
+      held_out: What `LanguageTask.examine` measured on the held-out users after the last
+        round; None if the run has not ended yet.
       statement: The privacy statement.
       summary: The outcome in a few lines.
     """
 
     rows: Sequence[Mapping[str, Any]]
     baselines: Mapping[str, float]
+    held_out: Mapping[str, Any] | None
     statement: statement_lib.PrivacyStatement
     summary: str
 
@@ -157,8 +169,10 @@ def write(
     export.write(output / "model.npz", model, snapshot.part(_WEIGHTS))
     baselines = _read_baselines(output)
     curves.write(output / "curves.png", rows, title=_title(config, statement), baselines=baselines)
+    held_out = _read_held_out(output, done)
     summary = [
         _accuracy(rows, baselines),
+        _on_held_out_users(held_out) if held_out else None,
         ended
         or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume "
         f"--output {shlex.quote(str(output))}. The statement charges all of them: whoever "
@@ -166,7 +180,7 @@ def write(
         stopping.failure(rows, known.facts["vocabulary_size"]),
         _promise(statement),
     ]
-    return TrainingResults(rows, baselines, statement, "\n".join(filter(None, summary)))
+    return TrainingResults(rows, baselines, held_out, statement, "\n".join(filter(None, summary)))
 
 
 def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
@@ -178,6 +192,52 @@ def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> Non
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
     path = output / _BASELINES
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def write_held_out(output: pathlib.Path, rounds_done: int, found: Mapping[str, Any]) -> None:
+    """Keeps what `LanguageTask.examine` measured after the last round.
+
+    Args:
+      output: Folder of the run.
+      rounds_done: Number of rounds after which it was measured.
+      found: What was measured.
+
+    Raises:
+      OSError: If the file cannot be written.
+    """
+    text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **found}, indent=2) + "\n"
+    durable_files.write(output / _HELD_OUT, text.encode("utf-8"))
+
+
+def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
+    path = output / _HELD_OUT
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if found["round"] == rounds_done else None
+
+
+def _on_held_out_users(found: Mapping[str, Any]) -> str:
+    """How accuracy differs between users, and how many proposals are frequent words."""
+    lines = []
+    by_user = found["accuracy_by_user"]["top1_in_vocab"]
+    if by_user["users"]:
+        low, _, middle, _, high = (f"{q:.1%}" for q in by_user["quantiles"].values())
+        lines.append(
+            f"Of {by_user['users']} held-out users, half have a top-1 accuracy above {middle}, one "
+            f"in twenty below {low}, one in twenty above {high}."
+        )
+    head = found["head_words"]
+    means = {
+        size: sum(count * share for count, share in enumerate(shares))
+        for size, shares in head["histograms"].items()
+    }
+    frequent = ", ".join(f"{mean:.1f} among the {size}" for size, mean in means.items())
+    lines.append(
+        f"Of the {head['top']} likeliest words {frequent} most frequent, on average "
+        f"(histograms: {_HELD_OUT})."
+    )
+    return "\n".join(lines)
 
 
 def _parameters(

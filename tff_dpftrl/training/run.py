@@ -6,6 +6,7 @@ The folder of a run:
     metrics.csv, metrics_README.md, curves.png, tensorboard/
     model.npz, best_model.npz   of the last round and of the best evaluation (models/export.py)
     vocabulary.json             the words of their ids, and how text is split into them
+    held_out.json               what is measured once on the held-out users, after training
     privacy_statement.json, .md
     private/ledger.sqlite       who took part when, and which state was committed
     private/checkpoints/        state of the process, with seed and noise buffers
@@ -362,4 +363,6 @@ class _Run:
         if last[stopping.ACCURACY] is None:
             self._publish(last | self._evaluate())
         self._events.close()
+        weights = self._process.get_model_weights(self._state).trainable
+        report.write_held_out(self._output, last["round"], self._task.examine(weights))
         report.write_baselines(self._output, self._task.baselines())

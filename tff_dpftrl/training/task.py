@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,10 +13,12 @@ import tensorflow_federated as tff
 
 from tff_dpftrl.data import client_datasets, sequences, vocabulary
 from tff_dpftrl.learning import functional_model
-from tff_dpftrl.models import evaluation, language_model, metrics, ngrams, table
+from tff_dpftrl.models import evaluation, held_out, language_model, metrics, ngrams, table
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus
 
+_BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
 
 
@@ -45,6 +48,7 @@ class LanguageTask:
     Attributes:
       train: Sequences of the training users, the ones who are protected.
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
+      held_out_users: Number of the user whom each of these rows is from, int64, [n].
       num_held_out_users: Number of users that these are from, or were sampled from.
       num_untouched_users: Number of users who are kept for a test, and not used.
       words: The vocabulary.
@@ -55,6 +59,7 @@ class LanguageTask:
 
     train: sequences.SequenceCorpus
     held_out: np.ndarray
+    held_out_users: np.ndarray
     num_held_out_users: int
     num_untouched_users: int
     words: vocabulary.Vocabulary
@@ -101,6 +106,42 @@ class LanguageTask:
         """Maps trainable weights to metrics on the held-out users."""
         return evaluation.Evaluator(self.model, self._special, self.held_out)
 
+    def examine(self, weights: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Measures on held-out users what is measured once, after training.
+
+        Args:
+          weights: Trainable weights.
+
+        Returns:
+          Fit for JSON. `users`, `sequences` and `words`: what it was measured on;
+          `accuracy_by_user`: for the two ways to count words out of the vocabulary, the
+          number of users who have words, and quantiles of their top-1 accuracies;
+          `head_words`: the histogram of Table 3 of McMahan et al. 2018.
+        """
+        predictions = held_out.predict_words(self.model, weights, self._special, self.held_out)
+        by_user = {
+            name: held_out.accuracy_by_user(
+                predictions, self.held_out_users, self._special, count_oov=count_oov
+            )
+            for name, count_oov in _BY_USER.items()
+        }
+        histogram = held_out.head_word_histogram(predictions, self._special)
+        return {
+            "users": len(np.unique(self.held_out_users)),
+            "sequences": len(self.held_out),
+            "words": len(predictions.targets),
+            "accuracy_by_user": {
+                name: {"users": len(accuracies), "quantiles": _quantiles(accuracies)}
+                for name, accuracies in by_user.items()
+            },
+            "head_words": {
+                "top": predictions.likeliest.shape[1],
+                "histograms": dict(
+                    zip(map(str, held_out.HEAD_SIZES), histogram.tolist(), strict=True)
+                ),
+            },
+        }
+
     @functools.cached_property
     def training_text(self) -> TextFacts:
         """Counts the training users' text; the first time, all of it is split into words."""
@@ -131,6 +172,14 @@ class LanguageTask:
         }
 
 
+def _quantiles(values: np.ndarray) -> dict[str, float]:
+    """Quantiles by their level; none of no values."""
+    if len(values) == 0:
+        return {}
+    found = np.quantile(values, _QUANTILES).tolist()
+    return dict(zip(map(str, _QUANTILES), found, strict=True))
+
+
 def build_language_task(
     config: config_lib.TrainingConfig, text: corpus.RunText | None = None
 ) -> LanguageTask:
@@ -149,11 +198,13 @@ def build_language_task(
     if text is None:
         text = corpus.read(config)
     words, spec = text.words, sequences.SequenceSpec(config.sequence_length)
+    rows, users = sequences.SequenceCorpus(text.held_out, words, spec).pooled_with_users(
+        max_sequences=config.eval_sequences, seed=config.seed
+    )
     return LanguageTask(
         train=sequences.SequenceCorpus(text.train, words, spec),
-        held_out=sequences.SequenceCorpus(text.held_out, words, spec).pooled(
-            max_sequences=config.eval_sequences, seed=config.seed
-        ),
+        held_out=rows,
+        held_out_users=users,
         num_held_out_users=len(text.held_out),
         num_untouched_users=text.num_untouched,
         words=words,

@@ -1,0 +1,160 @@
+"""What a trained model says at each word of held-out text, beyond one accuracy for all.
+
+Two questions of the papers: how differently a model serves its users, and whether noise
+drives it towards the words that are frequent anyway (McMahan et al. 2018, Table 3). It is
+for the end of a run: the rest of the time `evaluation.Evaluator` is quicker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.models import language_model, metrics, next_words
+
+TOP = 10
+"""Number of words that a model proposes, in Table 3 of McMahan et al. 2018."""
+
+HEAD_SIZES = (10, 50, 100)
+"""Numbers of words that are called frequent there."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WordPredictions:
+    """What a model says at each word of some sequences, known or not; n of them.
+
+    Ends of sequences are no words.
+
+    Attributes:
+      rows: Index of the sequence that each word is in, int64, shape [n].
+      targets: Ids of the words, int64, shape [n].
+      is_best: Whether the word had a better score than every other id, special ones
+        included, as `metrics.count` counts it, bool, shape [n].
+      likeliest: The k words of the vocabulary with the best scores, best first, int32,
+        shape [n, k].
+    """
+
+    rows: np.ndarray
+    targets: np.ndarray
+    is_best: np.ndarray
+    likeliest: np.ndarray
+
+
+def predict_words(
+    model: language_model.LanguageModel,
+    weights: Sequence[np.ndarray],
+    special: metrics.SpecialIds,
+    sequences: np.ndarray,
+    *,
+    top: int = TOP,
+    batch_size: int = 64,
+) -> WordPredictions:
+    """Asks a model at each word of some sequences.
+
+    Args:
+      model: The model.
+      weights: One array for each entry of its `weight_shapes`.
+      special: Ids of special tokens.
+      sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
+      top: Number k of the likeliest words to keep; all if the vocabulary has fewer.
+      batch_size: Number of sequences that are scored at a time; it bounds memory.
+
+    Returns:
+      The model's answers, sequence after sequence.
+
+    Raises:
+      ValueError: If `sequences` is empty or has another shape, or `top` is not positive.
+    """
+    validation.integer("top", top, minimum=1)
+    if sequences.shape[1:] != (model.sequence_length + 1,) or len(sequences) == 0:
+        raise ValueError(
+            f"sequences must have shape [n, {model.sequence_length + 1}] with n at least 1, got "
+            f"{list(sequences.shape)}."
+        )
+    weights = tuple(tf.convert_to_tensor(weight, tf.float32) for weight in weights)
+
+    @tf.function(
+        autograph=False,
+        input_signature=[tf.TensorSpec([None, model.sequence_length + 1], tf.int32)],
+    )
+    def ask(batch):
+        logits, positions = model.compact_logits(weights, batch[:, :-1])
+        targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
+        is_word = (targets > special.pad) & (targets <= special.oov)
+        logits, targets = tf.boolean_mask(logits, is_word), tf.boolean_mask(targets, is_word)
+        is_finite = tf.math.is_finite(metrics.cross_entropy(logits, targets))
+        is_best = is_finite & tf.equal(metrics.ranks(logits, targets), 1.0)
+        ids, _ = next_words.likeliest(logits, special, top)
+        return tf.boolean_mask(positions, is_word), targets, is_best, ids
+
+    parts = []
+    for start in range(0, len(sequences), batch_size):
+        positions, *others = ask(tf.constant(sequences[start : start + batch_size], tf.int32))
+        rows = start + positions.numpy() // model.sequence_length
+        parts.append((rows, *(part.numpy() for part in others)))
+    rows, targets, is_best, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return WordPredictions(rows, targets.astype(np.int64), is_best, ids)
+
+
+def accuracy_by_user(
+    predictions: WordPredictions,
+    users: np.ndarray,
+    special: metrics.SpecialIds,
+    *,
+    count_oov: bool,
+) -> np.ndarray:
+    """Returns the share of each user's words that the model guessed first.
+
+    Args:
+      predictions: What the model said.
+      users: Number of the user whom each sequence is from, integer, one for each sequence.
+      special: Ids of special tokens.
+      count_oov: Whether words out of the vocabulary count, as wrong ones (AccuracyTop1 of
+        McMahan et al. 2018); otherwise they are left out.
+
+    Returns:
+      Accuracies, float64, one for each user who has a word that counts, in the order of
+      their numbers.
+    """
+    in_vocab = predictions.targets < special.oov
+    user = np.asarray(users, np.int64)[predictions.rows]
+    size = int(np.max(users, initial=-1)) + 1
+    right = np.bincount(user[in_vocab & predictions.is_best], minlength=size)
+    words = np.bincount(user if count_oov else user[in_vocab], minlength=size)
+    return right[words > 0] / words[words > 0]
+
+
+def head_word_histogram(
+    predictions: WordPredictions,
+    special: metrics.SpecialIds,
+    head_sizes: Sequence[int] = HEAD_SIZES,
+) -> np.ndarray:
+    """Returns how many of a model's likeliest words are frequent ones (their Table 3).
+
+    A model that proposes frequent words only has its mass to the right.
+
+    Args:
+      predictions: What the model said.
+      special: Ids of special tokens.
+      head_sizes: Numbers of words that are called frequent: the most frequent ones among the
+        words predicted, smaller ids first among equals.
+
+    Returns:
+      Shares, float64, shape [head sizes, k + 1]: in row i and column j the share of words
+      where j of the k likeliest are among the `head_sizes[i]` most frequent. Zeros if
+      there is no word.
+    """
+    counts = np.bincount(predictions.targets, minlength=special.oov)[: special.oov]
+    by_frequency = 1 + np.argsort(-counts[1:], kind="stable")
+    words, top = predictions.likeliest.shape
+    shares = []
+    for size in head_sizes:
+        is_head = np.zeros(special.oov, bool)
+        is_head[by_frequency[:size]] = True
+        found = np.count_nonzero(is_head[predictions.likeliest], axis=1)
+        shares.append(np.bincount(found, minlength=top + 1) / max(words, 1))
+    return np.stack(shares)
