@@ -16,6 +16,7 @@ from tests.training import toy_run
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import serialization, tree
 from tff_dpftrl.participation import ledger, schema
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import report, run, trained_model
 
@@ -87,6 +88,12 @@ def test_held_out_users_are_examined_after_the_last_round(uninterrupted):
     assert (
         f"Of the 10 likeliest words {mean:.1f} among the 10, 10.0 among the 50" in results.summary
     )
+
+
+def test_the_config_of_a_run_has_sizes_that_were_not_given(corpus, uninterrupted):
+    output, _, _ = uninterrupted
+    assert toy_run.config(corpus).tie_embeddings is None
+    assert manifest.read(output).config["tie_embeddings"] is True
 
 
 def test_its_model_can_be_used_without_config_and_data(uninterrupted, tmp_path):
