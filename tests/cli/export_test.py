@@ -15,7 +15,7 @@ from tff_dpftrl.training import trained_model
 def run(tmp_path_factory):
     """A folder with a last and a best model."""
     folder = tmp_path_factory.mktemp("run")
-    return toy_model.write(folder, model=toy_model.weights(1), best_model=toy_model.weights(2))
+    return toy_model.write(folder, last=toy_model.weights(1), best=toy_model.weights(2))
 
 
 @pytest.mark.parametrize("which", ["last", "best"])

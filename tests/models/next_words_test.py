@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.models import metrics, next_words, word_lstm
+from tff_dpftrl.models import metrics, next_words, table, word_lstm
 
 _MODEL = word_lstm.WordLstm(10, sequence_length=4, embedding_size=3, state_size=5)
 _SPECIAL = metrics.SpecialIds(oov=7, bos=8, eos=9)
@@ -66,6 +66,25 @@ def test_what_never_comes_next_gets_nothing_whatever_its_score():
         np.testing.assert_allclose(ours, theirs, rtol=1e-5)
     total = tf.reduce_sum(found[1].probabilities) + found[1].unknown_word + found[1].end_of_text
     assert float(total[0]) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", table.MODELS)
+def test_what_stands_after_a_text_is_not_read(name):
+    model = table.build(name, vocabulary_size=10, sequence_length=6)
+    weights = model.initial_weights(3)
+    texts = [[1, 2], [], [3, 7, 4], [5, 1, 2, 3, 6]]
+    found = next_words.next_words(
+        model, weights, tf.ragged.constant(texts, dtype=tf.int32), _SPECIAL, 6
+    )
+    for i, text in enumerate(texts):
+        row = np.array([[8, *text, *([1, 9, 4, 2, 5][len(text) :])]], np.int32)  # All six ids.
+        scores = model.logits(weights, row).numpy()[0, len(text)]
+        scores[[0, 8]] = -np.inf
+        expected = tf.nn.softmax(scores).numpy()
+        order = found.ids[i].numpy()
+        assert sorted(order) == [1, 2, 3, 4, 5, 6]
+        np.testing.assert_allclose(found.probabilities[i], expected[order], rtol=1e-4)
+        np.testing.assert_allclose(found.end_of_text[i], expected[9], rtol=1e-4)
 
 
 if __name__ == "__main__":

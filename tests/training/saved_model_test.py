@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tests.training import toy_model
 from tff_dpftrl.data import vocabulary, vocabulary_file
+from tff_dpftrl.models import table
 from tff_dpftrl.training import saved_model, trained_model
 
 _TRICKY = [
@@ -68,6 +69,22 @@ def test_it_says_what_the_model_says(trained, exported):
     ours = [[p for _, p in prediction.next_words] for prediction in expected]
     np.testing.assert_allclose(found["probabilities"], ours, rtol=1e-4)
     assert len(set(found["unknown_word"].numpy().tolist())) > 20  # The texts matter.
+
+
+@pytest.mark.parametrize("name", table.MODELS)
+def test_every_model_can_be_exported(name, tmp_path):
+    model = table.build(name, vocabulary_size=toy_model.WORDS.size, sequence_length=5)
+    weights = model.initial_weights(1)
+    trained = trained_model.find(
+        toy_model.write(tmp_path / "run", model=model, last=weights)
+    ).load()
+    saved_model.write(tmp_path / "exported", trained)
+    loaded = tf.saved_model.load(str(tmp_path / "exported"))
+    found = loaded.predict(tf.constant(_TRICKY), 3)
+    for i, prediction in enumerate(trained.predict(_TRICKY, top=3)):
+        probabilities = [p for _, p in prediction.next_words]
+        np.testing.assert_allclose(found["probabilities"][i], probabilities, rtol=1e-4)
+        assert float(found["end_of_text"][i]) == pytest.approx(prediction.end_of_text, rel=1e-4)
 
 
 def test_it_loads_where_this_package_is_not(trained, exported, tmp_path):

@@ -1,12 +1,12 @@
 """A model of a few words in a folder like that of a run, without training."""
 
 import pathlib
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from tff_dpftrl.data import vocabulary
-from tff_dpftrl.models import export, word_lstm
+from tff_dpftrl.models import export, language_model, word_lstm
 from tff_dpftrl.training import trained_model
 
 WORDS = vocabulary.Vocabulary(("the", "front", "end", "isn't", "3.5", ".", "ß"), "a book")
@@ -23,12 +23,15 @@ def write(
     folder: pathlib.Path,
     *,
     words: vocabulary.Vocabulary = WORDS,
+    model: language_model.LanguageModel = MODEL,
     is_tokenized: bool = False,
-    **models: Any,
+    last: Sequence[np.ndarray] | None = None,
+    best: Sequence[np.ndarray] | None = None,
 ) -> pathlib.Path:
-    """Writes model.npz, or the models given by name, and vocabulary.json."""
+    """Writes model.npz, best_model.npz if it is given, and vocabulary.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, found in (models or {"model": weights()}).items():
-        export.write(folder / f"{name}.npz", MODEL, found)
+    export.write(folder / "model.npz", model, weights() if last is None else last)
+    if best is not None:
+        export.write(folder / "best_model.npz", model, best)
     trained_model.write_vocabulary(folder, words, is_tokenized)
     return folder

@@ -56,7 +56,7 @@ def test_text_that_is_split_already_is_cut_at_spaces_only(tmp_path):
 
 def test_the_last_and_the_best_model_are_told_apart(tmp_path):
     last, best = toy_model.weights(1), toy_model.weights(2)
-    toy_model.write(tmp_path, model=last, best_model=best)
+    toy_model.write(tmp_path, last=last, best=best)
     for which, expected in (("last", last), ("best", best)):
         found = trained_model.find(tmp_path, which).load()
         np.testing.assert_array_equal(found.weights[0], expected[0])

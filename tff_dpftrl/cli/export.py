@@ -26,8 +26,8 @@ examples:
 
   # Elsewhere, in Python:
   import tensorflow as tf
-  predict = tf.saved_model.load("next_words").signatures["serving_default"]
-  found = predict(texts=tf.constant(["the number of"]))
+  model = tf.saved_model.load("next_words")
+  found = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
   found["words"], found["probabilities"]      # [1, 10] each, best first
   found["unknown_word"], found["end_of_text"] # what else may come next
 

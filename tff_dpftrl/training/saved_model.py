@@ -6,8 +6,8 @@ core: it loads where this package is not installed.
 Example:
   ```
   import tensorflow as tf
-  predict = tf.saved_model.load("exported").signatures["serving_default"]
-  found = predict(texts=tf.constant(["the number of"]))
+  model = tf.saved_model.load("exported")
+  found = model.signatures["serving_default"](texts=tf.constant(["the number of"]))
   found["words"], found["probabilities"], found["unknown_word"], found["end_of_text"]
   ```
 """
