@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import placement as placement_lib
+from tff_dpftrl.training import trained_model
 
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
@@ -54,7 +55,13 @@ _SHORT_FLAGS = {
     "num_layers": ["--layers"],
     "num_heads": ["--heads"],
 }
-_METAVARS = {"data": "CORPUS", "vocabulary": "SOURCE", "strategy": "FILE"}
+METAVARS = {
+    "data": "CORPUS",
+    "vocabulary": "SOURCE",
+    "strategy": "FILE",
+    "initial_weights": "DIR",
+}
+"""What stands for an option's value in `--help`."""
 
 
 def add_parser(subparsers) -> None:
@@ -81,7 +88,7 @@ def add_parser(subparsers) -> None:
         group = field.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
-        _add_flag(groups[group], field, hints[field.name])
+        add_flag(groups[group], field, hints[field.name])
 
 
 def _add_placement(group: argparse._ArgumentGroup) -> None:
@@ -110,7 +117,14 @@ def _add_placement(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
+def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
+    """Adds the flag of one field of `TrainingConfig`.
+
+    Args:
+      group: Where it is listed.
+      field: The field.
+      hint: Its type.
+    """
     flags = _SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
     default = "" if field.default is None else f" Default: {field.default}."
     text = (field.metadata["help"] + default).replace("%", "%%")
@@ -124,7 +138,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: ob
     choices, kind = None, hint
     if typing.get_origin(hint) is typing.Literal:
         choices, kind = typing.get_args(hint), str
-    metavar = _METAVARS.get(field.name) or {int: "N", float: "X"}.get(kind, "NAME")
+    metavar = METAVARS.get(field.name) or {int: "N", float: "X"}.get(kind, "NAME")
     group.add_argument(
         *flags,
         dest=field.name,
@@ -214,6 +228,8 @@ def run(args: argparse.Namespace) -> int:
         new_config = None
         config = config_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
     placement.check(config.engine)
+    if new_config is not None and new_config.initial_weights is not None:
+        trained_model.find(new_config.initial_weights)
     from tff_dpftrl.training import corpus  # Not needed by --help.
 
     print("Reading the data ...", file=sys.stderr)

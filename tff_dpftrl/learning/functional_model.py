@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -14,7 +16,10 @@ _POSITIONS = "positions"
 
 
 def build(
-    model: language_model.LanguageModel, special: metrics.SpecialIds, seed: int
+    model: language_model.LanguageModel,
+    special: metrics.SpecialIds,
+    seed: int,
+    initial_weights: Sequence[np.ndarray] | None = None,
 ) -> tff.learning.models.FunctionalModel:
     """Builds the model for `tff.learning.algorithms`.
 
@@ -27,11 +32,15 @@ def build(
       model: The model.
       special: Ids of special tokens.
       seed: Seed of the initial weights, non-negative.
+      initial_weights: One float32 array for each entry of the model's `weight_shapes`;
+        drawn with `seed` if None.
 
     Returns:
       The model; batches are (x, y), int32 of shape [None, sequence_length]. Its
       metrics are those of `metrics.finalize` and `num_sequences`.
     """
+    if initial_weights is None:
+        initial_weights = model.initial_weights(seed)
 
     @tf.function(autograph=False)
     def predict_on_batch(model_weights, x, training):
@@ -72,7 +81,7 @@ def build(
 
     batch_spec = tf.TensorSpec([None, model.sequence_length], tf.int32)
     return tff.learning.models.FunctionalModel(
-        initial_weights=(model.initial_weights(seed), ()),
+        initial_weights=(tuple(initial_weights), ()),
         predict_on_batch_fn=predict_on_batch,
         loss_fn=loss,
         metrics_fns=(initialize_metrics, update_metrics, finalize_metrics),

@@ -21,7 +21,13 @@ EXACT = (
 """The footnote of figures that show exact figures of the training users."""
 
 
-def draw(rows: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[str, float]) -> Any:
+def draw(
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    title: str,
+    baselines: Mapping[str, float],
+    unit: str = "round",
+) -> Any:
     """Draws held-out accuracy and loss, and the ε spent, against rounds.
 
     Args:
@@ -29,6 +35,7 @@ def draw(rows: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[st
       title: Title of the figure.
       baselines: Top-1 accuracies of simpler models, counted on the training users and
         measured on the same held-out users: horizontal lines, by label.
+      unit: What the entries "round" of `rows` count.
 
     Returns:
       A `matplotlib.figure.Figure`, with the footnote `EXACT` where it is due.
@@ -39,9 +46,14 @@ def draw(rows: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[st
     # Without pyplot: no global state, no display, no windows left open in a notebook.
     figure = figure_lib.Figure(figsize=(11, 3.6), layout="constrained")
     backend_agg.FigureCanvasAgg(figure)
-    panels = figure.subplots(1, len(_PANELS))
+    shown = [
+        panel
+        for panel in _PANELS
+        if panel[1] != ("epsilon",) or any("epsilon" in row for row in rows)
+    ]
+    panels = figure.subplots(1, len(shown))
     is_exact = bool(baselines)
-    for axes, (panel, names) in zip(panels, _PANELS, strict=True):
+    for axes, (panel, names) in zip(panels, shown, strict=True):
         for name, label, style in zip(
             names, ("training cohort", "held-out users"), ("-", "o-"), strict=False
         ):
@@ -49,7 +61,7 @@ def draw(rows: Sequence[Mapping[str, Any]], *, title: str, baselines: Mapping[st
             if points:
                 axes.plot(*zip(*points, strict=True), style, label=label, markersize=3, lw=1)
                 is_exact |= name in ("top1", "loss")
-        axes.set_xlabel("round")
+        axes.set_xlabel(unit)
         axes.set_title(panel, fontsize=10)
     for shade, (label, value) in enumerate(baselines.items()):
         panels[0].axhline(value, ls="--", lw=1, color=str(0.7 - 0.25 * shade), label=label)
@@ -68,6 +80,7 @@ def write(
     *,
     title: str,
     baselines: Mapping[str, float],
+    unit: str = "round",
 ) -> None:
     """Writes the figure of `draw` as a PNG file, in one step.
 
@@ -75,5 +88,5 @@ def write(
       OSError: If it cannot be written.
     """
     image = io.BytesIO()
-    draw(rows, title=title, baselines=baselines).savefig(image, format="png", dpi=120)
+    draw(rows, title=title, baselines=baselines, unit=unit).savefig(image, format="png", dpi=120)
     durable_files.write(path, image.getvalue())

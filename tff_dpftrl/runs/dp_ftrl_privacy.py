@@ -247,6 +247,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
         headline_caveats: Sequence[str],
+        not_covered: Sequence[str],
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """See the base class."""
@@ -272,7 +273,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
             observed=seen,
             vocabulary_source=vocabulary_source,
             headline_caveats=headline_caveats,
-            not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
+            not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
         )
 
     def derived(self) -> dict[str, Any]:

@@ -182,6 +182,7 @@ class PrivacyPlan(abc.ABC):
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
         headline_caveats: Sequence[str],
+        not_covered: Sequence[str],
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """The statement of what was run, for the participation that was observed.
@@ -191,6 +192,7 @@ class PrivacyPlan(abc.ABC):
           parameters: What else the run depended on.
           vocabulary_source: Where the vocabulary came from; None if there is none.
           headline_caveats: What nobody should quote epsilon without.
+          not_covered: What else the guarantee does not cover.
           charge_all_rounds: Whether all declared rounds are charged, not only those that
             were run; necessary if the data may have decided when it ended.
 

@@ -143,6 +143,7 @@ class SampledPlan(privacy.PrivacyPlan):
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
         headline_caveats: Sequence[str],
+        not_covered: Sequence[str],
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """See the base class."""
@@ -174,7 +175,7 @@ class SampledPlan(privacy.PrivacyPlan):
             seed_is_known=self.deterministic_seed is not None,
             vocabulary_source=vocabulary_source,
             headline_caveats=headline_caveats,
-            not_covered=(privacy.TRAINING_METRICS_NOT_COVERED,),
+            not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
         )
 
     def derived(self) -> dict[str, Any]:

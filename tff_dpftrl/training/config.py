@@ -147,6 +147,13 @@ class TrainingConfig:
     num_heads: int | None = _size("Attention heads in a block", "num_heads")
     feed_forward_size: int | None = _size("Width of the feed-forward layers", "feed_forward_size")
 
+    initial_weights: str | None = _option(
+        None,
+        "Begin with the model in this folder of `tff-dpftrl pretrain` (or of an earlier run, whose "
+        "users are then not covered by this one's statement); at random if not given.",
+        "model",
+    )
+
     num_rounds: int = _option(100, "Rounds of training.", "federated learning", 1)
     clients_per_round: int = _option(
         20, "Clients in a round's cohort (the report goal).", "federated learning", 1
@@ -415,7 +422,12 @@ class TrainingConfig:
 
     def with_absolute_paths(self) -> TrainingConfig:
         """The same with files that can be found from every folder."""
-        named = {"data": ("docs",), "vocabulary": ("docs", "private"), "strategy": (None,)}
+        named = {
+            "data": ("docs",),
+            "vocabulary": ("docs", "private"),
+            "strategy": (None,),
+            "initial_weights": (None,),
+        }
         paths = {
             name: str(pathlib.Path(getattr(self, name)).expanduser().absolute())
             for name, keywords in named.items()

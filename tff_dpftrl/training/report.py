@@ -156,6 +156,7 @@ def write(
         parameters=_parameters(config, known.facts["user_unit"]),
         vocabulary_source=known.facts["vocabulary_source"],
         headline_caveats=_headline_caveats(config),
+        not_covered=_not_covered(known),
         # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
         # depends on the data: then all rounds are charged that it might have run.
         charge_all_rounds=config.stop_at_accuracy is not None or ended is None,
@@ -258,6 +259,11 @@ def _parameters(
 
 def _headline_caveats(config: config_lib.TrainingConfig) -> tuple[str, ...]:
     return (sentences.PRIVATE_VOCABULARY,) if config.vocabulary == "private" else ()
+
+
+def _not_covered(known: manifest.Manifest) -> tuple[str, ...]:
+    source = known.facts.get("initial_weights_source")
+    return () if source is None else (f"Text that the initial weights were trained on: {source}.",)
 
 
 def _title(config: config_lib.TrainingConfig, statement: statement_lib.PrivacyStatement) -> str:

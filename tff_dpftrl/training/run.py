@@ -15,6 +15,7 @@ The folder of a run:
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 import sys
@@ -47,6 +48,7 @@ from tff_dpftrl.training import (
     stopping,
     task,
     trained_model,
+    warm_start,
 )
 from tff_dpftrl.training import placement as placement_lib
 
@@ -112,9 +114,23 @@ def train(
     num_parameters = language_task.model.num_parameters
     for line in startup.describe_task(language_task):
         say(line)
+    facts: dict[str, Any] = {}
+    if is_new and config.initial_weights is not None:
+        initial = warm_start.read(
+            pathlib.Path(config.initial_weights),
+            language_task.model,
+            language_task.words,
+            config.seed,
+        )
+        say(
+            f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "
+            f"{len(language_task.words.words)} words."
+        )
+        language_task = dataclasses.replace(language_task, initial_weights=initial.weights)
+        facts["initial_weights_source"] = initial.source
     if is_new:
         plan = config.privacy().plan(num_clients, num_parameters)
-        known = _manifest(config, plan, language_task)
+        known = _manifest(config, plan, language_task, facts)
     else:
         _check_unchanged(known, config, language_task)
         plan = config.privacy().resumed(num_clients, num_parameters, known.derived)
@@ -162,12 +178,14 @@ def _manifest(
     config: config_lib.TrainingConfig,
     plan: privacy.PrivacyPlan,
     language_task: task.LanguageTask,
+    facts: Mapping[str, Any],
 ) -> manifest.Manifest:
     users, words = language_task.train.user_ids, language_task.words
     return manifest.Manifest(
         config=config.to_dict(),
         derived=plan.derived(),
         facts={
+            **facts,
             "training_users": len(users),
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,

@@ -55,6 +55,7 @@ class LanguageTask:
       client_spec: What a client does with its sequences in a round.
       model: The model.
       seed: Seed of the initial model and of the order of a client's sequences.
+      initial_weights: Where the model begins; drawn with `seed` if None.
     """
 
     train: sequences.SequenceCorpus
@@ -66,14 +67,15 @@ class LanguageTask:
     client_spec: client_datasets.ClientSpec
     model: language_model.LanguageModel
     seed: int
+    initial_weights: tuple[np.ndarray, ...] | None = None
 
     @property
     def _special(self) -> metrics.SpecialIds:
         return metrics.SpecialIds(oov=self.words.oov, bos=self.words.bos, eos=self.words.eos)
 
     def functional_model(self) -> tff.learning.models.FunctionalModel:
-        """The model, with initial weights that depend on `seed` only."""
-        return functional_model.build(self.model, self._special, self.seed)
+        """The model, with its initial weights."""
+        return functional_model.build(self.model, self._special, self.seed, self.initial_weights)
 
     def client_rows(self, user_id: str, round_index: int) -> np.ndarray:
         """One client's sequences for one round, the same ones if it is repeated.

@@ -1,0 +1,73 @@
+"""Tests of `tff-dpftrl pretrain`."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.cli import toy_corpus
+from tff_dpftrl.cli import main
+from tff_dpftrl.training import pretraining
+
+
+@pytest.fixture
+def calls(monkeypatch, tmp_path):
+    """The arguments of `pretraining.pretrain`, which does nothing."""
+    toy_corpus.write(tmp_path, [5, 6])
+    (tmp_path / "run.toml").write_text(
+        f'data = "{tmp_path}/protected.jsonl"\nvocabulary = "{tmp_path}/words.txt"\n'
+        "vocabulary_size = 10\nlstm_size = 7\nnoise_multiplier = 1.0\nnum_rounds = 3\n"
+    )
+    seen = []
+
+    def fake(config, options, output, *, text, say):
+        seen.append((config, options, text))
+        return "done"
+
+    monkeypatch.setattr(pretraining, "pretrain", fake)
+    return seen
+
+
+def _main(tmp_path, *arguments):
+    data = ["--data", str(tmp_path / "users.jsonl"), "--output", str(tmp_path / "out")]
+    return main.main(["pretrain", *data, *arguments])
+
+
+def test_the_model_is_that_of_the_run(calls, tmp_path, capsys):
+    flags = ["--config", str(tmp_path / "run.toml"), "--embedding-size", "9", "--epochs", "2"]
+    assert _main(tmp_path, *flags) == 0
+    ((config, options, text),) = calls
+    assert config.epochs == 2 and config.data.endswith("users.jsonl")
+    assert options.model_sizes == {"state_size": 7, "embedding_size": 9}
+    assert options.data == f"{tmp_path}/protected.jsonl" and options.vocabulary_size == 10
+    assert len(text.words.words) == 10
+    assert f"train --initial-weights {tmp_path}/out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], "epochs must be at least 1"),
+        (["--num-rounds", "3"], "unknown option --num-rounds"),
+        (["--config", "nowhere.toml"], "nowhere.toml"),
+    ],
+)
+def test_what_is_wrong_is_said_at_once(calls, tmp_path, capsys, arguments, message):
+    try:
+        status = _main(tmp_path, *arguments)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2 and not calls
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_with_something_in_it_is_refused(calls, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file").touch()
+    assert _main(tmp_path) == 2 and not calls
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

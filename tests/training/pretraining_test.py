@@ -1,0 +1,134 @@
+"""Tests of tff_dpftrl.training.pretraining, and of runs that begin with its models."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from tests.training import toy_run
+from tff_dpftrl.data import jsonl, sequences, split
+from tff_dpftrl.models import evaluation, export
+from tff_dpftrl.training import pretraining, run, trained_model
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Public text and the words of the toy corpus; other users are protected."""
+    folder = tmp_path_factory.mktemp("corpus")
+    toy_run.write_corpus(folder)
+    lines = (folder / "users.jsonl").read_text().splitlines()
+    (folder / "public.jsonl").write_text("\n".join(lines[:40]).replace(': "user', ': "author'))
+    return folder
+
+
+def _config(corpus, **options):
+    defaults = {"data": str(corpus / "public.jsonl"), "epochs": 3, "batch_size": 8}
+    return pretraining.PretrainingConfig(**defaults | options)
+
+
+@pytest.fixture(scope="module")
+def pretrained(corpus, tmp_path_factory):
+    """A folder with a model, what was said, and the summary."""
+    output = tmp_path_factory.mktemp("runs") / "pretrained"
+    lines = []
+    options = toy_run.config(corpus)
+    summary = pretraining.pretrain(_config(corpus), options, output, say=lines.append)
+    return output, lines, summary
+
+
+def test_a_folder_has_the_best_model_and_what_it_was_trained_on(corpus, pretrained):
+    output, lines, summary = pretrained
+    names = {path.name for path in output.iterdir()}
+    assert names == {"curves.png", "model.npz", "pretraining.json", "vocabulary.json"}
+    record = json.loads((output / "pretraining.json").read_text())
+    assert record["source"] == "public.jsonl, declared public by the operator"
+    assert record["pretraining"] == dataclasses.asdict(_config(corpus))
+    assert [epoch["epoch"] for epoch in record["epochs"]] == [1, 2, 3]
+    accuracies = [epoch["eval_top1_in_vocab"] for epoch in record["epochs"]]
+    assert record["best_epoch"] == 1 + int(np.argmax(accuracies))
+    assert record["epochs"][-1]["loss"] < record["epochs"][0]["loss"]
+    assert f"Best of 3 epochs: {record['best_epoch']}" in summary and "private" in summary
+    assert "198228" not in lines[0] and "Model: word-lstm" in lines[0]
+    # The accuracy is that of the file, on users whom it was not trained on.
+    text = pretraining.read(_config(corpus), toy_run.config(corpus))
+    assert not set(text.train.user_ids) & set(text.held_out.user_ids)
+    assert len(text.train) + len(text.held_out) == 40
+    trained = trained_model.find(output).load()
+    rows = sequences.SequenceCorpus(text.held_out, text.words, sequences.SequenceSpec(6)).pooled()
+    measured = evaluation.Evaluator(trained.model, trained.special, rows)(trained.weights)
+    np.testing.assert_allclose(measured["top1_in_vocab"], max(accuracies), rtol=1e-6)
+
+
+def test_it_ends_when_nothing_improves(corpus, tmp_path):
+    config = _config(corpus, epochs=50, learning_rate=1e-9, patience=2)
+    summary = pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "out")
+    assert "Best of 3 epochs: 1," in summary
+
+
+def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path):
+    output = tmp_path / "pretrained"
+    shutil.copytree(pretrained[0], output)
+    config = toy_run.config(
+        corpus, initial_weights=str(output), num_rounds=2, server_learning_rate=1e-9, eval_every=1
+    )
+    lines = []
+    results = run.train(config, tmp_path / "run", say=lines.append)
+    source = "the model 'pretrained', trained on public.jsonl, declared public by the operator"
+    assert f"Initial weights: {source}; it knows 30 of 30 words." in lines
+    sentence = f"Text that the initial weights were trained on: {source}."
+    assert sentence in results.statement.not_covered
+    _, before = export.read(output / "model.npz")
+    for ours, theirs in zip(toy_run.weights(tmp_path / "run"), before, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+    # What was begun needs the folder no more.
+    shutil.rmtree(output)
+    again = run.train(None, tmp_path / "run", say=lines.append)
+    assert sentence in again.statement.not_covered
+
+
+@pytest.mark.parametrize(
+    ("pretraining_options", "options", "message"),
+    [
+        ({}, {"vocabulary": "private"}, "vocabulary 'private'.*public"),
+        ({"data": "docs"}, {}, "'docs'.*standard-library"),
+        ({"data": "{corpus}/users.jsonl"}, {}, "file of the users to be protected"),
+        ({"data": "{corpus}/few.jsonl"}, {}, "too few to hold out"),
+    ],
+)
+def test_text_that_cannot_be_used_is_refused(corpus, pretraining_options, options, message):
+    lines = (corpus / "public.jsonl").read_text().splitlines()
+    held_out = split.by_user(jsonl.read(corpus / "public.jsonl")).validation.user_ids
+    kept = [line for line in lines if json.loads(line)["user_id"] not in held_out]
+    (corpus / "few.jsonl").write_text("\n".join(kept[:2]))
+    given = {name: value.format(corpus=corpus) for name, value in pretraining_options.items()}
+    with pytest.raises(ValueError, match=message):
+        pretraining.read(_config(corpus, **given), toy_run.config(corpus, **options))
+
+
+def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
+    shutil.copy(corpus / "users.jsonl", tmp_path / "copy.jsonl")
+    with pytest.raises(ValueError, match="or a copy of it"):
+        pretraining.read(_config(corpus, data=str(tmp_path / "copy.jsonl")), toy_run.config(corpus))
+
+
+def test_a_folder_with_something_in_it_is_refused(pretrained):
+    with pytest.raises(ValueError, match="not an empty folder"):
+        pretraining.check_is_free(pretrained[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epochs", 0), ("patience", 0), ("batch_size", 0), ("learning_rate", 0.0), ("seed", -1)],
+)
+def test_options_out_of_range_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        pretraining.PretrainingConfig(**{name: value})
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

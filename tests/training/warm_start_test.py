@@ -1,0 +1,88 @@
+"""Tests of tff_dpftrl.training.warm_start."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from tests.training import toy_model
+from tff_dpftrl.data import vocabulary
+from tff_dpftrl.training import warm_start
+
+_WORDS = vocabulary.Vocabulary(("end", "new", "the"), "another book")
+
+
+def _read(folder, words=_WORDS, **sizes):
+    model = dataclasses.replace(toy_model.MODEL, vocabulary_size=words.size, **sizes)
+    return model, warm_start.read(folder, model, words, seed=3)
+
+
+def test_the_same_words_give_the_same_weights(tmp_path):
+    _, found = _read(toy_model.write(tmp_path), toy_model.WORDS)
+    assert found.num_known_words == len(toy_model.WORDS.words)
+    for ours, theirs in zip(found.weights, toy_model.weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_other_words_are_mapped_by_word(tmp_path, monkeypatch, tie_embeddings):
+    monkeypatch.setattr(
+        toy_model, "MODEL", dataclasses.replace(toy_model.MODEL, tie_embeddings=tie_embeddings)
+    )
+    model, found = _read(toy_model.write(tmp_path))
+    assert found.num_known_words == 2
+    old = dict(zip(toy_model.MODEL.weight_shapes, toy_model.weights(), strict=True))
+    new = dict(zip(model.weight_shapes, found.weights, strict=True))
+    fresh = dict(zip(model.weight_shapes, model.initial_weights(3), strict=True))
+    # Ids: padding 0; words from 1; then out of vocabulary, beginning, end.
+    same = {0: 0, 1: 3, 3: 1, 4: 8, 5: 9, 6: 10}
+    by_word = {name for name, shape in model.weight_shapes.items() if _WORDS.size in shape}
+    assert (
+        by_word == {"embedding", "output_bias"} | set()
+        if tie_embeddings
+        else by_word
+        == {
+            "embedding",
+            "output_bias",
+            "output_embedding",
+        }
+    )
+    for name in model.weight_shapes:
+        if name not in by_word:
+            np.testing.assert_array_equal(new[name], old[name])
+            continue
+        for here, there in same.items():
+            np.testing.assert_array_equal(new[name][here], old[name][there])
+        np.testing.assert_array_equal(new[name][2], fresh[name][2])
+
+
+def test_another_sequence_length_needs_no_other_weights(tmp_path):
+    _, found = _read(toy_model.write(tmp_path), toy_model.WORDS, sequence_length=9)
+    np.testing.assert_array_equal(found.weights[0], toy_model.weights()[0])
+
+
+def test_another_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="are of another model.*state_size=5.*state_size=6"):
+        _read(toy_model.write(tmp_path), state_size=6)
+
+
+def test_the_source_is_what_the_folder_says(tmp_path):
+    folder = toy_model.write(tmp_path / "before")
+    assert warm_start.source(folder) == (
+        "the model 'before', of which is not recorded what it was trained on"
+    )
+    (folder / "config.json").write_text("{}")
+    assert "the training run 'before', whose own statement" in warm_start.source(folder)
+    (folder / warm_start.RECORD).write_text(json.dumps({"source": "a book"}))
+    assert warm_start.source(folder) == "the model 'before', trained on a book"
+    (folder / warm_start.RECORD).write_text("{}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        warm_start.source(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,129 @@
+"""`tff-dpftrl pretrain`: a model of public text, for `train` to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import shlex
+import sys
+import typing
+
+from tff_dpftrl.cli import train
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import pretraining
+
+_DESCRIPTION = """\
+Train a language model centrally on text that you declare public, for `train` to begin with.
+
+Nothing of it is private: whoever has the model may learn the text. By default the text is the
+docstrings of Python's standard library. The model of the best epoch so far is kept at any
+time, so that Ctrl-C ends it early and loses only the epoch under way.
+
+Give it the --config of the run that is to follow: model, vocabulary and sequence length are
+taken from it, and its users' data are not read.
+"""
+
+_EPILOG = """\
+examples:
+  tff-dpftrl pretrain --config configs/quickstart.toml --output results/pretrained
+  tff-dpftrl train --config configs/quickstart.toml --initial-weights results/pretrained \\
+    --output results/warm
+
+  # On a file of public text, in the format of `train`.
+  tff-dpftrl pretrain --config my_run.toml --data public.jsonl.gz --output results/pretrained
+"""
+
+_SHARED = (
+    "vocabulary",
+    "vocabulary_size",
+    "lower_case",
+    "sequence_length",
+    "pretokenized",
+    "sqlite_text_feature",
+    "sqlite_split",
+)
+_HELP = {
+    "data": "Public text: 'standard-library', or a .jsonl, .jsonl.gz or .sqlite file as in train.",
+    "epochs": "Passes over the text; the learning rate falls to zero over them.",
+    "patience": "Epochs without improvement on held-out text after which it ends.",
+    "batch_size": "Sequences in a batch.",
+    "learning_rate": "Adam's learning rate in the beginning.",
+    "seed": "Seed of the initial weights and of the order of the text.",
+}
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "pretrain",
+        help="train a model on public text, for train --initial-weights",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run, what_is_left=what_is_left)
+    parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of the run's options.")
+    group = parser.add_argument_group("central training")
+    for field in dataclasses.fields(pretraining.PretrainingConfig):
+        group.add_argument(
+            "--" + field.name.replace("_", "-"),
+            type=type(field.default),
+            default=field.default,
+            metavar=train.METAVARS.get(field.name, {int: "N", float: "X"}.get(type(field.default))),
+            help=f"{_HELP[field.name]} Default: {field.default}.",
+        )
+    hints = typing.get_type_hints(config_lib.TrainingConfig)
+    group = parser.add_argument_group("as in the run that follows")
+    for field in _shared_fields():
+        train.add_flag(group, field, hints[field.name])
+
+
+def _shared_fields() -> list[dataclasses.Field]:
+    """Options of a run that its pretraining must share."""
+    return [
+        field
+        for field in dataclasses.fields(config_lib.TrainingConfig)
+        if field.name in _SHARED
+        or (field.metadata["group"] == "model" and field.name != "initial_weights")
+    ]
+
+
+def what_is_left(args: argparse.Namespace) -> str:
+    """What the results folder holds after an interruption."""
+    output = pathlib.Path(args.output)
+    if not (output / "model.npz").exists():
+        return "No epoch had ended: there is no model."
+    return f"{shlex.quote(args.output)} holds the best model of the epochs that ended."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pretrains, and returns the exit status."""
+    output = pathlib.Path(args.output)
+    pretraining.check_is_free(output)
+    config = pretraining.PretrainingConfig(
+        **{f.name: getattr(args, f.name) for f in dataclasses.fields(pretraining.PretrainingConfig)}
+    )
+    of_run = config_lib.read_toml(args.config) if args.config else {}
+    if args.config:  # Refuses what `train` would refuse.
+        config_lib.config_from_mapping(of_run, args.config)
+    names = {field.name for field in _shared_fields()}
+    options = {name: value for name, value in of_run.items() if name in names}
+    options |= {name: value for name, value in vars(args).items() if name in names}
+    options["mechanism"] = "none"
+    if "data" in of_run:
+        options["data"] = of_run["data"]
+    shared = config_lib.config_from_mapping(options, args.config or "the command line")
+    print("Reading the text ...", file=sys.stderr)
+    text = pretraining.read(config, shared)
+    train.silence_tensorflow()
+    print("Loading TensorFlow ...", file=sys.stderr)
+    summary = pretraining.pretrain(
+        config, shared, output, text=text, say=lambda line: print(line, file=sys.stderr)
+    )
+    print(
+        f"\n{summary}\nResults are in {output}/; begin a run with them: "
+        f"tff-dpftrl train --initial-weights {shlex.quote(str(output))} ..."
+    )
+    return 0

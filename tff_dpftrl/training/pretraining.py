@@ -1,0 +1,288 @@
+"""Central training on public text, for a model that federated training goes on with.
+
+The folder of a pretrained model:
+
+    model.npz          of the epoch that was best on held-out text
+    vocabulary.json    the words of its ids, and how text is split into them
+    pretraining.json   what it was trained on, with which options, and every epoch's metrics
+    curves.png
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tqdm
+
+from tff_dpftrl import durable_files, validation, version
+from tff_dpftrl.data import docstrings, sequences, sources, split, user_text, vocabulary
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import trained_model, warm_start
+
+STANDARD_LIBRARY = "standard-library"
+"""Name of the docstrings of Python's standard library."""
+
+Say = Callable[[str], None]
+
+_ACCURACY = "top1_in_vocab"
+
+
+@dataclasses.dataclass(frozen=True)
+class PretrainingConfig:
+    """How a model is trained centrally.
+
+    Attributes:
+      data: Public text: "standard-library", or a file as `train` reads it. That it is public
+        is the operator's word; no privacy statement covers it.
+      epochs: Passes over the text; the learning rate falls to zero over them.
+      patience: Epochs without improvement on held-out text after which it ends.
+      batch_size: Sequences in a batch.
+      learning_rate: Adam's, at the beginning.
+      seed: Of the initial weights and of the order of the text.
+    """
+
+    data: str = STANDARD_LIBRARY
+    epochs: int = 8
+    patience: int = 2
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+    def __post_init__(self):
+        for name in ("epochs", "patience", "batch_size"):
+            validation.integer(name, getattr(self, name), minimum=1)
+        validation.integer("seed", self.seed, minimum=0)
+        validation.positive("learning_rate", self.learning_rate)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PublicText:
+    """Public text in two parts, and the vocabulary.
+
+    Attributes:
+      train: Whose text is trained on.
+      held_out: Whose text decides which epoch is best.
+      words: The vocabulary.
+      source: What the privacy statement of a later run says of the text.
+    """
+
+    train: user_text.UserText
+    held_out: user_text.UserText
+    words: vocabulary.Vocabulary
+    source: str
+
+
+def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> PublicText:
+    """Reads public text and vocabulary, without TensorFlow.
+
+    Args:
+      config: Names the text.
+      options: Of the run to come: its vocabulary, and its users' data, which the public text
+        must not be.
+
+    Returns:
+      The text. About one user in ten, by a hash of their id, is held out.
+
+    Raises:
+      ValueError: If text or vocabulary cannot be used.
+    """
+    if options.vocabulary == "private":
+        raise ValueError(
+            "vocabulary 'private' is counted on the users to be protected, and pretraining reads "
+            "public text only: name a public vocabulary, and use it for the run too."
+        )
+    if config.data == STANDARD_LIBRARY:
+        corpus = docstrings.read_standard_library()
+        source = "docstrings of Python's standard library"
+    else:
+        if config.data == "docs":
+            raise ValueError(
+                "data 'docs' are the docstrings that `train` protects by default: pretrain on "
+                f"{STANDARD_LIBRARY!r} or on a file of public text."
+            )
+        _refuse_protected(config.data, options.data)
+        corpus = sources.load_user_text(
+            config.data,
+            pretokenized=options.pretokenized,
+            sqlite_text_feature=options.sqlite_text_feature,
+            sqlite_split=options.sqlite_split,
+        )
+        source = f"{pathlib.PurePath(config.data).name}, declared public by the operator"
+    held_out = split.by_user(corpus).validation
+    kept = set(held_out.user_ids)
+    train = corpus.select([user for user in corpus.user_ids if user not in kept])
+    for part, verb in ((train, "train on"), (held_out, "hold out")):
+        if not part.has_text():
+            raise ValueError(
+                f"data {config.data!r} has {len(corpus)} users, too few to {verb} any with text: "
+                "about one in ten is held out, by a hash of their ids. Use more text."
+            )
+    size, lower_case = options.vocabulary_size, options.lower_case
+    if options.vocabulary == "docs":
+        words = vocabulary.standard_library(size, lower_case=lower_case)
+    else:
+        words = vocabulary.from_file(
+            options.vocabulary, size, lower_case=lower_case, is_tokenized=options.pretokenized
+        )
+    return PublicText(train, held_out, words, source)
+
+
+def _refuse_protected(public: str, protected: str) -> None:
+    if all(map(os.path.isfile, (public, protected))) and filecmp.cmp(public, protected, False):
+        raise ValueError(
+            f"data {public!r} is the file of the users to be protected, {protected!r}, or a "
+            "copy of it, and cannot be public: pretrain on other text."
+        )
+
+
+def check_is_free(output: pathlib.Path) -> None:
+    """Refuses a folder that holds something that would be overwritten.
+
+    Raises:
+      ValueError: If it is not empty, or is a file.
+    """
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ValueError(f"--output {output} exists and is not an empty folder: name another one.")
+
+
+def pretrain(
+    config: PretrainingConfig,
+    options: config_lib.TrainingConfig,
+    output: pathlib.Path,
+    *,
+    text: PublicText | None = None,
+    say: Say = print,
+) -> str:
+    """Trains a model, and keeps the best one of the epochs done at any time.
+
+    Args:
+      config: How it is trained, and on what.
+      options: Of the run that is to go on with it: model, vocabulary, sequence length.
+      output: An empty or new folder.
+      text: What `read` returned; it is read now if None.
+      say: Receives the outcome of every epoch.
+
+    Returns:
+      The outcome in a line.
+
+    Raises:
+      ValueError: If text or folder cannot be used, or training diverged.
+      OSError: If a file cannot be written.
+    """
+    from tff_dpftrl.models import central_training, evaluation, export, metrics, table
+
+    check_is_free(output)
+    if text is None:
+        text = read(config, options)
+    words, spec = text.words, sequences.SequenceSpec(options.sequence_length)
+    rows, held_out = (
+        sequences.SequenceCorpus(part, words, spec).pooled() for part in (text.train, text.held_out)
+    )
+    model = table.build(
+        options.model,
+        vocabulary_size=words.size,
+        sequence_length=options.sequence_length,
+        **options.model_sizes,
+    )
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    evaluate = evaluation.Evaluator(model, special, held_out)
+    say(
+        f"Text: {len(rows)} sequences of {len(text.train)} users ({text.source}); {len(held_out)} "
+        f"of {len(text.held_out)} others decide when to stop. Model: {options.model}, "
+        f"{model.num_parameters} weights."
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    trained_model.write_vocabulary(output, words, text.train.is_tokenized)
+    done: list[dict[str, float]] = []
+    best = -1.0
+    per_epoch = central_training.num_batches(len(rows), config.batch_size)
+    with tqdm.tqdm(
+        total=config.epochs * per_epoch,
+        unit="batch",
+        mininterval=0.1 if sys.stderr.isatty() else 10.0,
+        dynamic_ncols=True,
+    ) as bar:
+
+        def show(loss: float) -> None:
+            bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            bar.update()
+
+        trained = central_training.epochs(
+            model,
+            model.initial_weights(config.seed),
+            rows,
+            num_epochs=config.epochs,
+            batch_size=config.batch_size,
+            learning_rate=config.learning_rate,
+            seed=config.seed,
+            on_batch=show,
+        )
+        for number, epoch in enumerate(trained, start=1):
+            measured = evaluate(epoch.weights)
+            if not measured["loss"] < float("inf"):
+                raise ValueError(
+                    f"Training diverged in epoch {number}: lower learning_rate, "
+                    f"{config.learning_rate:g}."
+                )
+            done.append(
+                {"round": number, "loss": epoch.loss}
+                | {f"eval_{name}": float(value) for name, value in measured.items()}
+            )
+            if measured[_ACCURACY] > best:
+                best = measured[_ACCURACY]
+                export.write(output / "model.npz", model, epoch.weights)
+            _write_record(output, config, options, text, done)
+            tqdm.tqdm.write(
+                f"Epoch {number}: top-1 accuracy on held-out text {measured[_ACCURACY]:.2%}, "
+                f"perplexity {measured['perplexity']:.1f}.",
+                file=sys.stderr,
+            )
+            if _best_epoch(done) + config.patience <= number:
+                break
+    return (
+        f"Best of {len(done)} epochs: {_best_epoch(done)}, with top-1 accuracy {best:.2%} on "
+        "held-out text. Nothing of it is private: whoever has the model may learn the text."
+    )
+
+
+def _best_epoch(rows: list[dict[str, float]]) -> int:
+    return max(rows, key=lambda row: row[f"eval_{_ACCURACY}"])["round"]
+
+
+def _write_record(
+    output: pathlib.Path,
+    config: PretrainingConfig,
+    options: config_lib.TrainingConfig,
+    text: PublicText,
+    rows: list[dict[str, float]],
+) -> None:
+    from tff_dpftrl.runs import curves
+
+    record: Mapping[str, Any] = {
+        "source": text.source,
+        "vocabulary_source": text.words.source,
+        "pretraining": dataclasses.asdict(config),
+        "model": {"name": options.model, **options.with_model_sizes().model_sizes},
+        "best_epoch": _best_epoch(rows),
+        "epochs": [{"epoch": row["round"], **row} for row in rows],
+        "tff_dpftrl": version.__version__,
+    }
+    for row in record["epochs"]:
+        del row["round"]
+    content = json.dumps(record, indent=2) + "\n"
+    durable_files.write(output / warm_start.RECORD, content.encode("utf-8"))
+    shown = [{name: row[name] for name in row if name != "loss"} for row in rows]
+    curves.write(
+        output / "curves.png",
+        shown,
+        title=f"pretraining on {text.source}",
+        baselines={},
+        unit="epoch",
+    )

@@ -1,0 +1,121 @@
+"""The weights that a run begins with, from a model that was trained before."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import TYPE_CHECKING
+
+from tff_dpftrl.data import vocabulary
+from tff_dpftrl.training import trained_model
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tff_dpftrl.models import language_model
+
+RECORD = "pretraining.json"
+"""Name of the file that says what a pretrained model was trained on."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InitialWeights:
+    """Weights to begin with.
+
+    Attributes:
+      weights: One array for each entry of the model's `weight_shapes`.
+      source: Where they are from, for the privacy statement.
+      num_known_words: Number of words of the vocabulary that the earlier model knew.
+    """
+
+    weights: tuple[np.ndarray, ...]
+    source: str
+    num_known_words: int
+
+
+def source(folder: pathlib.Path) -> str:
+    """What a statement says of the weights of a folder."""
+    name = folder.name
+    record = folder / RECORD
+    if record.exists():
+        try:
+            return f"the model {name!r}, trained on {json.loads(record.read_text())['source']}"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{record} cannot be read: {error}. Restore it, or pretrain anew."
+            ) from error
+    if (folder / "config.json").exists():
+        return (
+            f"the model of the training run {name!r}, whose own statement says what it may tell of "
+            "its users; who is a user of both runs is not covered by either statement alone"
+        )
+    return f"the model {name!r}, of which is not recorded what it was trained on"
+
+
+def read(
+    folder: pathlib.Path,
+    model: language_model.LanguageModel,
+    words: vocabulary.Vocabulary,
+    seed: int,
+) -> InitialWeights:
+    """Reads weights for a model, and maps what belongs to words by word.
+
+    Args:
+      folder: Folder that `pretrain` or `train` wrote to.
+      model: The model that is to begin with them. Only its vocabulary, and a sequence
+        length that decides no shape, may be another.
+      words: Its vocabulary. Words that the earlier model did not know begin at random.
+      seed: Of those.
+
+    Returns:
+      The weights.
+
+    Raises:
+      ValueError: If the folder has no model, or one of other sizes.
+    """
+    earlier = trained_model.find(folder).load()
+    sizes = {
+        "vocabulary_size": model.vocabulary_size,
+        "sequence_length": model.sequence_length,
+    }
+    resized = dataclasses.replace(earlier.model, **sizes)
+    if resized != model:
+        raise ValueError(
+            f"initial_weights {folder} are of another model, {earlier.model}, than the run's, "
+            f"{model}: give the run the same model and sizes, or pretrain with the run's --config."
+        )
+    # A longer vocabulary shows along which axis a weight belongs to words.
+    longer = dataclasses.replace(model, vocabulary_size=model.vocabulary_size + 1).weight_shapes
+    there, here = _ids(earlier.words, words)
+    found = []
+    for (name, shape), fresh, old in zip(
+        model.weight_shapes.items(), model.initial_weights(seed), earlier.weights, strict=True
+    ):
+        axes = [axis for axis, size in enumerate(shape) if longer[name][axis] != size]
+        if not axes:
+            if old.shape != shape:
+                raise ValueError(
+                    f"initial_weights {folder} has {name} of shape {old.shape}, the run's model of "
+                    f"{shape}: give the run sequence_length {earlier.model.sequence_length}."
+                )
+            found.append(old)
+            continue
+        (axis,) = axes
+        mapped = fresh.swapaxes(0, axis).copy()
+        mapped[here] = old.swapaxes(0, axis)[there]
+        found.append(mapped.swapaxes(0, axis))
+    num_special = words.size - len(words.words)
+    return InitialWeights(tuple(found), source(folder), len(here) - num_special)
+
+
+def _ids(
+    earlier: vocabulary.Vocabulary, words: vocabulary.Vocabulary
+) -> tuple[list[int], list[int]]:
+    """Ids of the same words, and of the special tokens, in both vocabularies."""
+    known = earlier.id_of
+    pairs = [(known[word], i) for word, i in words.id_of.items() if word in known]
+    pairs += [(vocabulary.PAD, vocabulary.PAD)]
+    pairs += [(getattr(earlier, name), getattr(words, name)) for name in ("oov", "bos", "eos")]
+    there, here = zip(*pairs, strict=True)
+    return list(there), list(here)
