@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tests.models import keras_peer, small_models
+from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.models import evaluation, language_model, metrics, table
 
@@ -120,6 +122,30 @@ def test_initial_weights_have_the_stated_shapes_and_depend_on_the_seed(model):
 def test_another_sequence_length_is_refused(model):
     with pytest.raises(ValueError, match=r"must have shape \[batch, 5\], got \(3, 4\)"):
         model.logits(model.initial_weights(0), _ROWS[:, :4])
+
+
+def test_it_learns(model):
+    special = metrics.SpecialIds(oov=8, bos=9, eos=10)
+    process = compiled_process.compile_process(
+        tff.learning.algorithms.build_unweighted_fed_avg(
+            functional_model.build(model, special, seed=1),
+            client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.5),
+            server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0),
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        )
+    )
+    # After a word comes the next of seven.
+    rows = 1 + (np.arange(28)[:, np.newaxis] + np.arange(6)) % 7
+    rows = rows.astype(np.int32)
+    client = tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(4)
+    evaluate = evaluation.Evaluator(model, special, rows)
+    state = process.initialize()
+    before = evaluate(state.global_model_weights.trainable)
+    assert before["loss"] == pytest.approx(np.log(11), abs=0.3)
+    for _ in range(8):
+        state = process.next(state, [client, client]).state
+    after = evaluate(state.global_model_weights.trainable)
+    assert after["loss"] < before["loss"] - 1.2
 
 
 def test_evaluation_and_training_need_no_more_than_the_interface():

@@ -7,7 +7,7 @@ from tff_dpftrl.models import language_model, table
 _SIZES = {
     "embedding_size": 6,
     "state_size": 5,
-    "num_layers": 2,
+    "num_layers": 1,
     "num_heads": 3,
     "feed_forward_size": 7,
 }
