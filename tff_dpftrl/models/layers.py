@@ -79,7 +79,7 @@ def lstm(
             cell = enter * new if cell is None else keep * cell + enter * new
             squashed = tf.tanh(cell)
             output = hidden = leave * squashed
-            for matrix in projection:
+            for matrix in projection:  # One or none.
                 hidden_states.append(hidden)
                 output = tf.matmul(hidden, matrix)
             steps.append((gates, new, cell, squashed, output))
