@@ -15,6 +15,7 @@ from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.runs import committed_rounds
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import report as report_lib
 from tff_dpftrl.training import run as run_lib
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "results_folder.md"
@@ -74,6 +75,19 @@ def test_json_for_scripts(folder, capsys):
     assert found["held_out"] is None  # It is measured after the last round.
     assert found["last_round"]["eval_top5_oov_wrong"] <= found["last_round"]["eval_top5_in_vocab"]
     assert found["last_round"]["round"] == 2 and "2 of 4 rounds" in found["summary"]
+
+
+def test_head_words_are_printed_as_a_table(folder, capsys):
+    found = {"users": 3, "sequences": 9, "words": 20}
+    found["accuracy_by_user"] = {"top1_in_vocab": {"users": 0, "quantiles": {}}}
+    found["head_words"] = {"top": 2, "histograms": {"10": [0.25, 0.75, 0.0], "50": [0.0, 0.0, 1.0]}}
+    for rounds, is_shown in ((2, True), (1, False)):  # Of the last round, and of an earlier one.
+        report_lib.write_held_out(folder, rounds, found)
+        assert main.main(["report", str(folder)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert ("50              0.0%   0.0%  100.0%" in lines) == is_shown
+        assert any("on average 0.8 among the 10, 2.0 among the 50" in i for i in lines) == is_shown
+    (folder / "held_out.json").unlink()
 
 
 def test_a_run_under_way_is_refused(folder, capsys):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from tff_dpftrl.cli import output, train
 from tff_dpftrl.runs import manifest
@@ -63,4 +65,19 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         print(f"{results.summary}\nStatement, curves and model are in {folder}/")
+        if results.held_out is not None:
+            _print_head_words(results.held_out["head_words"])
     return 0
+
+
+def _print_head_words(head_words: Mapping[str, Any]) -> None:
+    """Prints the histogram as McMahan et al. 2018 do in their Table 3."""
+    top = head_words["top"]
+    print(
+        f"\nShare of words where so many of the model's {top} likeliest are among the most\n"
+        "frequent words of the held-out users:"
+    )
+    rows = [["most frequent", *map(str, range(top + 1))]]
+    for size, shares in head_words["histograms"].items():
+        rows.append([size, *(f"{share:.1%}" for share in shares)])
+    output.print_table(rows, left=0)

@@ -235,8 +235,8 @@ def _on_held_out_users(found: Mapping[str, Any]) -> str:
     }
     frequent = ", ".join(f"{mean:.1f} among the {size}" for size, mean in means.items())
     lines.append(
-        f"Of the {head['top']} likeliest words {frequent} most frequent, on average "
-        f"(histograms: {_HELD_OUT})."
+        f"Of its {head['top']} likeliest next words, on average {frequent} most frequent words of "
+        f"their text (histograms: {_HELD_OUT})."
     )
     return "\n".join(lines)
 
