@@ -18,13 +18,19 @@ def package_library(deps = [], data = []):
     )
 
 def package_tests(deps, data = []):
-    """Declares a `py_test` for every `*_test.py` of a folder.
+    """Declares a `py_test` for every `*_test.py` of a folder, and `helpers`, its other files.
 
     Args:
       deps: Libraries of our own that the tests import.
       data: Files that the tests read.
     """
     helpers = native.glob(["**/*.py"], exclude = ["**/*_test.py", "conftest.py"])
+    py_library(
+        name = "helpers",
+        srcs = helpers,
+        visibility = ["//tests:__subpackages__"],
+        deps = deps,
+    )
     for source in native.glob(["**/*_test.py"]):
         py_test(
             name = source[:-len(".py")],
