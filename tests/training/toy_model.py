@@ -23,13 +23,14 @@ def write(
     folder: pathlib.Path,
     *,
     words: vocabulary.Vocabulary = WORDS,
-    model: language_model.LanguageModel = MODEL,
+    model: language_model.LanguageModel | None = None,
     is_tokenized: bool = False,
     last: Sequence[np.ndarray] | None = None,
     best: Sequence[np.ndarray] | None = None,
 ) -> pathlib.Path:
     """Writes model.npz, best_model.npz if it is given, and vocabulary.json."""
     folder.mkdir(parents=True, exist_ok=True)
+    model = MODEL if model is None else model
     export.write(folder / "model.npz", model, weights() if last is None else last)
     if best is not None:
         export.write(folder / "best_model.npz", model, best)
