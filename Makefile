@@ -6,11 +6,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RESULTS ?= results/quickstart
+PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
 
 .PHONY: help train test test-slow test-distributed lint format notebooks bazel-test lock clean
 help:
-	@echo "make train      train a private next-word model on the embedded corpus (results/quickstart)"
+	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make test       run the default test suite"
 	@echo "make test-slow  run the tests that are left out of it for their length"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
@@ -34,7 +35,10 @@ train: $(READY)
 	  echo "$(RESULTS) holds a run: going on with it. For another one: make train RESULTS=results/other"; \
 	  $(BIN)/tff-dpftrl train --resume --output $(RESULTS); \
 	else \
-	  $(BIN)/tff-dpftrl train --config configs/quickstart.toml --output $(RESULTS) $(TRAIN_FLAGS); \
+	  { [ -e $(PRETRAINED)/model.npz ] || \
+	    $(BIN)/tff-dpftrl pretrain --config configs/quickstart.toml --output $(PRETRAINED); } && \
+	  $(BIN)/tff-dpftrl train --config configs/quickstart.toml --initial-weights $(PRETRAINED) \
+	    --output $(RESULTS) $(TRAIN_FLAGS); \
 	fi
 
 test: $(READY)

@@ -63,6 +63,8 @@ import workload as workload_lib  # noqa: E402
 _ROOT = _PEERS.parents[1]
 _NUM_COHORTS = 5
 _MID_RUN = 777
+_QUICKSTART_BATCH = 8
+"""Sequences, whatever the config says today, so that figures stay comparable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,7 +327,7 @@ def quickstart_workload(
         sequence_length=model.sequence_length,
         embedding_size=model.embedding_size,
         state_size=model.state_size,
-        batch_size=task.client_spec.batch_size,
+        batch_size=_QUICKSTART_BATCH,
     )
 
 

@@ -94,7 +94,7 @@ def what_is_left(args: argparse.Namespace) -> str:
     """What the results folder holds after an interruption."""
     output = pathlib.Path(args.output)
     if not (output / "model.npz").exists():
-        return "No epoch had ended: there is no model."
+        return "No epoch had ended: there is no model, and the same command begins again."
     return f"{shlex.quote(args.output)} holds the best model of the epochs that ended."
 
 

@@ -2,7 +2,7 @@
 
 The folder of a pretrained model:
 
-    model.npz          of the epoch that was best on held-out text
+    model.npz          of the epoch that was of least loss on held-out text
     vocabulary.json    the words of its ids, and how text is split into them
     pretraining.json   what it was trained on, with which options, and every epoch's metrics
     curves.png
@@ -31,8 +31,6 @@ STANDARD_LIBRARY = "standard-library"
 
 Say = Callable[[str], None]
 
-_ACCURACY = "top1_in_vocab"
-
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig:
@@ -49,7 +47,7 @@ class PretrainingConfig:
     """
 
     data: str = STANDARD_LIBRARY
-    epochs: int = 8
+    epochs: int = 10
     patience: int = 2
     batch_size: int = 64
     learning_rate: float = 3e-3
@@ -199,9 +197,7 @@ def pretrain(
         f"{model.num_parameters} weights."
     )
     output.mkdir(parents=True, exist_ok=True)
-    trained_model.write_vocabulary(output, words, text.train.is_tokenized)
     done: list[dict[str, float]] = []
-    best = -1.0
     per_epoch = central_training.num_batches(len(rows), config.batch_size)
     with tqdm.tqdm(
         total=config.epochs * per_epoch,
@@ -235,25 +231,28 @@ def pretrain(
                 {"round": number, "loss": epoch.loss}
                 | {f"eval_{name}": float(value) for name, value in measured.items()}
             )
-            if measured[_ACCURACY] > best:
-                best = measured[_ACCURACY]
+            if _best(done) is done[-1]:
+                trained_model.write_vocabulary(output, words, text.train.is_tokenized)
                 export.write(output / "model.npz", model, epoch.weights)
             _write_record(output, config, options, text, done)
             tqdm.tqdm.write(
-                f"Epoch {number}: top-1 accuracy on held-out text {measured[_ACCURACY]:.2%}, "
+                f"Epoch {number}: top-1 accuracy on held-out text {measured['top1_in_vocab']:.2%}, "
                 f"perplexity {measured['perplexity']:.1f}.",
                 file=sys.stderr,
             )
-            if _best_epoch(done) + config.patience <= number:
+            if _best(done)["round"] + config.patience <= number:
                 break
+    best = _best(done)
     return (
-        f"Best of {len(done)} epochs: {_best_epoch(done)}, with top-1 accuracy {best:.2%} on "
-        "held-out text. Nothing of it is private: whoever has the model may learn the text."
+        f"Best of {len(done)} epochs: {best['round']}, with top-1 accuracy "
+        f"{best['eval_top1_in_vocab']:.2%} on held-out text. Nothing of it is private: whoever has "
+        "the model may learn the text."
     )
 
 
-def _best_epoch(rows: list[dict[str, float]]) -> int:
-    return max(rows, key=lambda row: row[f"eval_{_ACCURACY}"])["round"]
+def _best(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The epoch of least held-out loss, which is less noisy than accuracy."""
+    return min(rows, key=lambda row: row["eval_loss"])
 
 
 def _write_record(
@@ -270,7 +269,7 @@ def _write_record(
         "vocabulary_source": text.words.source,
         "pretraining": dataclasses.asdict(config),
         "model": {"name": options.model, **options.with_model_sizes().model_sizes},
-        "best_epoch": _best_epoch(rows),
+        "best_epoch": _best(rows)["round"],
         "epochs": [{"epoch": row["round"], **row} for row in rows],
         "tff_dpftrl": version.__version__,
     }
