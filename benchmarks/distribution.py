@@ -305,6 +305,7 @@ def main() -> None:
     parser.add_argument("--remote", action="store_true", help="TFF's workers too")
     args = parser.parse_args()
     worker_watchdog.start()
+    execution.limit_operation_threads(min(args.clients))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     model, _ = _SIZES[args.size]
     parameters = sum(int(np.prod(shape)) for shape in model.weight_shapes.values())
