@@ -247,7 +247,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
         headline_caveats: Sequence[str],
-        not_covered: Sequence[str],
+        not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """See the base class."""

@@ -182,7 +182,7 @@ class PrivacyPlan(abc.ABC):
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
         headline_caveats: Sequence[str],
-        not_covered: Sequence[str],
+        not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """The statement of what was run, for the participation that was observed.
