@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.execution import small_processes
+from tests.execution import plain_part, small_processes
 from tff_dpftrl.execution import client_part, compiled_process
 
 
@@ -21,6 +21,29 @@ def test_chunks_are_consecutive_and_few(num_clients):
     assert list(itertools.chain(*chunks)) == list(range(num_clients))
     assert len(chunks) <= 64
     assert all(len(chunk) == len(chunks[0]) >= 2 for chunk in chunks[:-1])
+
+
+def test_work_is_on_a_gpu_and_sums_are_not(monkeypatch):
+    part = plain_part.build()
+    values, broadcast = plain_part.values(5), plain_part.broadcast()
+    found, totals = [], []
+    for gpus in ([], ["a GPU"]):
+        monkeypatch.setattr(tf.config, "list_logical_devices", lambda _, gpus=gpus: gpus)
+        functions = client_part.ClientFunctions(part)
+        library = functions._add_clients.graph.as_graph_def().library
+        nodes = [node for function in library.function for node in function.node_def]
+        found.append(
+            {
+                op: {"GPU" in node.device for node in nodes if node.op == op}
+                for op in ("Mul", "TensorListGetItem")
+            }
+        )
+        # Without a GPU TensorFlow puts the work where there is a kernel.
+        totals.append(functions.add(functions.zero(), values, broadcast)[0].numpy())
+    without, with_gpu = found
+    assert without == {"Mul": {False}, "TensorListGetItem": {False}}
+    assert with_gpu == {"Mul": {True}, "TensorListGetItem": {False}}
+    np.testing.assert_array_equal(*totals)
 
 
 class _AddingUp:

@@ -84,7 +84,8 @@ class ClientPart:
 class ClientFunctions:
     """A client part, traced in this process.
 
-    A client's work runs where TensorFlow puts it, on a GPU if it sees one.
+    A client's work runs on the first GPU, as far as it has kernels there, if TensorFlow
+    sees one.
     """
 
     def __init__(self, part: ClientPart):
@@ -113,8 +114,11 @@ class ClientFunctions:
         def start() -> Tensors:
             return [*zero(), *(tf.zeros(spec.shape, spec.dtype) for spec in secure_specs)]
 
+        # What names no device in a loop goes where the loop is, and that is the CPU.
+        work_device = "/GPU:0" if tf.config.list_logical_devices("GPU") else None
+
         def add_client(total: Tensors, values: Tensors, broadcast: Tensors) -> Tensors:
-            with tf.device(None):  # The loop around it is on the CPU.
+            with tf.device(work_device):
                 result = work(*data(*values), *broadcast)
             secure = list(map(_as_summand, result[num_plain:], part.bounds))
             plain = accumulate(*total[:num_plain], *result[:num_plain])
