@@ -133,6 +133,10 @@ def test_a_folder_is_free_or_refused(output, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is not a folder"):
         manifest.check_is_free(tmp_path / "file")
+    (tmp_path / "pretrained").mkdir()
+    (tmp_path / "pretrained" / "model.npz").touch()
+    with pytest.raises(ValueError, match="already holds a model, model.npz"):
+        manifest.check_is_free(tmp_path / "pretrained")
     with pytest.raises(ValueError, match="There is no run in"):
         manifest.read(tmp_path / "new")
 

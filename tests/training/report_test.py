@@ -8,6 +8,7 @@ import pytest
 
 from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
 from tff_dpftrl.training import config, report
@@ -28,9 +29,24 @@ def test_a_delta_that_protects_nobody_is_not_quoted_alone():
 
 def test_a_private_vocabulary_is_said_beside_epsilon():
     private = config.TrainingConfig(noise_multiplier=9.0, vocabulary="private")
-    (caveat,) = report._headline_caveats(private)
+    (caveat,) = report._headline_caveats(private, {})
     assert "vocabulary were counted on the training users without noise" in caveat
-    assert report._headline_caveats(config.TrainingConfig(noise_multiplier=9.0)) == ()
+    assert report._headline_caveats(config.TrainingConfig(noise_multiplier=9.0), {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "is_said"),
+    [
+        ({"initial_weights_source": "a run", "initial_weights_are_public": False}, True),
+        ({"initial_weights_source": "begun before this was recorded"}, True),
+        ({"initial_weights_source": "a book", "initial_weights_are_public": True}, False),
+        ({}, False),
+    ],
+)
+def test_weights_that_may_tell_of_people_are_said_beside_epsilon(facts, is_said):
+    options = config.TrainingConfig(noise_multiplier=9.0)
+    expected = (sentences.INITIAL_WEIGHTS,) if is_said else ()
+    assert report._headline_caveats(options, facts) == expected
 
 
 def test_what_tells_of_a_cohort_is_not_for_publishing():

@@ -34,6 +34,10 @@ PRIVATE_VOCABULARY = (
     "The words of the vocabulary were counted on the training users without noise: which words the "
     "model knows is not covered."
 )
+INITIAL_WEIGHTS = (
+    "The initial weights are of a model that may have been trained on the same people: what it "
+    "tells of them comes on top of epsilon."
+)
 NO_SAMPLING = "No random sampling of clients is assumed."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
 NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import placement as placement_lib
-from tff_dpftrl.training import trained_model
+from tff_dpftrl.training import warm_start
 
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
@@ -229,7 +229,7 @@ def run(args: argparse.Namespace) -> int:
         config = config_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
     placement.check(config.engine)
     if new_config is not None and new_config.initial_weights is not None:
-        trained_model.find(new_config.initial_weights)
+        warm_start.find(new_config.initial_weights)
     from tff_dpftrl.training import corpus  # Not needed by --help.
 
     print("Reading the data ...", file=sys.stderr)

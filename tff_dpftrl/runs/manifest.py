@@ -24,6 +24,7 @@ FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
 
 _NAME = "config.json"
+_MODEL = "model.npz"
 _COPY = pathlib.PurePath("private", "manifest.json")
 _PACKAGES = ("tensorflow", "tensorflow-federated", "numpy", "scipy", "dp-accounting")
 _SHOWN = 3
@@ -109,7 +110,7 @@ def check_is_free(output: pathlib.Path) -> None:
     """Refuses a folder that cannot be used for a new run.
 
     Raises:
-      ValueError: If it holds a run already, is a file, or cannot be written.
+      ValueError: If it holds a run or a model already, is a file, or cannot be written.
     """
     if exists(output):
         raise ValueError(
@@ -118,6 +119,11 @@ def check_is_free(output: pathlib.Path) -> None:
         )
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {output} is not a folder: name another one.")
+    if (output / _MODEL).exists():  # Of a pretraining, or a copy: it would get other words.
+        raise ValueError(
+            f"--output {output} already holds a model, {_MODEL}, which a run would replace: name "
+            "another folder."
+        )
     existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ValueError(f"--output {output} cannot be written: {existing} is not writable.")

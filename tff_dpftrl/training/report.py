@@ -155,7 +155,7 @@ def write(
         rounds.observed(),
         parameters=_parameters(config, known.facts["user_unit"]),
         vocabulary_source=known.facts["vocabulary_source"],
-        headline_caveats=_headline_caveats(config),
+        headline_caveats=_headline_caveats(config, known.facts),
         not_covered=_not_covered(known),
         # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
         # depends on the data: then all rounds are charged that it might have run.
@@ -257,8 +257,13 @@ def _parameters(
     return parameters
 
 
-def _headline_caveats(config: config_lib.TrainingConfig) -> tuple[str, ...]:
-    return (sentences.PRIVATE_VOCABULARY,) if config.vocabulary == "private" else ()
+def _headline_caveats(
+    config: config_lib.TrainingConfig, facts: Mapping[str, Any]
+) -> tuple[str, ...]:
+    caveats = (sentences.PRIVATE_VOCABULARY,) if config.vocabulary == "private" else ()
+    if facts.get("initial_weights_source") and not facts.get("initial_weights_are_public"):
+        caveats += (sentences.INITIAL_WEIGHTS,)
+    return caveats
 
 
 def _not_covered(known: manifest.Manifest) -> tuple[str, ...]:

@@ -128,6 +128,7 @@ def train(
         )
         language_task = dataclasses.replace(language_task, initial_weights=initial.weights)
         facts["initial_weights_source"] = initial.source
+        facts["initial_weights_are_public"] = initial.is_public
     if is_new:
         plan = config.privacy().plan(num_clients, num_parameters)
         known = _manifest(config, plan, language_task, facts)

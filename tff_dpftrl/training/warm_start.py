@@ -26,31 +26,47 @@ class InitialWeights:
     Attributes:
       weights: One array for each entry of the model's `weight_shapes`.
       source: Where they are from, for the privacy statement.
+      is_public: Whether they are recorded to be of public text alone.
       num_known_words: Number of words of the vocabulary that the earlier model knew.
     """
 
     weights: tuple[np.ndarray, ...]
     source: str
+    is_public: bool
     num_known_words: int
 
 
-def source(folder: pathlib.Path) -> str:
-    """What a statement says of the weights of a folder."""
+def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
+    """Finds the model of a folder, without TensorFlow.
+
+    Raises:
+      ValueError: If there is none; it names the option and what to do.
+    """
+    try:
+        return trained_model.find(pathlib.Path(folder).expanduser())
+    except ValueError as error:
+        raise ValueError(f"initial_weights cannot be read. {error}") from error
+
+
+def source(folder: pathlib.Path) -> tuple[str, bool]:
+    """What a statement says of the weights of a folder, and whether only public text is in them."""
     name = folder.name
     record = folder / RECORD
+    if (folder / "config.json").exists():  # A run's, whatever was pretrained there before.
+        text = (
+            f"the model of the training run {name!r}, whose own statement says what it may tell of "
+            "its users; who is a user of both runs is not covered by either statement alone"
+        )
+        return text, False
     if record.exists():
         try:
-            return f"the model {name!r}, trained on {json.loads(record.read_text())['source']}"
+            found = json.loads(record.read_text(encoding="utf-8"))["source"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{record} cannot be read: {error}. Restore it, or pretrain anew."
             ) from error
-    if (folder / "config.json").exists():
-        return (
-            f"the model of the training run {name!r}, whose own statement says what it may tell of "
-            "its users; who is a user of both runs is not covered by either statement alone"
-        )
-    return f"the model {name!r}, of which is not recorded what it was trained on"
+        return f"the model {name!r}, trained on {found}", True
+    return f"the model {name!r}, of which is not recorded what it was trained on", False
 
 
 def read(
@@ -74,7 +90,7 @@ def read(
     Raises:
       ValueError: If the folder has no model, or one of other sizes.
     """
-    earlier = trained_model.find(folder).load()
+    earlier = find(folder).load()
     sizes = {
         "vocabulary_size": model.vocabulary_size,
         "sequence_length": model.sequence_length,
@@ -106,7 +122,7 @@ def read(
         mapped[here] = old.swapaxes(0, axis)[there]
         found.append(mapped.swapaxes(0, axis))
     num_special = words.size - len(words.words)
-    return InitialWeights(tuple(found), source(folder), len(here) - num_special)
+    return InitialWeights(tuple(found), *source(folder), len(here) - num_special)
 
 
 def _ids(
