@@ -128,6 +128,12 @@ def _sync(path: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
+def is_leftover(path: str | os.PathLike[str]) -> bool:
+    """Whether `remove_leftovers` would remove a file, by its name."""
+    name = pathlib.PurePath(path).name
+    return name.startswith(".") and name.endswith(_SUFFIX)
+
+
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
     """Removes what killed processes left unfinished; nobody may be writing there now.
 

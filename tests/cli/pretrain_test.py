@@ -45,6 +45,14 @@ def test_the_model_is_that_of_the_run(calls, tmp_path, capsys):
     assert f"train --initial-weights {tmp_path}/out" in capsys.readouterr().out
 
 
+def test_options_that_flags_of_train_complete_are_not_asked_for(calls, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(file.read_text().replace("noise_multiplier = 1.0\n", ""))
+    assert _main(tmp_path, "--config", str(file)) == 0 and calls
+    file.write_text(file.read_text() + "embeding_size = 9\n")
+    assert _main(tmp_path, "--config", str(file)) == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

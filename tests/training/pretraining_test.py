@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.training import toy_run
+from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.data import jsonl, sequences, split
 from tff_dpftrl.models import evaluation, export
 from tff_dpftrl.training import pretraining, run, trained_model
@@ -84,6 +85,7 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
     assert f"Initial weights: {source}; it knows 30 of 30 words." in lines
     sentence = f"Text that the initial weights were trained on: {source}."
     assert sentence in results.statement.not_covered
+    assert sentences.INITIAL_WEIGHTS not in results.statement.headline_caveats
     _, before = export.read(output / "model.npz")
     for ours, theirs in zip(toy_run.weights(tmp_path / "run"), before, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
@@ -121,6 +123,33 @@ def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
 def test_a_folder_with_something_in_it_is_refused(pretrained):
     with pytest.raises(ValueError, match="not an empty folder"):
         pretraining.check_is_free(pretrained[0])
+
+
+def test_what_an_interruption_left_before_the_first_model_is_not_in_the_way(pretrained, tmp_path):
+    for name in ("vocabulary.json", "pretraining.json"):
+        shutil.copy(pretrained[0] / name, tmp_path)
+    (tmp_path / ".0123456789abcdef.unfinished").touch()
+    pretraining.check_is_free(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="not an empty folder"):
+        pretraining.check_is_free(tmp_path / "file")
+    with pytest.raises(ValueError, match="not an empty folder"):
+        pretraining.check_is_free(tmp_path)
+
+
+def test_a_model_is_never_without_what_it_was_trained_on(corpus, tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pretraining, "_draw", fail)
+    with pytest.raises(KeyboardInterrupt):
+        pretraining.pretrain(_config(corpus), toy_run.config(corpus), tmp_path / "a")
+    assert (tmp_path / "a" / "model.npz").exists()
+    monkeypatch.setattr(export, "write", fail)
+    with pytest.raises(KeyboardInterrupt):
+        pretraining.pretrain(_config(corpus), toy_run.config(corpus), tmp_path / "b")
+    assert (tmp_path / "b" / "pretraining.json").exists()
+    assert not (tmp_path / "b" / "model.npz").exists()
 
 
 @pytest.mark.parametrize(

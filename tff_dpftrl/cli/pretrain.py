@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
         **{f.name: getattr(args, f.name) for f in dataclasses.fields(pretraining.PretrainingConfig)}
     )
     of_run = config_lib.read_toml(args.config) if args.config else {}
-    if args.config:  # Refuses what `train` would refuse.
-        config_lib.config_from_mapping(of_run, args.config)
+    if args.config:  # Flags of `train` may complete the other options, so names are all to check.
+        config_lib.check_names(of_run, args.config)
     names = {field.name for field in _shared_fields()}
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}

@@ -481,6 +481,12 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> TrainingConfi
     Raises:
       ValueError: If a key is unknown or a value cannot be used.
     """
+    check_names(values, source)
+    return TrainingConfig(**values)
+
+
+def check_names(values: Mapping[str, Any], source: str) -> None:
+    """Refuses unknown keys; arguments and errors as for `config_from_mapping`."""
     known = {field.name for field in dataclasses.fields(TrainingConfig)}
     unknown = sorted(set(values) - known)
     if unknown:
@@ -490,7 +496,6 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> TrainingConfi
             f"{source} has the unknown option {unknown[0]!r}{meant}; known are: "
             f"{', '.join(sorted(known))}."
         )
-    return TrainingConfig(**values)
 
 
 def of_begun_run(values: Mapping[str, Any], source: str) -> TrainingConfig:

@@ -29,6 +29,9 @@ from tff_dpftrl.training import trained_model, warm_start
 STANDARD_LIBRARY = "standard-library"
 """Name of the docstrings of Python's standard library."""
 
+# Written before the first model, which is so never without them.
+_BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD}
+
 Say = Callable[[str], None]
 
 
@@ -144,9 +147,15 @@ def check_is_free(output: pathlib.Path) -> None:
     """Refuses a folder that holds something that would be overwritten.
 
     Raises:
-      ValueError: If it is not empty, or is a file.
+      ValueError: If it is not empty, but for what an interruption left in the first epoch, or
+        is a file.
     """
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+    if output.is_dir():
+        names = {path.name for path in output.iterdir() if not durable_files.is_leftover(path)}
+        is_free = names <= _BEFORE_MODEL
+    else:
+        is_free = not output.exists()
+    if not is_free:
         raise ValueError(f"--output {output} exists and is not an empty folder: name another one.")
 
 
@@ -197,6 +206,7 @@ def pretrain(
         f"{model.num_parameters} weights."
     )
     output.mkdir(parents=True, exist_ok=True)
+    durable_files.remove_leftovers(output)
     done: list[dict[str, float]] = []
     per_epoch = central_training.num_batches(len(rows), config.batch_size)
     with tqdm.tqdm(
@@ -231,10 +241,11 @@ def pretrain(
                 {"round": number, "loss": epoch.loss}
                 | {f"eval_{name}": float(value) for name, value in measured.items()}
             )
+            _write_record(output, config, options, text, done)
             if _best(done) is done[-1]:
                 trained_model.write_vocabulary(output, words, text.train.is_tokenized)
                 export.write(output / "model.npz", model, epoch.weights)
-            _write_record(output, config, options, text, done)
+            _draw(output, text, done)
             tqdm.tqdm.write(
                 f"Epoch {number}: top-1 accuracy on held-out text {measured['top1_in_vocab']:.2%}, "
                 f"perplexity {measured['perplexity']:.1f}.",
@@ -262,8 +273,6 @@ def _write_record(
     text: PublicText,
     rows: list[dict[str, float]],
 ) -> None:
-    from tff_dpftrl.runs import curves
-
     record: Mapping[str, Any] = {
         "source": text.source,
         "vocabulary_source": text.words.source,
@@ -277,6 +286,11 @@ def _write_record(
         del row["round"]
     content = json.dumps(record, indent=2) + "\n"
     durable_files.write(output / warm_start.RECORD, content.encode("utf-8"))
+
+
+def _draw(output: pathlib.Path, text: PublicText, rows: list[dict[str, float]]) -> None:
+    from tff_dpftrl.runs import curves
+
     shown = [{name: row[name] for name in row if name != "loss"} for row in rows]
     curves.write(
         output / "curves.png",
