@@ -129,7 +129,7 @@ def write(
 
     @tf.function(autograph=False, input_signature=[tf.TensorSpec([None], tf.string, name="texts")])
     def serve(texts):
-        return module.predict(texts, tf.constant(top))
+        return module.predict(texts, tf.constant(min(top, trained.words.size)))
 
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
         tf.saved_model.save(module, str(folder), signatures=serve)

@@ -95,6 +95,7 @@ class TrainedModel:
         if not split:
             return []
         ids = tf.ragged.constant([self.words.ids(words) for words in split], dtype=tf.int32)
+        top = min(top, self.words.size)  # Any number at all fits the graph then.
         found = [part.numpy() for part in self._next_words(ids, tf.constant(top))]
         known, predictions = self.words.id_of, []
         for words, best, values, unknown, end in zip(split, *found, strict=True):
@@ -180,7 +181,7 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
         if not (folder / "config.json").exists():
             raise ValueError(
                 f"There is no trained model in {folder}: {model_path} does not exist. Name a "
-                "folder that tff-dpftrl train wrote to."
+                "folder that tff-dpftrl train or pretrain wrote to."
             )
         raise ValueError(
             f"The run in {folder} has no {model_path.name} yet: "
