@@ -182,6 +182,7 @@ def test_number_of_threads_changes_no_bit():
         tree.map_structure(np.testing.assert_array_equal, states[0], other)
 
 
+@pytest.mark.slow
 def test_secure_sums_are_those_of_tffs_test_context():
     process = _fed_avg(tff.learning.secure_aggregator(weighted=False))
     with contexts.secure_sum_simulation():

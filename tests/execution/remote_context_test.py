@@ -286,6 +286,7 @@ def test_a_worker_that_comes_back_is_used_again(tmp_path):
             assert process.next(state, [3])[0] == 6
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_replaced_between_rounds_is_used_again(tmp_path):
     gate = _Gate(tmp_path)
     gate.open()
@@ -336,6 +337,7 @@ def test_a_call_that_takes_too_long_is_given_up(tmp_path):
             process.next(process.initialize(), [1])
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_silent_at_first_is_named(workers):
     with (
         pytest.warns(UserWarning, match="at 127.0.0.1:9 does not answer"),
@@ -396,6 +398,7 @@ def test_addresses_that_cannot_be_used(addresses, match):
         pass
 
 
+@pytest.mark.slow
 def test_other_machines_are_allowed_on_a_trusted_network():
     # Of a network for documentation: nobody is there.
     with (

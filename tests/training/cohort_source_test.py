@@ -185,6 +185,7 @@ def _train(client_data, directory, num_rounds, on_cohort):
     return state.global_model_weights.trainable
 
 
+@pytest.mark.slow
 def test_train_model_resumes_with_the_same_cohorts_and_ends_with_the_same_weights(
     client_data, tmp_path
 ):

@@ -30,9 +30,13 @@ def corpus(tmp_path_factory):
     "options, atol",
     [
         ({}, _CLOSE),
-        ({"adaptive_clipping": True, "clipped_count_stddev": 1.0}, _CLOSE),
+        pytest.param(
+            {"adaptive_clipping": True, "clipped_count_stddev": 1.0},
+            _CLOSE,
+            marks=pytest.mark.slow,
+        ),
         # A last bit turns a randomised rounding: a client's entry moves by 2 / 2^20 or so.
-        ({"secagg_bits": 20}, _CLOSE + 4e-6 * _ROUNDS),
+        pytest.param({"secagg_bits": 20}, _CLOSE + 4e-6 * _ROUNDS, marks=pytest.mark.slow),
     ],
     ids=["fixed", "adaptive", "secagg"],
 )

@@ -150,7 +150,9 @@ def test_a_crash_before_the_first_round_leaves_a_folder_that_can_be_used(
     run.train(toy_run.config(corpus, num_rounds=1), tmp_path / "run")
 
 
-@pytest.mark.parametrize("algorithm", ["dp-fedavg", "dp-fedsgd"])
+@pytest.mark.parametrize(
+    "algorithm", ["dp-fedavg", pytest.param("dp-fedsgd", marks=pytest.mark.slow)]
+)
 def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
     corpus, tmp_path, monkeypatch, algorithm
 ):
@@ -265,6 +267,7 @@ def _kill_and_resume_until_done(corpus, output, delays):
     return kills
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes_to_the_same_weights(corpus, uninterrupted, tmp_path):
     output = tmp_path / "run"
     assert _kill_and_resume_until_done(corpus, output, delays=[1.5]) == 1

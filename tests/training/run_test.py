@@ -199,6 +199,7 @@ def test_the_statement_is_of_what_the_ledger_saw(corpus, tmp_path):
     assert stat.S_IMODE((output / "private").stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_zero_noise_and_huge_clip_norm_is_plain_federated_averaging(corpus, tmp_path):
     noiseless = {"noise_multiplier": 0.0, "clip_norm": 1e6, "num_rounds": 3}
     run.train(toy_run.config(corpus, **noiseless), tmp_path / "ours")
@@ -237,7 +238,7 @@ def test_a_run_stops_at_the_accuracy_asked_for_and_keeps_the_best_model(corpus, 
     assert evaluated[-1] > 0.0 or len(results.rows) == toy_run.NUM_ROUNDS
 
 
-@pytest.mark.parametrize("secagg_bits", [None, 16])
+@pytest.mark.parametrize("secagg_bits", [None, pytest.param(16, marks=pytest.mark.slow)])
 def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path, secagg_bits):
     options = {
         "adaptive_clipping": True,
