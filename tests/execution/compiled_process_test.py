@@ -144,7 +144,7 @@ def _assert_close(one, other, atol):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol, err_msg=str(path))
 
 
-_SLOW = ("fed_prox", "fed_sgd", "mime_lite", "robust", "tff_tree", "weighted")
+_SLOW = ("fed_prox", "fed_sgd", "mime_lite", "robust", "tff_tree", "tree", "weighted")
 
 
 @pytest.mark.parametrize(

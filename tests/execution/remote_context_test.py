@@ -120,6 +120,7 @@ def test_without_the_faster_transfer_it_is_the_same(workers, trained, monkeypatc
         tf.nest.map_structure(np.testing.assert_array_equal, _train(process), expected)
 
 
+@pytest.mark.slow
 def test_secure_sums_are_computed_if_asked_for(workers):
     @tff.federated_computation(
         tff.FederatedType(np.int32, tff.SERVER), tff.FederatedType(np.int32, tff.CLIENTS)
@@ -239,6 +240,7 @@ def test_a_round_outlives_one_of_two_workers(tmp_path):
         assert (state, total) == (18, 15)
 
 
+@pytest.mark.slow
 def test_a_round_ends_with_its_last_worker(tmp_path):
     gate = _Gate(tmp_path)
     with (

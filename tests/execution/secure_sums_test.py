@@ -70,7 +70,10 @@ def _process(aggregation):
     return tff.templates.IterativeProcess(initialize, next_fn)
 
 
-@pytest.mark.parametrize("name", _FACTORIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] if n == "tff" else []) for n in _FACTORIES],
+)
 def test_sums_and_decoded_updates_are_tffs(name):
     build, value_type = _FACTORIES[name]
     process = _process(build().create(value_type))
