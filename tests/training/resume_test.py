@@ -49,8 +49,8 @@ def _assert_same_run(output, expected):
 # Where a process dies in its fourth call, rounds committed by then, and rounds begun.
 _CRASH_SITES = (
     (ledger.Ledger, "begin_round", "after", 3, 4),
-    (checkpoint.CheckpointFolder, "save", "after", 2, 3),
-    (ledger.Ledger, "commit_round", "after", 4, 4),
+    pytest.param(checkpoint.CheckpointFolder, "save", "after", 2, 3, marks=pytest.mark.slow),
+    pytest.param(ledger.Ledger, "commit_round", "after", 4, 4, marks=pytest.mark.slow),
     (metrics_log.MetricsLog, "append", "before", 4, 4),
 )
 
