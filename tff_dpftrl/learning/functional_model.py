@@ -52,9 +52,7 @@ def build(
     def loss(output, label, sample_weight=None):
         del sample_weight
         targets = tf.gather(tf.reshape(label, [-1]), output[_POSITIONS])
-        losses = metrics.cross_entropy(output[_LOGITS], targets)
-        is_target = tf.cast(tf.not_equal(targets, special.pad), losses.dtype)
-        return tf.math.divide_no_nan(tf.reduce_sum(losses * is_target), tf.reduce_sum(is_target))
+        return metrics.mean_cross_entropy(output[_LOGITS], targets, special.pad)
 
     @tf.function(autograph=False)
     def initialize_metrics():

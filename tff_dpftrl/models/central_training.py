@@ -71,11 +71,7 @@ def epochs(
         with tf.GradientTape() as tape:
             logits, positions = model.compact_logits(variables, batch[:, :-1])
             targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
-            losses = metrics.cross_entropy(logits, targets)
-            is_target = tf.cast(tf.not_equal(targets, language_model.PAD), losses.dtype)
-            loss = tf.math.divide_no_nan(
-                tf.reduce_sum(losses * is_target), tf.reduce_sum(is_target)
-            )
+            loss = metrics.mean_cross_entropy(logits, targets, language_model.PAD)
         gradients = map(tf.convert_to_tensor, tape.gradient(loss, variables))
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return loss

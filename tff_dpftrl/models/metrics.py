@@ -86,6 +86,23 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     return run(logits)
 
 
+def mean_cross_entropy(logits: tf.Tensor, targets: tf.Tensor, pad: int) -> tf.Tensor:
+    """Mean of `cross_entropy` over the targets that are not padding: what training minimises.
+
+    Args:
+      logits: Scores, floating, shape [n, V].
+      targets: Ids, integer, shape [n].
+      pad: Id of padding.
+
+    Returns:
+      Nats, a scalar of the scores' dtype; 0 if there is no target.
+    """
+    losses = cross_entropy(logits, targets)
+    # In TFF's graphs `!=` would compare objects, not values.
+    is_target = tf.cast(tf.not_equal(targets, pad), losses.dtype)
+    return tf.math.divide_no_nan(tf.reduce_sum(losses * is_target), tf.reduce_sum(is_target))
+
+
 def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     """Counts the targets of one batch and how well they were predicted.
 

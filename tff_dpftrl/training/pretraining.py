@@ -279,11 +279,12 @@ def _write_record(
         "pretraining": dataclasses.asdict(config),
         "model": {"name": options.model, **options.with_model_sizes().model_sizes},
         "best_epoch": _best(rows)["round"],
-        "epochs": [{"epoch": row["round"], **row} for row in rows],
+        "epochs": [
+            {"epoch": row["round"]} | {name: row[name] for name in row if name != "round"}
+            for row in rows
+        ],
         "tff_dpftrl": version.__version__,
     }
-    for row in record["epochs"]:
-        del row["round"]
     content = json.dumps(record, indent=2) + "\n"
     durable_files.write(output / warm_start.RECORD, content.encode("utf-8"))
 
