@@ -50,11 +50,12 @@ A TOML file given with --config holds the same options, with underscores instead
 (num_rounds = 100), in tables of any name; flags overrule it.
 """
 
-_SHORT_FLAGS = {
+SHORT_FLAGS = {
     "num_rounds": ["--rounds"],
     "num_layers": ["--layers"],
     "num_heads": ["--heads"],
 }
+"""Shorter flags for some options."""
 METAVARS = {
     "data": "CORPUS",
     "vocabulary": "SOURCE",
@@ -81,7 +82,12 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="Go on with the interrupted run in --output; takes no other option.",
     )
-    _add_placement(parser.add_argument_group("where clients work (also with --resume)"))
+    add_placement(parser.add_argument_group("where clients work (also with --resume)"))
+    add_options(parser)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of all fields of `TrainingConfig`; those not given have no attribute."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(config_lib.TrainingConfig)
     for field in dataclasses.fields(config_lib.TrainingConfig):
@@ -91,7 +97,8 @@ def add_parser(subparsers) -> None:
         add_flag(groups[group], field, hints[field.name])
 
 
-def _add_placement(group: argparse._ArgumentGroup) -> None:
+def add_placement(group: argparse._ArgumentGroup) -> None:
+    """Adds the flags that `placement_from` reads."""
     group.add_argument(
         "--workers",
         type=lambda text: tuple(text.split(",")),
@@ -125,7 +132,7 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
       field: The field.
       hint: Its type.
     """
-    flags = _SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
+    flags = SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
     default = "" if field.default is None else f" Default: {field.default}."
     text = (field.metadata["help"] + default).replace("%", "%%")
     if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
@@ -150,7 +157,15 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
     )
 
 
-def _given_options(args: argparse.Namespace) -> dict[str, object]:
+def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
+    """Where clients work, by the flags of `add_placement`."""
+    return placement_lib.Placement(
+        args.workers, args.trust_network, args.ray_workers, args.ray_address
+    )
+
+
+def given_options(args: argparse.Namespace) -> dict[str, object]:
+    """Values of the flags of `add_options` that were given, by field."""
     names = {field.name for field in dataclasses.fields(config_lib.TrainingConfig)}
     return {name: value for name, value in vars(args).items() if name in names}
 
@@ -184,26 +199,26 @@ def what_is_left(args: argparse.Namespace) -> str:
     )
 
 
-def _new_config(
-    file: str | None,
-    flags: Mapping[str, object],
-    output: pathlib.Path,
-    placement: placement_lib.Placement,
-) -> config_lib.TrainingConfig:
-    """The options of a new run; flags overrule the file."""
+def merged_options(
+    file: str | None, flags: Mapping[str, object], placement: placement_lib.Placement
+) -> dict[str, object]:
+    """The options of a new run, not validated yet.
+
+    Args:
+      file: A TOML file of options; None if there is none.
+      flags: Options given on the command line; they overrule the file.
+      placement: Where clients are to work.
+
+    Returns:
+      Field names of `TrainingConfig` and values.
+
+    Raises:
+      ValueError: If the file cannot be read.
+    """
     options = config_lib.read_toml(file) if file else {}
     if placement.workers:
         options.setdefault("engine", "tff")  # The only one that has them.
-    overruled = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
-    for flag, other in overruled.items():
-        if flag in flags and other not in flags:
-            options.pop(other, None)
-    if flags.get("mechanism") == "none":
-        for name in overruled:
-            options.pop(name, None)
-    config = config_lib.config_from_mapping(options | flags, file or "the command line")
-    manifest.check_is_free(output)
-    return config
+    return config_lib.overrule(options, flags)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -213,12 +228,13 @@ def run(args: argparse.Namespace) -> int:
     imported, which takes several seconds.
     """
     output = pathlib.Path(args.output)
-    flags = _given_options(args)
-    placement = placement_lib.Placement(
-        args.workers, args.trust_network, args.ray_workers, args.ray_address
-    )
+    flags = given_options(args)
+    placement = placement_from(args)
     if not args.resume:
-        config = new_config = _new_config(args.config, flags, output, placement)
+        options = merged_options(args.config, flags, placement)
+        config = config_lib.config_from_mapping(options, args.config or "the command line")
+        new_config = config
+        manifest.check_is_free(output)
     elif flags or args.config:
         raise ValueError(
             "--resume goes on with the config that the run began with: leave out "

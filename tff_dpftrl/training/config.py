@@ -50,6 +50,17 @@ _MODEL_SIZES = {
     "feed_forward_size": "feed_forward_size",
 }
 
+# Options that name files, and their values that do not.
+_FILES = {
+    "data": ("docs",),
+    "vocabulary": ("docs", "private"),
+    "strategy": (None,),
+    "initial_weights": (None,),
+}
+
+# Two ways to say how much noise there is: whoever gives one does not want the other.
+_NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
+
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
 _DP_FTRL_ONLY = (
@@ -422,17 +433,7 @@ class TrainingConfig:
 
     def with_absolute_paths(self) -> TrainingConfig:
         """The same with files that can be found from every folder."""
-        named = {
-            "data": ("docs",),
-            "vocabulary": ("docs", "private"),
-            "strategy": (None,),
-            "initial_weights": (None,),
-        }
-        paths = {
-            name: str(pathlib.Path(getattr(self, name)).expanduser().absolute())
-            for name, keywords in named.items()
-            if getattr(self, name) not in keywords
-        }
+        paths = {name: absolute_path(name, getattr(self, name)) for name in _FILES}
         return dataclasses.replace(self, **paths)
 
     def with_model_sizes(self) -> TrainingConfig:
@@ -496,6 +497,33 @@ def check_names(values: Mapping[str, Any], source: str) -> None:
             f"{source} has the unknown option {unknown[0]!r}{meant}; known are: "
             f"{', '.join(sorted(known))}."
         )
+
+
+def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file, say, overruled by flags.
+
+    Naming `noise_multiplier` takes `target_epsilon` away, and the other way round;
+    the mechanism 'none' takes both away.
+
+    Args:
+      options: Field names of `TrainingConfig` and values; nothing is validated.
+      given: The same of what overrules them; None stands for "not given".
+
+    Returns:
+      All of them, fit for `config_from_mapping`.
+    """
+    kept = dict(options)
+    for name, other in _NOISE.items():
+        if given.get("mechanism") == "none" or given.get(name) is not None:
+            kept.pop(other, None)
+    return {name: value for name, value in (kept | dict(given)).items() if value is not None}
+
+
+def absolute_path(name: str, value: Any) -> Any:
+    """The value of an option, as a path that can be found from every folder if it names a file."""
+    if name not in _FILES or value in _FILES[name]:
+        return value
+    return str(pathlib.Path(value).expanduser().absolute())
 
 
 def of_begun_run(values: Mapping[str, Any], source: str) -> TrainingConfig:
