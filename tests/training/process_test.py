@@ -2,7 +2,9 @@
 
 import sys
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.learning import functional_model
@@ -19,8 +21,8 @@ def _config(**changes):
 def test_a_state_that_tff_cannot_send_is_refused():
     plan = _config(mechanism="bandtoep", min_sep=8).privacy().plan(100, 10)
     assert plan.memory_copies == 7
-    process.check_state_fits(plan, 50_000_000)
-    with pytest.raises(ValueError, match=r"7 copies of a model of 60000000 weights: 2\.4 GB"):
+    process.check_state_fits(plan, 48_000_000)
+    with pytest.raises(ValueError, match=r"7 copies of a model of 60000000 weights: 2\.6 GB"):
         process.check_state_fits(plan, 60_000_000)
 
 
@@ -49,6 +51,31 @@ def test_only_metrics_of_the_cohort_are_exact(options):
     )
     assert len(checked.releases) == 1
     checked.raise_if_any(allow=["metrics"])
+
+
+def _rates(**options):
+    """What the server's SGD makes of a unit update in every round."""
+    optimizer = process.build_server_optimizer(
+        _config(server_optimizer="sgd", server_learning_rate=2.0, **options)
+    )
+    state, steps = optimizer.initialize(tf.TensorSpec([])), []
+    for _ in range(8):
+        state, weights = optimizer.next(state, tf.zeros([]), tf.ones([]))
+        steps.append(-float(weights))
+    return steps
+
+
+def test_the_servers_learning_rate_follows_its_schedule():
+    rounds = np.arange(8)
+    warm = np.minimum(1.0, (rounds + 1) / 4)
+    np.testing.assert_allclose(_rates(), 2.0)
+    np.testing.assert_allclose(_rates(server_decay="linear"), 2 * (1 - rounds / 8))
+    np.testing.assert_allclose(
+        _rates(server_decay="cosine", server_warmup_rounds=3),
+        2 * warm * np.cos(np.pi * rounds / 16) ** 2,
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(_rates(server_warmup_rounds=3), 2 * warm)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.training import toy_run
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.mechanisms import serialization, tree
 from tff_dpftrl.participation import ledger, schema
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import report, run, trained_model
 
@@ -62,6 +62,32 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
     assert [int(row["round"]) for row in rows] == list(range(1, toy_run.NUM_ROUNDS + 1))
     assert [bool(row["eval_loss"]) for row in rows] == [False, False, True] * 2
     assert (output / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_with_averaging_the_average_is_evaluated_and_kept(corpus, tmp_path, uninterrupted):
+    last, _, _ = uninterrupted
+    averaged = tmp_path / "averaged"
+    run.train(toy_run.config(corpus, iterate_averaging=0.5, eval_every=1), averaged)
+    known = manifest.read(averaged)
+    with committed_rounds.CommittedRounds.open(
+        averaged / "private", schema.MinSep(**known.derived["schema"]), binding=known.digest
+    ) as rounds:
+        snapshot, _ = rounds.restore()
+    # Training goes on from the last model, as without averaging.
+    for ours, plain in zip(
+        snapshot.part("global_model_weights/trainable"), toy_run.weights(last), strict=True
+    ):
+        np.testing.assert_array_equal(ours, plain)
+    for ours, average, plain in zip(
+        toy_run.weights(averaged),
+        snapshot.part("finalizer/average"),
+        toy_run.weights(last),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(ours, average)
+        assert np.any(ours != plain)
+    assert toy_run.rows(averaged)[-1]["eval_loss"] != toy_run.rows(last)[-1]["eval_loss"]
 
 
 def _drop_columns(path, names):

@@ -29,6 +29,7 @@ Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Model = Literal[tuple(model_table.MODELS)]
 Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
+Decay = Literal["none", "linear", "cosine"]
 Engine = Literal["compiled", "tff"]
 
 _POSITIVE = (
@@ -184,6 +185,31 @@ class TrainingConfig:
     server_momentum: float = _option(
         0.9, "Momentum of the server's optimizer 'momentum'.", "federated learning", 0.0
     )
+    server_adam_epsilon: float = _option(
+        1e-7,
+        "What the server's optimizer 'adam' adds to the root of its second moment: steps are "
+        "normalised where updates are larger than it.",
+        "federated learning",
+        0.0,
+    )
+    server_warmup_rounds: int = _option(
+        0,
+        "Rounds over which the server's learning rate grows to its full value.",
+        "federated learning",
+        0,
+    )
+    server_decay: Decay = _option(
+        "none",
+        "How the server's learning rate falls to zero over the rounds: none, linear or cosine.",
+        "federated learning",
+    )
+    iterate_averaging: float | None = _option(
+        None,
+        "Evaluate and keep the exponential moving average of the rounds' models, with this decay "
+        "(0.95 averages some 20 rounds), not the last one; costs no privacy.",
+        "federated learning",
+        0.0,
+    )
 
     algorithm: Algorithm = _option(
         "dp-ftrl",
@@ -330,9 +356,19 @@ class TrainingConfig:
                 validation.positive(name, getattr(self, name))
         validation.delta(self.delta)
         validation.number("server_momentum", self.server_momentum, below=1)
+        self._check_server_optimizer()
         self._check_model()
         self._check_algorithm()
         self._check_noise()
+
+    def _check_server_optimizer(self):
+        if self.server_warmup_rounds >= self.num_rounds:
+            raise ValueError(
+                f"server_warmup_rounds must be below num_rounds={self.num_rounds}, got "
+                f"{self.server_warmup_rounds}."
+            )
+        if self.iterate_averaging is not None:
+            validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
 
     def _check_model(self):
         for name, size in _MODEL_SIZES.items():

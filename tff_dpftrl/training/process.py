@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
-from tff_dpftrl.learning import dp_fedavg
+from tff_dpftrl.learning import dp_fedavg, iterate_averaging
 from tff_dpftrl.private_round import adaptive_clip, clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
@@ -89,8 +91,8 @@ def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
     Raises:
       ValueError: If weights and copies kept for the noise exceed one message of TFF's.
     """
-    # The weights, and the server optimizer's two moments at most.
-    num_bytes = 4 * num_parameters * (plan.memory_copies + 3)
+    # The weights, their average, and the server optimizer's two moments at most.
+    num_bytes = 4 * num_parameters * (plan.memory_copies + 4)
     if num_bytes > _LARGEST_MESSAGE:
         raise ValueError(
             f"The noise keeps {plan.memory_copies} copies of a model of {num_parameters} weights: "
@@ -104,15 +106,37 @@ def build_server_optimizer(
     config: config_lib.TrainingConfig,
 ) -> tff.learning.optimizers.Optimizer:
     """The server's optimizer, which only post-processes what was noised."""
+    optimizers = tff.learning.optimizers
+    rate = config.server_learning_rate
     match config.server_optimizer:
         case "adam":
-            return tff.learning.optimizers.build_adam(config.server_learning_rate)
+            optimizer = optimizers.build_adam(rate, epsilon=config.server_adam_epsilon)
         case "momentum":
-            return tff.learning.optimizers.build_sgdm(
-                config.server_learning_rate, config.server_momentum
-            )
+            optimizer = optimizers.build_sgdm(rate, config.server_momentum)
         case "sgd":
-            return tff.learning.optimizers.build_sgdm(config.server_learning_rate)
+            optimizer = optimizers.build_sgdm(rate)
+    if config.server_warmup_rounds or config.server_decay != "none":
+        optimizer = optimizers.schedule_learning_rate(
+            optimizer, functools.partial(_scheduled_rate, config)
+        )
+    if config.iterate_averaging is not None:
+        optimizer = iterate_averaging.average_iterates(optimizer, config.iterate_averaging)
+    return optimizer
+
+
+def _scheduled_rate(config: config_lib.TrainingConfig, round_index: tf.Tensor) -> tf.Tensor:
+    """The server's learning rate in a round: a linear warm-up times a decay to zero."""
+    now = tf.cast(round_index, tf.float32)
+    rate = tf.constant(config.server_learning_rate, tf.float32)
+    if config.server_warmup_rounds:
+        rate *= tf.minimum(1.0, (now + 1.0) / (config.server_warmup_rounds + 1.0))
+    done = now / config.num_rounds
+    match config.server_decay:
+        case "linear":
+            rate *= 1.0 - done
+        case "cosine":
+            rate *= 0.5 * (1.0 + tf.cos(math.pi * done))
+    return rate
 
 
 def build_aggregator(

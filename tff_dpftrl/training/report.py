@@ -20,7 +20,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import stopping
+from tff_dpftrl.training import released_model, stopping
 
 EVALUATION_METRICS = {
     "loss": "cross-entropy, nats per word",
@@ -61,7 +61,6 @@ _HELD_OUT_NOTE = (
     "the histograms, say, has the shares of words where 0, 1, 2 ... of the model's likeliest words "
     "are among the 10 most frequent words of these users."
 )
-_WEIGHTS = "global_model_weights/trainable"  # Of TFF's LearningAlgorithmState.
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _HELD_OUT = "held_out.json"
 
@@ -167,7 +166,7 @@ def write(
     ):
         durable_files.write(output / name, text.encode("utf-8"))
     model = table.from_description(known.facts["model"])
-    export.write(output / "model.npz", model, snapshot.part(_WEIGHTS))
+    export.write(output / "model.npz", model, released_model.weights(config, snapshot))
     baselines = _read_baselines(output)
     curves.write(output / "curves.png", rows, title=_title(config, statement), baselines=baselines)
     held_out = _read_held_out(output, done)

@@ -31,6 +31,7 @@ from tff_dpftrl.accounting import display
 from tff_dpftrl.models import export, table
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import (
+    checkpoint,
     cohort_seed,
     committed_rounds,
     manifest,
@@ -43,6 +44,7 @@ from tff_dpftrl.training import (
     corpus,
     engine,
     process,
+    released_model,
     report,
     startup,
     stopping,
@@ -343,9 +345,12 @@ class _Run:
         return row
 
     def _evaluate(self) -> dict[str, float]:
-        weights = self._process.get_model_weights(self._state).trainable
+        weights = self._released_weights()
         measured = self._task.evaluate(weights)
         return {f"eval_{name}": measured[name] for name in report.EVALUATION_METRICS}
+
+    def _released_weights(self) -> list[np.ndarray]:
+        return released_model.weights(self._config, checkpoint.Snapshot.of(self._state))
 
     def _publish(self, row: Mapping[str, Any]) -> None:
         """Publishes what has been committed: the row and, if it is the best, the model."""
@@ -353,7 +358,7 @@ class _Run:
         self._events.append(row)
         accuracy = row[stopping.ACCURACY]
         if accuracy is not None and accuracy == stopping.best_accuracy(self._log.rows):
-            weights = self._process.get_model_weights(self._state).trainable
+            weights = self._released_weights()
             export.write(self._output / "best_model.npz", self._task.model, weights)
 
     def _warn_of_dropped(self, metrics: Any, round_index: int, num_members: int) -> None:
@@ -382,6 +387,6 @@ class _Run:
         if last[stopping.ACCURACY] is None:
             self._publish(last | self._evaluate())
         self._events.close()
-        weights = self._process.get_model_weights(self._state).trainable
+        weights = self._released_weights()
         report.write_held_out(self._output, last["round"], self._task.examine(weights))
         report.write_baselines(self._output, self._task.baselines())

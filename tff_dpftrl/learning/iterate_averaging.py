@@ -1,0 +1,84 @@
+"""A server optimizer that also keeps an average of the models of all rounds."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl import validation
+
+AVERAGE = "average"
+"""Key of the averaged weights in the optimizer's state."""
+
+_STEP = "step"
+_OPTIMIZER = "optimizer"
+
+
+class _IterateAveraging(tff.learning.optimizers.Optimizer):
+    """See `average_iterates`."""
+
+    def __init__(self, optimizer: tff.learning.optimizers.Optimizer, decay: float):
+        self._optimizer = optimizer
+        self._decay = decay
+
+    def initialize(self, specs: Any) -> collections.OrderedDict[str, Any]:
+        return collections.OrderedDict(
+            [
+                (_STEP, tf.constant(0, tf.int64)),
+                (AVERAGE, tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)),
+                (_OPTIMIZER, self._optimizer.initialize(specs)),
+            ]
+        )
+
+    def next(self, state, weights, gradients):
+        inner, new_weights = self._optimizer.next(state[_OPTIMIZER], weights, gradients)
+        step = state[_STEP] + 1
+        # Σ_s decay^(t−s) θ_s / Σ_s decay^(t−s), of which the first one is θ_1.
+        decay = tf.constant(self._decay, tf.float64)
+        rate = (1.0 - decay) / (1.0 - decay ** tf.cast(step, tf.float64))
+        average = tf.nest.map_structure(
+            lambda old, new: old + tf.cast(rate, old.dtype) * (new - old),
+            state[AVERAGE],
+            new_weights,
+        )
+        new_state = collections.OrderedDict(
+            [(_STEP, step), (AVERAGE, average), (_OPTIMIZER, inner)]
+        )
+        return new_state, new_weights
+
+    def get_hparams(self, state):
+        return self._optimizer.get_hparams(state[_OPTIMIZER])
+
+    def set_hparams(self, state, hparams):
+        inner = self._optimizer.set_hparams(state[_OPTIMIZER], hparams)
+        return collections.OrderedDict(state, **{_OPTIMIZER: inner})
+
+
+def average_iterates(
+    optimizer: tff.learning.optimizers.Optimizer, decay: float
+) -> tff.learning.optimizers.Optimizer:
+    """Makes a server optimizer keep the exponential moving average of its models.
+
+    Training goes on as without it: clients get the model of the last round, not the
+    average, which is in the optimizer's state under `AVERAGE`. It is computed from models that
+    are released anyway, so that it costs no privacy, and evens out the noise of single rounds
+    (De et al. 2022, "Unlocking high-accuracy differentially private image classification
+    through scale").
+
+    The average after round t has the weights of round s in proportion to decay^(t − s), with
+    no share of the initial model.
+
+    Args:
+      optimizer: The server's optimizer.
+      decay: In (0, 1); 0.95 averages about the last 20 rounds.
+
+    Returns:
+      The optimizer; its state holds one more copy of the model.
+
+    Raises:
+      ValueError: If `decay` is out of range.
+    """
+    return _IterateAveraging(optimizer, validation.number("decay", decay, above=0, below=1))
