@@ -169,5 +169,44 @@ def test_the_privacy_asked_for_is_that_of_the_algorithm():
     assert config.TrainingConfig(mechanism="none").privacy().mechanism is None
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"simulate_report_goal": 100}, "go together"),
+        ({"simulate_population": 100}, "go together"),
+        ({"simulate_report_goal": 100, "simulate_population": 99}, "is below"),
+        ({"simulate_report_goal": 10, "simulate_population": 99}, "clients_per_round=20 exceeds"),
+    ],
+)
+def test_a_simulation_needs_a_larger_run(options, message):
+    with pytest.raises(ValueError, match=message):
+        config.TrainingConfig(noise_multiplier=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mechanism": "none"},
+        {"noise_multiplier": 1.0, "max_epsilon": 3.0},
+        {"noise_multiplier": 1.0, "secagg_bits": 16},
+    ],
+    ids=["none", "max_epsilon", "secagg_bits"],
+)
+def test_what_has_no_meaning_in_a_simulation_is_refused(options):
+    with pytest.raises(ValueError, match="has no meaning with simulate_report_goal, because"):
+        config.TrainingConfig(simulate_report_goal=100, simulate_population=1000, **options)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_decay_of_averages_is_between_zero_and_one(value):
+    with pytest.raises(ValueError, match="iterate_averaging must be"):
+        config.TrainingConfig(noise_multiplier=1.0, iterate_averaging=value)
+
+
+def test_a_warm_up_ends():
+    with pytest.raises(ValueError, match="server_warmup_rounds must be below num_rounds=10"):
+        config.TrainingConfig(noise_multiplier=1.0, num_rounds=10, server_warmup_rounds=10)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -13,9 +13,9 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.data import jsonl, sequences, split
+from tff_dpftrl.data import docstrings, jsonl, sequences, split
 from tff_dpftrl.models import evaluation, export
-from tff_dpftrl.training import pretraining, run, trained_model
+from tff_dpftrl.training import pretraining, run, trained_model, warm_start
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
     ("pretraining_options", "options", "message"),
     [
         ({}, {"vocabulary": "private"}, "vocabulary 'private'.*public"),
-        ({"data": "docs"}, {}, "'docs'.*standard-library"),
+        ({"data": "docs"}, {"data": "docs"}, "'docs'.*standard-library"),
         ({"data": "{corpus}/users.jsonl"}, {}, "file of the users to be protected"),
         ({"data": "{corpus}/few.jsonl"}, {}, "too few to hold out"),
     ],
@@ -118,6 +118,22 @@ def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
     shutil.copy(corpus / "users.jsonl", tmp_path / "copy.jsonl")
     with pytest.raises(ValueError, match="or a copy of it"):
         pretraining.read(_config(corpus, data=str(tmp_path / "copy.jsonl")), toy_run.config(corpus))
+
+
+def test_docstrings_of_packages_may_be_public_for_another_corpus(corpus, monkeypatch):
+    packages = jsonl.read(corpus / "public.jsonl")
+    monkeypatch.setattr(docstrings, "read", lambda **_: packages)
+    found = pretraining.read(_config(corpus, data="docs"), toy_run.config(corpus))
+    assert len(found.train) + len(found.held_out) == len(packages)
+    assert found.source == "docstrings of the installed packages"
+
+
+def test_weights_of_the_protected_text_are_refused(tmp_path):
+    (tmp_path / "pretraining.json").write_text(
+        json.dumps({"source": "docstrings", "pretraining": {"data": "docs"}})
+    )
+    with pytest.raises(ValueError, match="'docs', the very text that this run protects"):
+        warm_start.read(tmp_path, None, None, 0, protected="docs")
 
 
 def test_a_folder_with_something_in_it_is_refused(pretrained):

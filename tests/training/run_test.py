@@ -65,6 +65,29 @@ def test_a_run_leaves_everything_in_its_folder(uninterrupted):
 
 
 @pytest.mark.slow
+def test_a_simulation_says_whose_epsilon_is_whose(corpus, tmp_path):
+    lines, output = [], tmp_path / "simulation"
+    config = toy_run.config(
+        corpus,
+        num_rounds=2,
+        noise_multiplier=8.0,
+        min_sep=None,
+        simulate_report_goal=500,
+        simulate_population=4000,
+        deterministic_noise_seed=None,
+        delta=1e-4,
+    )
+    results = run.train(config, output, say=lines.append)
+    assert any("Simulation: with the noise of this run" in line for line in lines)
+    statement = results.statement
+    assert statement.epsilon > 10 * statement.parameters["simulated_epsilon"]
+    assert statement.parameters["simulated_noise_multiplier"] == 8.0
+    assert statement.parameters["noise_multiplier"] == pytest.approx(0.08)
+    assert "the users of this simulation have only the ε above" in results.summary
+    assert report.report(output).statement == statement
+
+
+@pytest.mark.slow
 def test_with_averaging_the_average_is_evaluated_and_kept(corpus, tmp_path, uninterrupted):
     last, _, _ = uninterrupted
     averaged = tmp_path / "averaged"

@@ -34,6 +34,15 @@ def test_without_a_guarantee_none_is_announced(options):
     assert "Privacy: NO guarantee." in startup.describe_plan(_plan(**options), _NUM_PARAMETERS)
 
 
+def test_the_run_that_is_simulated_is_announced():
+    plan = _plan(
+        noise_multiplier=5.0, simulate_report_goal=50, simulate_population=1000, min_sep=None
+    )
+    lines = startup.describe_plan(plan, _NUM_PARAMETERS)
+    (told,) = [line for line in lines if line.startswith("Simulation: ")]
+    assert plan.simulated.promise() in told
+
+
 def test_without_noise_there_is_nothing_to_compare():
     lines = startup.describe_plan(_plan(mechanism="none"), _NUM_PARAMETERS)
     assert not any(line.startswith("Noise to signal") for line in lines)

@@ -18,7 +18,7 @@ _WORDS = vocabulary.Vocabulary(("end", "new", "the"), "another book")
 
 def _read(folder, words=_WORDS, **sizes):
     model = dataclasses.replace(toy_model.MODEL, vocabulary_size=words.size, **sizes)
-    return model, warm_start.read(folder, model, words, seed=3)
+    return model, warm_start.read(folder, model, words, seed=3, protected="users")
 
 
 def test_the_same_words_give_the_same_weights(tmp_path):

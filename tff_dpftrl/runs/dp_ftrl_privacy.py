@@ -13,7 +13,7 @@ from tff_dpftrl.mechanisms import identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import privacy, simulated_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ class DpFtrlPrivacy:
       adaptive_clipping: Whether the clip norm is learned under the same z.
       secagg_bits: Bits a parameter of secure aggregation; None without it.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
+      deployment: The larger run to simulate, which mechanism, noise and participation are then
+        of; None if this run stands for itself.
     """
 
     num_rounds: int
@@ -55,10 +57,12 @@ class DpFtrlPrivacy:
     adaptive_clipping: bool = False
     secagg_bits: int | None = None
     deterministic_seed: int | None = None
+    deployment: simulated_run.Deployment | None = None
 
     def check(self, num_clients: int) -> None:
         """See `privacy.Privacy`."""
-        _sampler(num_clients, self.clients_per_round, self._schema(num_clients), seed=0)
+        self._wanted_schema(num_clients)
+        _sampler(num_clients, self.clients_per_round, self._own_schema(num_clients), seed=0)
         if self.strategy_file is not None:
             serialization.load(self.strategy_file)
 
@@ -69,7 +73,7 @@ class DpFtrlPrivacy:
           ValueError: If the population cannot keep `min_sep`, the strategy's file
             cannot be read, or its strategy has too few rounds.
         """
-        schema = self._schema(num_clients)
+        schema = self._wanted_schema(num_clients)
         strategy = self._strategy(schema)
         noise_multiplier = self.noise_multiplier or 0.0
         if self.target_epsilon is not None:
@@ -91,15 +95,30 @@ class DpFtrlPrivacy:
             None if strategy is None else serialization.strategy_from_dict(strategy),
         )
 
-    def _schema(self, num_clients: int) -> schema_lib.MinSep:
+    def _wanted_schema(self, num_clients: int) -> schema_lib.MinSep:
+        """The schema of the run that ε is wanted for."""
+        if self.deployment is None:
+            privacy.check_population(num_clients, self.clients_per_round)
+            clients_per_round = self.clients_per_round
+        else:
+            self.deployment.scale(self.clients_per_round)
+            num_clients = self.deployment.population
+            clients_per_round = self.deployment.report_goal
+        schema = _largest_schema(num_clients, clients_per_round, self.num_rounds)
+        if self.min_sep is not None:
+            schema = schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.min_sep)
+        if self.max_participations is not None:
+            schema = dataclasses.replace(schema, max_participations=self.max_participations)
+        if self.deployment is not None:  # No cohorts of it are ever drawn, which would check it.
+            _sampler(num_clients, clients_per_round, schema, seed=0)
+        return schema
+
+    def _own_schema(self, num_clients: int) -> schema_lib.MinSep:
+        """The schema of this run's own cohorts."""
+        if self.deployment is None:
+            return self._wanted_schema(num_clients)
         privacy.check_population(num_clients, self.clients_per_round)
-        min_sep = self.min_sep
-        if min_sep is None:
-            feasible = cohorts.largest_feasible_min_sep(num_clients, self.clients_per_round)
-            min_sep = min(feasible, self.num_rounds)
-        if self.max_participations is None:
-            return schema_lib.MinSep.as_many_as_fit(self.num_rounds, min_sep)
-        return schema_lib.MinSep(self.num_rounds, min_sep, self.max_participations)
+        return _largest_schema(num_clients, self.clients_per_round, self.num_rounds)
 
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
         """The strategy of the whole run, restarts included."""
@@ -118,22 +137,58 @@ class DpFtrlPrivacy:
         noise_multiplier: float,
         strategy: strategy_lib.Strategy | None,
     ) -> DpFtrlPlan:
+        """The plan; schema and noise multiplier are of the run that ε is wanted for."""
+        scale, simulated = 1.0, None
+        if self.deployment is not None:
+            scale = self.deployment.scale(self.clients_per_round)
+            simulated = self._simulated(schema, noise_multiplier, strategy)
         encoding = None
         if self.secagg_bits is not None:
             encoding = grid.for_bits(num_parameters, self.clients_per_round, self.secagg_bits)
         return DpFtrlPlan(
-            noise_multiplier=noise_multiplier,
+            noise_multiplier=noise_multiplier * scale,
             clip_norm=self.clip_norm,
             clients_per_round=self.clients_per_round,
             num_clients=num_clients,
             num_rounds=self.num_rounds,
             delta=self.delta,
             deterministic_seed=self.deterministic_seed,
-            schema=schema,
+            simulated=simulated,
+            schema=schema if simulated is None else self._own_schema(num_clients),
+            wanted_schema=schema,
             strategy=strategy,
             encoding=encoding,
             adaptive_clipping=self.adaptive_clipping,
         )
+
+    def _simulated(
+        self,
+        schema: schema_lib.MinSep,
+        noise_multiplier: float,
+        strategy: strategy_lib.Strategy,
+    ) -> simulated_run.SimulatedRun:
+        promised = guarantee.dp_ftrl_guarantee(
+            strategy, noise_multiplier=noise_multiplier, schema=schema, delta=self.delta
+        )
+        return simulated_run.SimulatedRun(
+            deployment=self.deployment,
+            num_rounds=schema.num_rounds,
+            participation=_participation(schema),
+            noise_multiplier=noise_multiplier,
+            epsilon=promised.epsilon,
+            delta=self.delta,
+        )
+
+
+def _largest_schema(num_clients: int, clients_per_round: int, num_rounds: int) -> schema_lib.MinSep:
+    """The rarest participation that a population allows."""
+    feasible = cohorts.largest_feasible_min_sep(num_clients, clients_per_round)
+    return schema_lib.MinSep.as_many_as_fit(num_rounds, min(feasible, num_rounds))
+
+
+def _participation(schema: schema_lib.MinSep) -> str:
+    times = strategy_lib.counted(schema.effective_participations, "time")
+    return f"each at most {times}, {schema.min_sep} rounds apart (stride)"
 
 
 def _sampler(
@@ -155,6 +210,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
 
     Attributes:
       schema: The declared participation schema.
+      wanted_schema: That of the run that was asked for: the simulated one, if there is one.
       strategy: The strategy matrix, restarts included; None without clipping and
         noise.
       encoding: Grid of the secure aggregation; None without it.
@@ -162,6 +218,7 @@ class DpFtrlPlan(privacy.PrivacyPlan):
     """
 
     schema: schema_lib.MinSep
+    wanted_schema: schema_lib.MinSep
     strategy: strategy_lib.Strategy | None
     encoding: grid.GridEncoding | None
     adaptive_clipping: bool
@@ -268,19 +325,24 @@ class DpFtrlPlan(privacy.PrivacyPlan):
             claim,
             unit_of_privacy="user",
             num_users=self.num_clients,
-            parameters=found | dict(parameters),
+            parameters=found
+            | (self.simulated.parameters() if self.simulated else {})
+            | dict(parameters),
             declared=self.schema,
             observed=seen,
             vocabulary_source=vocabulary_source,
-            headline_caveats=headline_caveats,
+            headline_caveats=(
+                *(self.simulated.caveats() if self.simulated else ()),
+                *headline_caveats,
+            ),
             not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
         )
 
     def derived(self) -> dict[str, Any]:
         """See the base class."""
         return {
-            "schema": dataclasses.asdict(self.schema),
-            "noise_multiplier": self.noise_multiplier,
+            "schema": dataclasses.asdict(self.wanted_schema),
+            "noise_multiplier": self.wanted_noise_multiplier,
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
             "secagg_encoding": None if self.encoding is None else self.encoding.to_dict(),
         }

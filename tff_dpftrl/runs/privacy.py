@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tff_dpftrl.accounting import display, statement
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import simulated_run
 
 TRAINING_METRICS_NOT_COVERED = (
     "Loss and accuracy on the training cohorts, the number of clients in them and of those whose "
@@ -95,6 +96,8 @@ class PrivacyPlan(abc.ABC):
       num_rounds: Number of rounds, at most.
       delta: δ of the (ε, δ) statement.
       deterministic_seed: Seed of the noise if the user gave one (not private).
+      simulated: The larger run whose noise, scaled down with the cohort, this one has; None
+        if it stands for itself. Everything else here is about this one.
     """
 
     noise_multiplier: float
@@ -104,6 +107,12 @@ class PrivacyPlan(abc.ABC):
     num_rounds: int
     delta: float
     deterministic_seed: int | None
+    simulated: simulated_run.SimulatedRun | None
+
+    @property
+    def wanted_noise_multiplier(self) -> float:
+        """Z of the run that was asked for: the simulated one, if there is one."""
+        return self.noise_multiplier if self.simulated is None else self.simulated.noise_multiplier
 
     @property
     def has_noise(self) -> bool:

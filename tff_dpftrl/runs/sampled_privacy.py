@@ -11,7 +11,7 @@ from typing import Any
 from tff_dpftrl.accounting import dp_fedavg, statement
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import privacy, simulated_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,8 @@ class SampledPrivacy:
       noise_multiplier: z; None if `target_epsilon` is given instead.
       target_epsilon: The largest ε that the whole run may spend.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
+      deployment: The larger run to simulate, which `noise_multiplier` or `target_epsilon` is
+        then of; None if this run stands for itself.
     """
 
     algorithm: str
@@ -37,10 +39,13 @@ class SampledPrivacy:
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
     deterministic_seed: int | None = None
+    deployment: simulated_run.Deployment | None = None
 
     def check(self, num_clients: int) -> None:
         """See `privacy.Privacy`."""
         privacy.check_population(num_clients, self.clients_per_round)
+        if self.deployment is not None:
+            self.deployment.scale(self.clients_per_round)
 
     def plan(self, num_clients: int, num_parameters: int) -> SampledPlan:
         """See `privacy.Privacy`; the number of parameters does not matter."""
@@ -49,7 +54,7 @@ class SampledPrivacy:
         noise_multiplier = self.noise_multiplier
         if noise_multiplier is None:
             noise_multiplier = dp_fedavg.calibrate_noise_multiplier(
-                sampling_probability=self.clients_per_round / num_clients,
+                sampling_probability=self._sampling_probability(num_clients),
                 num_rounds=self.num_rounds,
                 target_epsilon=self.target_epsilon,
                 delta=self.delta,
@@ -63,9 +68,29 @@ class SampledPrivacy:
         del num_parameters
         return self._with(num_clients, derived["noise_multiplier"])
 
+    def _sampling_probability(self, num_clients: int) -> float:
+        """Of the run that ε is wanted for."""
+        if self.deployment is None:
+            return self.clients_per_round / num_clients
+        return self.deployment.report_goal / self.deployment.population
+
     def _with(self, num_clients: int, noise_multiplier: float) -> SampledPlan:
+        """The plan; `noise_multiplier` is of the run that ε is wanted for."""
+        scale, simulated = 1.0, None
+        if self.deployment is not None:
+            scale = self.deployment.scale(self.clients_per_round)
+            probability = self._sampling_probability(num_clients)
+            simulated = simulated_run.SimulatedRun(
+                deployment=self.deployment,
+                num_rounds=self.num_rounds,
+                participation=f"each with probability {probability:.4g}, in secret",
+                noise_multiplier=noise_multiplier,
+                epsilon=_epsilon(probability, noise_multiplier, self.num_rounds, self.delta),
+                delta=self.delta,
+            )
         return SampledPlan(
-            noise_multiplier=noise_multiplier,
+            noise_multiplier=noise_multiplier * scale,
+            simulated=simulated,
             clip_norm=self.clip_norm,
             clients_per_round=self.clients_per_round,
             num_clients=num_clients,
@@ -170,18 +195,22 @@ class SampledPlan(privacy.PrivacyPlan):
                 "num_rounds_charged": charged,
                 "estimator": "fixed denominator: expected number of clients",
             }
+            | (self.simulated.parameters() if self.simulated else {})
             | dict(parameters),
             num_users=self.num_clients,
             seed_is_known=self.deterministic_seed is not None,
             vocabulary_source=vocabulary_source,
-            headline_caveats=headline_caveats,
+            headline_caveats=(
+                *(self.simulated.caveats() if self.simulated else ()),
+                *headline_caveats,
+            ),
             not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
         )
 
     def derived(self) -> dict[str, Any]:
         """See the base class."""
         return {
-            "noise_multiplier": self.noise_multiplier,
+            "noise_multiplier": self.wanted_noise_multiplier,
             "sampling_probability": self.sampling_probability,
         }
 

@@ -24,6 +24,7 @@ from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
     from tff_dpftrl.runs import privacy as privacy_lib
+    from tff_dpftrl.runs import simulated_run
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Model = Literal[tuple(model_table.MODELS)]
@@ -239,6 +240,18 @@ class TrainingConfig:
     clip_norm: float = _option(
         0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )
+    simulate_report_goal: int | None = _option(
+        None,
+        "Simulate a run with so many clients a round: the noise on the average of "
+        "clients_per_round is what that run would have. Noise, target_epsilon, min_sep and "
+        "max_participations are then that run's; the statement says what it and what the "
+        "simulation promise.",
+        "privacy",
+        1,
+    )
+    simulate_population: int | None = _option(
+        None, "Number of clients of the run that simulate_report_goal is of.", "privacy", 1
+    )
     min_sep: int | None = _option(
         None,
         "Smallest difference between the indices of two rounds of one client (a stride, not the "
@@ -293,7 +306,7 @@ class TrainingConfig:
     clipped_count_stddev: float | None = _option(
         None,
         "Adaptive clipping: standard deviation of the noise on a round's number of unclipped "
-        "users; clients_per_round / 20 if not given.",
+        "users; clients_per_round / 20 if not given. In a simulation it is of its own cohorts.",
         "privacy",
         0.0,
     )
@@ -360,6 +373,7 @@ class TrainingConfig:
         self._check_model()
         self._check_algorithm()
         self._check_noise()
+        self._check_simulation()
 
     def _check_server_optimizer(self):
         if self.server_warmup_rounds >= self.num_rounds:
@@ -422,6 +436,41 @@ class TrainingConfig:
                 "private: leave one of them out."
             )
 
+    def _check_simulation(self):
+        deployment = self.deployment
+        if deployment is None:
+            return
+        deployment.scale(self.clients_per_round)  # Refuses a cohort that is larger.
+        for name, is_given, why in (
+            ("mechanism 'none'", self.mechanism == "none", "it has no noise to scale"),
+            ("max_epsilon", self.max_epsilon is not None, "it is about the simulation's own ε"),
+            ("secagg_bits", self.secagg_bits is not None, "rounding does not scale with cohorts"),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"{name} has no meaning with simulate_report_goal, because {why}: leave one "
+                    "of them out."
+                )
+
+    @property
+    def deployment(self) -> simulated_run.Deployment | None:
+        """The larger run that is simulated; None if the run stands for itself."""
+        if (self.simulate_report_goal is None) != (self.simulate_population is None):
+            raise ValueError(
+                "simulate_report_goal and simulate_population go together, got "
+                f"{self.simulate_report_goal} and {self.simulate_population}: give both, or none."
+            )
+        if self.simulate_report_goal is None:
+            return None
+        if self.simulate_population < self.simulate_report_goal:
+            raise ValueError(
+                f"simulate_population={self.simulate_population} is below simulate_report_goal="
+                f"{self.simulate_report_goal}: a round cannot have more clients than there are."
+            )
+        from tff_dpftrl.runs import simulated_run
+
+        return simulated_run.Deployment(self.simulate_report_goal, self.simulate_population)
+
     @property
     def model_sizes(self) -> dict[str, Any]:
         """Sizes of the model that are given, by the names that `model_table.build` takes."""
@@ -447,6 +496,7 @@ class TrainingConfig:
             "noise_multiplier": self.noise_multiplier,
             "target_epsilon": self.target_epsilon,
             "deterministic_seed": self.deterministic_noise_seed,
+            "deployment": self.deployment,
         }
         if self.algorithm != "dp-ftrl":
             return sampled_privacy.SampledPrivacy(algorithm=self.algorithm, **common)

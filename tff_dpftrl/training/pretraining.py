@@ -40,8 +40,9 @@ class PretrainingConfig:
     """How a model is trained centrally.
 
     Attributes:
-      data: Public text: "standard-library", or a file as `train` reads it. That it is public
-        is the operator's word; no privacy statement covers it.
+      data: Public text: "standard-library", "docs" for a run that trains on something else, or
+        a file as `train` reads it. That it is public is the operator's word; no privacy
+        statement covers it.
       epochs: Passes over the text; the learning rate falls to zero over them.
       patience: Epochs without improvement on held-out text after which it ends.
       batch_size: Sequences in a batch.
@@ -103,10 +104,11 @@ def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> Publi
         corpus = docstrings.read_standard_library()
         source = "docstrings of Python's standard library"
     else:
-        if config.data == "docs":
+        if config.data == options.data == "docs":
             raise ValueError(
-                "data 'docs' are the docstrings that `train` protects by default: pretrain on "
-                f"{STANDARD_LIBRARY!r} or on a file of public text."
+                "data 'docs' are what the run protects, whose data are 'docs' too (the default): "
+                f"pretrain on {STANDARD_LIBRARY!r} or on a file of public text, or name the run's "
+                "data with --config."
             )
         _refuse_protected(config.data, options.data)
         corpus = sources.load_user_text(
@@ -115,7 +117,11 @@ def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> Publi
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
         )
-        source = f"{pathlib.PurePath(config.data).name}, declared public by the operator"
+        source = (
+            "docstrings of the installed packages"
+            if config.data == "docs"
+            else f"{pathlib.PurePath(config.data).name}, declared public by the operator"
+        )
     held_out = split.by_user(corpus).validation
     kept = set(held_out.user_ids)
     train = corpus.select([user for user in corpus.user_ids if user not in kept])

@@ -123,6 +123,7 @@ def train(
             language_task.model,
             language_task.words,
             config.seed,
+            protected=config.data,
         )
         say(
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "

@@ -38,6 +38,8 @@ def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
         else f"Privacy: ε at most {display.round_up(epsilon)} at δ = {plan.delta:g} after all "
         f"{plan.num_rounds} rounds."
     )
+    if plan.simulated is not None:
+        lines.append(f"Simulation: with the noise of this run, {plan.simulated.promise()}.")
     if epsilon is not None and plan.delta * plan.num_clients >= 1.0:
         lines.append(
             f"Warning: δ = {plan.delta:g} is not below 1 / {plan.num_clients}, one over the number "

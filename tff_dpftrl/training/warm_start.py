@@ -69,11 +69,27 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
     return f"the model {name!r}, of which is not recorded what it was trained on", False
 
 
+def _refuse_protected(folder: pathlib.Path, protected: str) -> None:
+    """Refuses weights that were pretrained on the text that the run protects."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        data = record["pretraining"]["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # Of something else, which `source` has words for.
+    if data == protected:
+        raise ValueError(
+            f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
+            "protects: pretrain on public text."
+        )
+
+
 def read(
     folder: pathlib.Path,
     model: language_model.LanguageModel,
     words: vocabulary.Vocabulary,
     seed: int,
+    *,
+    protected: str,
 ) -> InitialWeights:
     """Reads weights for a model, and maps what belongs to words by word.
 
@@ -83,13 +99,16 @@ def read(
         length that decides no shape, may be another.
       words: Its vocabulary. Words that the earlier model did not know begin at random.
       seed: Of those.
+      protected: The corpus of the run, the config's `data`.
 
     Returns:
       The weights.
 
     Raises:
-      ValueError: If the folder has no model, or one of other sizes.
+      ValueError: If the folder has no model, one of other sizes, or one that was pretrained
+        on what is to be protected.
     """
+    _refuse_protected(folder, protected)
     earlier = find(folder).load()
     sizes = {
         "vocabulary_size": model.vocabulary_size,

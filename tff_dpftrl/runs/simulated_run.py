@@ -1,0 +1,95 @@
+"""Small cohorts standing for large ones: the run whose noise a simulation has.
+
+With R clients a round and noise multiplier z, the noise on the averaged update has standard
+deviation z · clip norm / R. A simulation with n < R clients a round that uses the noise
+multiplier z · n / R has the same noise on its average. By the hypothesis of the papers (Xu et
+al. 2023, section 2.2; McMahan et al. 2018, section 3) its utility is then at most that
+of the run it stands for: the clients' own differences average out less. Its privacy is another
+matter: its own users are protected by the small noise multiplier only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import display, statement
+from tff_dpftrl.accounting import statement_sentences as sentences
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """The size of the run that a simulation stands for.
+
+    Attributes:
+      report_goal: Its clients a round, R; the expected number if they are sampled.
+      population: Number of its clients.
+    """
+
+    report_goal: int
+    population: int
+
+    def __post_init__(self):
+        validation.integer("report_goal", self.report_goal, minimum=1)
+        validation.integer("population", self.population, minimum=self.report_goal)
+
+    def scale(self, clients_per_round: int) -> float:
+        """What the noise multiplier is multiplied with for a smaller cohort, n / R.
+
+        Raises:
+          ValueError: If the cohort is not smaller.
+        """
+        if clients_per_round > self.report_goal:
+            raise ValueError(
+                f"clients_per_round={clients_per_round} exceeds the report goal that is "
+                f"simulated, {self.report_goal}: lower it, or do not simulate."
+            )
+        return clients_per_round / self.report_goal
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulatedRun:
+    """The run that a simulation stands for, and what it would promise.
+
+    Attributes:
+      deployment: Its size.
+      num_rounds: Number of its rounds.
+      participation: How often a client takes part in it, as a clause.
+      noise_multiplier: Its z.
+      epsilon: Its ε at `delta`, for all its rounds.
+      delta: Of the (ε, δ) statement.
+    """
+
+    deployment: Deployment
+    num_rounds: int
+    participation: str
+    noise_multiplier: float
+    epsilon: float
+    delta: float
+
+    def promise(self) -> str:
+        """What the run that is simulated would have, in a clause."""
+        return (
+            f"a run of {self.num_rounds} rounds with {self.deployment.report_goal} clients a round "
+            f"out of {self.deployment.population}, {self.participation}, and noise multiplier "
+            f"{self.noise_multiplier:.6g} would have ε = {display.round_up(self.epsilon)} at "
+            f"δ = {self.delta:g}"
+        )
+
+    def caveats(self) -> tuple[str, ...]:
+        """What nobody should quote the simulation's ε, or accuracy, without."""
+        return (
+            f"Simulation: its noise is scaled down with its cohorts. With the noise of this one, "
+            f"{self.promise()}; the users of this simulation have only the ε above.",
+            *sentences.delta_caveats(self.delta, self.deployment.population, "user"),
+        )
+
+    def parameters(self) -> dict[str, statement.Scalar]:
+        """Figures for the statement's parameters."""
+        return {
+            "simulated_report_goal": self.deployment.report_goal,
+            "simulated_population": self.deployment.population,
+            "simulated_participation": self.participation,
+            "simulated_noise_multiplier": self.noise_multiplier,
+            "simulated_epsilon": self.epsilon,
+        }
