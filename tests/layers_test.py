@@ -27,7 +27,8 @@ _ALLOWED = {
     "data": (),
     "runs": (*_MATHS, "private_round"),
     "training": (*_FEDERATED, "runs"),
-    "cli": (*_FEDERATED, "runs", "training"),
+    "sweeps": ("accounting", "mechanisms", "runs", "training"),
+    "cli": (*_FEDERATED, "runs", "training", "sweeps"),
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")

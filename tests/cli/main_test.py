@@ -15,6 +15,7 @@ from tff_dpftrl.cli import account, main
 
 _COMMANDS = (
     "train",
+    "sweep",
     "report",
     "predict",
     "export",

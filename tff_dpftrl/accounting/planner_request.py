@@ -133,6 +133,20 @@ class Request:
             )
         return schema
 
+    def check_feasible(self) -> None:
+        """Refuses a population that can keep up no report goal.
+
+        Raises:
+          ValueError: If there is none; it says what is missing for the smallest.
+        """
+        feasible, left_out = self.schemas()
+        if not feasible:
+            least = min(left_out)
+            raise ValueError(
+                f"no report goal can be kept up by population={self.population}: give smaller "
+                f"report goals. Of {least}, the smallest: {left_out[least]}"
+            )
+
     def schemas(self) -> tuple[dict[int, schema_lib.MinSep], dict[int, str]]:
         """The schema of each report goal that the population can keep up.
 

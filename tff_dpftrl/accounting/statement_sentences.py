@@ -38,6 +38,11 @@ INITIAL_WEIGHTS = (
     "The initial weights are of a model that may have been trained on the same people: what it "
     "tells of them comes on top of epsilon."
 )
+CHOICE_AMONG_RUNS = (
+    "Every epsilon is that of one run by itself: choosing among runs by their accuracy on held-out "
+    "users is not covered by any of them, and whoever sees several runs on the same people learns "
+    "more than one epsilon says."
+)
 NO_SAMPLING = "No random sampling of clients is assumed."
 SECRET_SAMPLING = "The samples are drawn independently, by a secret generator, and stay secret."
 NOISE_USED_ONCE = "The noise of one run is used for one sequence of cohorts only."

@@ -33,3 +33,13 @@ def check(delta: float) -> None:
             "delta is (0, delta)-DP: choose delta well below 1 / number of clients.",
             file=sys.stderr,
         )
+
+
+def check_for_population(delta: float, population: int) -> None:
+    """Warns on standard error of a δ that is not below one over the number of devices."""
+    if delta * population >= 1.0 - 1e-9:
+        print(
+            f"Warning: delta = {delta:g} is not below 1 / {population}, one over the devices, and "
+            f"protects nobody for certain: choose one far below {1.0 / population:.2g}.",
+            file=sys.stderr,
+        )

@@ -25,6 +25,7 @@ from tff_dpftrl.cli import interruption
 _PROGRAM = "tff-dpftrl"
 _SUBCOMMANDS = (
     "train",
+    "sweep",
     "pretrain",
     "report",
     "predict",

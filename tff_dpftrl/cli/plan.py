@@ -156,13 +156,7 @@ def run(args: argparse.Namespace) -> int:
 
     request = _request(args)
     names = planner.DEFAULT_MECHANISMS if args.mechanisms is None else args.mechanisms.split(",")
-    if args.delta * args.population >= 1.0 - 1e-9:
-        print(
-            f"Warning: delta = {args.delta:g} is not below 1 / {args.population}, one over the "
-            "devices, and protects nobody for certain: choose one far below "
-            f"{1.0 / args.population:.2g}.",
-            file=sys.stderr,
-        )
+    delta_flag.check_for_population(args.delta, args.population)
     plans = planner.make_plans(request, names)
     for report_goal, reason in request.schemas()[1].items():
         if args.report_goals or report_goal <= args.population:
@@ -176,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(plan_report.as_json(shown, what_ifs, recommended))
     else:
         output.print_table(plan_report.rows(shown, what_ifs), left=1)
-        print(plan_report.advice(recommended, request, args))
+        print(plan_report.advice(recommended, request))
     if args.plot is not None:
         from tff_dpftrl.accounting import planner_plots
 

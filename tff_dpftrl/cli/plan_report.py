@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -114,9 +113,7 @@ def _users_of_a_file(training_users: int) -> int:
     return math.ceil(root**2)
 
 
-def advice(
-    plan: planner_lib.Plan, request: planner_request.Request, args: argparse.Namespace
-) -> str:
+def advice(plan: planner_lib.Plan, request: planner_request.Request) -> str:
     """Why this plan is recommended, what it promises, and the commands that set it up."""
     from tff_dpftrl.accounting import display, planner
 
@@ -155,13 +152,11 @@ def advice(
             f"{display.round_up(half.epsilon)}. A separation is a result of timers and speed; "
             "observe it."
         )
-    lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request, args)]
+    lines += ["", planner.HYPOTHESIS, "", "To run it:", *_commands(plan, request)]
     return "\n".join(lines)
 
 
-def _commands(
-    plan: planner_lib.Plan, request: planner_request.Request, args: argparse.Namespace
-) -> list[str]:
+def _commands(plan: planner_lib.Plan, request: planner_request.Request) -> list[str]:
     from tff_dpftrl.accounting import display
 
     schema = plan.guarantee.schema
@@ -173,7 +168,7 @@ def _commands(
     noise = display.round_up(plan.guarantee.noise_multiplier, digits=7)
     run = (
         f"--strategy strategy.json {participation} --noise-multiplier {noise} "
-        f"--delta {args.delta!r}"
+        f"--delta {request.delta!r}"
     )
     train = f"tff-dpftrl train {run} --clients-per-round {plan.report_goal}"
     if request.secagg_inflation is not None:

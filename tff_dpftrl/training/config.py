@@ -52,16 +52,17 @@ _MODEL_SIZES = {
     "feed_forward_size": "feed_forward_size",
 }
 
-# Options that name files, and their values that do not.
-_FILES = {
+FILES = {
     "data": ("docs",),
     "vocabulary": ("docs", "private"),
     "strategy": (None,),
     "initial_weights": (None,),
 }
+"""Options that name files, and those of their values that do not."""
 
 # Two ways to say how much noise there is: whoever gives one does not want the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
+_NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
@@ -519,7 +520,7 @@ class TrainingConfig:
 
     def with_absolute_paths(self) -> TrainingConfig:
         """The same with files that can be found from every folder."""
-        paths = {name: absolute_path(name, getattr(self, name)) for name in _FILES}
+        paths = {name: absolute_path(name, getattr(self, name)) for name in FILES}
         return dataclasses.replace(self, **paths)
 
     def with_model_sizes(self) -> TrainingConfig:
@@ -589,7 +590,7 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     """Options of a file, say, overruled by flags.
 
     Naming `noise_multiplier` takes `target_epsilon` away, and the other way round;
-    the mechanism 'none' takes both away.
+    the mechanism 'none' takes both away, and the larger run whose noise is simulated.
 
     Args:
       options: Field names of `TrainingConfig` and values; nothing is validated.
@@ -598,16 +599,15 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     Returns:
       All of them, fit for `config_from_mapping`.
     """
-    kept = dict(options)
-    for name, other in _NOISE.items():
-        if given.get("mechanism") == "none" or given.get(name) is not None:
-            kept.pop(other, None)
+    without = set(_NOISY) if given.get("mechanism") == "none" else set()
+    without |= {other for name, other in _NOISE.items() if given.get(name) is not None}
+    kept = {name: value for name, value in options.items() if name not in without}
     return {name: value for name, value in (kept | dict(given)).items() if value is not None}
 
 
 def absolute_path(name: str, value: Any) -> Any:
     """The value of an option, as a path that can be found from every folder if it names a file."""
-    if name not in _FILES or value in _FILES[name]:
+    if name not in FILES or value in FILES[name]:
         return value
     return str(pathlib.Path(value).expanduser().absolute())
 

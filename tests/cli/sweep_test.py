@@ -1,0 +1,287 @@
+"""Tests of `tff-dpftrl sweep`, most of them with runs that only pretend."""
+
+import contextlib
+import csv
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.cli import toy_corpus
+from tests.sweeps import fake_train
+from tff_dpftrl.accounting import planner
+from tff_dpftrl.cli import main, train
+from tff_dpftrl.mechanisms import tree
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import plots, population_check, running
+from tff_dpftrl.training import config as config_lib
+
+_FAKE = (sys.executable, "-I", "-S", fake_train.__file__)
+_ROUNDS = 4
+_OVER = ["--over", "noise_multiplier=1,2", "--over", "seed=0:2"]
+
+
+@pytest.fixture
+def sweep(monkeypatch, tmp_path):
+    """Runs the command with pretended runs in a folder; returns the status."""
+    monkeypatch.setattr(running, "PROGRAM", _FAKE)
+    monkeypatch.setattr(running, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(population_check, "check", lambda cells: None)
+    monkeypatch.setattr(plots, "write", lambda output, results: None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        flags = ["--rounds", str(_ROUNDS), "--delta", "1e-7", "--output", "out"]
+        return main.main(["sweep", *flags, *arguments])
+
+    return run
+
+
+def _starts(output=pathlib.Path("out")):
+    """What was done with each cell, in the order of its processes."""
+    return {
+        path.parent.name: path.read_text().split() for path in sorted(output.glob("cells/*/starts"))
+    }
+
+
+def _rows(name):
+    with open(pathlib.Path("out", name), newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_cells_run_and_are_averaged(sweep, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plots, "write", lambda output, results: drawn.append(results))
+    assert sweep(*_OVER, "--jobs", "2") == 0
+    assert [result.state for result in drawn[0]].count("finished") == 1  # After every cell.
+    assert [result.state for result in drawn[-1]].count("finished") == 4
+    assert _starts() == {
+        f"noise_multiplier={z},seed={seed}": ["begin"] for z in (1, 2) for seed in (0, 1)
+    }
+    assert [float(row["eval_top1_in_vocab"]) for row in _rows("summary.csv")] == pytest.approx(
+        [0.255, 0.205]
+    )
+    assert {row["state"] for row in _rows("cells.csv")} == {"finished"}
+    said = capsys.readouterr()
+    assert "| 2 | 8 | 1e-07 | 1 | 25.50% ± 0.50 | 25.50% ± 0.50 | 3 ± 0 |" in said.out
+    assert "100%" in said.err and "4/4 cells done" in said.err
+    assert "noise_multiplier=2, seed=1: top-1 21.00% after 4 rounds" in said.err
+    log = pathlib.Path("out/cells/noise_multiplier=1,seed=0/sweep.log").read_text()
+    assert "--noise-multiplier=1.0 --delta=1e-07" in log
+
+
+def test_the_same_command_again_runs_nothing_and_more_values_run_those(sweep, capsys):
+    assert sweep(*_OVER) == 0
+    assert sweep(*_OVER) == 0
+    assert set(map(tuple, _starts().values())) == {("begin",)}
+    assert sweep("--over", "noise_multiplier=1,2,seed=0:3", "--over", "clip_norm=1") == 2
+    assert "holds another sweep (axes:" in capsys.readouterr().err
+    assert sweep("--over", "noise_multiplier=1,2,seed=0:3") == 0
+    assert len(_starts()) == 6 and set(map(tuple, _starts().values())) == {("begin",)}
+    assert [row["cells"] for row in _rows("summary.csv")] == ["3", "3"]
+
+
+def test_a_cell_that_fails_does_not_stop_the_others_and_is_tried_again(sweep, capsys):
+    over = ["--over", "eval_sequences=2,4000", "--noise-multiplier", "1"]
+    assert sweep(*over) == 1
+    said = capsys.readouterr()
+    assert "eval_sequences=2: failed: tff-dpftrl train: Training diverged." in said.err
+    assert "(out/cells/eval_sequences=2/sweep.log):\n  tff-dpftrl train: Training" in said.err
+    assert "1 of 2 cells are not finished, 1 of them failed." in said.out
+    assert "Training diverged." in pathlib.Path("out/summary.md").read_text()
+    assert sweep(*over) == 0
+    assert _starts() == {"eval_sequences=2": ["begin", "resume"], "eval_sequences=4000": ["begin"]}
+    assert "Failed" not in pathlib.Path("out/summary.md").read_text()
+
+
+def test_a_file_and_flags_are_overruled_by_cells(sweep):
+    pathlib.Path("run.toml").write_text('mechanism = "tree"\ntarget_epsilon = 8.0\nclip_norm = 2.0')
+    over = ["--over", "mechanism=blt,none", "--over", "noise_multiplier=0.5"]
+    assert sweep("run.toml", *over, "--clip-norm", "3") == 0
+    configs = {
+        path.parent.name: json.loads(path.read_text())["config"]
+        for path in pathlib.Path("out/cells").glob("*/config.json")
+    }
+    blt = configs["mechanism=blt,noise_multiplier=0.5"]
+    assert (blt["clip_norm"], blt["noise_multiplier"]) == (3.0, 0.5)
+    assert not {"target_epsilon", "noise_multiplier"} & set(configs["mechanism=none"])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--over", "noise_multiplier=x"], "noise_multiplier needs a number"),
+        (
+            ["--over", "noise_multiplier=1,-1"],
+            "The cell noise_multiplier=-1: noise_mult",
+        ),
+        (["--over", "seed=0:2"], "The cell seed=0: mechanism 'blt' needs either"),
+        (["nowhere.toml", *_OVER], "nowhere.toml"),
+        ([*_OVER, "--jobs", "0"], "--jobs must be at least 1"),
+        ([*_OVER, "--initial-weights", "nowhere"], "noise_multiplier=1, seed=0: initial_weights"),
+        ([*_OVER, "--ray-workers", "2", "--engine", "tff"], "ray_workers"),
+        ([*_OVER, "--target-accuracy", "0.1"], "go together"),
+        ([*_OVER, "--target-accuracy", "15", "--population", "9"], "It is a share"),
+        ([*_OVER, "--target-accuracy", "0.1", "--population", "9"], "no report goal can be kept"),
+    ],
+)
+def test_mistakes_are_found_before_any_work(sweep, capsys, arguments, message):
+    assert sweep(*arguments) == 2
+    assert message in capsys.readouterr().err
+    assert not pathlib.Path("out").exists()
+
+
+def test_without_an_axis_there_is_no_sweep(sweep, capsys):
+    with pytest.raises(SystemExit):
+        sweep()
+    assert "--over" in capsys.readouterr().err
+
+
+def test_a_target_leads_to_plans(sweep, capsys, monkeypatch):
+    quick = functools.partial(planner.make_plans, mechanisms=("tree",))
+    monkeypatch.setattr(planner, "make_plans", quick)
+    over = ["--over", "mechanism=tree,noise_multiplier=1,2,4", "--over", "seed=0:2"]
+    target = ["--target-accuracy", "0.2", "--population", "300000"]
+    assert sweep(*over, *target) == 0
+    said = capsys.readouterr().out
+    assert "z = 2 at 20 clients a round (mechanism=tree) is the largest noise that meets" in said
+    assert "Recommended: " in said
+    noise = planner.noise_in_sum(
+        tree.Tree(_ROUNDS), num_rounds=_ROUNDS, noise_multiplier=2.0, report_goal=20
+    )
+    assert f"--population 300000 --rounds 4 --target-noise {noise!r} --delta 1e-07" in said
+    report = pathlib.Path("out/production.md").read_text()
+    assert "![accuracy against noise](noise.png)" in report and "![plans](plans.png)" in report
+    assert "choosing among runs by their accuracy on held-out users is not covered" in report
+    assert pathlib.Path("out/noise.png").exists() and pathlib.Path("out/plans.png").exists()
+
+    assert sweep(*over, "--target-accuracy", "0.5", "--population", "300000") == 0
+    said = capsys.readouterr().out
+    assert "No noise multiplier meets the target of 50.00%. Nearest came mechanism=tree, " in said
+    assert "noise_multiplier=1 with 25.50% ± 0.50 points" in said
+    assert "Recommended" not in pathlib.Path("out/production.md").read_text()
+    assert not pathlib.Path("out/plans.png").exists()
+
+
+def test_flags_of_a_cell_are_read_as_its_config():
+    axes = {"min_sep": (None, 7), "lower_case": (False,), "tie_embeddings": (True, None)}
+    axes |= {"noise_multiplier": (0.1234567890123, 1e-7), "data": ("/a file, with = and %.jsonl",)}
+    parser = main._build_parser()
+    for cell in cells_lib.grid({"mechanism": "tree", "model": "gboard-cifg"}, axes):
+        args = parser.parse_args(["train", *running.flags(cell.config), "--output", "x"])
+        assert config_lib.TrainingConfig(**train.given_options(args)) == cell.config
+
+
+_PRETENDING = f"""
+import sys
+from tff_dpftrl.cli import main
+from tff_dpftrl.sweeps import plots, population_check, running
+
+plots.write = lambda output, results: None
+running.PROGRAM = {_FAKE!r}
+population_check.check = lambda cells: None
+status = main.main()
+assert "tensorflow" not in sys.modules
+sys.exit(status)
+"""
+
+
+def _start(folder, *arguments):
+    command = ["sweep", "--rounds", str(_ROUNDS), "--output", "out", "--noise-multiplier", "1"]
+    return subprocess.Popen(
+        [sys.executable, "-c", _PRETENDING, *command, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+_HANGING = ["--over", "eval_sequences=4000,3", "--over", "seed=0:2", "--jobs", "4"]
+
+
+def _pids_of_hanging(output, number):
+    """Waits until so many cells hang after their first round, and the others have finished."""
+    while True:
+        pids = [int(path.read_text()) for path in output.glob("cells/*/pid")]
+        finished = list(output.glob("cells/*/cell.json"))
+        if len(pids) == number and len(finished) == 4 - number:
+            return pids
+        time.sleep(0.01)
+
+
+def _wait_for_end(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            while pathlib.Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z":
+                time.sleep(0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl and /proc")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_all_and_the_same_command_goes_on(tmp_path, signum):
+    output = tmp_path / "out"
+    child = _start(tmp_path, *_HANGING)
+    pids = _pids_of_hanging(output, 2)
+    child.send_signal(signum)
+    said, errors = child.communicate()
+    with contextlib.suppress(FileNotFoundError):
+        _wait_for_end(pids)
+    if signum == signal.SIGINT:
+        assert child.returncode == 130
+        assert "Of 4 cells: 2 finished, 2 begun. Every committed round is kept" in errors
+        assert "Go on with the same command" in errors and "Traceback" not in errors
+    child = _start(tmp_path, *_HANGING)
+    said, errors = child.communicate()
+    assert child.returncode == 0, errors
+    assert "4/4 cells done" in errors and "25.50% ± 0.50" in said
+    assert _starts(output) == {
+        f"eval_sequences={kind},seed={seed}": ["begin", *resumed]
+        for kind, resumed in ((4000, []), (3, ["resume"]))
+        for seed in (0, 1)
+    }
+
+
+@pytest.mark.slow
+def test_a_sweep_of_real_runs_survives_a_kill(tmp_path):
+    toy_corpus.write(tmp_path, lengths=(4, 6, 9))
+    small = (
+        "--data users.jsonl --vocabulary words.txt --vocabulary-size 10 --embedding-size 4 "
+        "--lstm-size 5 --sequence-length 6 --batch-size 4 --clients-per-round 3 --rounds 30 "
+        "--eval-every 10 --min-sep 2 --mechanism tree --delta 1e-3"
+    ).split()
+    command = [sys.executable, "-m", "tff_dpftrl.cli.main", "sweep", *small, *_OVER]
+    command += ["--jobs", "2", "--output", "out", "--target-accuracy", "0.001"]
+    command += ["--population", "100000"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    options = {"cwd": tmp_path, "env": environment, "text": True}
+    output = tmp_path / "out"
+    with open(tmp_path / "first.log", "w") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, **options)
+        while not list(output.glob("cells/*/metrics.csv")):
+            assert child.poll() is None, (tmp_path / "first.log").read_text()
+            time.sleep(0.1)
+        child.kill()
+        child.wait()
+    begun = {path.parent.name for path in output.glob("cells/*/config.json")}
+    assert begun and not list(output.glob("cells/*/model.npz"))
+    done = subprocess.run(command, capture_output=True, **options)
+    assert done.returncode == 0, done.stderr
+    assert "4/4 cells done" in done.stderr and "Recommended: " in done.stdout
+    logs = {path.parent.name: path.read_text() for path in output.glob("cells/*/sweep.log")}
+    assert {name for name, log in logs.items() if "--resume" in log} == begun
+    for path in output.glob("cells/*/metrics.csv"):
+        with open(path, newline="") as file:
+            assert [row["round"] for row in csv.DictReader(file)] == [str(t + 1) for t in range(30)]
+    assert len(list(output.glob("cells/*/model.npz"))) == 4
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

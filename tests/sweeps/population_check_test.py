@@ -1,0 +1,59 @@
+"""Tests that cells are held against their text before any of them runs."""
+
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl.sweeps import cells, population_check
+from tff_dpftrl.training import corpus
+
+
+@pytest.fixture
+def options(tmp_path):
+    """Forty users, 27 of whom train."""
+    lines = [json.dumps({"user_id": f"u{user}", "examples": ["one two"]}) for user in range(40)]
+    (tmp_path / "users.jsonl").write_text("\n".join(lines))
+    (tmp_path / "words.txt").write_text("one\ntwo")
+    return {
+        "data": str(tmp_path / "users.jsonl"),
+        "vocabulary": str(tmp_path / "words.txt"),
+        "noise_multiplier": 1.0,
+        "clients_per_round": 3,
+        "num_rounds": 9,
+    }
+
+
+def test_a_cell_with_too_few_users_is_named(options):
+    grid = cells.grid(options, {"clients_per_round": (3, 1000)})
+    with pytest.raises(ValueError, match="The cell clients_per_round=1000: .* exceeds the 27"):
+        population_check.check(grid)
+
+
+@pytest.mark.parametrize(
+    "axes, message",
+    [
+        ({"min_sep": (None, 30)}, "min_sep"),
+        ({"vocabulary": ("docs", "/nowhere.txt")}, "nowhere.txt"),
+        ({"data": ("docs", "/nowhere.jsonl")}, "nowhere.jsonl"),
+        ({"strategy": (None, "/nowhere.json")}, "nowhere.json"),
+    ],
+)
+def test_files_and_schemas_are_checked(options, axes, message):
+    (name,) = axes
+    grid = cells.grid(options | {"num_rounds": 99}, {name: axes[name][1:]})
+    found = population_check.first_error([cell.config for cell in grid])
+    assert found["cell"] == 0 and message in found["error"]
+
+
+def test_a_text_is_read_once(options, monkeypatch):
+    seen = []
+    read = corpus.read
+    monkeypatch.setattr(corpus, "read", lambda config: seen.append(config) or read(config))
+    grid = cells.grid(options, {"max_users": (10, 20), "seed": (0, 1), "batch_size": (4, 8)})
+    assert population_check.first_error([cell.config for cell in grid]) is None
+    assert [config.max_users for config in seen] == [10, 20]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,293 @@
+"""`tff-dpftrl sweep`: many runs of `train`, their means and errors, and what they cost."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import pathlib
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import train
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import warm_start
+
+if TYPE_CHECKING:
+    from tff_dpftrl.sweeps import cells as cells_lib
+    from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import results as results_lib
+    from tff_dpftrl.training import placement as placement_lib
+
+_DESCRIPTION = """\
+Train one model for each combination of options, and compare them: one run ("cell") for each
+combination of the values given with --over, averaged over seeds.
+
+The output folder receives cells.csv (a row a cell), summary.csv and summary.md (a row a setting:
+mean and standard error over its seeds), curves.png, pareto.png (accuracy against epsilon), and in
+cells/ the results of every run, as `tff-dpftrl train` writes them. They are written anew after
+every cell.
+
+The same command again goes on: finished cells are kept, begun ones resumed, failed ones tried
+again. Values can be added to an axis later (seed=0:5 after seed=0:3).
+
+Ctrl-C loses nothing but the rounds that are being run.
+"""
+
+_EPILOG = """\
+axes:
+  --over NAME=VALUE,VALUE,...  any option of `tff-dpftrl train`; several axes multiply
+  --over seed=0:3              integers from 0 to 2: the end is left out, as in Python
+  --over min_sep=none,20       none: not given, for options without a default value; but the
+                               mechanism none is the one without noise
+  --over noise_multiplier=0.5,1,mechanism=blt,tree,seed=0:3
+                               several axes in one
+A cell's values overrule the flags, and these the file. As in `train`, noise_multiplier takes
+target_epsilon away and the other way round. The mechanism none takes both away: cells of it that
+differ in them only are one cell.
+
+examples:
+  # Two mechanisms, two noises, three seeds: 12 runs, two at a time.
+  tff-dpftrl sweep my_run.toml --over mechanism=blt,tree --over noise_multiplier=0.5,1 \\
+      --over seed=0:3 --jobs 2 --output results/sweep
+
+  # How much noise does an accuracy of 15 % bear, and what would production with 4 million
+  # devices then look like?
+  tff-dpftrl sweep my_run.toml --over noise_multiplier=2,4,8 --over seed=0:3 \\
+      --simulate-report-goal 6500 --simulate-population 4000000 --output results/noise \\
+      --target-accuracy 0.15 --population 4000000
+
+docs/sweeps.md explains what is written, and what the numbers do not say.
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "sweep",
+        help="train for all combinations of options, and compare",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run, what_is_left=what_is_left)
+    parser.add_argument(
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help="TOML file of options, as for `train --config`; not needed if flags say enough.",
+    )
+    parser.add_argument(
+        "--over",
+        action="append",
+        required=True,
+        metavar="NAME=V,V,...",
+        help="An option and its values; can be given several times.",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="J",
+        help="Cells to run at a time; each takes its own memory, and they share the cores. "
+        "Default: 1.",
+    )
+    group = parser.add_argument_group("from the sweep to production (needs an axis of noise)")
+    group.add_argument(
+        "--target-accuracy",
+        type=float,
+        metavar="A",
+        help="Mean top-1 accuracy on held-out users that is good enough (a share, not %%): the "
+        "largest noise multiplier that meets it is planned with, as `tff-dpftrl plan` does.",
+    )
+    group.add_argument(
+        "--population", type=int, metavar="N", help="Devices that will train in production."
+    )
+    train.add_placement(parser.add_argument_group("where clients work (of every cell)"))
+    train.add_options(parser)
+
+
+def what_is_left(args: argparse.Namespace) -> str:
+    """What the results folder holds after an interruption, and how to go on."""
+    from tff_dpftrl.sweeps import cells as cells_lib
+    from tff_dpftrl.sweeps import folder as folder_lib
+
+    output = pathlib.Path(args.output)
+    if not folder_lib.exists(output):
+        return "No cell had begun: the same command begins again."
+    cells = cells_lib.grid(*folder_lib.read(output))
+    states = [folder_lib.state(folder_lib.cell_folder(output, cell)) for cell in cells]
+    counts = ", ".join(
+        f"{states.count(state)} {state}"
+        for state in ("finished", "begun", "failed", "new")
+        if state in states
+    )
+    same = f":\n  {shlex.join(['tff-dpftrl', *sys.argv[1:]])}" if "sweep" in sys.argv else "."
+    return (
+        f"Of {len(cells)} cells: {counts}. Every committed round is kept; {output}/summary.md has "
+        f"what is finished. Go on with the same command{same}"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sweeps, or goes on with it, and returns the exit status: 1 if a cell failed."""
+    from tff_dpftrl.sweeps import axes as axes_lib
+    from tff_dpftrl.sweeps import cells as cells_lib
+    from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import outcome as outcome_lib
+    from tff_dpftrl.sweeps import running
+
+    validation.integer("--jobs", args.jobs, minimum=1)
+    output = pathlib.Path(args.output)
+    placement = train.placement_from(args)
+    options = train.merged_options(args.config, train.given_options(args), placement)
+    config_lib.check_names(options, args.config or "the command line")
+    axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms()))
+    cells = cells_lib.grid(options, axes)
+    _check(args, cells, output, placement)
+
+    output.mkdir(parents=True, exist_ok=True)
+    interruption = running.Interruption()
+    with folder_lib.lock(output, _say) as lock:
+        axes = folder_lib.check(output, options, axes)  # Again: another sweep may have begun it.
+        folder_lib.write(output, options, axes)
+        outcome = outcome_lib.Outcome(cells, axes, output)
+        with interruption.noticing():
+            running.run(
+                cells,
+                output,
+                functools.partial(running.train_command, placement_flags=_placement_flags(args)),
+                jobs=args.jobs,
+                lock=lock,
+                interruption=interruption,
+                say=_say,
+                after_each=lambda cell, ending: _after(outcome, cell, ending),
+            )
+            results = outcome.write()
+        if interruption.signals:
+            signal.raise_signal(interruption.signals[0])
+    return _finish(args, results, output)
+
+
+def _synonyms() -> dict[str, str]:
+    """What may stand for an option in --over: its shorter flags."""
+    return {
+        flag.lstrip("-").replace("-", "_"): name
+        for name, flags in train.SHORT_FLAGS.items()
+        for flag in flags
+    }
+
+
+def _placement_flags(args: argparse.Namespace) -> list[str]:
+    """The flags of `train.add_placement` again, for the processes of the cells."""
+    found = ["--trust-network"] if args.trust_network else []
+    if args.workers is not None:
+        found.append(f"--workers={','.join(args.workers)}")
+    if args.ray_workers is not None:
+        found.append(f"--ray-workers={args.ray_workers}")
+    if args.ray_address is not None:
+        found.append(f"--ray-address={args.ray_address}")
+    return found
+
+
+def _check(
+    args: argparse.Namespace,
+    cells: Sequence[cells_lib.Cell],
+    output: pathlib.Path,
+    placement: placement_lib.Placement,
+) -> None:
+    """Refuses, before any work, what a cell would be refused for."""
+    from tff_dpftrl.sweeps import axes as axes_lib
+    from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import population_check
+
+    _check_production(args, cells)
+    folder_lib.check_cells(output, cells)
+    states = {cell.name: folder_lib.state(folder_lib.cell_folder(output, cell)) for cell in cells}
+    unfinished = [cell for cell in cells if states[cell.name] != "finished"]
+    for cell in unfinished:
+        try:
+            placement.check(cell.config.engine)
+            if cell.config.initial_weights is not None:
+                warm_start.find(cell.config.initial_weights)
+        except ValueError as error:
+            raise ValueError(f"The cell {axes_lib.label(cell.values)}: {error}") from error
+    if unfinished:
+        _say(f"{len(cells)} cells, {len(unfinished)} to run. Reading the data ...")
+    population_check.check(unfinished)
+
+
+def _check_production(args: argparse.Namespace, cells: Sequence[cells_lib.Cell]) -> None:
+    if (args.target_accuracy is None) != (args.population is None):
+        raise ValueError("--target-accuracy and --population go together.")
+    if args.target_accuracy is None:
+        return
+    from tff_dpftrl.accounting import planner_request
+    from tff_dpftrl.cli import delta_flag
+    from tff_dpftrl.sweeps import production
+
+    validation.number(
+        "--target-accuracy",
+        args.target_accuracy,
+        above=0,
+        below=1,
+        remedy="It is a share: 0.15 for 15 %.",
+    )
+    validation.integer("--population", args.population, minimum=1)
+    production.check(cells)
+    for delta in sorted({cell.config.delta for cell in cells}):
+        delta_flag.check_for_population(delta, args.population)
+    for num_rounds in sorted({cell.config.num_rounds for cell in cells}):
+        planner_request.Request(
+            args.population, num_rounds, cells[0].config.delta, target_noise=1.0
+        ).check_feasible()
+
+
+def _say(line: str) -> None:
+    import tqdm
+
+    tqdm.tqdm.write(line, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _after(outcome, cell: cells_lib.Cell, ending: folder_lib.Ending) -> None:
+    """Writes what is known after a cell, and says how it went."""
+    from tff_dpftrl.sweeps import axes as axes_lib
+    from tff_dpftrl.sweeps import results as results_lib
+
+    (found,) = (result for result in outcome.write() if result.cell.name == cell.name)
+    accuracy = found.metrics.get(results_lib.ACCURACY)
+    if ending.status:
+        went = f"failed: {ending.last_line}"
+    else:
+        went = "finished" if accuracy is None else f"top-1 {accuracy:.2%}"
+        went += f" after {len(found.rows)} rounds"
+    _say(f"{axes_lib.label(cell.values)}: {went}")
+
+
+def _finish(
+    args: argparse.Namespace, results: Sequence[results_lib.CellResult], output: pathlib.Path
+) -> int:
+    """Prints the outcome and returns the exit status."""
+    from tff_dpftrl.sweeps import axes as axes_lib
+    from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import tables
+
+    print(f"\n{tables.markdown(results)}\n")
+    print(f"Results are in {output}/: summary.md, cells.csv, curves.png, pareto.png")
+    if args.target_accuracy is not None:
+        from tff_dpftrl.cli import production_report
+
+        said = production_report.write(output, results, args.target_accuracy, args.population)
+        print(f"\n{said}")
+    failed = [result for result in results if result.state == "failed"]
+    for result in failed:
+        log = folder_lib.cell_folder(output, result.cell) / folder_lib.LOG
+        _say(f"\n{axes_lib.label(result.cell.values)} failed ({log}):\n  {result.failure}")
+    if failed:
+        _say("\nThe same command again tries what failed once more.")
+    return 1 if failed else 0

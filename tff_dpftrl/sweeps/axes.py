@@ -1,0 +1,161 @@
+"""What a sweep varies: options of a run and the values that each of them takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+
+from tff_dpftrl.training import config as config_lib
+
+Value = str | int | float | bool | None
+"""Of one option in one cell; None stands for "not given"."""
+
+Axes = Mapping[str, tuple[Value, ...]]
+"""Fields of `TrainingConfig` and their values, in the order in which they vary."""
+
+SEED = "seed"
+"""The option over which results are averaged."""
+
+_NONE = "none"
+_BOOLS = {"true": True, "yes": True, "false": False, "no": False}
+_RANGE = re.compile(r"(-?\d+):(-?\d+)")
+_NAMED = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
+
+
+def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Axes:
+    """Reads what stands after `--over`.
+
+    Args:
+      texts: Like "seed=0:3" or "mechanism=blt,tree,noise_multiplier=0.5,1": commas separate
+        values, and what looks like NAME= after one begins the next axis.
+      synonyms: Other names of options, from what may be typed to the field.
+
+    Returns:
+      The axes. Names of files among the values are absolute.
+
+    Raises:
+      ValueError: If a name is no option, or a value cannot be one of it or comes twice.
+    """
+    found: dict[str, list[Value]] = {}
+    for text in texts:
+        name = None
+        for part in text.split(","):
+            match = _NAMED.fullmatch(part.strip())
+            if match:
+                name, part = _field(match[1], synonyms or {}), match[2]
+                if name in found:
+                    raise ValueError(
+                        f"--over names {name} twice: give all its values in one list, as in "
+                        f"--over {name}=…,…."
+                    )
+                found[name] = []
+            if name is None:
+                raise ValueError(
+                    f"--over must look like NAME=VALUE,VALUE or, for integers, NAME=0:3, got "
+                    f"{text!r}."
+                )
+            for value in _values(name, part.strip()):
+                if any(_same(value, other) for other in found[name]):
+                    raise ValueError(
+                        f"--over gives {name} the value {shown(value)} twice: leave one of them "
+                        "out."
+                    )
+                found[name].append(value)
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _field(name: str, synonyms: Mapping[str, str]) -> str:
+    known = [field.name for field in dataclasses.fields(config_lib.TrainingConfig)]
+    wanted = name.replace("-", "_")
+    wanted = synonyms.get(wanted, wanted)
+    if wanted in known:
+        return wanted
+    near = difflib.get_close_matches(wanted, known, n=1)
+    meant = f": did you mean {near[0]}?" if near else "; `tff-dpftrl train --help` lists them."
+    raise ValueError(f"--over {name}=… is no option of a run{meant}")
+
+
+def _values(name: str, text: str) -> list[Value]:
+    field = config_lib.TrainingConfig.__dataclass_fields__[name]
+    hint = typing.get_type_hints(config_lib.TrainingConfig)[name]
+    kinds = [hint]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+    (kind,) = kinds
+    if text.lower() == _NONE and field.default is None:
+        return [None]
+    if kind is int and (match := _RANGE.fullmatch(text)):
+        values = list(range(int(match[1]), int(match[2])))
+        if not values:
+            raise ValueError(
+                f"--over {name}={text} is empty: the end of a range is left out, as in 0:3 for "
+                "0, 1 and 2."
+            )
+        return values
+    return [_value(name, text, kind)]
+
+
+def _value(name: str, text: str, kind: typing.Any) -> Value:
+    wanted = "a value"
+    try:
+        if kind is bool:
+            wanted = "true or false"
+            return _BOOLS[text.lower()]
+        if kind is int:
+            wanted = "an integer, or a range like 0:3"
+            return int(text)
+        if kind is float:
+            wanted = "a number"
+            return float(text)
+        if not text:
+            raise ValueError
+    except (KeyError, ValueError):
+        remedy = " (ranges are for integers: list the values)" if _RANGE.fullmatch(text) else ""
+        raise ValueError(f"--over {name} needs {wanted}, got {text!r}{remedy}.") from None
+    if typing.get_origin(kind) is typing.Literal and text not in typing.get_args(kind):
+        raise ValueError(
+            f"--over {name} must be among {', '.join(typing.get_args(kind))}; got {text!r}."
+        )
+    return config_lib.absolute_path(name, text)
+
+
+def _same(one: Value, other: Value) -> bool:
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def shown(value: Value) -> str:
+    """A value as it is typed: "0.5", "1", "true", "none"."""
+    if value is None:
+        return _NONE
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def in_name(value: Value) -> str:
+    """A value as a part of a folder's name; of a path only the end, with a digest of all."""
+    text = shown(value)
+    safe = _UNSAFE.sub("_", text.rstrip("/").rpartition("/")[2])[-40:]
+    if safe == text:
+        return text
+    digest = hashlib.blake2b(json.dumps(text).encode("utf-8"), digest_size=4).hexdigest()
+    return f"{safe}-{digest}"
+
+
+def short(name: str, value: Value) -> str:
+    """A value for people: of a file only the last part of its path."""
+    text = shown(value)
+    is_path = value is not None and name in config_lib.FILES and text not in config_lib.FILES[name]
+    return text.rpartition("/")[2] if is_path else text
+
+
+def label(values: Mapping[str, Value]) -> str:
+    """Values of several options, for people: "mechanism=blt, noise_multiplier=0.5"."""
+    return ", ".join(f"{name}={short(name, value)}" for name, value in values.items())

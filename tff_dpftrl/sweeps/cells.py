@@ -1,0 +1,76 @@
+"""The cells of a sweep: one run for each combination of the axes' values."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.training import config as config_lib
+
+_LONGEST_NAME = 180  # File systems allow 255 bytes.
+_NOISE = ("noise_multiplier", "target_epsilon")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep.
+
+    Attributes:
+      values: What the axes are in it, by option. With the mechanism 'none' those that
+        say how much noise there is are left out.
+      config: Its options; files have absolute paths.
+    """
+
+    values: Mapping[str, axes_lib.Value]
+    config: config_lib.TrainingConfig
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, made of the axes' values."""
+        text = ",".join(f"{k}={axes_lib.in_name(value)}" for k, value in self.values.items())
+        if len(text) <= _LONGEST_NAME:
+            return text
+        digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8).hexdigest()
+        return f"{text[:_LONGEST_NAME]}-{digest}"
+
+    @property
+    def setting(self) -> dict[str, axes_lib.Value]:
+        """Its values but the seed: cells that share it are averaged."""
+        return {name: value for name, value in self.values.items() if name != axes_lib.SEED}
+
+
+def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
+    """All cells of a sweep, the last axis varying fastest.
+
+    Args:
+      options: Of all cells: field names of `TrainingConfig` and values.
+      axes: What varies, and overrules them (see `config.overrule`).
+
+    Returns:
+      The cells. Those of the mechanism 'none' that differ in how much noise there is
+      are one cell.
+
+    Raises:
+      ValueError: If a cell's options cannot be used, or two cells are the same run.
+    """
+    found: dict[config_lib.TrainingConfig, Cell] = {}
+    for combination in itertools.product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        if values.get("mechanism") == "none":
+            values = {name: value for name, value in values.items() if name not in _NOISE}
+        merged = config_lib.overrule(options, values)
+        try:
+            config = config_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
+        except ValueError as error:
+            raise ValueError(f"The cell {axes_lib.label(values)}: {error}") from error
+        same = found.setdefault(config.with_model_sizes(), Cell(values, config))
+        if same.values != values:
+            raise ValueError(
+                f"The cells {axes_lib.label(same.values)} and {axes_lib.label(values)} are the "
+                "same run: leave one of them out."
+            )
+    return list(found.values())

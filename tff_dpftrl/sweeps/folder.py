@@ -1,0 +1,289 @@
+"""The folder of a sweep: which sweep it is, whose turn it is, and how far each cell got.
+
+    sweep.json          options and axes
+    cells/NAME/         what `tff-dpftrl train` writes, sweep.log and cell.json
+    cells.csv, summary.csv, summary.md, curves.png, pareto.png
+
+How far a cell got is read from its files, never remembered: a sweep that was killed goes
+on from what there is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.training import config as config_lib
+
+FORMAT = 1
+"""Raise it when a sweep that was begun before can no longer be continued."""
+
+State = Literal["new", "begun", "failed", "finished"]
+
+LOG = "sweep.log"
+"""Name of the file in a cell's folder that has what its processes printed."""
+
+_DEFINITION = "sweep.json"
+_LOCK = ".sweep.lock"
+_OUTCOME = "cell.json"
+_SECONDS_TO_WAIT = 60.0
+_SHOWN = 3
+
+
+def exists(output: pathlib.Path) -> bool:
+    """Whether a folder holds a sweep that can go on."""
+    return (output / _DEFINITION).exists()
+
+
+def cell_folder(output: pathlib.Path, cell: cells_lib.Cell) -> pathlib.Path:
+    """Where a cell's results are."""
+    return output / "cells" / cell.name
+
+
+def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes) -> axes_lib.Axes:
+    """Refuses a folder that is not this sweep's.
+
+    Args:
+      output: Folder of the sweep, which need not exist.
+      options: Of all cells.
+      axes: What varies. They may have more values than the sweep in the folder.
+
+    Returns:
+      The axes, in the order of the sweep that is there: cells keep their names.
+
+    Raises:
+      ValueError: If the folder holds another sweep, a run or something else, or cannot
+        be written; it says what differs.
+    """
+    if not exists(output):
+        if manifest.exists(output):
+            raise ValueError(
+                f"--output {output} holds a single run, not a sweep: name another folder."
+            )
+        manifest.check_is_free(output)
+        if (output / "cells").exists():
+            raise ValueError(
+                f"--output {output} has a folder cells, but no {_DEFINITION} that says of which "
+                "sweep: name another folder."
+            )
+        return axes
+    then_options, then_axes = read(output)
+    differences = _differences(then_options, _absolute(_fixed(options, axes))) or _missing(
+        then_axes, axes
+    )
+    if differences:
+        raise ValueError(
+            f"--output {output} holds another sweep ({'; '.join(differences[:_SHOWN])}"
+            f"{'; ...' if len(differences) > _SHOWN else ''}): undo that to go on with it, or name "
+            "another folder. Values can be added to an axis, but neither taken away nor moved "
+            "to a new axis."
+        )
+    return {name: axes[name] for name in then_axes}
+
+
+def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
+    """The options and axes of the sweep in a folder.
+
+    Raises:
+      ValueError: If they cannot be read, or are of another format.
+    """
+    path = output / _DEFINITION
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        found = known["format"]
+        options = dict(known["options"])
+        axes = {name: tuple(values) for name, values in known["axes"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a sweep: {error!r}. Restore it, or name another folder."
+        ) from error
+    if found != FORMAT:
+        raise ValueError(
+            f"The sweep in {output} was begun by another version of tff-dpftrl: its folder is of "
+            f"format {found}, and this version goes on with format {FORMAT} only. Name another "
+            "folder."
+        )
+    return options, axes
+
+
+def _fixed(options: Mapping[str, Any], axes: axes_lib.Axes) -> dict[str, Any]:
+    """The options that no axis overrules."""
+    return {name: value for name, value in options.items() if name not in axes}
+
+
+def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: config_lib.absolute_path(name, value) for name, value in options.items()}
+
+
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    fields = config_lib.TrainingConfig.__dataclass_fields__
+    found = []
+    for name in sorted(then.keys() | now.keys()):
+        default = fields[name].default if name in fields else None
+        old, new = then.get(name, default), now.get(name, default)
+        if old != new:
+            found.append(f"{name}: {axes_lib.shown(old)} → {axes_lib.shown(new)}")
+    return found
+
+
+def _missing(then: axes_lib.Axes, now: axes_lib.Axes) -> list[str]:
+    if then.keys() != now.keys():
+        return [f"axes: {', '.join(then)} → {', '.join(now)}"]
+    found = []
+    for name, values in then.items():
+        lost = [axes_lib.shown(value) for value in values if value not in now[name]]
+        if lost:
+            found.append(f"{name} without {', '.join(lost)}")
+    return found
+
+
+def write(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes) -> None:
+    """Makes the folder that of a sweep, or adds values to its axes.
+
+    Args:
+      output: The folder, as `check` found it fit.
+      options: Of all cells.
+      axes: What varies.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    (output / "cells").mkdir(parents=True, exist_ok=True)
+    content = {
+        "format": FORMAT,
+        "options": _absolute(_fixed(options, axes)),
+        "axes": {name: list(values) for name, values in axes.items()},
+    }
+    text = json.dumps(content, indent=2) + "\n"
+    durable_files.write(output / _DEFINITION, text.encode("utf-8"))
+
+
+@contextlib.contextmanager
+def lock(
+    output: pathlib.Path,
+    say: Callable[[str], None],
+    seconds_to_wait: float = _SECONDS_TO_WAIT,
+) -> Iterator[int]:
+    """Keeps other processes from running this sweep's cells.
+
+    The cells' processes inherit the lock: it is free when the last of them has ended,
+    whatever became of the sweep itself.
+
+    Args:
+      output: Folder of the sweep; it exists.
+      say: Receives a line if the lock is not free yet.
+      seconds_to_wait: How long to wait for it.
+
+    Yields:
+      The file descriptor to pass on to the cells' processes.
+
+    Raises:
+      ValueError: If another sweep, or a cell of one that was killed, still runs.
+    """
+    descriptor = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        deadline, has_spoken = time.monotonic() + seconds_to_wait, False
+        while not _try_lock(descriptor):
+            if time.monotonic() >= deadline:
+                raise ValueError(
+                    f"Another sweep runs in {output}, or a cell of it has not ended yet: wait for "
+                    "it, or end it."
+                )
+            if not has_spoken:
+                say(f"Waiting for another sweep in {output}, or a cell of it, to end ...")
+                has_spoken = True
+            time.sleep(0.1)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """How the last process of a cell ended.
+
+    Attributes:
+      status: Its exit status, 0 if the cell is finished.
+      last_line: The last line that it printed, if it failed.
+    """
+
+    status: int
+    last_line: str = ""
+
+
+def write_ending(folder: pathlib.Path, ending: Ending) -> None:
+    """Keeps how a cell's process ended, in the cell's folder.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    text = json.dumps(dataclasses.asdict(ending), indent=2) + "\n"
+    durable_files.write(folder / _OUTCOME, text.encode("utf-8"))
+
+
+def read_ending(folder: pathlib.Path) -> Ending | None:
+    """How the last process of a cell ended; None if that is not known, as after a kill."""
+    try:
+        return Ending(**json.loads((folder / _OUTCOME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None  # As if it were not known: what is finished is only looked at again.
+
+
+def forget_ending(folder: pathlib.Path) -> None:
+    """Has to happen before a further process of a cell begins."""
+    (folder / _OUTCOME).unlink(missing_ok=True)
+
+
+def state(folder: pathlib.Path) -> State:
+    """How far a cell got."""
+    ending = read_ending(folder)
+    if ending is not None:
+        return "failed" if ending.status else "finished"
+    return "begun" if manifest.exists(folder) else "new"
+
+
+def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
+    """Refuses cells whose folders hold runs with other options.
+
+    Raises:
+      ValueError: If there is one, or its manifest cannot be read.
+    """
+    for cell in cells:
+        folder = cell_folder(output, cell)
+        if not manifest.exists(folder):
+            continue
+        path = folder / "config.json"
+        try:  # Not the whole manifest: the private part of a finished run may be gone.
+            then = json.loads(path.read_text(encoding="utf-8"))["config"]
+            then = config_lib.of_begun_run(then, str(path)).with_model_sizes().to_dict()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is not of a run that this version can go on with: {error} Move {folder} "
+                "away."
+            ) from error
+        now = cell.config.with_model_sizes().to_dict()
+        differences = _differences(then, now)
+        if differences:
+            raise ValueError(
+                f"{folder} holds a run with other options than the cell's "
+                f"({'; '.join(differences[:_SHOWN])}): move it away."
+            )

@@ -1,0 +1,57 @@
+"""Keeps the tables and pictures of a sweep up to date while its cells run."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import plots, tables
+from tff_dpftrl.sweeps import results as results_lib
+
+
+class Outcome:
+    """What a sweep found so far."""
+
+    def __init__(self, cells: Sequence[cells_lib.Cell], axes: axes_lib.Axes, output: pathlib.Path):
+        """Reads nothing yet.
+
+        Args:
+          cells: All cells.
+          axes: What varies.
+          output: Folder of the sweep.
+        """
+        self._cells = cells
+        self._title = f"Sweep over {', '.join(axes)}"
+        self._output = output
+        self._finished: dict[str, results_lib.CellResult] = {}  # They do not change any more.
+
+    def read(self) -> list[results_lib.CellResult]:
+        """What each cell found.
+
+        Raises:
+          ValueError: If a file is damaged.
+        """
+        found = []
+        for cell in self._cells:
+            result = self._finished.get(cell.name) or results_lib.read(self._output, cell)
+            if result.state == "finished":
+                self._finished[cell.name] = result
+            found.append(result)
+        return found
+
+    def write(self) -> list[results_lib.CellResult]:
+        """Writes tables and pictures.
+
+        Returns:
+          What `read` does.
+
+        Raises:
+          ValueError: If a file is damaged.
+          OSError: If a file cannot be written.
+        """
+        results = self.read()
+        tables.write(self._output, results, self._title)
+        plots.write(self._output, results)
+        return results

@@ -1,0 +1,224 @@
+"""`curves.png`, `pareto.png` and `noise.png`: the outcome of a sweep as pictures."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.sweeps import results as results_lib
+
+if TYPE_CHECKING:
+    from matplotlib import axes as axes_lib
+    from matplotlib import figure as figure_lib
+
+    from tff_dpftrl.sweeps import production
+
+_ACCURACY = "top-1 accuracy on held-out users"
+_EXACT = "Exact figures of simulations: no ε covers them."
+_MANY = 10  # Curves that fit into one legend of one column, and into Matplotlib's ten colours.
+
+
+def _figure(width: float = 7.5) -> tuple[figure_lib.Figure, axes_lib.Axes]:
+    from matplotlib import figure as figure_lib
+    from matplotlib.backends import backend_agg
+
+    # Without pyplot: no global state and no display.
+    figure = figure_lib.Figure(figsize=(width, 4.8), layout="constrained")
+    backend_agg.FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.grid(alpha=0.3)
+    return figure, axes
+
+
+def _draw_baselines(axes: axes_lib.Axes, baselines: Mapping[str, float]) -> None:
+    for shade, (label, value) in enumerate(baselines.items()):
+        axes.axhline(value, ls="--", lw=1, color=str(0.7 - 0.25 * shade), label=label)
+
+
+def _colours(number: int) -> list[Any]:
+    import matplotlib
+
+    name = "tab10" if number <= _MANY else "turbo"
+    colours = matplotlib.colormaps[name]
+    return [colours(i if number <= _MANY else i / (number - 1)) for i in range(number)]
+
+
+def _legend(axes: axes_lib.Axes, number: int) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8 if number <= _MANY else 6, ncols=1 + number // 20)
+
+
+def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
+    """Held-out accuracy by round: a line for each setting, a band of ± one standard error.
+
+    Args:
+      results: Of all cells; those that are not finished are left out.
+
+    Returns:
+      The figure.
+    """
+    figure, axes = _figure()
+    settings = results_lib.settings(results)
+    for setting, colour in zip(settings, _colours(len(settings)), strict=True):
+        points = setting.curve()
+        rounds = [number for number, _, _ in points]
+        means = [mean for _, mean, _ in points]
+        axes.plot(rounds, means, "o-", ms=3, lw=1.2, color=colour, label=setting.label)
+        errors = [error or 0.0 for _, _, error in points]
+        if any(errors):
+            low = [mean - error for mean, error in zip(means, errors, strict=True)]
+            high = [mean + error for mean, error in zip(means, errors, strict=True)]
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.2, lw=0)
+    _draw_baselines(axes, results_lib.common_baselines(results))
+    axes.set_xlabel("round")
+    axes.locator_params("x", integer=True)
+    axes.set_ylabel(_ACCURACY)
+    axes.set_title("mean over seeds ± standard error", fontsize=10)
+    _legend(axes, len(settings))
+    figure.supxlabel(_EXACT, fontsize=7)
+    return figure
+
+
+def pareto(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
+    """Accuracy against ε, with error bars and the front of settings that no other beats.
+
+    ε is that of the simulated run if every setting with a guarantee has one. Settings
+    without a guarantee stand apart, at the right.
+
+    Args:
+      results: Of all cells; those that are not finished are left out.
+
+    Returns:
+      The figure.
+    """
+    figure, axes = _figure()
+    settings = [
+        s for s in results_lib.settings(results) if s.mean(results_lib.ACCURACY) is not None
+    ]
+    simulated = results_lib.uses_simulated_epsilon(settings)
+    epsilons = [s.simulated_epsilon if simulated else s.epsilon for s in settings]
+    private = [epsilon for epsilon in epsilons if epsilon is not None]
+    edge = (
+        max(private, default=1.0) * (max(private) / min(private)) ** 0.2 * 1.5 if private else 1.0
+    )
+    points = []
+    for setting, epsilon, colour in zip(settings, epsilons, _colours(len(settings)), strict=True):
+        mean, error = (f(results_lib.ACCURACY) for f in (setting.mean, setting.standard_error))
+        axes.errorbar(
+            [edge if epsilon is None else epsilon],
+            [mean],
+            yerr=None if error is None else [error],
+            fmt="s" if epsilon is None else "o",
+            ms=5,
+            capsize=3,
+            color=colour,
+            label=setting.label,
+        )
+        if epsilon is not None:
+            points.append((epsilon, mean))
+    front = [points[i] for i in results_lib.pareto_front(points)]
+    if front:
+        axes.plot(*zip(*front, strict=True), "k-", lw=0.8, alpha=0.6, zorder=0)
+        axes.plot(*zip(*front, strict=True), "ko", ms=10, mfc="none", mew=0.8, label="Pareto front")
+    _draw_baselines(axes, results_lib.common_baselines(results))
+    axes.set_xscale("log")
+    _mark_epsilons(
+        axes, private, edge, [s for s, e in zip(settings, epsilons, strict=True) if e is None]
+    )
+    axes.set_xlabel("ε of the simulated larger run" if simulated else "ε of the run itself")
+    axes.set_ylabel(_ACCURACY)
+    axes.set_title("mean over seeds ± standard error; each ε is of one run by itself", fontsize=10)
+    _legend(axes, len(settings))
+    figure.supxlabel(_EXACT, fontsize=7)
+    return figure
+
+
+def _mark_epsilons(
+    axes: axes_lib.Axes,
+    private: Sequence[float],
+    edge: float,
+    others: Sequence[results_lib.Setting],
+) -> None:
+    """Ticks at values of ε, and one for settings that have none."""
+    from matplotlib import ticker
+
+    ticks = _thinned(sorted(set(private)))
+    labels = [f"{tick:.3g}" for tick in ticks]
+    if others:
+        is_quiet = all(setting.noise_multiplier == 0.0 for setting in others)
+        ticks, labels = [*ticks, edge], [*labels, "no noise" if is_quiet else "no guarantee"]
+        if private:
+            axes.axvline((max(private) * edge) ** 0.5, ls=":", lw=1, color="0.6")
+    axes.set_xticks(ticks, labels)
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+
+
+def _thinned(values: Sequence[float], closest: float = 1.15) -> list[float]:
+    """Values of which no two are so close that their labels overlap."""
+    kept: list[float] = []
+    for value in values:
+        if not kept or value >= kept[-1] * closest:
+            kept.append(value)
+    return kept
+
+
+def noise(
+    families: Sequence[production.Family], target_accuracy: float, baselines: Mapping[str, float]
+) -> figure_lib.Figure:
+    """Accuracy against the noise multiplier, with the line of the target.
+
+    Args:
+      families: Settings that differ in their noise only, one curve each.
+      target_accuracy: Top-1 accuracy that is wanted.
+      baselines: Accuracies of n-gram models, by name.
+
+    Returns:
+      The figure.
+    """
+    figure, axes = _figure()
+    for family, colour in zip(families, _colours(len(families)), strict=True):
+        errors = [point.standard_error or 0.0 for point in family.points]
+        axes.errorbar(
+            [point.noise_multiplier for point in family.points],
+            [point.accuracy for point in family.points],
+            yerr=errors,
+            fmt="o-",
+            ms=4,
+            capsize=3,
+            lw=1.2,
+            color=colour,
+            label=family.label,
+        )
+    axes.axhline(target_accuracy, color="black", lw=1, label="target")
+    _draw_baselines(axes, baselines)
+    axes.set_xlabel("noise multiplier z")
+    axes.set_ylabel(_ACCURACY)
+    axes.set_title("mean over seeds ± standard error", fontsize=10)
+    _legend(axes, len(families))
+    figure.supxlabel(_EXACT, fontsize=7)
+    return figure
+
+
+def save(figure: figure_lib.Figure, path: pathlib.Path) -> None:
+    """Writes a figure as a PNG file, in one step.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=120)
+    durable_files.write(path, image.getvalue())
+
+
+def write(output: pathlib.Path, results: Sequence[results_lib.CellResult]) -> None:
+    """Writes `curves.png` and `pareto.png` if a cell is finished.
+
+    Raises:
+      OSError: If a file cannot be written.
+    """
+    if any(result.state == "finished" for result in results):
+        save(curves(results), output / "curves.png")
+        save(pareto(results), output / "pareto.png")

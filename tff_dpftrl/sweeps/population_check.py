@@ -1,0 +1,89 @@
+"""Whether the cells of a sweep can be run with their text, found in a process of its own.
+
+Reading text takes memory, and SQLite files need TensorFlow; a sweep that waits for its
+cells for hours should keep neither.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import child
+from tff_dpftrl.training import config as config_lib
+
+_OF_TEXT = (
+    "data",
+    "pretokenized",
+    "sqlite_text_feature",
+    "sqlite_split",
+    "vocabulary",
+    "vocabulary_size",
+    "lower_case",
+    "max_users",
+)
+
+
+def check(cells: Sequence[cells_lib.Cell]) -> None:
+    """Reads the text of all cells, each text once, and asks whether its users suffice.
+
+    Args:
+      cells: Cells that have not begun yet.
+
+    Raises:
+      ValueError: If corpus, vocabulary or strategy of a cell cannot be used, or its
+        population cannot keep what it asks for; the cell is named.
+      OSError: If the process that reads cannot be started, or fails.
+    """
+    if not cells:
+        return
+    done = subprocess.run(
+        child.command([sys.executable, "-m", __name__]),
+        input=json.dumps([cell.config.to_dict() for cell in cells]),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for this process; the other one ends with it.
+    )
+    if done.returncode:
+        raise OSError(f"the process that reads the text ended with status {done.returncode}")
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found is not None:
+        raise ValueError(
+            f"The cell {axes_lib.label(cells[found['cell']].values)}: {found['error']}"
+        )
+
+
+def first_error(configs: Sequence[config_lib.TrainingConfig]) -> dict[str, int | str] | None:
+    """The first config that cannot be run, and why.
+
+    Args:
+      configs: The configs.
+
+    Returns:
+      Its index ("cell") and the message ("error"); None if all can be run.
+    """
+    from tff_dpftrl.training import corpus
+
+    users: dict[tuple[object, ...], int] = {}
+    for index, config in enumerate(configs):
+        text = tuple(getattr(config, name) for name in _OF_TEXT)
+        try:
+            if text not in users:
+                users[text] = len(corpus.read(config).train)
+            config.privacy().check(users[text])
+        except ValueError as error:
+            return {"cell": index, "error": str(error)}
+    return None
+
+
+def _main() -> None:
+    configs = [config_lib.TrainingConfig(**values) for values in json.load(sys.stdin)]
+    print(json.dumps(first_error(configs)))
+
+
+if __name__ == "__main__":
+    _main()

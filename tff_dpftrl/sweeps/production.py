@@ -1,0 +1,191 @@
+"""From a sweep over noise to the noise that production can bear (Xu et al. 2023, section 2.5).
+
+The largest noise multiplier whose mean accuracy still meets a target says how much noise
+utility bears; at which report goal, population and ε that noise can be had is then the
+planner's question.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from tff_dpftrl.accounting import planner
+from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import folder as folder_lib
+from tff_dpftrl.sweeps import results as results_lib
+from tff_dpftrl.training import config as config_lib
+
+_NOISE = ("noise_multiplier", "target_epsilon")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One setting of a noise sweep.
+
+    Attributes:
+      noise_multiplier: z.
+      accuracy: Mean top-1 accuracy on the held-out users.
+      standard_error: Of that mean; None for one seed.
+      setting: The setting.
+    """
+
+    noise_multiplier: float
+    accuracy: float
+    standard_error: float | None
+    setting: results_lib.Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Settings that differ in their noise only.
+
+    Attributes:
+      values: What the other axes are in them.
+      points: The settings, by noise multiplier.
+    """
+
+    values: Mapping[str, axes_lib.Value]
+    points: Sequence[Point]
+
+    @property
+    def label(self) -> str:
+        """The family for people."""
+        return (
+            axes_lib.label(self.values) or self.points[0].setting.results[0].cell.config.mechanism
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The most noise with which a family meets the target.
+
+    Attributes:
+      family: The family.
+      point: Its setting with the largest noise multiplier that does.
+      report_goal: R, the clients a round that the noise multiplier is relative to.
+      num_rounds: Rounds of the cells.
+      delta: δ of the cells.
+      noise_in_sum: Noise in the sum of the averaged updates so far (see
+        `planner.noise_in_sum`).
+      missed: Noise multipliers below it that do not meet the target.
+    """
+
+    family: Family
+    point: Point
+    report_goal: int
+    num_rounds: int
+    delta: float
+    noise_in_sum: float
+    missed: tuple[float, ...]
+
+
+def check(cells: Sequence[cells_lib.Cell]) -> None:
+    """Refuses a sweep that no noise can be chosen from.
+
+    Raises:
+      ValueError: If its cells do not differ in noise, or are not of algorithm 'dp-ftrl'.
+    """
+    for cell in cells:
+        if cell.config.algorithm != "dp-ftrl":
+            raise ValueError(
+                "--target-accuracy plans for algorithm 'dp-ftrl', and the cell "
+                f"{axes_lib.label(cell.values)} has {cell.config.algorithm!r}: leave one of them "
+                "out."
+            )
+    if not any(name in cell.values for cell in cells for name in _NOISE):
+        raise ValueError(
+            "--target-accuracy looks for the largest noise multiplier that meets it: add an axis, "
+            "as in --over noise_multiplier=0.5,1,2."
+        )
+
+
+def families(results: Sequence[results_lib.CellResult]) -> list[Family]:
+    """The finished settings with noise, those that differ in it only together."""
+    found: dict[str, tuple[dict[str, axes_lib.Value], list[Point]]] = {}
+    for setting in results_lib.settings(results):
+        accuracy = setting.mean(results_lib.ACCURACY)
+        if accuracy is None or not setting.noise_multiplier:
+            continue
+        others = {name: value for name, value in setting.values.items() if name not in _NOISE}
+        point = Point(
+            setting.noise_multiplier,
+            accuracy,
+            setting.standard_error(results_lib.ACCURACY),
+            setting,
+        )
+        found.setdefault(json.dumps(others), (others, []))[1].append(point)
+    return [
+        Family(others, sorted(points, key=lambda point: point.noise_multiplier))
+        for others, points in found.values()
+    ]
+
+
+def choose(
+    families: Sequence[Family], target_accuracy: float, output: pathlib.Path
+) -> list[Choice]:
+    """For each family that meets a target the most noise with which it does.
+
+    Args:
+      families: Of one sweep.
+      target_accuracy: Mean top-1 accuracy that is wanted, a share.
+      output: Folder of the sweep, whose cells' files say which strategy they used.
+
+    Returns:
+      The choices, those that bear most noise in the sum first; none if no setting meets
+      the target.
+
+    Raises:
+      ValueError: If a cell's files cannot be read.
+    """
+    found = []
+    for family in families:
+        meeting = [point for point in family.points if point.accuracy >= target_accuracy]
+        if not meeting:
+            continue
+        best = meeting[-1]
+        result = best.setting.results[0]
+        config = result.cell.config
+        report_goal = config.simulate_report_goal or config.clients_per_round
+        noise = _noise_in_sum(
+            folder_lib.cell_folder(output, result.cell), config, best.noise_multiplier, report_goal
+        )
+        missed = [
+            point.noise_multiplier
+            for point in family.points
+            if point.accuracy < target_accuracy and point.noise_multiplier < best.noise_multiplier
+        ]
+        found.append(
+            Choice(family, best, report_goal, config.num_rounds, config.delta, noise, tuple(missed))
+        )
+    return sorted(found, key=lambda choice: -choice.noise_in_sum)
+
+
+def _noise_in_sum(
+    folder: pathlib.Path,
+    config: config_lib.TrainingConfig,
+    noise_multiplier: float,
+    report_goal: int,
+) -> float:
+    path = folder / "config.json"
+    try:
+        derived = json.loads(path.read_text(encoding="utf-8"))["derived"]
+        strategy = serialization.strategy_from_dict(derived["strategy"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not say which strategy its run had: {error!r}.") from error
+    return planner.noise_in_sum(
+        strategy,
+        num_rounds=config.num_rounds,
+        noise_multiplier=noise_multiplier,
+        report_goal=report_goal,
+    )
+
+
+def nearest(families: Sequence[Family]) -> Point | None:
+    """The setting with noise that is most accurate; None if none is finished."""
+    points = [point for family in families for point in family.points]
+    return max(points, key=lambda point: point.accuracy, default=None)

@@ -1,0 +1,221 @@
+"""What each cell of a sweep found, and what the seeds of one setting say together."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl.runs import metrics_log
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import folder as folder_lib
+
+ACCURACY = "eval_top1_in_vocab"
+"""The metric that settings are compared by: top-1 accuracy on the held-out users."""
+
+_EVALUATED = "eval_"
+
+
+@dataclasses.dataclass(frozen=True)
+class CellResult:
+    """What is known of a cell by now.
+
+    Attributes:
+      cell: The cell.
+      state: How far it got.
+      failure: Why it failed; empty if it did not.
+      rows: Metrics of its committed rounds.
+      epsilon: ε of its privacy statement; None without a guarantee, or before its end.
+      simulated_epsilon: ε of the larger run that it simulates, if it does.
+      delta: δ of its options.
+      noise_multiplier: z; 0 for none, None before its end if calibrated. Of a simulation it
+        is that of the larger run.
+      baselines: Accuracies of n-gram models, by name.
+    """
+
+    cell: cells_lib.Cell
+    state: folder_lib.State
+    failure: str
+    rows: Sequence[Mapping[str, Any]]
+    epsilon: float | None
+    simulated_epsilon: float | None
+    delta: float
+    noise_multiplier: float | None
+    baselines: Mapping[str, float]
+
+    @property
+    def evaluations(self) -> list[Mapping[str, Any]]:
+        """The rows of rounds after which the held-out users were asked."""
+        return [row for row in self.rows if row.get(ACCURACY) is not None]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last evaluation, the best accuracy of all of them, and the time of all rounds."""
+        found = {}
+        if self.evaluations:
+            last = self.evaluations[-1]
+            found = {
+                name: value
+                for name, value in last.items()
+                if name.startswith(_EVALUATED) and value is not None
+            }
+            found["best_" + ACCURACY] = max(row[ACCURACY] for row in self.evaluations)
+        if self.rows:
+            found["seconds"] = math.fsum(row.get("seconds") or 0.0 for row in self.rows)
+        return found
+
+
+def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
+    """Reads the files of a cell.
+
+    Args:
+      output: Folder of the sweep.
+      cell: The cell.
+
+    Returns:
+      What they say; a cell that has not begun has no rows.
+
+    Raises:
+      ValueError: If a file is damaged.
+    """
+    folder = folder_lib.cell_folder(output, cell)
+    state, ending = folder_lib.state(folder), folder_lib.read_ending(folder)
+    statement = _json(folder / "privacy_statement.json") if state == "finished" else {}
+    parameters = statement.get("parameters", {})
+    noise_multiplier = 0.0 if cell.config.mechanism == "none" else cell.config.noise_multiplier
+    if noise_multiplier is None:
+        own = parameters.get("noise_multiplier")
+        noise_multiplier = parameters.get("simulated_noise_multiplier", own)
+    return CellResult(
+        cell=cell,
+        state=state,
+        failure=ending.last_line if ending is not None else "",
+        rows=metrics_log.read_rows(folder, cell.config.num_rounds),
+        epsilon=statement.get("epsilon"),
+        simulated_epsilon=parameters.get("simulated_epsilon"),
+        delta=cell.config.delta,
+        noise_multiplier=noise_multiplier,
+        baselines=_json(folder / "private" / "baselines.json"),
+    )
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The finished cells that differ in their seed only.
+
+    Attributes:
+      values: What the axes are in them, without the seed.
+      results: What each of them found.
+    """
+
+    values: Mapping[str, axes_lib.Value]
+    results: Sequence[CellResult]
+
+    @property
+    def label(self) -> str:
+        """The setting for people."""
+        return axes_lib.label(self.values) or "all seeds"
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest ε of its cells; None if one of them has no guarantee."""
+        return _largest(result.epsilon for result in self.results)
+
+    @property
+    def simulated_epsilon(self) -> float | None:
+        """The largest simulated ε of its cells; None if one of them has none."""
+        return _largest(result.simulated_epsilon for result in self.results)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """The smallest noise multiplier of its cells (calibrated ones may differ)."""
+        found = [result.noise_multiplier for result in self.results]
+        return None if None in found else min(found)
+
+    def mean(self, metric: str) -> float | None:
+        """Mean of a metric over its cells; None if none of them has it."""
+        values = self._values(metric)
+        return float(np.mean(values)) if values else None
+
+    def standard_error(self, metric: str) -> float | None:
+        """S / √n of a metric over its n cells; None for n < 2."""
+        values = self._values(metric)
+        if len(values) < 2 or not np.all(np.isfinite(values)):
+            return None
+        return float(np.std(values, ddof=1) / math.sqrt(len(values)))
+
+    def _values(self, metric: str) -> list[float]:
+        return [r.metrics[metric] for r in self.results if metric in r.metrics]
+
+    def curve(self) -> list[tuple[int, float, float | None]]:
+        """Round, mean accuracy and its standard error, for rounds that all cells evaluated."""
+        found = []
+        by_cell = [{row["round"]: row[ACCURACY] for row in r.evaluations} for r in self.results]
+        for number in sorted(set.intersection(*map(set, by_cell))):
+            values = [cell[number] for cell in by_cell]
+            error = None
+            if len(values) > 1:
+                error = float(np.std(values, ddof=1) / math.sqrt(len(values)))
+            found.append((number, float(np.mean(values)), error))
+        return found
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    return None if None in found or not found else max(found)
+
+
+def settings(results: Sequence[CellResult]) -> list[Setting]:
+    """The settings of which a cell at least is finished, in the order of the cells."""
+    pooled: dict[str, list[CellResult]] = {}
+    for result in results:
+        if result.state == "finished":
+            pooled.setdefault(json.dumps(result.cell.setting), []).append(result)
+    return [Setting(found[0].cell.setting, found) for found in pooled.values()]
+
+
+def uses_simulated_epsilon(found: Sequence[Setting]) -> bool:
+    """Whether every setting that has a guarantee has the ε of a simulated run, too."""
+    private = [setting for setting in found if setting.epsilon is not None]
+    return bool(private) and all(s.simulated_epsilon is not None for s in private)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """The points that no other beats in cost and gain.
+
+    Args:
+      points: Cost (ε) and gain (accuracy) of each.
+
+    Returns:
+      Their indices, by cost. Of equal points all are on the front.
+    """
+
+    def is_beaten(cost: float, gain: float) -> bool:
+        return any(
+            other_cost <= cost and other_gain >= gain and (other_cost, other_gain) != (cost, gain)
+            for other_cost, other_gain in points
+        )
+
+    front = [i for i, point in enumerate(points) if not is_beaten(*point)]
+    return sorted(front, key=lambda i: points[i])
+
+
+def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
+    """Accuracies of n-gram models, if all cells have the same; else none."""
+    found = [dict(result.baselines) for result in results if result.baselines]
+    return found[0] if found and all(other == found[0] for other in found) else {}

@@ -1,0 +1,266 @@
+"""Runs the cells of a sweep, each as a process of its own, and ends them together."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+
+import tqdm
+
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import child
+from tff_dpftrl.sweeps import folder as folder_lib
+from tff_dpftrl.training import config as config_lib
+
+Command = Callable[[cells_lib.Cell, pathlib.Path], Sequence[str]]
+"""What to start for a cell, given its folder."""
+
+Say = Callable[[str], None]
+"""Receives a line for the person in front of the terminal."""
+
+PROGRAM = (sys.executable, "-m", "tff_dpftrl.cli.main", "train")
+"""What runs a cell."""
+
+_POLL_SECONDS = 0.1
+_SECONDS_BETWEEN_COUNTS = 1.0
+_SECONDS_TO_END = 30.0
+_LONGEST_LINE = 500
+
+
+def train_command(
+    cell: cells_lib.Cell, folder: pathlib.Path, placement_flags: Sequence[str] = ()
+) -> list[str]:
+    """The `tff-dpftrl train` that begins a cell, or goes on with it.
+
+    Args:
+      cell: The cell.
+      folder: Folder of its results.
+      placement_flags: Flags that say where clients work.
+
+    Returns:
+      The program with its arguments.
+    """
+    options = ["--resume"] if manifest.exists(folder) else flags(cell.config)
+    return [*PROGRAM, *options, *placement_flags, f"--output={folder}"]
+
+
+def flags(config: config_lib.TrainingConfig) -> list[str]:
+    """The flags of `tff-dpftrl train` that stand for a config: all but the defaults."""
+    found = []
+    for field in dataclasses.fields(config):
+        value, flag = getattr(config, field.name), field.name.replace("_", "-")
+        if value == field.default:
+            continue
+        if isinstance(value, bool):
+            found.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            found.append(f"--{flag}={value}")
+    return found
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM, noticed instead of obeyed.
+
+    Attributes:
+      signals: Those that came, in their order.
+    """
+
+    def __init__(self):
+        self.signals: list[int] = []
+
+    @contextlib.contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Notices signals within the block; outside the earlier handlers are in force."""
+        noticed = [
+            number
+            for number in (signal.SIGINT, signal.SIGTERM)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        ]
+        earlier = {number: signal.signal(number, self._note) for number in noticed}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: types.FrameType | None) -> None:
+        del frame
+        self.signals.append(number)
+
+
+@dataclasses.dataclass
+class _Running:
+    cell: cells_lib.Cell
+    folder: pathlib.Path
+    process: subprocess.Popen[bytes]
+
+
+class _Progress:
+    """One bar over the rounds of all cells; the rows of their metrics are counted."""
+
+    def __init__(self, cells: Sequence[cells_lib.Cell], output: pathlib.Path):
+        self._rounds = {c.name: c.config.num_rounds for c in cells}
+        self._done = dict.fromkeys(self._rounds, 0)
+        self._folders = {c.name: folder_lib.cell_folder(output, c) for c in cells}
+        for name in self._rounds:
+            self._count(name)
+        self._bar = tqdm.tqdm(
+            total=sum(self._rounds.values()),
+            initial=sum(self._done.values()),
+            unit="round",
+            mininterval=0.1 if sys.stderr.isatty() else 10.0,
+            dynamic_ncols=True,
+        )
+        self._counted = time.monotonic()
+
+    def _count(self, name: str) -> None:
+        folder = self._folders[name]
+        if folder_lib.state(folder) == "finished":  # Perhaps before all rounds: nothing is left.
+            self._done[name] = self._rounds[name]
+        else:
+            self._done[name] = rounds_done(folder)
+
+    def show(self, running: Sequence[_Running], *, now: bool = False) -> None:
+        """Counts the rounds of cells that run, at most once a second, unless it is to be `now`."""
+        if not now and time.monotonic() < self._counted + _SECONDS_BETWEEN_COUNTS:
+            return
+        for entry in running:
+            self._count(entry.cell.name)
+        states = [folder_lib.state(folder) for folder in self._folders.values()]
+        shown = f"{states.count('finished')}/{len(states)} cells done"
+        if failed := states.count("failed"):
+            shown += f", {failed} failed"
+        self._bar.set_postfix_str(shown, refresh=False)
+        self._bar.update(sum(self._done.values()) - self._bar.n)
+        self._counted = time.monotonic()
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def rounds_done(folder: pathlib.Path) -> int:
+    """Rounds that the run in a folder has committed and written down; 0 if there is none."""
+    try:
+        with open(folder / "metrics.csv", "rb") as file:
+            return max(0, sum(1 for _ in file) - 1)
+    except FileNotFoundError:
+        return 0
+
+
+def run(
+    cells: Sequence[cells_lib.Cell],
+    output: pathlib.Path,
+    command: Command,
+    *,
+    jobs: int,
+    lock: int,
+    interruption: Interruption,
+    say: Say,
+    after_each: Callable[[cells_lib.Cell, folder_lib.Ending], None],
+) -> None:
+    """Runs all cells that are not finished, until they are or a signal comes.
+
+    What a cell prints goes to `sweep.log` in its folder. A cell that fails does not keep
+    the others from running. After a signal the cells that run are ended: each keeps the
+    rounds that it has committed. A second signal ends them without waiting.
+
+    Args:
+      cells: All cells of the sweep.
+      output: Folder of the sweep.
+      command: What to start for a cell.
+      jobs: How many cells run at a time.
+      lock: What `folder.lock` gave; the processes inherit it.
+      interruption: Whose signals end it.
+      say: Receives what is worth a line besides the progress bar.
+      after_each: Called when a cell's process has ended by itself.
+
+    Raises:
+      OSError: If a file cannot be written or a process cannot be started; the cells
+        that run are ended then.
+    """
+    states = {c.name: folder_lib.state(folder_lib.cell_folder(output, c)) for c in cells}
+    waiting = [cell for cell in cells if states[cell.name] != "finished"]
+    running: list[_Running] = []
+    progress = _Progress(cells, output)
+    try:
+        while (waiting or running) and not interruption.signals:
+            while waiting and len(running) < jobs and not interruption.signals:
+                running.append(_start(waiting.pop(0), output, command, lock))
+            for entry in [entry for entry in running if entry.process.poll() is not None]:
+                running.remove(entry)
+                ending = _note_ending(entry)
+                progress.show([entry], now=True)
+                after_each(entry.cell, ending)
+            progress.show(running)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if running and interruption.signals:
+            say(f"Ending {len(running)} cells; once more to end them at once ...")
+        _end(running, interruption)
+        for entry in running:
+            if entry.process.returncode == 0:
+                _note_ending(entry)
+        progress.show(running, now=True)
+        progress.close()
+
+
+def _start(cell: cells_lib.Cell, output: pathlib.Path, command: Command, lock: int) -> _Running:
+    folder = folder_lib.cell_folder(output, cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = list(command(cell, folder))
+    folder_lib.forget_ending(folder)
+    with open(folder / folder_lib.LOG, "ab") as log:
+        log.write(f"\n$ {shlex.join(arguments)}\n".encode())
+        log.flush()
+        process = subprocess.Popen(
+            child.command(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            pass_fds=[lock],
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the others.
+        )
+    return _Running(cell, folder, process)
+
+
+def _note_ending(entry: _Running) -> folder_lib.Ending:
+    status = entry.process.returncode
+    ending = folder_lib.Ending(status, _why(entry.folder, status) if status else "")
+    folder_lib.write_ending(entry.folder, ending)
+    return ending
+
+
+def _why(folder: pathlib.Path, status: int) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name
+        memory = ", perhaps for lack of memory" if -status == signal.SIGKILL else ""
+        return f"killed by {name}{memory}"
+    lines = re.split(r"[\r\n]+", (folder / folder_lib.LOG).read_text("utf-8", errors="replace"))
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1][:_LONGEST_LINE] if said else f"ended with status {status}"
+
+
+def _end(running: Sequence[_Running], interruption: Interruption) -> None:
+    """Ends processes: politely, and after some time or a further signal by force."""
+    for entry in running:
+        if entry.process.poll() is None:
+            entry.process.terminate()
+    deadline, heard = time.monotonic() + _SECONDS_TO_END, len(interruption.signals)
+    while any(entry.process.poll() is None for entry in running):
+        if time.monotonic() > deadline or len(interruption.signals) > heard:
+            for entry in running:
+                entry.process.kill()
+            for entry in running:
+                entry.process.wait()
+            return
+        time.sleep(_POLL_SECONDS)

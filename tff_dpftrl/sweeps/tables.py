@@ -1,0 +1,178 @@
+"""`cells.csv`, `summary.csv` and `summary.md`: the outcome of a sweep as tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import results as results_lib
+
+
+def cell_rows(results: Sequence[results_lib.CellResult]) -> list[dict[str, Any]]:
+    """A row for each cell: axes, state, privacy, rounds, metrics; None where there is none."""
+    names, metrics = _axes(results), _metrics(results)
+    rows = []
+    for result in results:
+        found = result.metrics
+        rows.append(
+            {name: _shown(result.cell.values, name) for name in names}
+            | {
+                "state": result.state,
+                "epsilon": result.epsilon,
+                "simulated_epsilon": result.simulated_epsilon,
+                "delta": result.delta,
+                "noise_multiplier": result.noise_multiplier,
+                "rounds_done": len(result.rows),
+            }
+            | {name: found.get(name) for name in metrics}
+        )
+    return rows
+
+
+def summary_rows(results: Sequence[results_lib.CellResult]) -> list[dict[str, Any]]:
+    """A row for each setting: mean and standard error over the seeds that are finished."""
+    names = [name for name in _axes(results) if name != axes_lib.SEED]
+    metrics = _metrics(results)
+    rows = []
+    for setting in results_lib.settings(results):
+        row: dict[str, Any] = {name: _shown(setting.values, name) for name in names}
+        row |= {
+            "cells": len(setting.results),
+            "epsilon": setting.epsilon,
+            "simulated_epsilon": setting.simulated_epsilon,
+            "delta": setting.results[0].delta,
+            "noise_multiplier": setting.noise_multiplier,
+        }
+        for name in metrics:
+            row[name] = setting.mean(name)
+            row[f"{name}_se"] = setting.standard_error(name)
+        rows.append(row)
+    return rows
+
+
+def _axes(results: Sequence[results_lib.CellResult]) -> list[str]:
+    return list(dict.fromkeys(name for result in results for name in result.cell.values))
+
+
+def _metrics(results: Sequence[results_lib.CellResult]) -> list[str]:
+    return list(dict.fromkeys(name for result in results for name in result.metrics))
+
+
+def _shown(values: Mapping[str, axes_lib.Value], name: str) -> str | None:
+    """None if the axis says nothing here, as how much noise there is with mechanism 'none'."""
+    return axes_lib.shown(values[name]) if name in values else None
+
+
+def markdown(results: Sequence[results_lib.CellResult]) -> str:
+    """The settings as a table of Markdown, the numbers for people: ε rounded up.
+
+    Args:
+      results: Of all cells of the sweep.
+
+    Returns:
+      The table, with a line on what is not finished; not more than that line if
+      nothing is.
+    """
+    found = results_lib.settings(results)
+    lines = []
+    if found:
+        names = [n for n in _axes(results) if n not in (axes_lib.SEED, "noise_multiplier")]
+        simulates = any(setting.simulated_epsilon is not None for setting in found)
+        head = [
+            *names,
+            "seeds",
+            "ε",
+            *(["ε, simulated run"] if simulates else []),
+            "δ",
+            "noise multiplier",
+        ]
+        head += ["top-1", "best top-1", "loss"]
+        lines += [_line(head), _line(["---"] * len(head))]
+        for setting in found:
+            row = [_short(setting.values, name) for name in names]
+            row += [str(len(setting.results)), _epsilon(setting.epsilon)]
+            if simulates:
+                row.append(_epsilon(setting.simulated_epsilon))
+            z = setting.noise_multiplier
+            row += [
+                f"{setting.results[0].delta:g}" if setting.epsilon is not None else "–",
+                "–" if z is None else f"{z:.4g}",
+                _mean(setting, results_lib.ACCURACY, percent=True),
+                _mean(setting, "best_" + results_lib.ACCURACY, percent=True),
+                _mean(setting, "eval_loss", percent=False),
+            ]
+            lines.append(_line(row))
+    states = [result.state for result in results]
+    left = len(states) - states.count("finished")
+    if left:
+        failed = states.count("failed")
+        lines += ["", f"{left} of {len(states)} cells are not finished, {failed} of them failed."]
+    return "\n".join(lines).strip()
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _short(values: Mapping[str, axes_lib.Value], name: str) -> str:
+    return axes_lib.short(name, values[name]) if name in values else "–"
+
+
+def _epsilon(value: float | None) -> str:
+    return "no guarantee" if value is None else display.round_up(value)
+
+
+def _mean(setting: results_lib.Setting, metric: str, *, percent: bool) -> str:
+    mean, error = setting.mean(metric), setting.standard_error(metric)
+    if mean is None:
+        return "–"
+    if percent:
+        return f"{mean:.2%}" + ("" if error is None else f" ± {100 * error:.2f}")
+    return f"{mean:.4g}" + ("" if error is None else f" ± {error:.2g}")
+
+
+def summary(results: Sequence[results_lib.CellResult], title: str) -> str:
+    """`summary.md`: the table, what it is to be read with, and the cells that failed."""
+    lines = [f"# {title}", "", markdown(results)]
+    explained = (
+        "Means over seeds ± one standard error (s / √n), after the last round of each run, on "
+        "held-out users."
+    )
+    baselines = results_lib.common_baselines(results)
+    if baselines:
+        others = ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
+        explained += f" Beside it, on the same users: {others}."
+    lines += ["", explained]
+    lines += ["", sentences.CHOICE_AMONG_RUNS]
+    failures = [result for result in results if result.state == "failed"]
+    if failures:
+        lines += ["", "## Failed", ""]
+        lines += [f"- {axes_lib.label(r.cell.values)}: {r.failure}" for r in failures]
+    return "\n".join(lines) + "\n"
+
+
+def write(output: pathlib.Path, results: Sequence[results_lib.CellResult], title: str) -> None:
+    """Writes the tables into the folder of a sweep.
+
+    Raises:
+      OSError: If a file cannot be written.
+    """
+    for name, rows in (("cells.csv", cell_rows(results)), ("summary.csv", summary_rows(results))):
+        durable_files.write(output / name, _csv(rows).encode("utf-8"))
+    durable_files.write(output / "summary.md", summary(results, title).encode("utf-8"))
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue()
