@@ -66,6 +66,8 @@ _MODULE_OF = {
     "compile_process": "execution.compiled_process",
     "build_dp_fedavg": "learning.dp_fedavg",
     "build_dp_fedsgd": "learning.dp_fedavg",
+    "train": "training.run",
+    "TrainingConfig": "training.config",
 }
 
 _SUBPACKAGES = (

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import own_models, warm_start
 from tff_dpftrl.training import placement as placement_lib
-from tff_dpftrl.training import warm_start
 
 _DESCRIPTION = """\
 Train a next-word model with federated learning and DP-FTRL, and state its privacy.
@@ -243,6 +243,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         new_config = None
         config = config_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
+    own_models.refuse_here(config.model, output)
     placement.check(config.engine)
     if new_config is not None and new_config.initial_weights is not None:
         warm_start.find(new_config.initial_weights)

@@ -1,15 +1,16 @@
-"""A language model as a `tff.learning.models.FunctionalModel`."""
+"""A language model as a `tff.learning.models.FunctionalModel`, and the other way round."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.models import language_model, metrics
+from tff_dpftrl.models import language_model, metrics, own_model
 
 _LOGITS = "logits"
 _POSITIONS = "positions"
@@ -85,3 +86,57 @@ def build(
         metrics_fns=(initialize_metrics, update_metrics, finalize_metrics),
         input_spec=(batch_spec, batch_spec),
     )
+
+
+def read(
+    model: tff.learning.models.FunctionalModel, *, vocabulary_size: int, sequence_length: int
+) -> own_model.OwnModel:
+    """Makes a language model of somebody's functional model.
+
+    Only its `predict_on_batch` and its trainable weights are used, not its loss and metrics.
+
+    Args:
+      model: It maps ids, int32, [batch, T], to scores (logits), float32, [batch, T, V].
+      vocabulary_size: V, special tokens included.
+      sequence_length: T.
+
+    Returns:
+      The model, with its weights as the initial ones.
+
+    Raises:
+      ValueError: If it has weights that are not trained, or as for `own_model.build`.
+    """
+    trainable, others = model.initial_weights
+    if tf.nest.flatten(others):
+        raise ValueError(
+            f"model has {len(tf.nest.flatten(others))} weights that are not trained; it must have "
+            "trainable weights only: leave out layers such as batch normalisation."
+        )
+    spec = model.input_spec
+    spec = spec["x"] if isinstance(spec, Mapping) else spec[0]
+    names = tf.nest.flatten(_names(trainable, "weights"))
+    arrays = map(np.asarray, tf.nest.flatten(trainable))
+
+    def scores(weights, words, training):
+        if isinstance(spec, tf.TensorSpec) and spec.dtype.is_integer:
+            words = tf.cast(words, spec.dtype)
+        packed = tf.nest.pack_sequence_as(trainable, weights)
+        return model.predict_on_batch((packed, others), words, training=training)
+
+    return own_model.build(
+        scores,
+        collections.OrderedDict(zip(names, arrays, strict=True)),
+        vocabulary_size=vocabulary_size,
+        sequence_length=sequence_length,
+        # What TFF makes of Keras models can be traced nowhere else.
+        trace_in=lambda: tf.Graph().as_default(),
+    )
+
+
+def _names(structure: Any, name: str) -> Any:
+    """The same structure with a name in the place of each leaf."""
+    if isinstance(structure, Mapping):
+        return {key: _names(value, f"{name}/{key}") for key, value in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_names(value, f"{name}/{index}") for index, value in enumerate(structure)]
+    return name

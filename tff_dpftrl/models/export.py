@@ -50,7 +50,8 @@ def read(
       path: The file.
 
     Returns:
-      The model, and its weights in the order of `weight_shapes`.
+      The model, and its weights in the order of `weight_shapes`. Of a caller's own model it is
+      `own_model.Record`, which cannot compute.
 
     Raises:
       ValueError: If the file is missing or is not such a file, or its weights are not

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tff_dpftrl.models import language_model
 
 
+OWN = "own"
+"""Stands for a model that the caller made: see `own_model`."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """One row of the table.
@@ -102,7 +106,7 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
     is the first one in `MODELS` that takes them.
 
     Args:
-      model: A model that a row of `MODELS` makes.
+      model: A model that a row of `MODELS` makes, or one of a caller's own.
 
     Returns:
       The model's name, as "model", and its sizes.
@@ -110,6 +114,10 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
     Raises:
       ValueError: If no entry of `MODELS` makes such a model.
     """
+    from tff_dpftrl.models import own_model
+
+    if isinstance(model, own_model.Record):
+        return model.description()
     sizes = dataclasses.asdict(model)
     for name in MODELS:
         try:
@@ -127,7 +135,7 @@ def from_description(description: Mapping[str, Any]) -> language_model.LanguageM
       description: "model", its name, and its sizes.
 
     Returns:
-      The model.
+      The model; of a caller's own one, `own_model.Record`, which cannot compute.
 
     Raises:
       ValueError: If the description has no name, or names no model of ours.
@@ -135,4 +143,8 @@ def from_description(description: Mapping[str, Any]) -> language_model.LanguageM
     sizes = dict(description)
     if "model" not in sizes:
         raise ValueError(f"the description of a model must have the key 'model': {description}.")
+    if sizes["model"] == OWN:
+        from tff_dpftrl.models import own_model
+
+        return own_model.Record.of_description(sizes)
     return build(sizes.pop("model"), **sizes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tff_dpftrl.runs import simulated_run
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
-Model = Literal[tuple(model_table.MODELS)]
+Model = Literal[(*model_table.MODELS, model_table.OWN)]
 Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 Decay = Literal["none", "linear", "cosine"]
@@ -146,7 +146,8 @@ class TrainingConfig:
 
     model: Model = _option(
         "word-lstm",
-        f"Language model: {'; '.join(f'{n}, {m.summary}' for n, m in model_table.MODELS.items())}.",
+        f"Language model: {'; '.join(f'{n}, {m.summary}' for n, m in model_table.MODELS.items())}; "
+        f"{model_table.OWN}, one that you give to `train` in Python (docs/own_models.md).",
         "model",
     )
     embedding_size: int | None = _size("Width of the word embedding", "embedding_size")
@@ -393,6 +394,11 @@ class TrainingConfig:
                     f"{name} is for the model {' or '.join(takers)}, not for {self.model}: leave "
                     "it out."
                 )
+        if self.model == model_table.OWN and self.initial_weights is not None:
+            raise ValueError(
+                "initial_weights has no meaning with a model of your own, which begins with the "
+                "weights that it has: leave it out."
+            )
 
     def _check_algorithm(self):
         if self.algorithm != "dp-ftrl":
@@ -525,6 +531,8 @@ class TrainingConfig:
 
     def with_model_sizes(self) -> TrainingConfig:
         """The same with all sizes of the model, so that no later default changes them."""
+        if self.model == model_table.OWN:
+            return self
         sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
         given = {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
         return dataclasses.replace(self, **given)

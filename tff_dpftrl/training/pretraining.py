@@ -23,6 +23,7 @@ import tqdm
 
 from tff_dpftrl import durable_files, validation, version
 from tff_dpftrl.data import docstrings, sequences, sources, split, user_text, vocabulary
+from tff_dpftrl.models import table as model_table
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import trained_model, warm_start
 
@@ -99,6 +100,11 @@ def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> Publi
         raise ValueError(
             "vocabulary 'private' is counted on the users to be protected, and pretraining reads "
             "public text only: name a public vocabulary, and use it for the run too."
+        )
+    if options.model == model_table.OWN:
+        raise ValueError(
+            f"model {model_table.OWN!r} can be trained in Python only, where it is: pretrain it "
+            "there, or name a model of this package."
         )
     if config.data == STANDARD_LIBRARY:
         corpus = docstrings.read_standard_library()

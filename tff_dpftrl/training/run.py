@@ -43,6 +43,7 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import (
     corpus,
     engine,
+    own_models,
     process,
     released_model,
     report,
@@ -74,6 +75,8 @@ def train(
     output: pathlib.Path,
     *,
     text: corpus.RunText | None = None,
+    model: own_models.Own | None = None,
+    model_trained_on: str | None = None,
     say: Say = _to_stderr,
     placement: placement_lib.Placement = _HERE,
 ) -> report.TrainingResults:
@@ -88,7 +91,16 @@ def train(
     Args:
       config: Options of a new run, or None to go on with the run in `output`.
       output: Folder of the run; created for a new one.
-      text: What `corpus.read` returned for the config; it is read now if None.
+      text: What `corpus.read` returned for the config; it is read now if None. Text that you
+        have in memory can be given too (docs/own_models.md).
+      model: A `tf.keras.Model` or `tff.learning.models.FunctionalModel` of your own instead of
+        one that the config names: it maps word ids, int32, [batch, T], to scores (logits) of
+        the next words, float32, [batch, T, V], where T is `sequence_length` and V is
+        `text.words.size`. It begins with the weights that it has, and is not changed; loss and
+        metrics are those of this package. To go on with such a run, give the same model again.
+      model_trained_on: Of a new run with a model of your own: the public text that its weights
+        were trained on, as the statement is to name it, or "nothing" if they were drawn at
+        random. If None, the statement says beside ε that they may tell of the same people.
       say: Receives the facts of the run as soon as each is known, and warnings; the
         terminal's standard error by default.
       placement: Where clients work; in this process by default.
@@ -97,7 +109,7 @@ def train(
       Metrics, statement and summary, which are also in the folder.
 
     Raises:
-      ValueError: If an option, the data or the folder cannot be used; nothing has
+      ValueError: If an option, the data, the model or the folder cannot be used; nothing has
         been written then.
       OSError: If a file cannot be written; every committed round is kept.
     """
@@ -105,18 +117,26 @@ def train(
     if not is_new:
         known = manifest.read(output)
         config = config_lib.of_begun_run(known.config, str(output / "config.json"))
+        own_models.check_resumed(config, model, model_trained_on, output)
     else:
         manifest.check_is_free(output)
+        config = own_models.named_in(config, model, model_trained_on)
         config = config.with_absolute_paths().with_model_sizes()
     placement.check(config.engine)
     if text is None:
         say("Reading the data ...")
-    language_task = task.build_language_task(config, text)
+    language_task = task.build_language_task(config, text, model)
     num_clients = len(language_task.train.user_ids)
     num_parameters = language_task.model.num_parameters
     for line in startup.describe_task(language_task):
         say(line)
     facts: dict[str, Any] = {}
+    if is_new and model is not None:
+        facts |= own_models.weights_facts(model_trained_on)
+        say(
+            f"Model: your own, of {num_parameters} weights. Text that they were trained on: "
+            f"{facts['initial_weights_source']}."
+        )
     if is_new and config.initial_weights is not None:
         initial = warm_start.read(
             pathlib.Path(config.initial_weights),
@@ -214,6 +234,7 @@ def _check_unchanged(
         remedy += " (with data 'docs': the same installed packages)"
     known.check_identity(_USERS, language_task.train.user_ids, remedy=remedy)
     known.check_identity(_WORDS, language_task.words.words, remedy=remedy)
+    own_models.check_same(known.facts["model"], language_task.model)
 
 
 def _open(

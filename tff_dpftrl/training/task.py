@@ -15,7 +15,7 @@ from tff_dpftrl.data import client_datasets, sequences, vocabulary
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.models import evaluation, held_out, language_model, metrics, ngrams, table
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import corpus
+from tff_dpftrl.training import corpus, own_models
 
 _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -183,19 +183,22 @@ def _quantiles(values: np.ndarray) -> dict[str, float]:
 
 
 def build_language_task(
-    config: config_lib.TrainingConfig, text: corpus.RunText | None = None
+    config: config_lib.TrainingConfig,
+    text: corpus.RunText | None = None,
+    model: own_models.Own | None = None,
 ) -> LanguageTask:
     """Builds the task of a config.
 
     Args:
       config: Options of the run.
       text: What `corpus.read` returned for it; read now if None.
+      model: The caller's own model, if the config names none of ours.
 
     Returns:
       The task.
 
     Raises:
-      ValueError: If corpus or vocabulary cannot be used.
+      ValueError: If corpus, vocabulary or model cannot be used.
     """
     if text is None:
         text = corpus.read(config)
@@ -213,11 +216,15 @@ def build_language_task(
         client_spec=client_datasets.ClientSpec(
             config.batch_size, config.max_sequences_per_client, config.client_epochs
         ),
-        model=table.build(
-            config.model,
-            vocabulary_size=words.size,
-            sequence_length=config.sequence_length,
-            **config.model_sizes,
-        ),
+        model=_build_model(config, model, words.size),
         seed=config.seed,
     )
+
+
+def _build_model(
+    config: config_lib.TrainingConfig, own: own_models.Own | None, vocabulary_size: int
+) -> language_model.LanguageModel:
+    sizes = {"vocabulary_size": vocabulary_size, "sequence_length": config.sequence_length}
+    if own is not None:
+        return own_models.read(own, **sizes)
+    return table.build(config.model, **sizes, **config.model_sizes)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # So that `find` can refuse a folder before TensorFlow is imp
     import numpy as np
 
     from tff_dpftrl.models import language_model, metrics, next_words
+    from tff_dpftrl.training import own_models
 
 Which = Literal["last", "best"]
 """The model after the last round, or the one that was best on the held-out users."""
@@ -137,25 +138,32 @@ class TrainedFiles:
     words: vocabulary.Vocabulary
     rule: tokenizer.Tokenizer
 
-    def load(self) -> TrainedModel:
+    def load(self, model: own_models.Own | None = None) -> TrainedModel:
         """Reads the model.
+
+        Args:
+          model: For a run that trained a model of the caller's own, the same one again; its
+            weights do not matter.
 
         Returns:
           The model.
 
         Raises:
-          ValueError: If its file is no model, or is that of another vocabulary.
+          ValueError: If its file is no model, or is that of another vocabulary; or if `model`
+            is missing, is not the run's, or is given for a run that has none.
         """
         from tff_dpftrl.models import export
+        from tff_dpftrl.training import own_models
 
-        model, weights = export.read(self.model_path)
-        if model.vocabulary_size != self.words.size:
+        found, weights = export.read(self.model_path)
+        if found.vocabulary_size != self.words.size:
             raise ValueError(
-                f"{self.model_path} is a model of {model.vocabulary_size} ids, but {_VOCABULARY} "
+                f"{self.model_path} is a model of {found.vocabulary_size} ids, but {_VOCABULARY} "
                 f"beside it has {self.words.size}: they are of two runs. Restore the one that "
                 "belongs to the other."
             )
-        return TrainedModel(model, weights, self.words, self.rule)
+        found = own_models.of_file(found, model, self.model_path)
+        return TrainedModel(found, weights, self.words, self.rule)
 
 
 def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:

@@ -1,0 +1,149 @@
+"""A `tf.keras.Model` as a language model of this package."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.models import own_model
+
+_Variable = type(tf.Variable(0.0, trainable=False))
+
+
+def read(
+    model: tf.keras.Model, *, vocabulary_size: int, sequence_length: int
+) -> own_model.OwnModel:
+    """Reads a Keras model of any kind: functional, sequential, subclassed, with shared layers.
+
+    Optimizer, loss and metrics that it was compiled with are not used. The model itself is
+    left as it is; one that has no weights yet gets them.
+
+    Args:
+      model: It maps ids, int32, [batch, T], to scores (logits), float32, [batch, T, V].
+      vocabulary_size: V, special tokens included.
+      sequence_length: T.
+
+    Returns:
+      The model, with its present weights as the initial ones.
+
+    Raises:
+      ValueError: If it cannot be trained as the models of this package are; it says what
+        to change. Not supported are weights that are not trained (batch normalisation,
+        stateful or frozen layers), dropout, regularisers and constraints.
+    """
+    try:
+        model(tf.zeros([1, sequence_length], tf.int32), training=False)
+    except Exception as error:
+        raise ValueError(
+            f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
+            f"{error}"
+        ) from error
+    variables = model.trainable_variables
+    _check(model, variables)
+
+    def scores(weights, words, training):
+        with _replaced(variables, weights):
+            return model(words, training=training)
+
+    return own_model.build(
+        scores,
+        _named(variables),
+        vocabulary_size=vocabulary_size,
+        sequence_length=sequence_length,
+    )
+
+
+def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
+    others = [variable.name for variable in model.non_trainable_variables]
+    if others:
+        raise ValueError(
+            f"model must have trainable weights only, but {others[0]} is not: leave out batch "
+            "normalisation (layer or group normalisation have no such weights) and stateful "
+            "layers, and let all layers be trainable."
+        )
+    if model.losses:
+        raise ValueError(
+            "model adds losses of its own, like those of a regulariser, which training does not "
+            "add to the cross-entropy: leave them out."
+        )
+    for module in (model, *model.submodules):
+        for name in sorted({name for owner in type(module).__mro__ for name in vars(owner)}):
+            if isinstance(getattr(type(module), name, None), tf.types.experimental.GenericFunction):
+                raise ValueError(
+                    f"model has the method {type(module).__name__}.{name}, which is a tf.function "
+                    "and keeps the weights that it was traced with: leave out @tf.function, which "
+                    "training adds itself."
+                )
+    for variable in variables:
+        if type(variable) is not _Variable:
+            raise ValueError(
+                f"model has the weight {variable.name} of type {type(variable).__name__}: build it "
+                "without a mixed-precision policy and outside of a distribution strategy."
+            )
+        if variable.constraint is not None:
+            raise ValueError(
+                f"model has a constraint on {variable.name}, which noise and the server's "
+                "optimizer do not keep: leave it out, or let the layer normalise the weight."
+            )
+
+
+def _named(variables: Sequence[tf.Variable]) -> Mapping[str, np.ndarray]:
+    """Values by names that are the same if the process builds the model again.
+
+    Keras numbers layers of a kind through all models of a process: a second "dense" is
+    "dense_1".
+    """
+    named, times = collections.OrderedDict(), collections.Counter()
+    for variable in variables:
+        name = re.sub(r"_\d+(?=/|$)", "", variable.name.removesuffix(":0"))
+        name = name if "/" in name else f"weight/{name}"  # "model" and "file" have a meaning.
+        times[name] += 1
+        named[name if times[name] == 1 else f"{name}#{times[name]}"] = variable.numpy()
+    return named
+
+
+@contextlib.contextmanager
+def _replaced(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> Iterator[None]:
+    """Lets variables stand for tensors while a graph is traced.
+
+    Keras has no call with weights as arguments. Cloning a model under a variable creator, as
+    TFF's `functional_model_from_keras` does, gives shared layers weights of their own and
+    needs `get_config` of every layer. Here whatever reads a variable gets a tensor, and
+    whatever asks for the variable's memory, to change it, gets an error.
+    """
+    value_of = {id(v): tensor for v, tensor in zip(variables, tensors, strict=True)}
+
+    class Replaced(_Variable):
+        @property
+        def handle(self):
+            raise AttributeError(f"{self.name} stands for a tensor and cannot be changed")
+
+        def value(self):
+            return value_of[id(self)]
+
+        read_value = value
+
+        def _read_variable_op(self, no_copy=False):
+            return value_of[id(self)]
+
+        def _dense_var_to_tensor(self, dtype=None, name=None, as_ref=False):
+            return value_of[id(self)]
+
+        def sparse_read(self, indices, name=None):
+            return tf.gather(value_of[id(self)], indices, name=name)
+
+        def gather_nd(self, indices, name=None):
+            return tf.gather_nd(value_of[id(self)], indices, name=name)
+
+    for variable in variables:
+        variable.__class__ = Replaced
+    try:
+        yield
+    finally:
+        for variable in variables:
+            variable.__class__ = _Variable

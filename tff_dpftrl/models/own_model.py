@@ -1,0 +1,382 @@
+"""A language model that somebody else wrote, as one of this package's.
+
+Its scores are traced once, with the weights as arguments; from then on it is a graph and a
+tuple of weights like any other, whatever happens to the objects it was made of. What
+training and evaluation rely on is tried out before: shapes, that a score depends on
+earlier words only, that it is the same in training.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.models import language_model, table
+
+Scores = Callable[[tuple[tf.Tensor, ...], tf.Tensor, bool], Any]
+"""From weights, ids [batch, T] and whether it is training to scores [batch, T, V]."""
+
+_PROBE_SEED = 20261122
+_NUM_PROBED = 8
+# Of a large score: other machines round otherwise, another model differs by far more.
+_PROBE_TOLERANCE = 1e-2
+_SAME = 1e-4
+_NOT_HERE = (
+    "The run's model is its author's own, and only the author's code can compute it: give it as "
+    "the argument `model`."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Record(language_model.LanguageModel):
+    """What a results folder knows of such a model: enough to tell whether one is the same.
+
+    Attributes:
+      vocabulary_size: Number of ids V, special tokens included.
+      sequence_length: Number of positions T in a batch.
+      shapes: Names and shapes of the weights, in order.
+      probe: A few of its scores, with weights and ids that are always the same.
+    """
+
+    vocabulary_size: int
+    sequence_length: int
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    probe: tuple[float, ...]
+
+    @property
+    def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the weights, in order."""
+        return collections.OrderedDict(self.shapes)
+
+    def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
+        """Raises `ValueError`: a record has no weights."""
+        raise ValueError(_NOT_HERE)
+
+    def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        """Raises `ValueError`: a record cannot compute."""
+        raise ValueError(_NOT_HERE)
+
+    def description(self) -> dict[str, Any]:
+        """What `of_description` needs to build an equal record, fit for JSON."""
+        return {
+            "model": table.OWN,
+            "vocabulary_size": self.vocabulary_size,
+            "sequence_length": self.sequence_length,
+            "shapes": [[name, list(shape)] for name, shape in self.shapes],
+            "probe": list(self.probe),
+        }
+
+    @classmethod
+    def of_description(cls, description: Mapping[str, Any]) -> Record:
+        """Builds the record that `description` described.
+
+        Raises:
+          ValueError: If it is none.
+        """
+        try:
+            return cls(
+                vocabulary_size=int(description["vocabulary_size"]),
+                sequence_length=int(description["sequence_length"]),
+                shapes=tuple((name, tuple(shape)) for name, shape in description["shapes"]),
+                probe=tuple(map(float, description["probe"])),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the description of a caller's own model is incomplete: {error}."
+            ) from error
+
+    def check_same(self, model: OwnModel) -> None:
+        """Refuses a model that is not the one recorded.
+
+        Args:
+          model: The model; its weights may be any.
+
+        Raises:
+          ValueError: If sizes, names or shapes differ, or it computes something else.
+        """
+        remedy = "build the model as it was when the run began."
+        for name in ("vocabulary_size", "sequence_length"):
+            then, now = getattr(self, name), getattr(model, name)
+            if then != now:
+                raise ValueError(f"model has {name} {now}, that of the run {then}: {remedy}")
+        for then, now in zip(self.shapes, model.shapes, strict=False):
+            if then != now:
+                raise ValueError(
+                    f"model has the weight {now[0]} of shape {list(now[1])} where that of the run "
+                    f"has {then[0]} of shape {list(then[1])}: {remedy}"
+                )
+        if len(self.shapes) != len(model.shapes):
+            raise ValueError(
+                f"model has {len(model.shapes)} weights, that of the run {len(self.shapes)}: "
+                f"{remedy}"
+            )
+        size = max(map(abs, self.probe))
+        if not np.allclose(self.probe, model.probe, rtol=0, atol=_PROBE_TOLERANCE * size):
+            raise ValueError(
+                "model has the weights of that of the run, but computes something else from them: "
+                f"{remedy}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OwnModel(Record):
+    """A model that somebody else wrote.
+
+    Attributes:
+      first_weights: The weights that it came with.
+      function: From weights and ids to scores; without variables or other state.
+    """
+
+    first_weights: tuple[np.ndarray, ...] = dataclasses.field(repr=False)
+    function: Callable[..., tf.Tensor] = dataclasses.field(repr=False)
+
+    def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
+        """Returns the weights that it came with, whatever the seed."""
+        del seed
+        return self.first_weights
+
+    def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        """Returns scores of every next word at every position, as the base class says."""
+        words = language_model.checked_words(words, self.sequence_length)
+        weights = [tf.convert_to_tensor(weight) for weight in weights]
+        return self.function(*weights, tf.cast(words, tf.int32))
+
+
+def build(
+    scores: Scores,
+    weights: Mapping[str, np.ndarray],
+    *,
+    vocabulary_size: int,
+    sequence_length: int,
+    trace_in: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> OwnModel:
+    """Traces a model's scores, and tries them out.
+
+    Args:
+      scores: The model.
+      weights: Its weights, all of them trainable, by names that do not depend on what else
+        the process has built.
+      vocabulary_size: Number of ids V, special tokens included, that it must score.
+      sequence_length: Number of positions T that it must read.
+      trace_in: Where to trace; in the caller's context if not given.
+
+    Returns:
+      The model.
+
+    Raises:
+      ValueError: If it cannot be trained and evaluated as the models of this package are;
+        it says what to change.
+    """
+    _check_weights(weights)
+    specs = [tf.TensorSpec(weight.shape, tf.float32) for weight in weights.values()]
+    specs.append(tf.TensorSpec([None, sequence_length], tf.int32))
+    wanted = f"[batch, {sequence_length}, {vocabulary_size}]"
+
+    def trace(training: bool) -> Callable[..., tf.Tensor]:
+        with trace_in():
+            return tf.function(
+                lambda *arguments: scores(arguments[:-1], arguments[-1], training)
+            ).get_concrete_function(*specs)
+
+    try:
+        traced = trace(training=False)
+    except Exception as error:
+        raise ValueError(
+            f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
+            f"{error}"
+        ) from error
+    _check_output(traced.structured_outputs, wanted, sequence_length, vocabulary_size)
+    function = _without_captures(traced)
+    trial = _Trial(function, weights, vocabulary_size, sequence_length)
+    trial.check_scores()
+    trial.check_order()
+    trial.check_gradient()
+    _check_training(trial, trace)
+    return OwnModel(
+        vocabulary_size=vocabulary_size,
+        sequence_length=sequence_length,
+        shapes=tuple((name, tuple(weight.shape)) for name, weight in weights.items()),
+        probe=trial.probe(),
+        first_weights=tuple(np.array(weight) for weight in weights.values()),
+        function=function,
+    )
+
+
+def _check_weights(weights: Mapping[str, np.ndarray]) -> None:
+    if not weights:
+        raise ValueError("model has no trainable weight: give one that can be trained.")
+    for name, weight in weights.items():
+        if weight.dtype != np.float32:
+            raise ValueError(
+                f"model must have weights of float32, but {name} is of {weight.dtype}: build it in "
+                "single precision (in Keras, without a mixed-precision policy)."
+            )
+        if not np.all(np.isfinite(weight)):
+            raise ValueError(f"model has the weight {name}, which is not finite: give finite ones.")
+
+
+def _check_output(output: Any, wanted: str, sequence_length: int, vocabulary_size: int) -> None:
+    if not isinstance(output, tf.Tensor):
+        raise ValueError(
+            f"model must return one tensor of scores, {wanted}, got {type(output).__name__}: give "
+            "one that returns nothing else."
+        )
+    shape = output.shape
+    if shape.rank == 2:
+        raise ValueError(
+            f"model must score the next word at every position, {wanted}, got {shape}: let it "
+            "return whole sequences (in Keras' recurrent layers: return_sequences=True)."
+        )
+    if not shape.is_compatible_with([None, sequence_length, vocabulary_size]):
+        raise ValueError(
+            f"model must return scores of shape {wanted}, got {shape}: {vocabulary_size} ids are "
+            f"the {vocabulary_size - 4} words of the vocabulary and four special ones, and "
+            f"{sequence_length} is the config's sequence_length."
+        )
+    if output.dtype != tf.float32:
+        raise ValueError(
+            f"model must return scores of float32, got {output.dtype.name}: build it in single "
+            "precision (in Keras, without a mixed-precision policy)."
+        )
+
+
+def _without_captures(traced: Any) -> Callable[..., tf.Tensor]:
+    """The same function with what it captured as constants, so that any graph can call it."""
+    captures = list(traced.graph.captures)
+    if not captures:
+        return traced
+    if any(outside.dtype == tf.resource for outside, _ in captures):
+        raise ValueError(
+            "model reads something that is not one of its trainable weights, such as another "
+            "variable or a table: make its scores a function of those weights and the ids alone."
+        )
+    for outside, _ in captures:
+        traced.replace_capture_with_deferred_capture(
+            outside,
+            functools.partial(tf.constant, outside.numpy()),
+            tf.TensorSpec(outside.shape, outside.dtype),
+        )
+    return traced
+
+
+class _Trial:
+    """What a model does with weights and ids that are always the same."""
+
+    def __init__(
+        self,
+        function: Callable[..., tf.Tensor],
+        weights: Mapping[str, np.ndarray],
+        vocabulary_size: int,
+        sequence_length: int,
+    ):
+        rng = np.random.Generator(np.random.Philox(_PROBE_SEED))
+        self._function = function
+        self._names = list(weights)
+        self.weights = []
+        for weight in weights.values():
+            scale = weight.shape[-1] ** -0.5 if weight.ndim > 1 else 0.5
+            drawn = rng.standard_normal(weight.shape) * scale
+            self.weights.append(tf.constant(drawn, tf.float32))
+        ids = rng.integers(1, vocabulary_size, [2, sequence_length])
+        ids[0, 0] = vocabulary_size - 1
+        ids[1, sequence_length // 2 + 1 :] = language_model.PAD
+        self.ids = tf.constant(ids, tf.int32)
+        self._is_word = ids != language_model.PAD
+        self._vocabulary_size = vocabulary_size
+
+    def check_scores(self) -> None:
+        """Refuses what fails, is not finite, or is no scores."""
+        try:
+            self.scores = self._function(*self.weights, self.ids).numpy()
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"model fails on ids from 0 to {self._vocabulary_size - 1}: {error.message}"
+            ) from error
+        if self.scores.shape != (*self.ids.shape, self._vocabulary_size):
+            raise ValueError(
+                f"model must return scores of shape {[*self.ids.shape, self._vocabulary_size]} for "
+                f"ids of shape {self.ids.shape}, got {list(self.scores.shape)}."
+            )
+        found = self.scores[self._is_word]
+        if not np.all(np.isfinite(found)):
+            raise ValueError(
+                "model has scores that are not finite for weights of moderate size, where a "
+                "sequence has padding (id 0) at its end or without: let padding not lead to a "
+                "division by zero."
+            )
+        if np.all(found >= 0) and np.allclose(found.sum(axis=-1), 1, rtol=0, atol=1e-3):
+            raise ValueError(
+                "model returns probabilities, but training needs scores (logits): leave out the "
+                "softmax at its end."
+            )
+
+    def check_order(self) -> None:
+        """Refuses a model that sees the words it is to predict, or other sequences."""
+        alone = self._function(*self.weights, self.ids[:1]).numpy()
+        if not self._equal(alone[0], self.scores[0]):
+            raise ValueError(
+                "model scores a sequence differently beside other sequences: a sequence's scores "
+                "must depend on that sequence only."
+            )
+        for first in {self.ids.shape[1] // 2, self.ids.shape[1] - 1} - {0}:
+            changed = self.ids.numpy()
+            changed[:, first:] = 1 + changed[:, first:] % (self._vocabulary_size - 1)
+            scores = self._function(*self.weights, changed).numpy()
+            before = self._is_word[:, :first]
+            if not self._equal(scores[:, :first][before], self.scores[:, :first][before]):
+                raise ValueError(
+                    "model looks ahead: its scores at a position change with the words after it, "
+                    "which are what it is to predict. Let it see earlier words only (a causal "
+                    "mask; no bidirectional layer)."
+                )
+
+    def check_gradient(self) -> None:
+        """Refuses weights that the scores do not depend on."""
+        with tf.GradientTape() as tape:
+            tape.watch(self.weights)
+            scores = tf.boolean_mask(self._function(*self.weights, self.ids), self._is_word)
+            total = tf.reduce_sum(tf.sin(scores))
+        gradients = tape.gradient(total, self.weights)
+        unused = [n for n, g in zip(self._names, gradients, strict=True) if g is None]
+        if unused:
+            raise ValueError(
+                f"model has scores that do not depend on its weight {unused[0]}, or have no "
+                "gradient in it: leave out layers that are not used."
+            )
+
+    def is_same(self, function: Callable[..., tf.Tensor]) -> bool:
+        """Whether another function has the same scores."""
+        return self._equal(function(*self.weights, self.ids).numpy(), self.scores)
+
+    def probe(self) -> tuple[float, ...]:
+        """Some scores that tell models with the same weights apart."""
+        found = self.scores[self._is_word].reshape(-1)
+        chosen = np.linspace(0, len(found) - 1, _NUM_PROBED).astype(int)
+        return tuple(float(found[i]) for i in chosen)
+
+    def _equal(self, found: np.ndarray, expected: np.ndarray) -> bool:
+        size = max(float(np.abs(self.scores[self._is_word]).max()), 1e-30)
+        return np.allclose(found, expected, rtol=0, atol=_SAME * size, equal_nan=True)
+
+
+def _check_training(trial: _Trial, trace: Callable[[bool], Callable[..., tf.Tensor]]) -> None:
+    """Refuses a model that computes something else when it is called in training."""
+    try:
+        is_same = trial.is_same(_without_captures(trace(True)))
+    except Exception as error:
+        is_same, reason = False, error
+    else:
+        reason = None
+    if not is_same:
+        raise ValueError(
+            "model computes something else in training than in evaluation, or something else at "
+            "every call, which cannot be repeated when a run is resumed: leave out layers such as "
+            "dropout, noise and batch normalisation, or set their rate to 0."
+        ) from reason

@@ -1,0 +1,205 @@
+"""Models of the caller's own in a run: what they may be, and what is recorded of them.
+
+TensorFlow and TFF are imported only where there is such a model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
+
+from tff_dpftrl.models import table
+from tff_dpftrl.training import config as config_lib
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    import tensorflow_federated as tff
+
+    from tff_dpftrl.models import language_model, own_model
+
+Own: TypeAlias = Union["tf.keras.Model", "tff.learning.models.FunctionalModel"]
+"""A model that the caller made."""
+
+
+def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> own_model.OwnModel:
+    """Makes a language model of one of the caller's own.
+
+    Args:
+      model: A `tf.keras.Model` or a `tff.learning.models.FunctionalModel`.
+      vocabulary_size: Number of ids V, special tokens included, that it must score.
+      sequence_length: Number of positions T that it must read.
+
+    Returns:
+      The model, with its weights as the initial ones.
+
+    Raises:
+      ValueError: If it is neither, or cannot be trained; it says what to change.
+    """
+    import tensorflow as tf
+
+    from tff_dpftrl.models import keras_model
+
+    sizes = {"vocabulary_size": vocabulary_size, "sequence_length": sequence_length}
+    if isinstance(model, tf.keras.Model):
+        return keras_model.read(model, **sizes)
+    import tensorflow_federated as tff
+
+    from tff_dpftrl.learning import functional_model
+
+    if isinstance(model, tff.learning.models.FunctionalModel):
+        return functional_model.read(model, **sizes)
+    raise ValueError(
+        "model must be a tf.keras.Model or a tff.learning.models.FunctionalModel, got "
+        f"{type(model).__name__}: give the model itself, not a function that makes it."
+    )
+
+
+def named_in(
+    config: config_lib.TrainingConfig, model: Own | None, trained_on: str | None
+) -> config_lib.TrainingConfig:
+    """Returns the config of a new run, which says whether the model is the caller's own.
+
+    Args:
+      config: As it was given; its `model` may be left at the default.
+      model: The caller's own model, if there is one.
+      trained_on: What it was trained on, as for `train`.
+
+    Returns:
+      The config.
+
+    Raises:
+      ValueError: If the config says otherwise.
+    """
+    if model is None:
+        if trained_on is not None:
+            raise ValueError("model_trained_on is about a model of your own: give model too.")
+        refuse_here(config.model, None)
+        return config
+    if config.model not in (table.OWN, config_lib.TrainingConfig.model):
+        raise ValueError(
+            f"config names the model {config.model!r}, but one of your own is given: leave one of "
+            "them out."
+        )
+    if trained_on is not None and not trained_on.strip():
+        raise ValueError('model_trained_on must name a text, or be "nothing"; got an empty one.')
+    return dataclasses.replace(config, model=table.OWN)
+
+
+def refuse_here(model: str, output: pathlib.Path | None) -> None:
+    """Refuses to do without the caller's own model where a run has one.
+
+    Args:
+      model: The config's.
+      output: Folder of the run if it has begun, for the message; else None.
+
+    Raises:
+      ValueError: If the model is the caller's own; it says how to give it.
+    """
+    if model != table.OWN:
+        return
+    call = "train(config, output, model=...)"
+    if output is not None:
+        call = f"train(None, pathlib.Path({str(output)!r}), model=...)"
+    raise ValueError(
+        f"model {table.OWN!r} is the caller's own and has to be given in Python: tff_dpftrl.{call}."
+    )
+
+
+def check_resumed(
+    config: config_lib.TrainingConfig,
+    model: Own | None,
+    trained_on: str | None,
+    output: pathlib.Path,
+) -> None:
+    """Refuses to go on with a run without its own model, or with one that it does not have.
+
+    Args:
+      config: The run's.
+      model: The caller's own model, if there is one.
+      trained_on: What was said of it now, which a run cannot take back.
+      output: Folder of the run.
+
+    Raises:
+      ValueError: If they do not fit each other.
+    """
+    if trained_on is not None:
+        raise ValueError(
+            "model_trained_on is recorded when a run begins: leave it out to go on with it."
+        )
+    if model is None:
+        refuse_here(config.model, output)
+    elif config.model != table.OWN:
+        raise ValueError(
+            f"model is given, but the run in {output} is of the model {config.model!r}: leave it "
+            "out to go on with it."
+        )
+
+
+def check_same(recorded: Mapping[str, Any], model: language_model.LanguageModel) -> None:
+    """Refuses a model of the caller's own that is not the one a run began with.
+
+    Args:
+      recorded: The run's `table.describe`.
+      model: The model, of any kind.
+
+    Raises:
+      ValueError: If it is another one.
+    """
+    if recorded["model"] == table.OWN:
+        table.from_description(recorded).check_same(model)
+
+
+def of_file(
+    found: language_model.LanguageModel, model: Own | None, path: pathlib.Path
+) -> language_model.LanguageModel:
+    """Returns the model that can use the weights of a file.
+
+    Args:
+      found: What the file says of its model.
+      model: The caller's own, if there is one.
+      path: The file, for messages.
+
+    Returns:
+      A model that can compute.
+
+    Raises:
+      ValueError: If the caller's own model is missing, or not that of the file.
+    """
+    from tff_dpftrl.models import own_model
+
+    if not isinstance(found, own_model.Record):
+        if model is not None:
+            raise ValueError(
+                f"model is given, but {path} is of a model of this package, which needs none: "
+                "leave it out."
+            )
+        return found
+    if model is None:
+        raise ValueError(
+            f"{path} has the weights of a model of its author's own, which only Python code of "
+            "theirs can compute. There, tff_dpftrl.training.trained_model.find("
+            f"{str(path.parent)!r}).load(model=...) gives a model to predict with, and "
+            "tff_dpftrl.training.saved_model.write exports it; see docs/own_models.md."
+        )
+    read_model = read(
+        model, vocabulary_size=found.vocabulary_size, sequence_length=found.sequence_length
+    )
+    found.check_same(read_model)
+    return read_model
+
+
+def weights_facts(trained_on: str | None) -> dict[str, Any]:
+    """What a run records of the weights that its own model came with.
+
+    Args:
+      trained_on: What they were trained on, as for `train`.
+
+    Returns:
+      `initial_weights_source` and `initial_weights_are_public`, as for a warm start.
+    """
+    source = "not recorded; they are those of the caller's own model"
+    if trained_on is not None:
+        source = f"{trained_on} (so the operator says; it is the caller's own model)"
+    return {"initial_weights_source": source, "initial_weights_are_public": trained_on is not None}
