@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tff_dpftrl.data import jsonl
+
 _DOCS = pathlib.Path(__file__).resolve().parents[1] / "docs"
 _PAGES = sorted(page for page in _DOCS.glob("*.md") if ">>> " in page.read_text("utf-8"))
 
@@ -19,6 +21,24 @@ def test_examples_print_what_the_page_says(page):
     report = []
     doctest.DocTestRunner(verbose=False).run(test, out=report.append)
     assert not report, "".join(report)
+
+
+@pytest.mark.slow
+def test_the_example_of_a_model_of_one_s_own_runs_whole(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (_DOCS / "own_models.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    names = {}
+    for block in blocks:
+        exec(block, names)
+    assert names["results"].statement.has_guarantee
+    assert not names["results"].statement.headline_caveats
+    assert names["results"].summary in capsys.readouterr().out
+    statement = (tmp_path / "results" / "own" / "privacy_statement.md").read_text()
+    assert "cats and dogs" in statement and "trained on: nothing (so the operator" in statement
+    texts = jsonl.read(tmp_path / "users.jsonl")
+    assert {user: texts.examples(user) for user in texts.user_ids} == names["users"]
 
 
 @pytest.mark.parametrize("page", sorted(_DOCS.glob("*.md")), ids=lambda page: page.name)
