@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import sys
 
 import numpy as np
@@ -125,6 +126,39 @@ def test_it_takes_batches_of_ids():
     spec = tf.TensorSpec([None, 20], tf.int32)
     model = functional_model.build(word_lstm.WordLstm(10), _SPECIAL, seed=0)
     assert model.input_spec == (spec, spec)
+
+
+def test_somebody_s_functional_model_is_read_as_a_language_model():
+    weights = _MODEL.initial_weights(0)
+
+    @tf.function
+    def predict_on_batch(model_weights, x, training):
+        del training
+        named = model_weights[0]
+        return _MODEL.logits((*named["a"], *(named["b"][key] for key in "xyz")), x)
+
+    def loss(output, label, sample_weight=None):
+        raise NotImplementedError  # Not used.
+
+    spec = tf.TensorSpec([None, 4], tf.int64)
+    last = collections.OrderedDict(z=weights[5], y=weights[4])
+    theirs = tff.learning.models.FunctionalModel(
+        # A mapping's leaves are in the order of its keys: "y" is the fifth weight.
+        initial_weights=({"b": {"x": weights[3], **last}, "a": weights[:3]}, ()),
+        predict_on_batch_fn=predict_on_batch,
+        loss_fn=loss,
+        input_spec={"x": spec, "y": spec},
+    )
+    ours = functional_model.read(theirs, vocabulary_size=10, sequence_length=4)
+    assert list(ours.weight_shapes) == [f"weights/{n}" for n in ("a/0", "a/1", "a/2")] + [
+        f"weights/b/{n}" for n in "xyz"
+    ]
+    for found, weight in zip(ours.initial_weights(5), weights, strict=True):
+        np.testing.assert_array_equal(found, weight)
+    words = _rows(0, 3)[:, :-1]
+    np.testing.assert_allclose(
+        ours.logits(weights, words), _MODEL.logits(weights, words), rtol=1e-6
+    )
 
 
 if __name__ == "__main__":

@@ -168,7 +168,9 @@ def test_a_keras_model_trains_as_the_config_s_and_resumes_to_the_same_weights(
         patch.setattr(run._Run, "_warn_of_dropped", crash)
         with pytest.raises(toy_run.Crash):
             run.train(config, output, model=_twin())
-    assert len(report.report(output).rows) == 2
+    reported = report.report(output)
+    assert len(reported.rows) == 2
+    assert f"go on with tff_dpftrl.train(None, '{output}', model=...)" in reported.summary
     run.train(None, output, model=_twin(seed=1))  # The weights are the checkpoint's.
     for ours, theirs in zip(
         toy_run.weights(output), toy_run.weights(tmp_path / "twin"), strict=True
@@ -179,7 +181,7 @@ def test_a_keras_model_trains_as_the_config_s_and_resumes_to_the_same_weights(
 
 def test_a_run_goes_on_with_the_same_model_only(private_run):
     output, _ = private_run
-    with pytest.raises(ValueError, match=r"train\(None, pathlib.Path\('.*'\), model="):
+    with pytest.raises(ValueError, match=r"tff_dpftrl.train\(None, '.*', model=..."):
         run.train(None, output)
     with pytest.raises(ValueError, match="computes something else"):
         run.train(None, output, model=_bigrams("tanh"))
@@ -207,7 +209,10 @@ def test_its_model_predicts_in_python_and_is_refused_elsewhere(private_run, tmp_
         assert main.main(command) == 2
         assert ".load(model=...)" in capsys.readouterr().err
     assert main.main(["train", "--resume", "--output", str(output)]) == 2
-    assert "tff_dpftrl.train(None, pathlib.Path(" in capsys.readouterr().err
+    assert f"tff_dpftrl.train(None, '{output}', model=...)" in capsys.readouterr().err
+    new = ["train", "--model", "own", "--noise-multiplier", "1", "--output", str(tmp_path / "new")]
+    assert main.main(new) == 2
+    assert "tff_dpftrl.train(config, output, model=...)" in capsys.readouterr().err
     theirs = _bigrams()
     trained = trained_model.find(tmp_path).load(model=theirs)
     text = f"{toy_run.WORDS[0]} {toy_run.WORDS[7]}"

@@ -243,7 +243,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         new_config = None
         config = config_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
-    own_models.refuse_here(config.model, output)
+    own_models.refuse_here(config.model, output if args.resume else None)
     placement.check(config.engine)
     if new_config is not None and new_config.initial_weights is not None:
         warm_start.find(new_config.initial_weights)

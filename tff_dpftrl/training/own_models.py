@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -99,12 +100,27 @@ def refuse_here(model: str, output: pathlib.Path | None) -> None:
     """
     if model != table.OWN:
         return
-    call = "train(config, output, model=...)"
+    call = "tff_dpftrl.train(config, output, model=...)"
     if output is not None:
-        call = f"train(None, pathlib.Path({str(output)!r}), model=...)"
+        call = how_to_go_on(model, output)
     raise ValueError(
-        f"model {table.OWN!r} is the caller's own and has to be given in Python: tff_dpftrl.{call}."
+        f"model {table.OWN!r} is the caller's own and has to be given in Python: {call}."
     )
+
+
+def how_to_go_on(model: str, output: pathlib.Path) -> str:
+    """The command, or the call in Python, that goes on with the run in a folder.
+
+    Args:
+      model: The config's.
+      output: Folder of the run.
+
+    Returns:
+      What to type.
+    """
+    if model == table.OWN:
+        return f"tff_dpftrl.train(None, {str(output)!r}, model=...)"
+    return f"tff-dpftrl train --resume --output {shlex.quote(str(output))}"
 
 
 def check_resumed(

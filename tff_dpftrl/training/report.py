@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import released_model, stopping
+from tff_dpftrl.training import own_models, released_model, stopping
 
 EVALUATION_METRICS = {
     "loss": "cross-entropy, nats per word",
@@ -143,7 +142,7 @@ def write(
     if done == 0:
         raise ValueError(
             f"The run in {output} has not committed a round yet: there is nothing to report. Go on "
-            f"with tff-dpftrl train --resume --output {shlex.quote(str(output))}."
+            f"with {own_models.how_to_go_on(config.model, output)}."
         )
     snapshot, saved = rounds.restore()
     rows = metrics_log.read_rows(output, done)
@@ -174,9 +173,9 @@ def write(
         _accuracy(rows, baselines),
         _on_held_out_users(held_out) if held_out else None,
         ended
-        or f"{done} of {config.num_rounds} rounds are done; go on with tff-dpftrl train --resume "
-        f"--output {shlex.quote(str(output))}. The statement charges all of them: whoever "
-        "ends a run early has seen how it went.",
+        or f"{done} of {config.num_rounds} rounds are done; go on with "
+        f"{own_models.how_to_go_on(config.model, output)}. The statement charges all of them: "
+        "whoever ends a run early has seen how it went.",
         stopping.failure(rows, known.facts["vocabulary_size"]),
         _promise(statement),
     ]

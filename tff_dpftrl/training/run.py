@@ -72,7 +72,7 @@ def _to_stderr(line: str) -> None:
 
 def train(
     config: config_lib.TrainingConfig | None,
-    output: pathlib.Path,
+    output: str | pathlib.Path,
     *,
     text: corpus.RunText | None = None,
     model: own_models.Own | None = None,
@@ -113,7 +113,7 @@ def train(
         been written then.
       OSError: If a file cannot be written; every committed round is kept.
     """
-    is_new = config is not None
+    output, is_new = pathlib.Path(output), config is not None
     if not is_new:
         known = manifest.read(output)
         config = config_lib.of_begun_run(known.config, str(output / "config.json"))
