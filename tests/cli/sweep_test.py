@@ -155,7 +155,10 @@ def test_a_target_leads_to_plans(sweep, capsys, monkeypatch):
     noise = planner.noise_in_sum(
         tree.Tree(_ROUNDS), num_rounds=_ROUNDS, noise_multiplier=2.0, report_goal=20
     )
-    assert f"--population 300000 --rounds 4 --target-noise {noise!r} --delta 1e-07" in said
+    assert (
+        f"--population 300000 --rounds 4 --target-noise {noise!r} --delta 1e-07 --parameters 1234"
+        in said
+    )
     report = pathlib.Path("out/production.md").read_text()
     assert "![accuracy against noise](noise.png)" in report and "![plans](plans.png)" in report
     assert "choosing among runs by their accuracy on held-out users is not covered" in report

@@ -50,7 +50,8 @@ def main():
         "noise_multiplier": noise,
     }
     config = {"engine": "compiled", **given}
-    _write(folder / "config.json", json.dumps({"config": config, "derived": derived}))
+    manifest = {"config": config, "derived": derived, "facts": {"num_parameters": 1234}}
+    _write(folder / "config.json", json.dumps(manifest))
     accuracy = 0.3 - noise / 20 + seed / 100
     rows = [(t + 1, None, None, 0.5) for t in range(rounds)]
     rows[rounds // 2 - 1] = (rounds // 2, accuracy / 2, 4.0, 0.5)

@@ -1,5 +1,6 @@
 """Tests of the noise that a sweep's target bears."""
 
+import dataclasses
 import json
 import sys
 
@@ -23,7 +24,10 @@ def _sweep(output, accuracies, *, options=_OPTIONS, **values):
             result = made_up.result(axes, accuracy, options=options)
             of_cell = folder.cell_folder(output, result.cell)
             of_cell.mkdir(parents=True)
-            content = {"derived": {"strategy": tree.Tree(4).to_dict()}}
+            content = {
+                "derived": {"strategy": tree.Tree(4).to_dict()},
+                "facts": {"num_parameters": 1234},
+            }
             (of_cell / "config.json").write_text(json.dumps(content))
             found.append(result)
     return found
@@ -38,6 +42,7 @@ def test_the_largest_noise_whose_mean_meets_the_target_is_chosen(tmp_path):
     (choice,) = production.choose(families, 0.149, tmp_path)
     assert (choice.point.noise_multiplier, choice.report_goal) == (2.0, 5)
     assert (choice.num_rounds, choice.delta, choice.missed) == (4, 1e-7, ())
+    assert choice.num_parameters == 1234
     # As `tff-dpftrl plan --keep-noise-of tree:2:5 --rounds 4` has it.
     expected = planner.noise_in_sum(tree.Tree(4), num_rounds=4, noise_multiplier=2.0, report_goal=5)
     assert choice.noise_in_sum == pytest.approx(expected, rel=1e-12)
@@ -53,6 +58,14 @@ def test_the_noise_is_relative_to_the_report_goal_that_is_simulated(tmp_path):
     plain = _sweep(tmp_path / "plain", {2.0: [0.2]})
     (other,) = production.choose(production.families(plain), 0.1, tmp_path / "plain")
     assert choice.noise_in_sum == pytest.approx(other.noise_in_sum / 100, rel=1e-12)
+
+
+def test_what_secure_aggregation_adds_is_kept_too(tmp_path):
+    (result,) = _sweep(tmp_path, {2.0: [0.2]})
+    (plain,) = production.choose(production.families([result]), 0.1, tmp_path)
+    inflated = dataclasses.replace(result, clip_norm_inflation=1.25)
+    (choice,) = production.choose(production.families([inflated]), 0.1, tmp_path)
+    assert choice.noise_in_sum == pytest.approx(1.25 * plain.noise_in_sum, rel=1e-12)
 
 
 def test_if_none_meets_it_the_nearest_is_named(tmp_path):

@@ -93,10 +93,11 @@ def _chosen(
     choices: Sequence[production.Choice], results: Sequence[results_lib.CellResult]
 ) -> list[str]:
     best = choices[0]
+    seeds = len(best.point.setting.results)
     lines = [
-        f"{_named(best)} is the largest noise that meets the target: {_accuracy(best.point)}, a "
-        f"mean over {len(best.point.setting.results)} seeds. The noise in the sum of its averaged "
-        f"updates is {best.noise_in_sum:.3g} per unit of clip norm.",
+        f"{_named(best)} is the largest noise that meets the target: {_accuracy(best.point)}, "
+        f"{f'a mean over {seeds} seeds' if seeds > 1 else 'of one seed only'}. The noise in the "
+        f"sum of its averaged updates is {best.noise_in_sum:.3g} per unit of clip norm.",
     ]
     for other in choices[1:]:
         lines.append(
@@ -128,7 +129,11 @@ def _plans(
 ) -> tuple[list[list[str]], str]:
     """The table of plans, its heading first, and the advice; draws the plans."""
     request = planner_request.Request(
-        population, choice.num_rounds, choice.delta, target_noise=choice.noise_in_sum
+        population,
+        choice.num_rounds,
+        choice.delta,
+        target_noise=choice.noise_in_sum,
+        num_parameters=choice.num_parameters,
     )
     plans = planner.make_plans(request)
     shown = planner.pareto(plans)
@@ -137,7 +142,8 @@ def _plans(
     table = plan_report.rows(shown, [None] * len(shown))
     command = (
         f"tff-dpftrl plan --population {population} --rounds {choice.num_rounds} "
-        f"--target-noise {choice.noise_in_sum!r} --delta {choice.delta!r}"
+        f"--target-noise {choice.noise_in_sum!r} --delta {choice.delta!r} "
+        f"--parameters {choice.num_parameters}"
     )
     advice = plan_report.advice(planner.recommend(plans, None), request)
     return table, f"{advice}\n\nThe same, to go on from: {command}"

@@ -21,12 +21,12 @@ _EXACT = "Exact figures of simulations: no ε covers them."
 _MANY = 10  # Curves that fit into one legend of one column, and into Matplotlib's ten colours.
 
 
-def _figure(width: float = 7.5) -> tuple[figure_lib.Figure, axes_lib.Axes]:
+def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
     from matplotlib import figure as figure_lib
     from matplotlib.backends import backend_agg
 
     # Without pyplot: no global state and no display.
-    figure = figure_lib.Figure(figsize=(width, 4.8), layout="constrained")
+    figure = figure_lib.Figure(figsize=(10, 4.8), layout="constrained")
     backend_agg.FigureCanvasAgg(figure)
     axes = figure.subplots()
     axes.grid(alpha=0.3)
@@ -46,9 +46,11 @@ def _colours(number: int) -> list[Any]:
     return [colours(i if number <= _MANY else i / (number - 1)) for i in range(number)]
 
 
-def _legend(axes: axes_lib.Axes, number: int) -> None:
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8 if number <= _MANY else 6, ncols=1 + number // 20)
+def _add_legend(axes: axes_lib.Axes, number: int) -> None:
+    """Beside the picture, where it hides nothing."""
+    size = 8 if number <= _MANY else 6
+    handles, labels = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, labels, loc="outside right upper", fontsize=size)
 
 
 def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
@@ -77,7 +79,7 @@ def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
     axes.locator_params("x", integer=True)
     axes.set_ylabel(_ACCURACY)
     axes.set_title("mean over seeds ± standard error", fontsize=10)
-    _legend(axes, len(settings))
+    _add_legend(axes, len(settings))
     figure.supxlabel(_EXACT, fontsize=7)
     return figure
 
@@ -131,7 +133,7 @@ def pareto(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
     axes.set_xlabel("ε of the simulated larger run" if simulated else "ε of the run itself")
     axes.set_ylabel(_ACCURACY)
     axes.set_title("mean over seeds ± standard error; each ε is of one run by itself", fontsize=10)
-    _legend(axes, len(settings))
+    _add_legend(axes, len(settings))
     figure.supxlabel(_EXACT, fontsize=7)
     return figure
 
@@ -194,10 +196,13 @@ def noise(
         )
     axes.axhline(target_accuracy, color="black", lw=1, label="target")
     _draw_baselines(axes, baselines)
+    values = [point.noise_multiplier for family in families for point in family.points]
+    if max(values) > 10.0 * min(values):
+        axes.set_xscale("log")
     axes.set_xlabel("noise multiplier z")
     axes.set_ylabel(_ACCURACY)
     axes.set_title("mean over seeds ± standard error", fontsize=10)
-    _legend(axes, len(families))
+    _add_legend(axes, len(families))
     figure.supxlabel(_EXACT, fontsize=7)
     return figure
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import results as results_lib
-from tff_dpftrl.training import config as config_lib
 
 _NOISE = ("noise_multiplier", "target_epsilon")
 
@@ -69,6 +69,7 @@ class Choice:
       point: Its setting with the largest noise multiplier that does.
       report_goal: R, the clients a round that the noise multiplier is relative to.
       num_rounds: Rounds of the cells.
+      num_parameters: Parameters of their model.
       delta: δ of the cells.
       noise_in_sum: Noise in the sum of the averaged updates so far (see
         `planner.noise_in_sum`).
@@ -79,6 +80,7 @@ class Choice:
     point: Point
     report_goal: int
     num_rounds: int
+    num_parameters: int
     delta: float
     noise_in_sum: float
     missed: tuple[float, ...]
@@ -151,8 +153,12 @@ def choose(
         result = best.setting.results[0]
         config = result.cell.config
         report_goal = config.simulate_report_goal or config.clients_per_round
-        noise = _noise_in_sum(
-            folder_lib.cell_folder(output, result.cell), config, best.noise_multiplier, report_goal
+        strategy, num_parameters = _read(folder_lib.cell_folder(output, result.cell))
+        noise = result.clip_norm_inflation * planner.noise_in_sum(
+            strategy,
+            num_rounds=config.num_rounds,
+            noise_multiplier=best.noise_multiplier,
+            report_goal=report_goal,
         )
         missed = [
             point.noise_multiplier
@@ -160,29 +166,29 @@ def choose(
             if point.accuracy < target_accuracy and point.noise_multiplier < best.noise_multiplier
         ]
         found.append(
-            Choice(family, best, report_goal, config.num_rounds, config.delta, noise, tuple(missed))
+            Choice(
+                family=family,
+                point=best,
+                report_goal=report_goal,
+                num_rounds=config.num_rounds,
+                num_parameters=num_parameters,
+                delta=config.delta,
+                noise_in_sum=noise,
+                missed=tuple(missed),
+            )
         )
     return sorted(found, key=lambda choice: -choice.noise_in_sum)
 
 
-def _noise_in_sum(
-    folder: pathlib.Path,
-    config: config_lib.TrainingConfig,
-    noise_multiplier: float,
-    report_goal: int,
-) -> float:
+def _read(folder: pathlib.Path) -> tuple[strategy_lib.Strategy, int]:
+    """Strategy of a run, and number of parameters of its model, from its folder."""
     path = folder / "config.json"
     try:
-        derived = json.loads(path.read_text(encoding="utf-8"))["derived"]
-        strategy = serialization.strategy_from_dict(derived["strategy"])
+        found = json.loads(path.read_text(encoding="utf-8"))
+        strategy = serialization.strategy_from_dict(found["derived"]["strategy"])
+        return strategy, found["facts"]["num_parameters"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} does not say which strategy its run had: {error!r}.") from error
-    return planner.noise_in_sum(
-        strategy,
-        num_rounds=config.num_rounds,
-        noise_multiplier=noise_multiplier,
-        report_goal=report_goal,
-    )
 
 
 def nearest(families: Sequence[Family]) -> Point | None:

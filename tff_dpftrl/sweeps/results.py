@@ -36,6 +36,8 @@ class CellResult:
       delta: δ of its options.
       noise_multiplier: z; 0 for none, None before its end if calibrated. Of a simulation it
         is that of the larger run.
+      clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
+        secure aggregation.
       baselines: Accuracies of n-gram models, by name.
     """
 
@@ -47,6 +49,7 @@ class CellResult:
     simulated_epsilon: float | None
     delta: float
     noise_multiplier: float | None
+    clip_norm_inflation: float
     baselines: Mapping[str, float]
 
     @property
@@ -101,6 +104,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         simulated_epsilon=parameters.get("simulated_epsilon"),
         delta=cell.config.delta,
         noise_multiplier=noise_multiplier,
+        clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder / "private" / "baselines.json"),
     )
 

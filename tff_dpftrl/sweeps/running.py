@@ -205,7 +205,7 @@ def run(
             time.sleep(_POLL_SECONDS)
     finally:
         if running and interruption.signals:
-            say(f"Ending {len(running)} cells; once more to end them at once ...")
+            say("Ending the cells that run; a second signal ends them at once ...")
         _end(running, interruption)
         for entry in running:
             if entry.process.returncode == 0:
