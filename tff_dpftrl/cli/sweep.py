@@ -19,6 +19,7 @@ from tff_dpftrl.training import warm_start
 if TYPE_CHECKING:
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
+    from tff_dpftrl.sweeps import outcome as outcome_lib
     from tff_dpftrl.sweeps import results as results_lib
     from tff_dpftrl.training import placement as placement_lib
 
@@ -254,7 +255,7 @@ def _say(line: str) -> None:
     sys.stderr.flush()
 
 
-def _after(outcome, cell: cells_lib.Cell, ending: folder_lib.Ending) -> None:
+def _after(outcome: outcome_lib.Outcome, cell: cells_lib.Cell, ending: folder_lib.Ending) -> None:
     """Writes what is known after a cell, and says how it went."""
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import results as results_lib
