@@ -28,7 +28,7 @@ def _by_hand(logits, targets):
         words += 1
         word_losses.append(loss)
         if target != 7:
-            ranks.append(sum(s >= scores[target] for s in scores))
+            ranks.append(sum(s >= scores[target] for s in scores[1:7]))
     expected = {
         "loss": sum(losses) / len(losses),
         "perplexity": math.exp(sum(word_losses) / len(word_losses)),
@@ -73,7 +73,7 @@ def test_batches_add_up():
         assert float(counts[name]) == pytest.approx(float(whole[name]), rel=1e-6)
 
 
-def test_predicting_oov_is_wrong_even_where_it_is_right():
+def test_a_word_out_of_the_vocabulary_is_never_right():
     logits = np.zeros([2, _SIZE], np.float32)
     logits[:, 7] = 9.0
     found = _finalized(metrics.count(logits, np.array([7, 1]), _SPECIAL))
@@ -81,11 +81,11 @@ def test_predicting_oov_is_wrong_even_where_it_is_right():
     assert (found["num_words"], found["num_in_vocab"]) == (2, 1)
 
 
-def test_predicting_the_end_instead_of_a_word_is_wrong():
-    logits = np.zeros([1, _SIZE], np.float32)
-    logits[0, 9], logits[0, 1] = 9.0, 5.0
-    found = _finalized(metrics.count(logits, np.array([1]), _SPECIAL))
-    assert (found["top1_in_vocab"], found["top3_in_vocab"]) == (0, 1)
+def test_words_are_ranked_among_words():
+    logits = np.zeros([2, _SIZE], np.float32)
+    logits[:, [0, 7, 8, 9]], logits[:, 1], logits[:, 2] = 9.0, 5.0, 6.0
+    found = _finalized(metrics.count(logits, np.array([1, 2]), _SPECIAL))
+    assert (found["top1_in_vocab"], found["top3_in_vocab"]) == (0.5, 1)
 
 
 def test_ties_count_against_the_model():

@@ -32,8 +32,8 @@ class WordPredictions:
     Attributes:
       rows: Index of the sequence that each word is in, int64, shape [n].
       targets: Ids of the words, int64, shape [n].
-      is_best: Whether the word had a better score than every other id, special ones
-        included, as `metrics.count` counts it, bool, shape [n].
+      is_best: Whether the word is of the vocabulary and had a better score than every other
+        one, as `metrics.count` counts it, bool, shape [n].
       likeliest: The k words of the vocabulary with the best scores, best first, int32,
         shape [n, k].
     """
@@ -87,7 +87,8 @@ def predict_words(
         is_word = (targets > special.pad) & (targets <= special.oov)
         logits, targets = tf.boolean_mask(logits, is_word), tf.boolean_mask(targets, is_word)
         is_finite = tf.math.is_finite(metrics.cross_entropy(logits, targets))
-        is_best = is_finite & tf.equal(metrics.ranks(logits, targets), 1.0)
+        is_known = targets < special.oov
+        is_best = is_known & is_finite & tf.equal(metrics.ranks(logits, targets, special), 1.0)
         ids, _ = next_words.likeliest(logits, special, top)
         return tf.boolean_mask(positions, is_word), targets, is_best, ids
 
@@ -123,7 +124,7 @@ def accuracy_by_user(
     in_vocab = predictions.targets < special.oov
     user = np.asarray(users, np.int64)[predictions.rows]
     size = int(np.max(users, initial=-1)) + 1
-    right = np.bincount(user[in_vocab & predictions.is_best], minlength=size)
+    right = np.bincount(user[predictions.is_best], minlength=size)
     words = np.bincount(user if count_oov else user[in_vocab], minlength=size)
     return right[words > 0] / words[words > 0]
 

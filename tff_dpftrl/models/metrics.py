@@ -106,9 +106,11 @@ def mean_cross_entropy(logits: tf.Tensor, targets: tf.Tensor, pad: int) -> tf.Te
 def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     """Counts the targets of one batch and how well they were predicted.
 
-    A word is among the top k if fewer than k ids, special ones included, have at
-    least its score: a tie counts against the model. A score that is not finite counts
-    as wrong.
+    A word is among the top k if at most k words of the vocabulary, itself included, have at
+    least its score: a tie counts against the model. Special ids are no words and are not
+    ranked: a keyboard proposes words, whatever the probability of the end or of a word that
+    it does not know, and so do the n-grams that a model is compared with. A score that is
+    not finite counts as wrong.
 
     Args:
       logits: Scores, float32, shape [n, V].
@@ -124,7 +126,7 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     is_target = tf.not_equal(targets, special.pad) & tf.not_equal(targets, special.bos)
     is_word = is_target & tf.not_equal(targets, special.eos)
     in_vocab = is_word & (targets < special.oov)
-    rank = ranks(logits, targets)
+    rank = ranks(logits, targets, special)
     rankable = in_vocab & tf.math.is_finite(losses)
     return collections.OrderedDict(
         loss_sum=_masked_sum(losses, is_target),
@@ -136,19 +138,25 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
     )
 
 
-def ranks(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-    """Returns how many ids have at least the score of each target, itself included.
+def ranks(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> tf.Tensor:
+    """Returns how many words have at least the score of each target, itself included.
 
     Args:
       logits: Scores, float32, shape [n, V].
       targets: Ids, integer, shape [n].
+      special: The special ids, which are not counted.
 
     Returns:
-      Whole numbers, float32, shape [n]; 0 where the target's score is not a number.
+      Whole numbers, float32, shape [n]; 0 where the target's score is not a number. Of
+      a target that is no word, how many words have at least its score.
     """
-    own = tf.gather(logits, targets, batch_dims=1)
-    # Floats are added faster, and exactly up to 2²⁴.
-    return tf.reduce_sum(tf.cast(logits >= own[:, None], tf.float32), axis=1)
+    own = tf.gather(logits, targets, batch_dims=1)[:, None]
+    others = tf.gather(logits, [special.pad, special.oov, special.bos, special.eos], axis=1)
+    # Floats are added faster, and exactly up to 2²⁴. A slice of the words would be a copy.
+    at_least, special_ones = (
+        tf.reduce_sum(tf.cast(scores >= own, tf.float32), axis=1) for scores in (logits, others)
+    )
+    return at_least - special_ones
 
 
 def add(first: Counts, second: Counts) -> Counts:
@@ -169,9 +177,9 @@ def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf
       `perplexity`: exp of the mean cross-entropy over words, those out of the
       vocabulary included as one word, the end of a sequence not.
       `top1_in_vocab`, `top3_in_vocab`, `top5_in_vocab`: share of the words in the
-      vocabulary that were among the 1, 3, 5 best scores.
+      vocabulary that were among the 1, 3, 5 words of best scores.
       `top1_oov_wrong`, `top3_oov_wrong`, `top5_oov_wrong`: share of all words that were,
-      those out of the vocabulary counted as wrong even where OOV was predicted.
+      those out of the vocabulary counted as wrong (AccuracyTop1 of McMahan et al. 2018).
       `num_targets`, `num_words`, `num_in_vocab`: the counts.
       Means of nothing are 0.
     """

@@ -59,9 +59,8 @@ class NgramModel:
     """Predicts the word most often seen after the last one or two words.
 
     A context that was not seen gives way to the next shorter one. Only words of the
-    vocabulary are predicted, which favours it over a model that may also predict the
-    end of a sequence. Counts are of the pooled text, without any privacy: it is a
-    yardstick, not a release.
+    vocabulary are predicted, as `metrics.count` lets a model do. Counts are of the pooled text,
+    without any privacy: it is a yardstick, not a release.
     """
 
     def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds):

@@ -24,7 +24,8 @@ from tff_dpftrl.training import own_models, released_model, stopping
 EVALUATION_METRICS = {
     "loss": "cross-entropy, nats per word",
     "perplexity": "exp of the cross-entropy",
-    "top1_in_vocab": "share of next words guessed right, among words of the vocabulary",
+    "top1_in_vocab": "share of next words guessed right, among words of the vocabulary, which all "
+    "guesses are from",
     "top1_oov_wrong": "the same among all words; those outside the vocabulary count as wrong",
     "top3_in_vocab": "share of next words among the first three guesses",
     "top5_in_vocab": "share of next words among the first five guesses",
