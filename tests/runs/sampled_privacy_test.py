@@ -56,6 +56,17 @@ def test_epsilon_is_that_of_the_composition():
     assert _state(plan, charge_all_rounds=True).epsilon == plan.epsilon_after(20)
 
 
+def test_the_statement_names_estimator_and_clipping():
+    plain, other = _plan(), _plan(estimator="clipped-denominator", per_layer_clipping=True)
+    assert _state(plain).parameters["estimator"].startswith("fixed denominator")
+    assert _state(plain).parameters["clipping"] == "flat"
+    assert _state(other).parameters["estimator"].startswith("clipped denominator")
+    assert _state(other).parameters["clipping"] == "per layer"
+    # The noise multiplier is relative to the estimator's sensitivity.
+    assert _state(other).epsilon == _state(plain).epsilon
+    assert other.noise_to_signal(1000) == 2 * plain.noise_to_signal(1000)
+
+
 def test_a_target_is_kept():
     plan = _plan(noise_multiplier=None, target_epsilon=3.0)
     assert 2.9 < plan.epsilon_after(20) <= 3.0

@@ -208,5 +208,16 @@ def test_a_warm_up_ends():
         config.TrainingConfig(noise_multiplier=1.0, num_rounds=10, server_warmup_rounds=10)
 
 
+@pytest.mark.parametrize(
+    "options", [{"estimator": "clipped-denominator"}, {"per_layer_clipping": True}]
+)
+def test_options_of_sampled_algorithms_are_refused_for_dp_ftrl(options):
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} applies to algorithm 'dp-fedavg' or"):
+        config.TrainingConfig(noise_multiplier=1.0, **options)
+    of_run = config.TrainingConfig(algorithm="dp-fedavg", noise_multiplier=1.0, **options)
+    assert getattr(of_run.privacy(), name) == options[name]
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

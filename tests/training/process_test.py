@@ -9,6 +9,7 @@ import tensorflow as tf
 from tff_dpftrl.aggregators import check_process
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.models import metrics, word_lstm
+from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import process
 
@@ -32,8 +33,13 @@ def test_a_state_that_tff_cannot_send_is_refused():
         {},
         {"adaptive_clipping": True, "restart_warmup": 4, "clipped_count_stddev": 2.0},
         {"algorithm": "dp-fedavg"},
+        {
+            "algorithm": "dp-fedsgd",
+            "estimator": "clipped-denominator",
+            "per_layer_clipping": True,
+        },
     ],
-    ids=["dp-ftrl", "adaptive", "dp-fedavg"],
+    ids=["dp-ftrl", "adaptive", "dp-fedavg", "dp-fedsgd"],
 )
 def test_only_metrics_of_the_cohort_are_exact(options):
     config = _config(**options)
@@ -51,6 +57,18 @@ def test_only_metrics_of_the_cohort_are_exact(options):
     )
     assert len(checked.releases) == 1
     checked.raise_if_any(allow=["metrics"])
+
+
+def test_a_sampled_cohort_is_clipped_and_divided_as_asked():
+    common = {"algorithm": "dp-fedavg", "clip_norm": 0.5}
+    plain, other = (
+        process.build_sampled_aggregator(_config(**common, **options).privacy().plan(100, 10))
+        for options in ({}, {"estimator": "clipped-denominator", "per_layer_clipping": True})
+    )
+    assert plain.clipping == clipping.FlatClipping(0.5)
+    assert other.clipping == clipping.PerLayerClipping(0.5)
+    assert plain.private_round.estimator == estimators.FixedDenominator(0.05, 100)
+    assert other.private_round.estimator == estimators.ClippedDenominator(0.05, 100)
 
 
 def _rates(**options):

@@ -13,6 +13,15 @@ from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy, simulated_run
 
+FIXED = "fixed-denominator"
+CLIPPED = "clipped-denominator"
+"""Names of the estimators of McMahan et al. 2018; see `private_round.estimators`."""
+
+_ESTIMATORS = {
+    FIXED: "fixed denominator: expected number of clients",
+    CLIPPED: "clipped denominator: number of clients in the round, at least the expected one",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class SampledPrivacy:
@@ -29,6 +38,8 @@ class SampledPrivacy:
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
       deployment: The larger run to simulate, which `noise_multiplier` or `target_epsilon` is
         then of; None if this run stands for itself.
+      estimator: `FIXED` or `CLIPPED`.
+      per_layer_clipping: Whether each tensor of an update is clipped by itself.
     """
 
     algorithm: str
@@ -40,6 +51,8 @@ class SampledPrivacy:
     target_epsilon: float | None = None
     deterministic_seed: int | None = None
     deployment: simulated_run.Deployment | None = None
+    estimator: str = FIXED
+    per_layer_clipping: bool = False
 
     def check(self, num_clients: int) -> None:
         """See `privacy.Privacy`."""
@@ -98,6 +111,8 @@ class SampledPrivacy:
             delta=self.delta,
             deterministic_seed=self.deterministic_seed,
             algorithm=self.algorithm,
+            estimator=self.estimator,
+            per_layer_clipping=self.per_layer_clipping,
         )
 
 
@@ -109,9 +124,15 @@ class SampledPlan(privacy.PrivacyPlan):
 
     Attributes:
       algorithm: What statements call it.
+      estimator: `FIXED` or `CLIPPED`: what the sum of a cohort is divided by. The latter
+        takes twice the noise for the same noise multiplier, which is relative to its
+        sensitivity.
+      per_layer_clipping: Whether each tensor of an update is clipped by itself.
     """
 
     algorithm: str
+    estimator: str
+    per_layer_clipping: bool
 
     needs_secret_cohorts = True
 
@@ -149,6 +170,7 @@ class SampledPlan(privacy.PrivacyPlan):
         """See the base class: z √(d n) over the n rounds' expected clients."""
         rounds = math.sqrt(self.num_rounds)
         per_round = self.noise_multiplier * math.sqrt(num_parameters) / self.clients_per_round
+        per_round *= 2.0 if self.estimator == CLIPPED else 1.0
         return per_round / rounds
 
     def describe(self) -> list[str]:
@@ -193,7 +215,8 @@ class SampledPlan(privacy.PrivacyPlan):
                 "sampling_probability": self.sampling_probability,
                 "num_rounds": seen.num_rounds,
                 "num_rounds_charged": charged,
-                "estimator": "fixed denominator: expected number of clients",
+                "estimator": _ESTIMATORS[self.estimator],
+                "clipping": "per layer" if self.per_layer_clipping else "flat",
             }
             | (self.simulated.parameters() if self.simulated else {})
             | dict(parameters),

@@ -30,6 +30,7 @@ Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Model = Literal[(*model_table.MODELS, model_table.OWN)]
 Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
+Estimator = Literal["fixed-denominator", "clipped-denominator"]
 Decay = Literal["none", "linear", "cosine"]
 Engine = Literal["compiled", "tff"]
 
@@ -65,6 +66,8 @@ _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multipl
 _NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
+
+_SAMPLED_ONLY = ("estimator", "per_layer_clipping")
 
 _DP_FTRL_ONLY = (
     *_MECHANISM_OPTIONS,
@@ -242,6 +245,18 @@ class TrainingConfig:
     clip_norm: float = _option(
         0.5, "L2 norm that a client's update is clipped to (the first one if adaptive).", "privacy"
     )
+    estimator: Estimator = _option(
+        "fixed-denominator",
+        "dp-fedavg and dp-fedsgd: what a cohort's sum is divided by, the expected number of "
+        "clients, or the number that came but not less than that, which takes twice the noise.",
+        "privacy",
+    )
+    per_layer_clipping: bool = _option(
+        False,
+        "dp-fedavg and dp-fedsgd: clip each of the m tensors of an update by itself, to clip_norm "
+        "/ √m, not all of them together.",
+        "privacy",
+    )
     simulate_report_goal: int | None = _option(
         None,
         "Simulate a run with so many clients a round: the noise on the average of "
@@ -401,14 +416,15 @@ class TrainingConfig:
             )
 
     def _check_algorithm(self):
-        if self.algorithm != "dp-ftrl":
-            for name in _DP_FTRL_ONLY:
-                default = type(self).__dataclass_fields__[name].default
-                if getattr(self, name) != default:
-                    raise ValueError(
-                        f"{name} applies to algorithm 'dp-ftrl' only, not {self.algorithm!r}: "
-                        "leave it out."
-                    )
+        is_sampled = self.algorithm != "dp-ftrl"
+        others = "'dp-ftrl'" if is_sampled else "'dp-fedavg' or 'dp-fedsgd'"
+        for name in _DP_FTRL_ONLY if is_sampled else _SAMPLED_ONLY:
+            default = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} applies to algorithm {others} only, not {self.algorithm!r}: leave it "
+                    "out."
+                )
         if self.mechanism == "none" and (self.adaptive_clipping or self.secagg_bits is not None):
             name = "adaptive_clipping" if self.adaptive_clipping else "secagg_bits"
             raise ValueError(f"{name} has no meaning with mechanism 'none': leave it out.")
@@ -506,7 +522,12 @@ class TrainingConfig:
             "deployment": self.deployment,
         }
         if self.algorithm != "dp-ftrl":
-            return sampled_privacy.SampledPrivacy(algorithm=self.algorithm, **common)
+            return sampled_privacy.SampledPrivacy(
+                algorithm=self.algorithm,
+                estimator=self.estimator,
+                per_layer_clipping=self.per_layer_clipping,
+                **common,
+            )
         starts = (0,)
         if self.adaptive_clipping:
             starts = restarts.starts(

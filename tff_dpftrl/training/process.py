@@ -62,22 +62,34 @@ def _build_sampled(
     config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
 ) -> tff.learning.templates.LearningProcess:
-    aggregator = sampled_gaussian.SampledGaussianFactory(
-        clipping=clipping.FlatClipping(plan.clip_norm),
-        noise_multiplier=plan.noise_multiplier,
-        estimator=estimators.FixedDenominator(
-            plan.sampling_probability, total_weight=plan.num_clients
-        ),
-        deterministic_seed=plan.deterministic_seed,
-        report_non_finite_clients=True,
-    )
-    common = {"aggregator": aggregator, "server_optimizer": build_server_optimizer(config)}
+    common = {
+        "aggregator": build_sampled_aggregator(plan),
+        "server_optimizer": build_server_optimizer(config),
+    }
     if config.algorithm == "dp-fedsgd":
         return dp_fedavg.build_dp_fedsgd(model, learning_rate=config.client_learning_rate, **common)
     return dp_fedavg.build_dp_fedavg(
         model,
         client_optimizer=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
         **common,
+    )
+
+
+def build_sampled_aggregator(
+    plan: sampled_privacy.SampledPlan,
+) -> sampled_gaussian.SampledGaussianFactory:
+    """What turns the updates of a sampled cohort into the server's."""
+    clip = clipping.PerLayerClipping if plan.per_layer_clipping else clipping.FlatClipping
+    estimator = {
+        sampled_privacy.FIXED: estimators.FixedDenominator,
+        sampled_privacy.CLIPPED: estimators.ClippedDenominator,
+    }[plan.estimator]
+    return sampled_gaussian.SampledGaussianFactory(
+        clipping=clip(plan.clip_norm),
+        noise_multiplier=plan.noise_multiplier,
+        estimator=estimator(plan.sampling_probability, plan.num_clients),
+        deterministic_seed=plan.deterministic_seed,
+        report_non_finite_clients=True,
     )
 
 
