@@ -1,5 +1,6 @@
 """Tests of what cells say together: means, standard errors, the Pareto front."""
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -101,11 +102,16 @@ def test_the_front_has_what_no_other_beats(points, front):
     assert results.pareto_front(points) == front
 
 
-def test_baselines_are_drawn_only_if_they_are_of_all_cells():
-    pair = _of(1.0, 0.1, 0.2)
-    assert results.common_baselines(pair) == {"bigrams": 0.2}
-    assert results.common_baselines([*pair, *_of(2.0, 0.1, baselines={})]) == {"bigrams": 0.2}
-    assert results.common_baselines([*pair, *_of(2.0, 0.1, baselines={"bigrams": 0.3})]) == {}
+def test_baselines_are_those_of_all_settings_and_depend_on_the_seed_only():
+    first, second = _of(1.0, 0.1, 0.2)
+    second = dataclasses.replace(second, baselines={"bigrams": 0.4})
+    assert results.common_baselines([first, second]) == {"bigrams": pytest.approx(0.3)}
+    (other,) = _of(2.0, 0.1)
+    assert results.common_baselines([first, other]) == {"bigrams": 0.2}
+    (unknown,) = _of(2.0, 0.1, baselines={})
+    assert results.common_baselines([first, unknown]) == {"bigrams": 0.2}
+    (different,) = _of(2.0, 0.1, baselines={"bigrams": 0.3})
+    assert results.common_baselines([first, different]) == {}
 
 
 if __name__ == "__main__":

@@ -220,6 +220,21 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
-    """Accuracies of n-gram models, if all cells have the same; else none."""
-    found = [dict(result.baselines) for result in results if result.baselines]
-    return found[0] if found and all(other == found[0] for other in found) else {}
+    """Accuracies of n-gram models, where they do not depend on the setting.
+
+    Args:
+      results: Of some cells. The seed chooses the held-out sequences.
+
+    Returns:
+      Means over the seeds, by name; none if cells of the same seed differ.
+    """
+    by_seed: dict[int, Mapping[str, float]] = {}
+    for result in results:
+        found = result.baselines
+        if found and by_seed.setdefault(result.cell.config.seed, found) != found:
+            return {}
+    names = dict.fromkeys(name for found in by_seed.values() for name in found)
+    return {
+        name: float(np.mean([found[name] for found in by_seed.values() if name in found]))
+        for name in names
+    }
