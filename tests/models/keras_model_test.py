@@ -38,6 +38,7 @@ class _Tied(tf.keras.Model):
         self.embedding = _layers.Embedding(_V, 8, mask_zero=True)
         self.lstm = _layers.LSTM(8, return_sequences=True)
         self.attention = _layers.MultiHeadAttention(2, 4)
+        self.convolution = _layers.Conv1D(8, 2, padding="causal")
         self.norm = _layers.LayerNormalization()
         self.bias = self.add_weight(name="bias", shape=[_V])
         self.scales = [tf.Variable(tf.ones([8]), name="scale") for _ in range(2)]
@@ -47,7 +48,10 @@ class _Tied(tf.keras.Model):
     def call(self, words, training=False):
         x = self.embedding(words)
         x = self.lstm(x) + tf.einsum("bti,tij->btj", x, self.places) * self.scales[0]
-        x = self.norm(x + self.attention(x, x, use_causal_mask=True)) * self.scales[1]
+        x = (
+            self.norm(x + self.convolution(x) + self.attention(x, x, use_causal_mask=True))
+            * self.scales[1]
+        )
         for _ in tf.range(2):
             x = tf.tanh(x)
         return tf.matmul(x, self.embedding.embeddings, transpose_b=True) + self.bias
@@ -192,6 +196,10 @@ _REFUSED = {
     ),
     "batch normalisation": (lambda: _sequential(_layers.BatchNormalization()), "moving_mean"),
     "frozen": (_frozen, "embeddings:0 is not: .*let all layers be trainable"),
+    "random": (
+        lambda: _sequential(_layers.Lambda(lambda x: x + tf.random.normal([4]))),
+        "something else at every call",
+    ),
     "dropout": (lambda: _sequential(_layers.Dropout(0.5)), "something else in training .*dropout"),
     "words only": (
         lambda: _sequential(vocabulary_size=_V - 4),

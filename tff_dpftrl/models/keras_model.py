@@ -63,20 +63,22 @@ def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
     if others:
         raise ValueError(
             f"model must have trainable weights only, but {others[0]} is not: leave out batch "
-            "normalisation (layer or group normalisation have no such weights) and stateful "
-            "layers, and let all layers be trainable."
+            "normalisation (layer normalisation has no such weights) and stateful layers, and let "
+            "all layers be trainable."
         )
     if model.losses:
         raise ValueError(
             "model adds losses of its own, like those of a regulariser, which training does not "
             "add to the cross-entropy: leave them out."
         )
-    for module in (model, *model.submodules):
-        for name in sorted({name for owner in type(module).__mro__ for name in vars(owner)}):
-            if isinstance(getattr(type(module), name, None), tf.types.experimental.GenericFunction):
+    for owner in {owner for module in (model, *model.submodules) for owner in type(module).__mro__}:
+        if owner.__module__.partition(".")[0] in ("keras", "tensorflow"):
+            continue
+        for name, value in vars(owner).items():
+            if isinstance(value, tf.types.experimental.GenericFunction):
                 raise ValueError(
-                    f"model has the method {type(module).__name__}.{name}, which is a tf.function "
-                    "and keeps the weights that it was traced with: leave out @tf.function, which "
+                    f"model has the method {owner.__name__}.{name}, which is a tf.function and "
+                    "keeps the weights that it was traced with: leave out @tf.function, which "
                     "training adds itself."
                 )
     for variable in variables:

@@ -196,9 +196,9 @@ def build(
     function = _without_captures(traced)
     trial = _Trial(function, weights, vocabulary_size, sequence_length)
     trial.check_scores()
+    _check_repeats(trial, trace)
     trial.check_order()
     trial.check_gradient()
-    _check_training(trial, trace)
     return OwnModel(
         vocabulary_size=vocabulary_size,
         sequence_length=sequence_length,
@@ -277,7 +277,7 @@ class _Trial:
         sequence_length: int,
     ):
         rng = np.random.Generator(np.random.Philox(_PROBE_SEED))
-        self._function = function
+        self.function = function
         self._names = list(weights)
         self.weights = []
         for weight in weights.values():
@@ -294,7 +294,7 @@ class _Trial:
     def check_scores(self) -> None:
         """Refuses what fails, is not finite, or is no scores."""
         try:
-            self.scores = self._function(*self.weights, self.ids).numpy()
+            self.scores = self.function(*self.weights, self.ids).numpy()
         except tf.errors.OpError as error:
             raise ValueError(
                 f"model fails on ids from 0 to {self._vocabulary_size - 1}: {error.message}"
@@ -319,7 +319,7 @@ class _Trial:
 
     def check_order(self) -> None:
         """Refuses a model that sees the words it is to predict, or other sequences."""
-        alone = self._function(*self.weights, self.ids[:1]).numpy()
+        alone = self.function(*self.weights, self.ids[:1]).numpy()
         if not self._equal(alone[0], self.scores[0]):
             raise ValueError(
                 "model scores a sequence differently beside other sequences: a sequence's scores "
@@ -328,7 +328,7 @@ class _Trial:
         for first in {self.ids.shape[1] // 2, self.ids.shape[1] - 1} - {0}:
             changed = self.ids.numpy()
             changed[:, first:] = 1 + changed[:, first:] % (self._vocabulary_size - 1)
-            scores = self._function(*self.weights, changed).numpy()
+            scores = self.function(*self.weights, changed).numpy()
             before = self._is_word[:, :first]
             if not self._equal(scores[:, :first][before], self.scores[:, :first][before]):
                 raise ValueError(
@@ -341,7 +341,7 @@ class _Trial:
         """Refuses weights that the scores do not depend on."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights)
-            scores = tf.boolean_mask(self._function(*self.weights, self.ids), self._is_word)
+            scores = tf.boolean_mask(self.function(*self.weights, self.ids), self._is_word)
             total = tf.reduce_sum(tf.sin(scores))
         gradients = tape.gradient(total, self.weights)
         unused = [n for n, g in zip(self._names, gradients, strict=True) if g is None]
@@ -366,15 +366,14 @@ class _Trial:
         return np.allclose(found, expected, rtol=0, atol=_SAME * size, equal_nan=True)
 
 
-def _check_training(trial: _Trial, trace: Callable[[bool], Callable[..., tf.Tensor]]) -> None:
-    """Refuses a model that computes something else when it is called in training."""
+def _check_repeats(trial: _Trial, trace: Callable[[bool], Callable[..., tf.Tensor]]) -> None:
+    """Refuses a model that computes something else at another call, or in training."""
+    reason = None
     try:
-        is_same = trial.is_same(_without_captures(trace(True)))
+        repeats = trial.is_same(trial.function) and trial.is_same(_without_captures(trace(True)))
     except Exception as error:
-        is_same, reason = False, error
-    else:
-        reason = None
-    if not is_same:
+        repeats, reason = False, error
+    if not repeats:
         raise ValueError(
             "model computes something else in training than in evaluation, or something else at "
             "every call, which cannot be repeated when a run is resumed: leave out layers such as "
