@@ -104,7 +104,12 @@ def corpus(tmp_path_factory):
 def private_run(corpus, tmp_path_factory):
     """A finished run of the small model, and its results."""
     output = tmp_path_factory.mktemp("run") / "bigrams"
-    options = {"deterministic_noise_seed": None, "num_rounds": 1}
+    options = {
+        "deterministic_noise_seed": None,
+        "num_rounds": 1,
+        "mechanism": "identity",
+        "buffers": None,
+    }
     return output, run.train(toy_run.config(corpus, **_SIZES, **options), output, model=_bigrams())
 
 
