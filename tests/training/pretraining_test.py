@@ -13,7 +13,7 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement_sentences as sentences
-from tff_dpftrl.data import docstrings, jsonl, sequences, split
+from tff_dpftrl.data import docstrings, jsonl, sequences, split, user_text
 from tff_dpftrl.models import evaluation, export
 from tff_dpftrl.training import pretraining, run, trained_model, warm_start
 
@@ -122,10 +122,13 @@ def test_a_copy_of_protected_text_is_refused(corpus, tmp_path):
 
 def test_docstrings_of_packages_may_be_public_for_another_corpus(corpus, monkeypatch):
     packages = jsonl.read(corpus / "public.jsonl")
-    monkeypatch.setattr(docstrings, "read", lambda **_: packages)
+    library = user_text.UserText.from_mapping("library", {"author1": ["a text"], "abc": ["b"]})
+    monkeypatch.setattr(docstrings, "read", lambda: packages)
+    monkeypatch.setattr(docstrings, "read_standard_library", lambda: library)
     found = pretraining.read(_config(corpus, data="docs"), toy_run.config(corpus))
-    assert len(found.train) + len(found.held_out) == len(packages)
-    assert found.source == "docstrings of the installed packages"
+    texts = [*found.train.texts(), *found.held_out.texts()]
+    assert sorted(texts) == sorted([*packages.texts(), *library.texts()])
+    assert found.source.endswith("and of the installed packages")
 
 
 def test_weights_of_the_protected_text_are_refused(tmp_path):

@@ -44,8 +44,9 @@ _SHARED = (
     "sqlite_split",
 )
 _HELP = {
-    "data": "Public text: 'standard-library'; 'docs', docstrings of the installed packages, for a "
-    "run that trains on something else; or a .jsonl, .jsonl.gz or .sqlite file as in train.",
+    "data": "Public text: 'standard-library'; 'docs', with the docstrings of the installed "
+    "packages, for a run that trains on something else; or a .jsonl, .jsonl.gz or .sqlite file "
+    "as in train.",
     "epochs": "Passes over the text; the learning rate falls to zero over them.",
     "patience": "Epochs without improvement on held-out text after which it ends.",
     "batch_size": "Sequences in a batch.",

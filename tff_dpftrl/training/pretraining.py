@@ -41,9 +41,9 @@ class PretrainingConfig:
     """How a model is trained centrally.
 
     Attributes:
-      data: Public text: "standard-library", "docs" for a run that trains on something else, or
-        a file as `train` reads it. That it is public is the operator's word; no privacy
-        statement covers it.
+      data: Public text: "standard-library"; "docs", with the docstrings of the installed
+        packages, for a run that trains on something else; or a file as `train` reads it.
+        That it is public is the operator's word; no privacy statement covers it.
       epochs: Passes over the text; the learning rate falls to zero over them.
       patience: Epochs without improvement on held-out text after which it ends.
       batch_size: Sequences in a batch.
@@ -109,8 +109,11 @@ def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> Publi
     if config.data == STANDARD_LIBRARY:
         corpus = docstrings.read_standard_library()
         source = "docstrings of Python's standard library"
+    elif config.data == "docs" and options.data != "docs":
+        corpus = _all_docstrings()
+        source = "docstrings of Python's standard library and of the installed packages"
     else:
-        if config.data == options.data == "docs":
+        if config.data == "docs":
             raise ValueError(
                 "data 'docs' are what the run protects, whose data are 'docs' too (the default): "
                 f"pretrain on {STANDARD_LIBRARY!r} or on a file of public text, or name the run's "
@@ -123,11 +126,7 @@ def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> Publi
             sqlite_text_feature=options.sqlite_text_feature,
             sqlite_split=options.sqlite_split,
         )
-        source = (
-            "docstrings of the installed packages"
-            if config.data == "docs"
-            else f"{pathlib.PurePath(config.data).name}, declared public by the operator"
-        )
+        source = f"{pathlib.PurePath(config.data).name}, declared public by the operator"
     held_out = split.by_user(corpus).validation
     kept = set(held_out.user_ids)
     train = corpus.select([user for user in corpus.user_ids if user not in kept])
@@ -145,6 +144,13 @@ def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> Publi
             options.vocabulary, size, lower_case=lower_case, is_tokenized=options.pretokenized
         )
     return PublicText(train, held_out, words, source)
+
+
+def _all_docstrings() -> user_text.UserText:
+    library, packages = docstrings.read_standard_library(), docstrings.read()
+    texts = {f"standard library: {user}": library.examples(user) for user in library.user_ids}
+    texts |= {user: packages.examples(user) for user in packages.user_ids}
+    return user_text.UserText.from_mapping("docs", texts, user_unit=packages.user_unit)
 
 
 def _refuse_protected(public: str, protected: str) -> None:
