@@ -1,0 +1,108 @@
+"""Puts the committed results into docs/experiments.md: `python experiments/page.py`.
+
+The page is written by hand but for its tables. One stands between
+
+    <!-- table: NAME, AXIS, AXIS ... -->
+    <!-- end -->
+
+and has a row for each setting in results/NAME/summary.csv, with those axes, and one for each
+baseline. With --check nothing is written; the exit status says whether the page is up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import pathlib
+import re
+import sys
+from collections.abc import Mapping
+
+from tff_dpftrl.accounting import display
+
+_HERE = pathlib.Path(__file__).resolve().parent
+PAGE = _HERE.parent / "docs" / "experiments.md"
+_BLOCK = re.compile(r"(<!-- table: (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_ACCURACY = "eval_top1_in_vocab"
+
+
+def table(name: str, axes: list[str]) -> str:
+    """The table of one experiment.
+
+    Args:
+      name: Of its folder below results/.
+      axes: Columns of summary.csv that say what a setting is.
+
+    Returns:
+      Markdown, ending with a newline.
+    """
+    folder = _HERE / "results" / name
+    rows = _read(folder / "summary.csv")
+    uses_simulated = any(row["simulated_epsilon"] for row in rows)
+    epsilon = "simulated_epsilon" if uses_simulated else "epsilon"
+    titles = [*axes, "ε", "seeds", "top-1 accuracy", "top-3 accuracy", "perplexity"]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for row in rows:
+        cells = [row[axis] or "" for axis in axes]
+        cells.append(display.round_up(float(row[epsilon])) if row[epsilon] else "none")
+        cells.append(row["cells"])
+        cells += [_share(row, _ACCURACY), _share(row, "eval_top3_in_vocab")]
+        cells.append(_with_error(row, "eval_perplexity", 1.0, 1))
+        lines.append("| " + " | ".join(cells) + " |")
+    for row in _read(folder / "baselines.csv"):
+        cells = [row["model"], *[""] * (len(axes) + 1), f"{100 * float(row[_ACCURACY]):.2f} %"]
+        lines.append("| " + " | ".join([*cells, "", ""]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: pathlib.Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _share(row: Mapping[str, str], metric: str) -> str:
+    return _with_error(row, metric, 100.0, 2) + " %"
+
+
+def _with_error(row: Mapping[str, str], metric: str, unit: float, digits: int) -> str:
+    """Mean and standard error; without an error for one seed."""
+    error = row[f"{metric}_se"]
+    mean = f"{unit * float(row[metric]):.{digits}f}"
+    return f"{mean} ± {unit * float(error):.{digits}f}" if error else mean
+
+
+def render(page: str) -> str:
+    """Returns the page with tables made anew.
+
+    Args:
+      page: Its text.
+
+    Returns:
+      The same text, but for what stands in tables.
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        name, *axes = (part.strip() for part in match["what"].split(","))
+        return match[1] + table(name, axes) + match[3]
+
+    return _BLOCK.sub(fill, page)
+
+
+def main() -> int:
+    """Reads the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="Only say whether it is up to date.")
+    args = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = render(before)
+    if args.check:
+        print("up to date" if after == before else "not up to date: python experiments/page.py")
+        return int(after != before)
+    PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

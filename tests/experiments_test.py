@@ -1,0 +1,93 @@
+"""The committed results are what the page says, and the configs can be run."""
+
+import csv
+import importlib.util
+import json
+import pathlib
+import sys
+
+import pytest
+
+from tff_dpftrl.training import config as config_lib
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(f"experiments_{name}", _FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_has_the_figures_that_are_committed():
+    page = _load("page")
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.render(text) == text, "run: python experiments/page.py"
+
+
+@pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.toml")), ids=lambda path: path.name)
+def test_configs_can_be_used(path):
+    config_lib.config_from_mapping(config_lib.read_toml(path), path.name)
+
+
+def _write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        table = csv.DictWriter(file, rows[0])
+        table.writeheader()
+        table.writerows(rows)
+
+
+def test_a_table_has_settings_and_baselines(tmp_path, monkeypatch):
+    page = _load("page")
+    monkeypatch.setattr(page, "_HERE", tmp_path)
+    metrics = {"eval_top1_in_vocab": 0.2, "eval_top3_in_vocab": 0.3, "eval_perplexity": 100}
+    errors = {f"{name}_se": 0.001 for name in metrics}
+    blt = {"mechanism": "blt", "cells": 3, "epsilon": 4.00001, "simulated_epsilon": ""}
+    none = {"mechanism": "none", "cells": 1, "epsilon": "", "simulated_epsilon": ""}
+    _write(
+        tmp_path / "results" / "toy" / "summary.csv",
+        [blt | metrics | errors, none | metrics | dict.fromkeys(errors, "")],
+    )
+    _write(
+        tmp_path / "results" / "toy" / "baselines.csv",
+        [{"model": "bigrams", "eval_top1_in_vocab": 0.15}],
+    )
+    before = "A\n<!-- table: toy, mechanism -->\nstale\n<!-- end -->\nB\n"
+    lines = page.render(before).splitlines()
+    assert lines[0] == "A" and lines[-1] == "B" and "stale" not in lines
+    assert "| blt | 4.001 | 3 | 20.00 ± 0.10 % | 30.00 ± 0.10 % | 100.0 ± 0.0 |" in lines
+    assert "| none | none | 1 | 20.00 % | 30.00 % | 100.0 |" in lines
+    assert "| bigrams |  |  | 15.00 % |  |  |" in lines
+
+
+def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
+    collect = _load("collect")
+    monkeypatch.setattr(collect, "_HERE", tmp_path / "experiments")
+    monkeypatch.setattr(collect, "_PICTURES", tmp_path / "docs")
+    sweep = tmp_path / "toy"
+    rows = [{"seed": seed, "state": "finished"} for seed in (0, 1)]
+    _write(sweep / "cells.csv", rows)
+    _write(sweep / "summary.csv", rows[:1])
+    (sweep / "curves.png").write_bytes(b"picture")
+    histograms = {"10": [0.25, 0.75], "50": [0.0, 1.0]}
+    for seed, accuracy in ((0, 0.1), (1, 0.3)):
+        cell = sweep / "cells" / f"seed={seed}"
+        (cell / "private").mkdir(parents=True)
+        (cell / "private" / "baselines.json").write_text(json.dumps({"bigrams": accuracy}))
+        (cell / "held_out.json").write_text(json.dumps({"head_words": {"histograms": histograms}}))
+    for path in collect.collect(sweep, "toy"):
+        assert path.exists()
+    kept = tmp_path / "experiments" / "results" / "toy"
+    assert (kept / "cells.csv").read_bytes() == (sweep / "cells.csv").read_bytes()
+    assert (kept / "baselines.csv").read_text() == "model,eval_top1_in_vocab\nbigrams,0.2\n"
+    heads = (kept / "head_words.csv").read_text().splitlines()
+    assert heads == ["cell,of_10,of_50", "seed=0,0.75,1.0", "seed=1,0.75,1.0"]
+    _write(sweep / "cells.csv", [*rows, {"seed": 2, "state": "begun"}])
+    with pytest.raises(ValueError, match="1 of 3 cells"):
+        collect.collect(sweep, "toy")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
