@@ -98,7 +98,7 @@ class Interruption:
         self.signals.append(number)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Running:
     cell: cells_lib.Cell
     folder: pathlib.Path
@@ -194,14 +194,14 @@ def run(
     progress = _Progress(cells, output)
     try:
         while (waiting or running) and not interruption.signals:
-            while waiting and len(running) < jobs and not interruption.signals:
+            ended = [entry for entry in running if entry.process.poll() is not None]
+            endings = [_note_ending(entry) for entry in ended]
+            running = [entry for entry in running if entry not in ended]
+            while waiting and len(running) < jobs:
                 running.append(_start(waiting.pop(0), output, command, lock))
-            for entry in [entry for entry in running if entry.process.poll() is not None]:
-                running.remove(entry)
-                ending = _note_ending(entry)
-                progress.show([entry], now=True)
+            progress.show([*running, *ended], now=bool(ended))
+            for entry, ending in zip(ended, endings, strict=True):
                 after_each(entry.cell, ending)
-            progress.show(running)
             time.sleep(_POLL_SECONDS)
     finally:
         if running and interruption.signals:
