@@ -50,7 +50,7 @@ from tff_dpftrl.data import client_datasets
 from tff_dpftrl.execution import client_part
 from tff_dpftrl.mechanisms import identity, tree
 from tff_dpftrl.models import word_lstm
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import task as task_lib
 
 _PEERS = pathlib.Path(__file__).resolve().parent / "peers"
@@ -291,7 +291,7 @@ def _contenders(children: Mapping[str, Child]) -> dict[str, Contender]:
 @functools.cache
 def _quickstart_task() -> task_lib.LanguageTask:
     path = _ROOT / "configs" / "quickstart.toml"
-    config = config_lib.config_from_mapping(config_lib.read_toml(path), str(path))
+    config = options_lib.config_from_mapping(options_lib.read_toml(path), str(path))
     return task_lib.build_language_task(config)
 
 

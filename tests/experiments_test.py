@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 
@@ -28,7 +28,7 @@ def test_the_page_has_the_figures_that_are_committed():
 
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.toml")), ids=lambda path: path.name)
 def test_configs_can_be_used(path):
-    config_lib.config_from_mapping(config_lib.read_toml(path), path.name)
+    options_lib.config_from_mapping(options_lib.read_toml(path), path.name)
 
 
 def _write(path, rows):

@@ -12,6 +12,7 @@ import pytest
 from tff_dpftrl.cli import main, plan, plan_report
 from tff_dpftrl.data import split
 from tff_dpftrl.training import config
+from tff_dpftrl.training import options as options_lib
 
 _KNOWN = ["--population", "4000000", "--rounds", "2000", "--delta", "1e-10"]
 _TARGET = [*_KNOWN, "--target-epsilon", "5", "--report-goals", "3000,5000,6500"]
@@ -59,7 +60,7 @@ def test_the_printed_commands_run_and_keep_the_target(capsys, tmp_path, monkeypa
     # `train` knows every flag, and its config accepts them.
     args = main._build_parser().parse_args(commands[2][1:])
     known = {field: getattr(args, field) for field in _CONFIG_FIELDS if hasattr(args, field)}
-    parsed = config.config_from_mapping(known, "the command line")
+    parsed = options_lib.config_from_mapping(known, "the command line")
     assert (parsed.clients_per_round, parsed.num_rounds, parsed.min_sep) == (5000, 2000, 800)
     assert parsed.strategy == "strategy.json"
 
@@ -81,7 +82,7 @@ def test_train_takes_the_command_for_a_file_of_so_many_users(
     assert main.main(commands[0][1:]) == 0
     args = main._build_parser().parse_args(commands[2][1:])
     known = {field: getattr(args, field) for field in _CONFIG_FIELDS if hasattr(args, field)}
-    parsed = config.config_from_mapping(known, "the command line")
+    parsed = options_lib.config_from_mapping(known, "the command line")
     # As many users as said, less those that `train` keeps for evaluation.
     in_training = sum(split.hash_bucket(f"user {i}") >= 2 for i in range(in_file))
     assert needed <= in_training < in_file

@@ -1,7 +1,6 @@
-"""Tests of the training config: types, bounds, TOML."""
+"""Tests of the training config: types and bounds."""
 
 import dataclasses
-import json
 import sys
 
 import pytest
@@ -70,42 +69,6 @@ def test_what_cannot_be_used_is_refused_by_name(options, message):
         config.TrainingConfig(**options)
 
 
-def test_toml_options_may_stand_in_tables(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text('num_rounds = 7\n[privacy]\nnoise_multiplier = 2\nmechanism = "tree"\n')
-    made = config.config_from_mapping(config.read_toml(path), str(path))
-    assert (made.num_rounds, made.noise_multiplier, made.mechanism) == (7, 2.0, "tree")
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("num_rounds = ", "not valid TOML"),
-        ("clip_norm = 1.0\n[privacy]\nclip_norm = 2.0\n", "gives the option 'clip_norm' twice"),
-        (
-            "rounds = 5\nnoise_multiplier = 1.0\n",
-            "unknown option 'rounds' .did you mean num_rounds",
-        ),
-    ],
-)
-def test_bad_toml_is_refused(tmp_path, content, message):
-    path = tmp_path / "run.toml"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        config.config_from_mapping(config.read_toml(path), str(path))
-
-
-def test_a_missing_toml_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nothing.toml: No such file"):
-        config.read_toml(tmp_path / "nothing.toml")
-
-
-def test_resolved_config_round_trips():
-    made = config.TrainingConfig(target_epsilon=3.0, mechanism="tree", max_users=30)
-    read = json.loads(json.dumps(made.to_dict()))
-    assert config.config_from_mapping(read, "config.json") == made
-
-
 def test_sizes_are_the_models_own_unless_given():
     made = config.TrainingConfig(mechanism="none", model="gboard-cifg", embedding_size=32)
     assert made.model_sizes == {"embedding_size": 32}
@@ -114,14 +77,6 @@ def test_sizes_are_the_models_own_unless_given():
     assert full.num_layers is None and full.with_model_sizes() == full
     tied = config.TrainingConfig(mechanism="none", model="gboard-cifg", tie_embeddings=True)
     assert tied.with_model_sizes().tie_embeddings
-
-
-def test_a_begun_run_of_an_earlier_version_keeps_its_sizes():
-    # Its manifest has what were all the options of models then.
-    began = {"model": "word-lstm", "embedding_size": 96, "lstm_size": 128, "tie_embeddings": True}
-    made = config.of_begun_run(began | {"mechanism": "none"}, "config.json")
-    assert made.model_sizes == {"embedding_size": 96, "state_size": 128, "tie_embeddings": True}
-    assert made == made.with_model_sizes()
 
 
 def test_help_has_what_is_meant_if_nothing_is_given():

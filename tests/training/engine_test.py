@@ -11,6 +11,7 @@ import pytest
 from tests.training import toy_run
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement, run
 
 _ROUNDS = 3
@@ -61,7 +62,7 @@ def test_both_engines_train_the_same_model(corpus, tmp_path, options, atol):
 def test_a_run_begun_before_there_was_a_choice_keeps_tffs_executor(corpus):
     options = toy_run.config(corpus).to_dict()
     del options["engine"]
-    assert config_lib.of_begun_run(options, "config.json").engine == "tff"
+    assert options_lib.of_begun_run(options, "config.json").engine == "tff"
     assert config_lib.TrainingConfig(**options).engine == "compiled"
 
 

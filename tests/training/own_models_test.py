@@ -17,6 +17,7 @@ from tff_dpftrl.cli import main
 from tff_dpftrl.models import word_lstm
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models, pretraining, report, run, saved_model, trained_model
 
 _SIZES = {"embedding_size": None, "lstm_size": None}
@@ -137,7 +138,7 @@ def test_what_its_weights_may_tell_is_stated(private_run):
     assert "initial weights were trained on: not recorded; they are those of the caller's" in text
     facts = own_models.weights_facts("nothing")
     assert "nothing (so the operator says" in facts["initial_weights_source"]
-    config = config_lib.of_begun_run(manifest.read(output).config, "")
+    config = options_lib.of_begun_run(manifest.read(output).config, "")
     assert report._headline_caveats(config, facts) == ()
 
 

@@ -11,6 +11,7 @@ import typing
 
 from tff_dpftrl.cli import train
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import pretraining
 
 _DESCRIPTION = """\
@@ -107,16 +108,16 @@ def run(args: argparse.Namespace) -> int:
     config = pretraining.PretrainingConfig(
         **{f.name: getattr(args, f.name) for f in dataclasses.fields(pretraining.PretrainingConfig)}
     )
-    of_run = config_lib.read_toml(args.config) if args.config else {}
+    of_run = options_lib.read_toml(args.config) if args.config else {}
     if args.config:  # Flags of `train` may complete the other options, so names are all to check.
-        config_lib.check_names(of_run, args.config)
+        options_lib.check_names(of_run, args.config)
     names = {field.name for field in _shared_fields()}
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}
     options["mechanism"] = "none"
     if "data" in of_run:
         options["data"] = of_run["data"]
-    shared = config_lib.config_from_mapping(options, args.config or "the command line")
+    shared = options_lib.config_from_mapping(options, args.config or "the command line")
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)
     train.silence_tensorflow()

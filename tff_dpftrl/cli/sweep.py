@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import train
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import warm_start
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     output = pathlib.Path(args.output)
     placement = train.placement_from(args)
     options = train.merged_options(args.config, train.given_options(args), placement)
-    config_lib.check_names(options, args.config or "the command line")
+    options_lib.check_names(options, args.config or "the command line")
     axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms()))
     cells = cells_lib.grid(options, axes)
     _check(args, cells, output, placement)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models, warm_start
 from tff_dpftrl.training import placement as placement_lib
 
@@ -215,10 +216,10 @@ def merged_options(
     Raises:
       ValueError: If the file cannot be read.
     """
-    options = config_lib.read_toml(file) if file else {}
+    options = options_lib.read_toml(file) if file else {}
     if placement.workers:
         options.setdefault("engine", "tff")  # The only one that has them.
-    return config_lib.overrule(options, flags)
+    return options_lib.overrule(options, flags)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -232,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
     placement = placement_from(args)
     if not args.resume:
         options = merged_options(args.config, flags, placement)
-        config = config_lib.config_from_mapping(options, args.config or "the command line")
+        config = options_lib.config_from_mapping(options, args.config or "the command line")
         new_config = config
         manifest.check_is_free(output)
     elif flags or args.config:
@@ -242,7 +243,7 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         new_config = None
-        config = config_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
+        config = options_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
     own_models.refuse_here(config.model, output if args.resume else None)
     placement.check(config.engine)
     if new_config is not None and new_config.initial_weights is not None:

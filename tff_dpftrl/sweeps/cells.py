@@ -10,6 +10,7 @@ from typing import Any
 
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 
 _LONGEST_NAME = 180  # File systems allow 255 bytes.
 _NOISE = ("noise_multiplier", "target_epsilon")
@@ -48,7 +49,7 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
 
     Args:
       options: Of all cells: field names of `TrainingConfig` and values.
-      axes: What varies, and overrules them (see `config.overrule`).
+      axes: What varies, and overrules them (see `options_lib.overrule`).
 
     Returns:
       The cells. Those of the mechanism 'none' that differ in how much noise there is
@@ -62,9 +63,9 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
         values = dict(zip(axes, combination, strict=True))
         if values.get("mechanism") == "none":
             values = {name: value for name, value in values.items() if name not in _NOISE}
-        merged = config_lib.overrule(options, values)
+        merged = options_lib.overrule(options, values)
         try:
-            config = config_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
+            config = options_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
         except ValueError as error:
             raise ValueError(f"The cell {axes_lib.label(values)}: {error}") from error
         same = found.setdefault(config.with_model_sizes(), Cell(values, config))

@@ -25,6 +25,7 @@ from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 
 FORMAT = 1
 """Raise it when a sweep that was begun before can no longer be continued."""
@@ -274,7 +275,7 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
         path = folder / "config.json"
         try:  # Not the whole manifest: the private part of a finished run may be gone.
             then = json.loads(path.read_text(encoding="utf-8"))["config"]
-            then = config_lib.of_begun_run(then, str(path)).with_model_sizes().to_dict()
+            then = options_lib.of_begun_run(then, str(path)).with_model_sizes().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{path} is not of a run that this version can go on with: {error} Move {folder} "

@@ -8,12 +8,9 @@ cannot drift apart.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import os
 import pathlib
 import typing
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from tff_dpftrl import validation
@@ -62,8 +59,6 @@ FILES = {
 """Options that name files, and those of their values that do not."""
 
 # Two ways to say how much noise there is: whoever gives one does not want the other.
-_NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
-_NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
@@ -585,109 +580,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
     raise ValueError(f"{name} must be of type {expected}, got {value!r}.")
 
 
-def config_from_mapping(values: Mapping[str, Any], source: str) -> TrainingConfig:
-    """Builds a config, refusing unknown keys.
-
-    Args:
-      values: Field names and values.
-      source: Where they come from, for error messages.
-
-    Returns:
-      The validated config.
-
-    Raises:
-      ValueError: If a key is unknown or a value cannot be used.
-    """
-    check_names(values, source)
-    return TrainingConfig(**values)
-
-
-def check_names(values: Mapping[str, Any], source: str) -> None:
-    """Refuses unknown keys; arguments and errors as for `config_from_mapping`."""
-    known = {field.name for field in dataclasses.fields(TrainingConfig)}
-    unknown = sorted(set(values) - known)
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(
-            f"{source} has the unknown option {unknown[0]!r}{meant}; known are: "
-            f"{', '.join(sorted(known))}."
-        )
-
-
-def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a file, say, overruled by flags.
-
-    Naming `noise_multiplier` takes `target_epsilon` away, and the other way round;
-    the mechanism 'none' takes both away, and the larger run whose noise is simulated.
-
-    Args:
-      options: Field names of `TrainingConfig` and values; nothing is validated.
-      given: The same of what overrules them; None stands for "not given".
-
-    Returns:
-      All of them, fit for `config_from_mapping`.
-    """
-    without = set(_NOISY) if given.get("mechanism") == "none" else set()
-    without |= {other for name, other in _NOISE.items() if given.get(name) is not None}
-    kept = {name: value for name, value in options.items() if name not in without}
-    return {name: value for name, value in (kept | dict(given)).items() if value is not None}
-
-
 def absolute_path(name: str, value: Any) -> Any:
     """The value of an option, as a path that can be found from every folder if it names a file."""
     if name not in FILES or value in FILES[name]:
         return value
     return str(pathlib.Path(value).expanduser().absolute())
-
-
-def of_begun_run(values: Mapping[str, Any], source: str) -> TrainingConfig:
-    """The config of a run that was begun, perhaps by an earlier version of this package.
-
-    Args:
-      values: As its manifest has them.
-      source: Where they come from, for error messages.
-
-    Returns:
-      The config.
-
-    Raises:
-      ValueError: If a key is unknown or a value cannot be used.
-    """
-    # Before there was a choice, TFF's executor ran every run.
-    return config_from_mapping({"engine": "tff"} | dict(values), source)
-
-
-def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Reads the options of a TOML file.
-
-    Options may stand at the top level or, for order's sake, in tables of any
-    name: `[privacy]` followed by `clip_norm = 1.0` is the same as the latter alone.
-
-    Args:
-      path: The file.
-
-    Returns:
-      Option names and values; nothing is validated but the TOML syntax.
-
-    Raises:
-      ValueError: If the file is missing, is not TOML, or gives an option twice.
-    """
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10; only whoever has a TOML file needs it.
-        import tomli as tomllib
-    try:
-        with open(path, "rb") as file:
-            document = tomllib.load(file)
-    except OSError as error:
-        raise ValueError(f"Cannot read the config file {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"The config file {path} is not valid TOML: {error}.") from error
-    options: dict[str, Any] = {}
-    for key, value in document.items():
-        for name, entry in value.items() if isinstance(value, dict) else [(key, value)]:
-            if name in options:
-                raise ValueError(f"The config file {path} gives the option {name!r} twice.")
-            options[name] = entry
-    return options

@@ -19,6 +19,7 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models, released_model, stopping
 
 EVALUATION_METRICS = {
@@ -105,7 +106,7 @@ def report(output: pathlib.Path) -> TrainingResults:
       OSError: If a file cannot be written.
     """
     known = manifest.read(output)
-    config = config_lib.of_begun_run(known.config, str(output / "config.json"))
+    config = options_lib.of_begun_run(known.config, str(output / "config.json"))
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )

@@ -53,6 +53,7 @@ from tff_dpftrl.training import (
     trained_model,
     warm_start,
 )
+from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
 Say = Callable[[str], None]
@@ -116,7 +117,7 @@ def train(
     output, is_new = pathlib.Path(output), config is not None
     if not is_new:
         known = manifest.read(output)
-        config = config_lib.of_begun_run(known.config, str(output / "config.json"))
+        config = options_lib.of_begun_run(known.config, str(output / "config.json"))
         own_models.check_resumed(config, model, model_trained_on, output)
     else:
         manifest.check_is_free(output)
