@@ -104,6 +104,13 @@ def test_the_training_text_is_counted(tmp_path):
     assert len(built.held_out) <= 2 * built.num_held_out_users
 
 
+def test_all_seeds_are_judged_by_the_same_sequences(tmp_path):
+    path = _write_jsonl(tmp_path / "c.jsonl", _users(200))
+    first, second = (_build(path, eval_sequences=5, seed=seed) for seed in (0, 1))
+    assert len(first.held_out) == 5
+    np.testing.assert_array_equal(first.held_out, second.held_out)
+
+
 def test_held_out_users_are_examined_one_by_one(tmp_path):
     built = _build(_write_jsonl(tmp_path / "c.jsonl", _users()), embedding_size=4, lstm_size=5)
     weights = built.model.initial_weights(0)

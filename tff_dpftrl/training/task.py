@@ -17,6 +17,9 @@ from tff_dpftrl.models import evaluation, held_out, language_model, metrics, ngr
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import corpus, own_models
 
+_EVALUATION_SEED = 0
+"""Of the choice of held-out sequences: the same for all seeds of a run, which are compared."""
+
 _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 _NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
@@ -204,7 +207,7 @@ def build_language_task(
         text = corpus.read(config)
     words, spec = text.words, sequences.SequenceSpec(config.sequence_length)
     rows, users = sequences.SequenceCorpus(text.held_out, words, spec).pooled_with_users(
-        max_sequences=config.eval_sequences, seed=config.seed
+        max_sequences=config.eval_sequences, seed=_EVALUATION_SEED
     )
     return LanguageTask(
         train=sequences.SequenceCorpus(text.train, words, spec),
