@@ -1,5 +1,6 @@
 """Tests of simulations: whose noise they have, and what is said of whom."""
 
+import dataclasses
 import json
 import sys
 
@@ -97,6 +98,14 @@ def test_sampled_cohorts_are_scaled_alike():
     assert _statement(plan).epsilon > 10 * real
     target = sampled_privacy.SampledPrivacy(algorithm="dp-fedavg", target_epsilon=2.0, **_COMMON)
     assert 1.95 < target.plan(60, 1000).simulated.epsilon <= 2.0
+
+
+@pytest.mark.parametrize("privacy", [_DP_FTRL, _SAMPLED], ids=["dp-ftrl", "dp-fedavg"])
+def test_without_noise_neither_run_has_a_guarantee(privacy):
+    plan = dataclasses.replace(privacy, noise_multiplier=0.0).plan(60, 1000)
+    assert plan.simulated.promise().endswith("would have no privacy guarantee")
+    written = json.loads(_statement(plan).to_json())  # JSON has no infinity.
+    assert written["epsilon"] is None and written["parameters"]["simulated_epsilon"] is None
 
 
 def test_a_delta_too_large_for_the_population_is_said():

@@ -11,6 +11,7 @@ matter: its own users are protected by the small noise multiplier only.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
@@ -56,7 +57,7 @@ class SimulatedRun:
       num_rounds: Number of its rounds.
       participation: How often a client takes part in it, as a clause.
       noise_multiplier: Its z.
-      epsilon: Its ε at `delta`, for all its rounds.
+      epsilon: Its ε at `delta`, for all its rounds; inf if it would have no guarantee.
       delta: Of the (ε, δ) statement.
     """
 
@@ -69,11 +70,15 @@ class SimulatedRun:
 
     def promise(self) -> str:
         """What the run that is simulated would have, in a clause."""
+        would_have = (
+            f"ε = {display.round_up(self.epsilon)} at δ = {self.delta:g}"
+            if math.isfinite(self.epsilon)
+            else "no privacy guarantee"
+        )
         return (
             f"a run of {self.num_rounds} rounds with {self.deployment.report_goal} clients a round "
             f"out of {self.deployment.population}, {self.participation}, and noise multiplier "
-            f"{self.noise_multiplier:.6g} would have ε = {display.round_up(self.epsilon)} at "
-            f"δ = {self.delta:g}"
+            f"{self.noise_multiplier:.6g} would have {would_have}"
         )
 
     def caveats(self) -> tuple[str, ...]:
@@ -91,5 +96,5 @@ class SimulatedRun:
             "simulated_population": self.deployment.population,
             "simulated_participation": self.participation,
             "simulated_noise_multiplier": self.noise_multiplier,
-            "simulated_epsilon": self.epsilon,
+            "simulated_epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
         }
