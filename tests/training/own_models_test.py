@@ -122,6 +122,7 @@ def test_results_are_those_of_every_run(private_run):
     content = json.loads((output / "config.json").read_text())
     assert content["config"]["model"] == content["facts"]["model"]["model"] == "own"
     assert content["config"]["embedding_size"] is None
+    assert content["facts"]["vocabulary_is_public"] is True
     assert content["facts"]["num_parameters"] == 34 * 4 + 4 * 34 + 34
     before = (output / "model.npz").read_bytes()
     (output / "model.npz").unlink()

@@ -31,7 +31,11 @@ def test_a_private_vocabulary_is_said_beside_epsilon():
     private = config.TrainingConfig(noise_multiplier=9.0, vocabulary="private")
     (caveat,) = report._headline_caveats(private, {})
     assert "vocabulary were counted on the training users without noise" in caveat
-    assert report._headline_caveats(config.TrainingConfig(noise_multiplier=9.0), {}) == ()
+    public = config.TrainingConfig(noise_multiplier=9.0)
+    assert report._headline_caveats(public, {}) == ()
+    # Text that was given in memory has words of its own, whatever the config says.
+    assert report._headline_caveats(public, {"vocabulary_is_public": False}) == (caveat,)
+    assert report._headline_caveats(public, {"vocabulary_is_public": True}) == ()
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ COLUMNS = (
     metrics_log.Column("top1", "accuracy on the round's training cohort", is_exact=True),
     metrics_log.Column(
         "epsilon",
-        "ε that all rounds so far spent at the run's δ, with the participation that was declared; "
-        "the privacy statement of a run that has ended is of what was observed, and may be lower",
+        "ε that all rounds so far spent at the run's δ, with the participation that was declared. "
+        "Quote the privacy statement instead: it is of what was observed, and charges all rounds "
+        "that might have been run where the data, or somebody, decided when to end",
     ),
     *(
         metrics_log.Column(f"eval_{name}", f"held-out users, who never train: {meaning}")
@@ -260,7 +261,9 @@ def _parameters(
 def _headline_caveats(
     config: config_lib.TrainingConfig, facts: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    caveats = (sentences.PRIVATE_VOCABULARY,) if config.vocabulary == "private" else ()
+    # Text in memory brings its own words, whatever the config says; older runs did not record it.
+    is_public = config.vocabulary != "private" and facts.get("vocabulary_is_public", True)
+    caveats = () if is_public else (sentences.PRIVATE_VOCABULARY,)
     if facts.get("initial_weights_source") and not facts.get("initial_weights_are_public"):
         caveats += (sentences.INITIAL_WEIGHTS,)
     return caveats

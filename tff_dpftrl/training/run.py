@@ -214,6 +214,7 @@ def _manifest(
             "training_users": len(users),
             "user_unit": language_task.train.corpus.user_unit,
             "vocabulary_source": words.source,
+            "vocabulary_is_public": words.is_public,
             "vocabulary_size": words.size,
             "model": table.describe(language_task.model),
             "num_parameters": language_task.model.num_parameters,
