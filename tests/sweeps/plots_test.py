@@ -68,6 +68,23 @@ def test_noise_without_guarantee_is_not_called_none():
     assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["no guarantee"]
 
 
+def test_what_has_no_guarantee_has_no_place_on_the_axis():
+    figure = plots.pareto(
+        [
+            *_results(simulated_epsilon=0.5),
+            made_up.result(
+                {"noise_multiplier": 1.0, "deterministic_noise_seed": 7},
+                0.3,
+                None,
+                simulated_epsilon=0.6,
+            ),
+            made_up.result({"noise_multiplier": 1e9}, 0.1, 0.0, simulated_epsilon=0.0),
+        ]
+    )
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels == ["0.5", "no guarantee"]
+
+
 def test_accuracy_against_noise_has_the_line_of_the_target():
     found = _results()
     figure = plots.noise(production.families(found), 0.12, results.common_baselines(found))

@@ -56,12 +56,14 @@ def test_the_table_rounds_epsilon_up():
     assert "| none | 1 | no guarantee | – | 0 | 30.00% |" in text
     assert "1 of 4 cells are not finished, 1 of them failed." in text
     assert "simulated" not in text
+    assert "larger run" not in text
 
 
 def test_the_table_has_the_epsilon_that_is_simulated():
     found = made_up.result({"noise_multiplier": 1.0}, 0.1, 900.0, simulated_epsilon=2.0)
-    head, _, row = tables.markdown([found]).splitlines()
+    head, _, row, _, explained = tables.markdown([found]).splitlines()
     assert "| ε | ε, simulated run |" in head and "| 900 | 2 |" in row
+    assert "its ε protects nobody here" in explained
 
 
 def test_the_summary_says_what_no_epsilon_covers():

@@ -101,8 +101,11 @@ def pareto(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
         s for s in results_lib.settings(results) if s.mean(results_lib.ACCURACY) is not None
     ]
     simulated = results_lib.uses_simulated_epsilon(settings)
-    epsilons = [s.simulated_epsilon if simulated else s.epsilon for s in settings]
-    private = [epsilon for epsilon in epsilons if epsilon is not None]
+    epsilons = [
+        None if s.epsilon is None else s.simulated_epsilon if simulated else s.epsilon
+        for s in settings
+    ]
+    private = [epsilon for epsilon in epsilons if epsilon]  # 0 has no place on the axis.
     edge = (
         max(private, default=1.0) * (max(private) / min(private)) ** 0.2 * 1.5 if private else 1.0
     )

@@ -14,6 +14,12 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import results as results_lib
 
+_SIMULATED = (
+    "ε is that of the users who trained here. The simulated run's, and the noise multiplier, are "
+    "of a larger run with the same noise on its averages, which did not take place: its ε protects "
+    "nobody here."
+)
+
 
 def cell_rows(results: Sequence[results_lib.CellResult]) -> list[dict[str, Any]]:
     """A row for each cell: axes, state, privacy, rounds, metrics; None where there is none."""
@@ -77,8 +83,8 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
       results: Of all cells of the sweep.
 
     Returns:
-      The table, with a line on what is not finished; not more than that line if
-      nothing is.
+      The table, with a line on simulations and one on what is not finished; not more than the
+      latter if nothing is.
     """
     found = results_lib.settings(results)
     lines = []
@@ -109,6 +115,8 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
                 _mean(setting, "eval_loss", percent=False),
             ]
             lines.append(_line(row))
+        if simulates:
+            lines += ["", _SIMULATED]
     states = [result.state for result in results]
     left = len(states) - states.count("finished")
     if left:
