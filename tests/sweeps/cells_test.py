@@ -60,6 +60,9 @@ def test_cells_without_noise_that_differ_in_noise_only_are_one():
         "mechanism=none,seed=1",
     ]
     assert len(grid) == 2 + 4
+    larger = {"mechanism": ("none", "blt"), "simulate_report_goal": (50, 100)}
+    grid = cells.grid({"noise_multiplier": 1.0, "simulate_population": 1000}, larger)
+    assert [cell.name for cell in grid][0] == "mechanism=none" and len(grid) == 1 + 2
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ def test_a_run_whose_strategy_is_unknown_is_refused(tmp_path):
             {"noise_multiplier": (1.0,)},
             "plans for algorithm 'dp-ftrl', and the cell noise_multiplier=1 has 'dp-fedavg'",
         ),
+        ({"stop_at_accuracy": 0.1}, {"noise_multiplier": (1.0,)}, "earlier by stop_at_accuracy"),
+        ({"max_epsilon": 9.0}, {"noise_multiplier": (1.0,)}, "may end earlier by max_epsilon"),
     ],
 )
 def test_a_sweep_that_no_noise_can_be_chosen_from_is_refused(options, axes, message):

@@ -152,6 +152,11 @@ def test_what_has_no_meaning_in_a_simulation_is_refused(options):
         config.TrainingConfig(simulate_report_goal=100, simulate_population=1000, **options)
 
 
+def test_adam_adds_something_to_a_moment_that_may_be_zero():
+    with pytest.raises(ValueError, match="server_adam_epsilon must be a finite number, above 0"):
+        config.TrainingConfig(noise_multiplier=1.0, server_adam_epsilon=0.0)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_a_decay_of_averages_is_between_zero_and_one(value):
     with pytest.raises(ValueError, match="iterate_averaging must be"):

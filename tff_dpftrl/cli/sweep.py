@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tff_dpftrl import validation
 from tff_dpftrl.cli import train
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import warm_start
+from tff_dpftrl.training import own_models, warm_start
 
 if TYPE_CHECKING:
     from tff_dpftrl.sweeps import cells as cells_lib
@@ -212,6 +212,7 @@ def _check(
     unfinished = [cell for cell in cells if states[cell.name] != "finished"]
     for cell in unfinished:
         try:
+            own_models.refuse_here(cell.config.model, None)
             placement.check(cell.config.engine)
             if cell.config.initial_weights is not None:
                 warm_start.find(cell.config.initial_weights)

@@ -13,7 +13,6 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
 
 _LONGEST_NAME = 180  # File systems allow 255 bytes.
-_NOISE = ("noise_multiplier", "target_epsilon")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +61,7 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         if values.get("mechanism") == "none":
-            values = {name: value for name, value in values.items() if name not in _NOISE}
+            values = {k: value for k, value in values.items() if k not in options_lib.NOISY}
         merged = options_lib.overrule(options, values)
         try:
             config = options_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()

@@ -90,7 +90,8 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
     """Refuses a sweep that no noise can be chosen from.
 
     Raises:
-      ValueError: If its cells do not differ in noise, or are not of algorithm 'dp-ftrl'.
+      ValueError: If its cells do not differ in noise, are not of algorithm 'dp-ftrl', or may end
+        before their last round, whose noise is planned with.
     """
     for cell in cells:
         if cell.config.algorithm != "dp-ftrl":
@@ -99,6 +100,13 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
                 f"{axes_lib.label(cell.values)} has {cell.config.algorithm!r}: leave one of them "
                 "out."
             )
+        for name in ("stop_at_accuracy", "max_epsilon"):
+            if getattr(cell.config, name) is not None:
+                raise ValueError(
+                    "--target-accuracy plans with the noise of all rounds, and the cell "
+                    f"{axes_lib.label(cell.values)} may end earlier by {name}: leave one of them "
+                    "out."
+                )
     if not any(name in cell.values for cell in cells for name in _NOISE):
         raise ValueError(
             "--target-accuracy looks for the largest noise multiplier that meets it: add an axis, "

@@ -223,7 +223,7 @@ def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
     """Accuracies of n-gram models, where they do not depend on the setting.
 
     Args:
-      results: Of some cells. The seed chooses the held-out sequences.
+      results: Of some cells.
 
     Returns:
       Means over the seeds, by name; none if cells of the same seed differ.

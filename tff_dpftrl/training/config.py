@@ -35,6 +35,7 @@ _POSITIVE = (
     "client_learning_rate",
     "clip_norm",
     "max_epsilon",
+    "server_adam_epsilon",
     "server_learning_rate",
     "stop_at_accuracy",
     "target_epsilon",

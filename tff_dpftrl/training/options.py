@@ -11,7 +11,8 @@ from typing import Any
 from tff_dpftrl.training import config as config_lib
 
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
-_NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
+NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
+"""What says how much noise there is, and has no meaning with the mechanism 'none'."""
 
 
 def config_from_mapping(values: Mapping[str, Any], source: str) -> config_lib.TrainingConfig:
@@ -57,7 +58,7 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     Returns:
       All of them, fit for `config_from_mapping`.
     """
-    without = set(_NOISY) if given.get("mechanism") == "none" else set()
+    without = set(NOISY) if given.get("mechanism") == "none" else set()
     without |= {other for name, other in _NOISE.items() if given.get(name) is not None}
     kept = {name: value for name, value in options.items() if name not in without}
     return {name: value for name, value in (kept | dict(given)).items() if value is not None}
