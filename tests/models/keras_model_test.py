@@ -155,6 +155,18 @@ class _Whole(tf.keras.Model):
         return scores + tf.reduce_mean(scores, axis=self.axis, keepdims=True)
 
 
+class _SeesSecondWord(tf.keras.Model):
+    """Looks ahead at the first position only."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = _sequential()
+
+    def call(self, words, training=False):
+        scores = self.inner(words)
+        return tf.concat([scores[:, :1] + scores[:, 1:2], scores[:, 1:]], axis=1)
+
+
 class _Unused(tf.keras.Model):
     """Has a weight that nothing depends on."""
 
@@ -219,6 +231,7 @@ _REFUSED = {
     "regulariser": (lambda: _sequential(_layers.Dense(4, kernel_regularizer="l2")), "adds losses"),
     "constraint": (lambda: _sequential(_layers.Dense(4, kernel_constraint="non_neg")), "constrai"),
     "mean over positions": (lambda: _Whole(axis=1), "looks ahead: .*causal mask"),
+    "one position": (_SeesSecondWord, "looks ahead: "),
     "mean over sequences": (lambda: _Whole(axis=0), "depend on that sequence only"),
     "unused weight": (_Unused, "do not depend on its weight .*other"),
     "tf.function": (_Stateful, "@tf.function"),

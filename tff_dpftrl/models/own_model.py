@@ -325,7 +325,7 @@ class _Trial:
                 "model scores a sequence differently beside other sequences: a sequence's scores "
                 "must depend on that sequence only."
             )
-        for first in {self.ids.shape[1] // 2, self.ids.shape[1] - 1} - {0}:
+        for first in range(1, self.ids.shape[1]):
             changed = self.ids.numpy()
             changed[:, first:] = 1 + changed[:, first:] % (self._vocabulary_size - 1)
             scores = self.function(*self.weights, changed).numpy()
