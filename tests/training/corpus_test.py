@@ -30,6 +30,13 @@ def _read(data, **options):
     return corpus.read(config_lib.TrainingConfig(**defaults | options))
 
 
+def test_text_in_memory_is_not_called_the_docstrings(tmp_path):
+    text = _read(_write(tmp_path / "c.jsonl", _users()))
+    with pytest.raises(ValueError, match="c.jsonl', but data is 'docs' .*: set data to the name"):
+        corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0), text)
+    corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0, data="mine"), text)
+
+
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])
 def test_a_corpus_without_text_is_not_called_too_small(tmp_path, texts):
     data = _write(tmp_path / "c.jsonl", {f"user{i}": texts for i in range(100)})

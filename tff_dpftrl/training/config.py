@@ -59,8 +59,6 @@ FILES = {
 }
 """Options that name files, and those of their values that do not."""
 
-# Two ways to say how much noise there is: whoever gives one does not want the other.
-
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
 _SAMPLED_ONLY = ("estimator", "per_layer_clipping")

@@ -57,6 +57,24 @@ def read(config: config_lib.TrainingConfig) -> RunText:
     return RunText(train, parts.validation, words, num_untouched=len(parts.test))
 
 
+def check_named(config: config_lib.TrainingConfig, text: RunText) -> None:
+    """Refuses text in memory that a statement would call the docstrings of packages.
+
+    Args:
+      config: Options of a new run, whose `data` is how the statement calls the text.
+      text: What is given beside it.
+
+    Raises:
+      ValueError: If `data` was left at its default, and the text is something else.
+    """
+    default = config_lib.TrainingConfig.data
+    if config.data == default and text.train.name != default:
+        raise ValueError(
+            f"text is of {text.train.name!r}, but data is {default!r} in the config, which is what "
+            "the statement would say: set data to the name of the text."
+        )
+
+
 def _check_users(
     corpus: user_text.UserText, train: user_text.UserText, held_out: user_text.UserText
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tff_dpftrl.training import config as config_lib
 
+# Two ways to say how much noise there is: whoever gives one does not want the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
 NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 """What says how much noise there is, and has no meaning with the mechanism 'none'."""

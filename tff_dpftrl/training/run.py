@@ -126,6 +126,8 @@ def train(
     placement.check(config.engine)
     if text is None:
         say("Reading the data ...")
+    elif is_new:
+        corpus.check_named(config, text)
     language_task = task.build_language_task(config, text, model)
     num_clients = len(language_task.train.user_ids)
     num_parameters = language_task.model.num_parameters
