@@ -1,12 +1,13 @@
 """Puts the committed results into docs/experiments.md: `python experiments/page.py`.
 
-The page is written by hand but for its tables. One stands between
+The page is written by hand but for its tables. They stand between
 
-    <!-- table: NAME, AXIS, AXIS ... -->
-    <!-- end -->
+    <!-- table: NAME, AXIS, AXIS ... -->      <!-- heads: NAME -->
+    <!-- end -->                         and  <!-- end -->
 
-and has a row for each setting in results/NAME/summary.csv, with those axes, and one for each
-baseline. With --check nothing is written; the exit status says whether the page is up to date.
+The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
+each baseline; the second how many of a model's ten likeliest words are frequent ones. With
+--check nothing is written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import csv
 import pathlib
 import re
+import statistics
 import sys
 from collections.abc import Mapping
 
@@ -22,7 +24,10 @@ from tff_dpftrl.accounting import display
 
 _HERE = pathlib.Path(__file__).resolve().parent
 PAGE = _HERE.parent / "docs" / "experiments.md"
-_BLOCK = re.compile(r"(<!-- table: (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r"(<!-- (?P<kind>table|heads): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
+)
+_SEED = re.compile(r"(^|,)seed=\d+")
 _ACCURACY = "eval_top1_in_vocab"
 
 
@@ -55,6 +60,27 @@ def table(name: str, axes: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def heads(name: str) -> str:
+    """The table of frequent words among the ten likeliest, means over seeds.
+
+    Args:
+      name: Of the experiment's folder below results/.
+
+    Returns:
+      Markdown, ending with a newline.
+    """
+    rows = _read(_HERE / "results" / name / "head_words.csv")
+    sizes = [column for column in rows[0] if column.startswith("of_")]
+    settings = dict.fromkeys(_SEED.sub("", row["cell"]) for row in rows)
+    titles = ["setting", *(f"of the {size[3:]} most frequent" for size in sizes)]
+    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    for setting in settings:
+        found = [row for row in rows if _SEED.sub("", row["cell"]) == setting]
+        means = [statistics.fmean(float(row[size]) for row in found) for size in sizes]
+        lines.append(f"| {setting} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def _read(path: pathlib.Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
@@ -83,7 +109,8 @@ def render(page: str) -> str:
 
     def fill(match: re.Match[str]) -> str:
         name, *axes = (part.strip() for part in match["what"].split(","))
-        return match[1] + table(name, axes) + match[3]
+        made = table(name, axes) if match["kind"] == "table" else heads(name)
+        return match[1] + made + match[4]
 
     return _BLOCK.sub(fill, page)
 

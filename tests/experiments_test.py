@@ -62,6 +62,16 @@ def test_a_table_has_settings_and_baselines(tmp_path, monkeypatch):
     assert "| bigrams |  |  | 15.00 % |  |  |" in lines
 
 
+def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
+    page = _load("page")
+    monkeypatch.setattr(page, "_HERE", tmp_path)
+    cells = [("mechanism=blt,seed=0", 4), ("mechanism=blt,seed=1", 5), ("mechanism=none,seed=0", 3)]
+    rows = [{"cell": cell, "of_10": found, "of_50": 8} for cell, found in cells]
+    _write(tmp_path / "results" / "toy" / "head_words.csv", rows)
+    lines = page.render("<!-- heads: toy -->\n<!-- end -->").splitlines()
+    assert lines[3:5] == ["| mechanism=blt | 4.50 | 8.00 |", "| mechanism=none | 3.00 | 8.00 |"]
+
+
 def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     collect = _load("collect")
     monkeypatch.setattr(collect, "_HERE", tmp_path / "experiments")
