@@ -41,11 +41,15 @@ train: $(READY)
 	    --output $(RESULTS) $(TRAIN_FLAGS); \
 	fi
 
+# Each worker takes up to 3 GB of memory; a file's tests share theirs.
+TEST_WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 test-distributed: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
