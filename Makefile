@@ -12,7 +12,7 @@ TRAIN_FLAGS ?=
 .PHONY: help train test test-slow test-distributed lint format notebooks bazel-test lock clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
-	@echo "make test       run the default test suite"
+	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
 	@echo "make test-slow  run the tests that are left out of it for their length"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
 	@echo "make lint       check style with ruff"
