@@ -66,6 +66,17 @@ def test_the_table_has_the_epsilon_that_is_simulated():
     assert "its ε protects nobody here" in explained
 
 
+def test_cells_of_several_versions_are_not_averaged_in_silence():
+    def text(*versions):
+        values = ({"noise_multiplier": 1.0, "seed": seed} for seed in range(len(versions)))
+        return tables.markdown(
+            [made_up.result(v, 0.1, code_version=w) for v, w in zip(values, versions, strict=True)]
+        )
+
+    assert "begun by tff_dpftrl 0.3.0, 0.4.0, which may not count alike" in text("0.4.0", "0.3.0")
+    assert "begun by" not in text("0.4.0", "0.4.0") + text("0.4.0", None)
+
+
 def test_the_summary_says_what_no_epsilon_covers():
     text = tables.summary(_results(), "Sweep over x")
     assert "choosing among runs by their accuracy on held-out users is not covered" in text

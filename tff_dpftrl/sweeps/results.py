@@ -39,6 +39,7 @@ class CellResult:
       clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
         secure aggregation.
       baselines: Accuracies of n-gram models, by name.
+      code_version: Version of this package that began it; None if it has not begun.
     """
 
     cell: cells_lib.Cell
@@ -51,6 +52,7 @@ class CellResult:
     noise_multiplier: float | None
     clip_norm_inflation: float
     baselines: Mapping[str, float]
+    code_version: str | None = None
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
@@ -106,6 +108,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
         noise_multiplier=noise_multiplier,
         clip_norm_inflation=parameters.get("clip_norm_inflation", 1.0),
         baselines=_json(folder / "private" / "baselines.json"),
+        code_version=_json(folder / "config.json").get("versions", {}).get("tff_dpftrl"),
     )
 
 

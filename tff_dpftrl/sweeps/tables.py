@@ -83,8 +83,8 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
       results: Of all cells of the sweep.
 
     Returns:
-      The table, with a line on simulations and one on what is not finished; not more than the
-      latter if nothing is.
+      The table, with lines on simulations, on versions if there are several, and on what is not
+      finished; not more than the last one if nothing is.
     """
     found = results_lib.settings(results)
     lines = []
@@ -117,6 +117,13 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
             lines.append(_line(row))
         if simulates:
             lines += ["", _SIMULATED]
+        versions = sorted({r.code_version for s in found for r in s.results if r.code_version})
+        if len(versions) > 1:
+            lines += [
+                "",
+                f"The cells were begun by tff_dpftrl {', '.join(versions)}, which may not count "
+                "alike (see CHANGELOG.md): compare, and average, within one version.",
+            ]
     states = [result.state for result in results]
     left = len(states) - states.count("finished")
     if left:
