@@ -59,8 +59,9 @@ def test_all_cells_run_and_are_averaged(sweep, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr(plots, "write", lambda output, results: drawn.append(results))
     assert sweep(*_OVER, "--jobs", "2") == 0
-    assert [result.state for result in drawn[0]].count("finished") == 1  # After every cell.
-    assert [result.state for result in drawn[-1]].count("finished") == 4
+    finished = [[result.state for result in results].count("finished") for results in drawn]
+    assert len(finished) == 4 + 1  # After every cell, and at the end.
+    assert finished[0] <= 2 and finished[-1] == 4  # Two may end at a time.
     assert _starts() == {
         f"noise_multiplier={z},seed={seed}": ["begin"] for z in (1, 2) for seed in (0, 1)
     }
