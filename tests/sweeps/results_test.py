@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.sweeps import made_up
-from tff_dpftrl.sweeps import results
+from tff_dpftrl.sweeps import folder, results
 
 _NONE = {"mechanism": "none"}
 
@@ -43,6 +43,15 @@ def test_the_last_evaluation_the_best_and_the_time_count():
     }
     worse = made_up.result({"noise_multiplier": 1.0}, -0.4)
     assert worse.metrics["best_" + results.ACCURACY] == -0.2
+
+
+def test_the_version_that_began_a_cell_is_read(tmp_path):
+    cell = made_up.result({"noise_multiplier": 1.0}, 0.1).cell
+    assert results.read(tmp_path, cell).code_version is None
+    of_cell = folder.cell_folder(tmp_path, cell)
+    of_cell.mkdir(parents=True)
+    (of_cell / "config.json").write_text('{"versions": {"tff_dpftrl": "0.3.0"}}')
+    assert results.read(tmp_path, cell).code_version == "0.3.0"
 
 
 def test_a_mean_of_infinities_has_no_error():

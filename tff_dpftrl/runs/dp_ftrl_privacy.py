@@ -110,7 +110,13 @@ class DpFtrlPrivacy:
         if self.max_participations is not None:
             schema = dataclasses.replace(schema, max_participations=self.max_participations)
         if self.deployment is not None:  # No cohorts of it are ever drawn, which would check it.
-            _sampler(num_clients, clients_per_round, schema, seed=0)
+            try:
+                _sampler(num_clients, clients_per_round, schema, seed=0)
+            except ValueError as error:
+                raise ValueError(
+                    "In the run that is simulated, where clients_per_round is simulate_report_goal "
+                    f"and simulate_population says how many clients there are: {error}"
+                ) from error
         return schema
 
     def _own_schema(self, num_clients: int) -> schema_lib.MinSep:
