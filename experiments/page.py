@@ -6,8 +6,9 @@ The page is written by hand but for its tables. They stand between
     <!-- end -->                         and  <!-- end -->
 
 The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
-each baseline; the second how many of a model's ten likeliest words are frequent ones. With
---check nothing is written; the exit status says whether the page is up to date.
+each baseline; the second how many of a model's ten likeliest words are frequent ones; a third,
+`csv: NAME`, is results/NAME.csv as it is. With --check nothing is written; the exit status says
+whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import pathlib
 import re
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tff_dpftrl.accounting import display
 
 _HERE = pathlib.Path(__file__).resolve().parent
 PAGE = _HERE.parent / "docs" / "experiments.md"
 _BLOCK = re.compile(
-    r"(<!-- (?P<kind>table|heads): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (?P<kind>table|heads|csv): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 _SEED = re.compile(r"(^|,)seed=\d+")
 _ACCURACY = "eval_top1_in_vocab"
@@ -45,19 +46,18 @@ def table(name: str, axes: list[str]) -> str:
     rows = _read(folder / "summary.csv")
     uses_simulated = any(row["simulated_epsilon"] for row in rows)
     epsilon = "simulated_epsilon" if uses_simulated else "epsilon"
-    titles = [*axes, "ε", "seeds", "top-1 accuracy", "top-3 accuracy", "perplexity"]
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    lines = [[*axes, "ε", "seeds", "top-1 accuracy", "top-3 accuracy", "perplexity"]]
     for row in rows:
         cells = [row[axis] or "" for axis in axes]
         cells.append(display.round_up(float(row[epsilon])) if row[epsilon] else "none")
         cells.append(row["cells"])
         cells += [_share(row, _ACCURACY), _share(row, "eval_top3_in_vocab")]
         cells.append(_with_error(row, "eval_perplexity", 1.0, 1))
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(cells)
     for row in _read(folder / "baselines.csv"):
         cells = [row["model"], *[""] * (len(axes) + 1), f"{100 * float(row[_ACCURACY]):.2f} %"]
-        lines.append("| " + " | ".join([*cells, "", ""]) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([*cells, "", ""])
+    return _markdown(lines)
 
 
 def heads(name: str) -> str:
@@ -72,13 +72,18 @@ def heads(name: str) -> str:
     rows = _read(_HERE / "results" / name / "head_words.csv")
     sizes = [column for column in rows[0] if column.startswith("of_")]
     settings = dict.fromkeys(_SEED.sub("", row["cell"]) for row in rows)
-    titles = ["setting", *(f"of the {size[3:]} most frequent" for size in sizes)]
-    lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
+    lines = [["setting", *(f"of the {size[3:]} most frequent" for size in sizes)]]
     for setting in settings:
         found = [row for row in rows if _SEED.sub("", row["cell"]) == setting]
         means = [statistics.fmean(float(row[size]) for row in found) for size in sizes]
-        lines.append(f"| {setting} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([setting, *(f"{mean:.2f}" for mean in means)])
+    return _markdown(lines)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A table, its titles first; ends with a newline."""
+    titles, *rows = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([titles, "|" + "---|" * len(lines[0]), *rows]) + "\n"
 
 
 def _read(path: pathlib.Path) -> list[dict[str, str]]:
@@ -107,10 +112,17 @@ def render(page: str) -> str:
       The same text, but for what stands in tables.
     """
 
-    def fill(match: re.Match[str]) -> str:
-        name, *axes = (part.strip() for part in match["what"].split(","))
-        made = table(name, axes) if match["kind"] == "table" else heads(name)
-        return match[1] + made + match[4]
+    def fill(block: re.Match[str]) -> str:
+        name, *axes = (part.strip() for part in block["what"].split(","))
+        match block["kind"]:
+            case "table":
+                made = table(name, axes)
+            case "heads":
+                made = heads(name)
+            case "csv":
+                rows = _read(_HERE / "results" / f"{name}.csv")
+                made = _markdown([list(rows[0]), *(list(row.values()) for row in rows)])
+        return block[1] + made + block[4]
 
     return _BLOCK.sub(fill, page)
 

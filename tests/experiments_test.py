@@ -72,6 +72,18 @@ def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
     assert lines[3:5] == ["| mechanism=blt | 4.50 | 8.00 |", "| mechanism=none | 3.00 | 8.00 |"]
 
 
+def test_the_costs_of_participation_are_those_of_the_code():
+    with open(_FOLDER / "results" / "participation.csv", newline="", encoding="utf-8") as file:
+        kept = list(csv.DictReader(file))
+    made = _load("participation").rows()
+    assert len(made) == len(kept)
+    for now, then in zip(made, kept, strict=True):
+        name = now.pop("mechanism")
+        assert name == then.pop("mechanism")
+        for column, value in then.items():
+            assert float(now[column]) == pytest.approx(float(value), rel=5e-3), (name, column)
+
+
 def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     collect = _load("collect")
     monkeypatch.setattr(collect, "_HERE", tmp_path / "experiments")
