@@ -12,7 +12,11 @@ import csv
 import json
 import pathlib
 import shutil
-import statistics
+
+from tff_dpftrl.sweeps import axes as axes_lib
+from tff_dpftrl.sweeps import cells as cells_lib
+from tff_dpftrl.sweeps import folder as folder_lib
+from tff_dpftrl.sweeps import results as results_lib
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
@@ -29,13 +33,15 @@ def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
       The files that were written.
 
     Raises:
-      ValueError: If a cell is not finished.
+      ValueError: If the folder holds no sweep, or a cell of it is not finished.
     """
-    with open(sweep / "cells.csv", newline="") as file:
-        cells = list(csv.DictReader(file))
-    unfinished = [cell for cell in cells if cell["state"] != "finished"]
+    cells = cells_lib.grid(*folder_lib.read(sweep))
+    found = [results_lib.read(sweep, cell) for cell in cells]
+    unfinished = [result for result in found if result.state != "finished"]
     if unfinished:
-        raise ValueError(f"{len(unfinished)} of {len(cells)} cells of {sweep} are not finished.")
+        raise ValueError(
+            f"{len(unfinished)} of {len(cells)} cells of {sweep} are not finished: go on with it."
+        )
     results = _HERE / "results" / name
     results.mkdir(parents=True, exist_ok=True)
     _PICTURES.mkdir(parents=True, exist_ok=True)
@@ -44,36 +50,29 @@ def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
         shutil.copyfile(sweep / path.name, path)
     picture = _PICTURES / f"{name}.png"
     shutil.copyfile(sweep / "curves.png", picture)
-    folders = sorted(path for path in (sweep / "cells").iterdir() if path.is_dir())
-    baselines = [json.loads((f / "private" / "baselines.json").read_text()) for f in folders]
-    written += [
-        _write(
-            results / "baselines.csv",
-            [
-                {
-                    "model": model,
-                    "eval_top1_in_vocab": statistics.fmean(b[model] for b in baselines),
-                }
-                for model in baselines[0]
-            ],
-        ),
-        _write(results / "head_words.csv", [_head_words(folder) for folder in folders]),
+    baselines = [
+        {"model": model, results_lib.ACCURACY: mean}
+        for model, mean in results_lib.common_baselines(found).items()
     ]
+    heads = [_head_words(sweep, cell) for cell in cells]
+    written.append(_write(results / "baselines.csv", ["model", results_lib.ACCURACY], baselines))
+    written.append(_write(results / "head_words.csv", list(heads[0]), heads))
     return [*written, picture]
 
 
-def _head_words(cell: pathlib.Path) -> dict[str, object]:
+def _head_words(sweep: pathlib.Path, cell: cells_lib.Cell) -> dict[str, object]:
     """How many of the ten likeliest words are frequent ones, on average."""
-    head = json.loads((cell / "held_out.json").read_text())["head_words"]
-    return {"cell": cell.name} | {
+    path = folder_lib.cell_folder(sweep, cell) / "held_out.json"
+    head = json.loads(path.read_text(encoding="utf-8"))["head_words"]
+    return {"setting": axes_lib.label(cell.setting), "seed": cell.config.seed} | {
         f"of_{size}": sum(count * share for count, share in enumerate(shares))
         for size, shares in head["histograms"].items()
     }
 
 
-def _write(path: pathlib.Path, rows: list[dict[str, object]]) -> pathlib.Path:
-    with open(path, "w", newline="") as file:
-        table = csv.DictWriter(file, rows[0], lineterminator="\n")
+def _write(path: pathlib.Path, columns: list[str], rows: list[dict[str, object]]) -> pathlib.Path:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
     return path

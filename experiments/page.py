@@ -28,7 +28,6 @@ PAGE = _HERE.parent / "docs" / "experiments.md"
 _BLOCK = re.compile(
     r"(<!-- (?P<kind>table|heads|csv): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
-_SEED = re.compile(r"(^|,)seed=\d+")
 _ACCURACY = "eval_top1_in_vocab"
 
 
@@ -44,19 +43,24 @@ def table(name: str, axes: list[str]) -> str:
     """
     folder = _HERE / "results" / name
     rows = _read(folder / "summary.csv")
-    uses_simulated = any(row["simulated_epsilon"] for row in rows)
-    epsilon = "simulated_epsilon" if uses_simulated else "epsilon"
-    lines = [[*axes, "ε", "seeds", "top-1 accuracy", "top-3 accuracy", "perplexity"]]
+    # The ε of a simulation's own users is not small, and is said beside that of the larger run.
+    epsilons = {"ε": "epsilon"}
+    if any(row["simulated_epsilon"] for row in rows):
+        epsilons = {"ε of the simulated run": "simulated_epsilon", "own ε": "epsilon"}
+    lines = [[*axes, *epsilons, "seeds", "top-1 accuracy", "top-3 accuracy", "perplexity"]]
     for row in rows:
-        cells = [row[axis] or "" for axis in axes]
-        cells.append(display.round_up(float(row[epsilon])) if row[epsilon] else "none")
+        cells = [row[axis] for axis in axes]
+        cells += [
+            display.round_up(float(row[column])) if row[column] else "none"
+            for column in epsilons.values()
+        ]
         cells.append(row["cells"])
         cells += [_share(row, _ACCURACY), _share(row, "eval_top3_in_vocab")]
         cells.append(_with_error(row, "eval_perplexity", 1.0, 1))
         lines.append(cells)
     for row in _read(folder / "baselines.csv"):
-        cells = [row["model"], *[""] * (len(axes) + 1), f"{100 * float(row[_ACCURACY]):.2f} %"]
-        lines.append([*cells, "", ""])
+        before = len(axes) + len(epsilons)
+        lines.append([row["model"], *[""] * before, f"{100 * float(row[_ACCURACY]):.2f} %", "", ""])
     return _markdown(lines)
 
 
@@ -71,10 +75,10 @@ def heads(name: str) -> str:
     """
     rows = _read(_HERE / "results" / name / "head_words.csv")
     sizes = [column for column in rows[0] if column.startswith("of_")]
-    settings = dict.fromkeys(_SEED.sub("", row["cell"]) for row in rows)
+    settings = dict.fromkeys(row["setting"] for row in rows)
     lines = [["setting", *(f"of the {size[3:]} most frequent" for size in sizes)]]
     for setting in settings:
-        found = [row for row in rows if _SEED.sub("", row["cell"]) == setting]
+        found = [row for row in rows if row["setting"] == setting]
         means = [statistics.fmean(float(row[size]) for row in found) for size in sizes]
         lines.append([setting, *(f"{mean:.2f}" for mean in means)])
     return _markdown(lines)

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.sweeps import folder
 from tff_dpftrl.training import options as options_lib
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
@@ -44,7 +45,7 @@ def test_a_table_has_settings_and_baselines(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "_HERE", tmp_path)
     metrics = {"eval_top1_in_vocab": 0.2, "eval_top3_in_vocab": 0.3, "eval_perplexity": 100}
     errors = {f"{name}_se": 0.001 for name in metrics}
-    blt = {"mechanism": "blt", "cells": 3, "epsilon": 4.00001, "simulated_epsilon": ""}
+    blt = {"mechanism": "blt", "cells": 3, "epsilon": 4321, "simulated_epsilon": 4.00001}
     none = {"mechanism": "none", "cells": 1, "epsilon": "", "simulated_epsilon": ""}
     _write(
         tmp_path / "results" / "toy" / "summary.csv",
@@ -57,16 +58,21 @@ def test_a_table_has_settings_and_baselines(tmp_path, monkeypatch):
     before = "A\n<!-- table: toy, mechanism -->\nstale\n<!-- end -->\nB\n"
     lines = page.render(before).splitlines()
     assert lines[0] == "A" and lines[-1] == "B" and "stale" not in lines
-    assert "| blt | 4.001 | 3 | 20.00 ± 0.10 % | 30.00 ± 0.10 % | 100.0 ± 0.0 |" in lines
-    assert "| none | none | 1 | 20.00 % | 30.00 % | 100.0 |" in lines
-    assert "| bigrams |  |  | 15.00 % |  |  |" in lines
+    assert lines[1] == "<!-- table: toy, mechanism -->"
+    assert lines[2].startswith("| mechanism | ε of the simulated run | own ε | seeds |")
+    assert "| blt | 4.001 | 4321 | 3 | 20.00 ± 0.10 % | 30.00 ± 0.10 % | 100.0 ± 0.0 |" in lines
+    assert "| none | none | none | 1 | 20.00 % | 30.00 % | 100.0 |" in lines
+    assert "| bigrams |  |  |  | 15.00 % |  |  |" in lines
 
 
 def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
     page = _load("page")
     monkeypatch.setattr(page, "_HERE", tmp_path)
-    cells = [("mechanism=blt,seed=0", 4), ("mechanism=blt,seed=1", 5), ("mechanism=none,seed=0", 3)]
-    rows = [{"cell": cell, "of_10": found, "of_50": 8} for cell, found in cells]
+    cells = [("mechanism=blt", 0, 4), ("mechanism=blt", 1, 5), ("mechanism=none", 0, 3)]
+    rows = [
+        {"setting": setting, "seed": seed, "of_10": found, "of_50": 8}
+        for setting, seed, found in cells
+    ]
     _write(tmp_path / "results" / "toy" / "head_words.csv", rows)
     lines = page.render("<!-- heads: toy -->\n<!-- end -->").splitlines()
     assert lines[3:5] == ["| mechanism=blt | 4.50 | 8.00 |", "| mechanism=none | 3.00 | 8.00 |"]
@@ -88,10 +94,10 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     collect = _load("collect")
     monkeypatch.setattr(collect, "_HERE", tmp_path / "experiments")
     monkeypatch.setattr(collect, "_PICTURES", tmp_path / "docs")
-    sweep = tmp_path / "toy"
-    rows = [{"seed": seed, "state": "finished"} for seed in (0, 1)]
-    _write(sweep / "cells.csv", rows)
-    _write(sweep / "summary.csv", rows[:1])
+    sweep, options = tmp_path / "toy", {"mechanism": "blt", "noise_multiplier": 1.0}
+    folder.write(sweep, options, {"seed": (0, 1)})
+    _write(sweep / "cells.csv", [{"seed": seed} for seed in (0, 1)])
+    _write(sweep / "summary.csv", [{"cells": 2}])
     (sweep / "curves.png").write_bytes(b"picture")
     histograms = {"10": [0.25, 0.75], "50": [0.0, 1.0]}
     for seed, accuracy in ((0, 0.1), (1, 0.3)):
@@ -99,14 +105,16 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
         (cell / "private").mkdir(parents=True)
         (cell / "private" / "baselines.json").write_text(json.dumps({"bigrams": accuracy}))
         (cell / "held_out.json").write_text(json.dumps({"head_words": {"histograms": histograms}}))
+        folder.write_ending(cell, folder.Ending(0, ""))
+    (sweep / "cells" / "seed=7").mkdir()  # Of somebody else.
     for path in collect.collect(sweep, "toy"):
         assert path.exists()
     kept = tmp_path / "experiments" / "results" / "toy"
     assert (kept / "cells.csv").read_bytes() == (sweep / "cells.csv").read_bytes()
     assert (kept / "baselines.csv").read_text() == "model,eval_top1_in_vocab\nbigrams,0.2\n"
     heads = (kept / "head_words.csv").read_text().splitlines()
-    assert heads == ["cell,of_10,of_50", "seed=0,0.75,1.0", "seed=1,0.75,1.0"]
-    _write(sweep / "cells.csv", [*rows, {"seed": 2, "state": "begun"}])
+    assert heads == ["setting,seed,of_10,of_50", ",0,0.75,1.0", ",1,0.75,1.0"]
+    folder.write(sweep, options, {"seed": (0, 1, 2)})
     with pytest.raises(ValueError, match="1 of 3 cells"):
         collect.collect(sweep, "toy")
 
