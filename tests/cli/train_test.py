@@ -53,6 +53,17 @@ def test_flags_overrule_the_file(configs, tmp_path, capsys):
     assert f"Results are in {output}/" in capsys.readouterr().out
 
 
+def test_files_in_the_home_folder_are_found(configs, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "run.toml"
+    path.write_text('data = "~/users.jsonl"\nmechanism = "none"')
+    read = []
+    text = argparse.Namespace(train=range(1000))
+    monkeypatch.setattr(corpus, "read", lambda config: read.append(config.data) or text)
+    assert _main("--config", str(path), "--output", str(tmp_path / "out")) == 0
+    assert read == [str(tmp_path / "users.jsonl")]
+
+
 def test_clients_of_compiled_rounds_get_the_cores(configs, tmp_path, monkeypatch):
     limits = []
 

@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if "data" in of_run:
         options["data"] = of_run["data"]
     shared = options_lib.config_from_mapping(options, args.config or "the command line")
+    shared = shared.with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)
     train.silence_tensorflow()

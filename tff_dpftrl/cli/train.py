@@ -233,8 +233,8 @@ def run(args: argparse.Namespace) -> int:
     placement = placement_from(args)
     if not args.resume:
         options = merged_options(args.config, flags, placement)
-        config = options_lib.config_from_mapping(options, args.config or "the command line")
-        new_config = config
+        source = args.config or "the command line"
+        config = new_config = options_lib.config_from_mapping(options, source).with_absolute_paths()
         manifest.check_is_free(output)
     elif flags or args.config:
         raise ValueError(
