@@ -104,8 +104,9 @@ class DpFtrlPrivacy:
             self.deployment.scale(self.clients_per_round)
             num_clients = self.deployment.population
             clients_per_round = self.deployment.report_goal
-        schema = _largest_schema(num_clients, clients_per_round, self.num_rounds)
-        if self.min_sep is not None:
+        if self.min_sep is None:
+            schema = _largest_schema(num_clients, clients_per_round, self.num_rounds)
+        else:
             schema = schema_lib.MinSep.as_many_as_fit(self.num_rounds, self.min_sep)
         if self.max_participations is not None:
             schema = dataclasses.replace(schema, max_participations=self.max_participations)

@@ -454,10 +454,20 @@ class TrainingConfig:
             )
 
     def _check_simulation(self):
-        deployment = self.deployment
-        if deployment is None:
+        goal, population = self.simulate_report_goal, self.simulate_population
+        if (goal is None) != (population is None):
+            raise ValueError(
+                "simulate_report_goal and simulate_population go together, got "
+                f"{goal} and {population}: give both, or none."
+            )
+        if goal is None:
             return
-        deployment.scale(self.clients_per_round)  # Refuses a cohort that is larger.
+        if population < goal:
+            raise ValueError(
+                f"simulate_population={population} is below simulate_report_goal={goal}: a round "
+                "cannot have more clients than there are."
+            )
+        self.deployment.scale(self.clients_per_round)  # Refuses a cohort that is larger.
         for name, is_given, why in (
             ("mechanism 'none'", self.mechanism == "none", "it has no noise to scale"),
             ("max_epsilon", self.max_epsilon is not None, "it is about the simulation's own ε"),
@@ -472,18 +482,8 @@ class TrainingConfig:
     @property
     def deployment(self) -> simulated_run.Deployment | None:
         """The larger run that is simulated; None if the run stands for itself."""
-        if (self.simulate_report_goal is None) != (self.simulate_population is None):
-            raise ValueError(
-                "simulate_report_goal and simulate_population go together, got "
-                f"{self.simulate_report_goal} and {self.simulate_population}: give both, or none."
-            )
         if self.simulate_report_goal is None:
             return None
-        if self.simulate_population < self.simulate_report_goal:
-            raise ValueError(
-                f"simulate_population={self.simulate_population} is below simulate_report_goal="
-                f"{self.simulate_report_goal}: a round cannot have more clients than there are."
-            )
         from tff_dpftrl.runs import simulated_run
 
         return simulated_run.Deployment(self.simulate_report_goal, self.simulate_population)
