@@ -19,12 +19,7 @@ _ROUNDS = 3
 _CLOSE = 6 * _ROUNDS * np.finfo(np.float32).eps
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """The folder of the toy corpus."""
-    folder = tmp_path_factory.mktemp("corpus")
-    toy_run.write_corpus(folder)
-    return folder
+corpus = toy_run.corpus
 
 
 @pytest.mark.parametrize(

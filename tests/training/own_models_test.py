@@ -93,12 +93,7 @@ def _functional(non_trainable=()):
     )
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """The folder of the toy corpus."""
-    folder = tmp_path_factory.mktemp("corpus")
-    toy_run.write_corpus(folder)
-    return folder
+corpus = toy_run.corpus
 
 
 @pytest.fixture(scope="module")

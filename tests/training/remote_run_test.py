@@ -18,12 +18,7 @@ from tff_dpftrl.training import placement, run
 _CLOSE = 1e-5  # Sums in another order, over all rounds.
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """The folder of the toy corpus."""
-    folder = tmp_path_factory.mktemp("corpus")
-    toy_run.write_corpus(folder)
-    return folder
+corpus = toy_run.corpus
 
 
 def _on(*workers):

@@ -20,13 +20,7 @@ from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import corpus as corpus_lib
 from tff_dpftrl.training import report, run, trained_model
 
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    """The folder of the toy corpus."""
-    folder = tmp_path_factory.mktemp("corpus")
-    toy_run.write_corpus(folder)
-    return folder
+corpus = toy_run.corpus
 
 
 @pytest.fixture(scope="module")

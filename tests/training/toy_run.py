@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tff_dpftrl.models import export
 from tff_dpftrl.training import config as config_lib
@@ -27,6 +28,14 @@ def write_corpus(folder: pathlib.Path) -> None:
             ]
             file.write(json.dumps({"user_id": f"user{user}", "examples": texts}) + "\n")
     (folder / "words.txt").write_text("\n".join(WORDS))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The folder of the toy corpus."""
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
 
 
 def config(corpus: pathlib.Path, **options: Any) -> config_lib.TrainingConfig:
