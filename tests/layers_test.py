@@ -11,7 +11,7 @@ import pytest
 
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "tff_dpftrl"
 _MATHS = ("participation", "mechanisms", "accounting", "discretization")
-_WITHOUT_TFF = (*_MATHS, "private_round", "models", "data", "runs")
+_WITHOUT_TFF = (*_MATHS, "private_round", "models", "data", "runs", "finetuning")
 _FEDERATED = (*_MATHS, "private_round", "aggregators", "learning", "execution", "models", "data")
 # What each package may import of ours, besides itself and the files at the top.
 _ALLOWED = {
@@ -26,9 +26,10 @@ _ALLOWED = {
     "models": (),
     "data": (),
     "runs": (*_MATHS, "private_round"),
+    "finetuning": (*_MATHS, "private_round", "models", "data", "runs"),
     "training": (*_FEDERATED, "runs"),
     "sweeps": ("accounting", "mechanisms", "runs", "training"),
-    "cli": (*_FEDERATED, "runs", "training", "sweeps"),
+    "cli": (*_FEDERATED, "runs", "finetuning", "training", "sweeps"),
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")

@@ -7,6 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from scipy import stats
 
 from tff_dpftrl.participation import cohorts
 
@@ -40,7 +41,7 @@ def min_sep_arguments(draw):
 
 @st.composite
 def samplers(draw):
-    kind = draw(st.sampled_from(["min_sep", "shuffled", "poisson"]))
+    kind = draw(st.sampled_from(["min_sep", "shuffled", "poisson", "lazy poisson"]))
     arguments = draw(min_sep_arguments())
     if kind == "min_sep":
         return lambda: cohorts.MinSepSampler(**arguments)
@@ -49,7 +50,8 @@ def samplers(draw):
         return lambda: cohorts.ShuffledEpochs(**arguments)
     del arguments["clients_per_round"]
     q = draw(st.floats(0, 1, exclude_min=True))
-    return lambda: cohorts.PoissonSampler(sampling_probability=q, **arguments)
+    poisson = cohorts.PoissonSampler if kind == "poisson" else cohorts.LazyPoissonSampler
+    return lambda: poisson(sampling_probability=q, **arguments)
 
 
 @deterministic
@@ -188,6 +190,47 @@ def test_probability_one_takes_everybody():
     assert sampler.cohort(0).tolist() == list(range(7))
 
 
+def test_lazy_poisson_has_the_same_law():
+    # The third and fourth are decided by bits beyond the first byte.
+    for q in (0.3, 1e-3, 0.2529296875, 1 - 2**-9):
+        sampler = cohorts.LazyPoissonSampler(
+            num_clients=50_000, sampling_probability=q, num_rounds=20, seed=5
+        )
+        sizes = [len(sampler.cohort(t)) for t in range(20)]
+        trials = 20 * 50_000
+        assert abs(np.sum(sizes) - trials * q) < 5 * math.sqrt(trials * q * (1 - q)), q
+        assert stats.binom.cdf(min(sizes), 50_000, q) > 1e-5
+
+
+def test_lazy_poisson_decides_by_all_bits_of_the_probability(monkeypatch):
+    def decided(q, leading, rest):
+        """The cohort of two clients; `rest` is the second word where it is asked for."""
+
+        class Fake:
+            def __init__(self, label):
+                self._label = label
+
+            def digest(self, size):
+                if self._label.endswith(b"/undecided"):
+                    return rest.to_bytes(8, "little") * (size // 8)
+                return bytes([leading] * size)
+
+        monkeypatch.setattr(cohorts.hashlib, "shake_256", Fake)
+        sampler = cohorts.LazyPoissonSampler(
+            num_clients=2, sampling_probability=q, num_rounds=1, seed=0
+        )
+        return sampler.cohort(0).tolist()
+
+    q = 77 / 256 + 2**-30
+    assert decided(q, 76, 2**64 - 1) == [0, 1]
+    assert decided(q, 77, 2**42 - 1) == [0, 1]
+    assert decided(q, 77, 2**42) == []
+    assert decided(q, 78, 0) == []
+    assert decided(1.0, 255, 2**64 - 1) == [0, 1]
+    assert decided(1 - 2**-53, 255, 2**64 - 2**19 - 1) == [0, 1]
+    assert decided(1 - 2**-53, 255, 2**64 - 2**19) == []
+
+
 def test_cohorts_stay_the_same_in_later_versions():
     """Resuming a run after an upgrade must not change its cohorts; own values."""
     sampler = cohorts.MinSepSampler(
@@ -196,6 +239,10 @@ def test_cohorts_stay_the_same_in_later_versions():
     assert [sampler.cohort(t).tolist() for t in (0, 1, 8)] == [[3, 4, 1], [9, 0, 8], [5, 8, 9]]
     poisson = cohorts.PoissonSampler(num_clients=10, sampling_probability=0.5, num_rounds=3, seed=1)
     assert poisson.cohort(2).tolist() == [0, 3, 5, 6, 9]
+    lazy = cohorts.LazyPoissonSampler(
+        num_clients=10, sampling_probability=0.5, num_rounds=3, seed=1
+    )
+    assert lazy.cohort(2).tolist() == [1, 3, 4, 6]
 
 
 @pytest.mark.parametrize(

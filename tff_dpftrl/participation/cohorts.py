@@ -304,5 +304,32 @@ class PoissonSampler(CohortSampler):
         return np.flatnonzero(uniform < self.sampling_probability)
 
 
+class LazyPoissonSampler(PoissonSampler):
+    """The law of `PoissonSampler` at an eighth of the cost; its cohorts are others.
+
+    For populations of hundreds of thousands, like the examples of a pool: a client's
+    uniform number is compared with q byte by byte, and further bytes are drawn only for
+    the one client in 256 whose first byte does not decide. The probability is q rounded
+    down to a multiple of 2^-72, which is q itself where q is at least 2^-19.
+    """
+
+    def cohort(self, round_index: int) -> np.ndarray:
+        """See the base class; increasing indices, any number of them."""
+        label = (
+            f"tff_dpftrl/{type(self).__name__}/{self.seed}/{self._checked_round(round_index)}"
+        ).encode()
+        if self.sampling_probability == 1.0:
+            return np.arange(self.num_clients)
+        numerator, denominator = self.sampling_probability.as_integer_ratio()
+        first, rest = divmod((numerator << 72) // denominator, 1 << 64)
+        leading = np.frombuffer(hashlib.shake_256(label).digest(self.num_clients), np.uint8)
+        candidates = np.flatnonzero(leading <= np.uint8(first))
+        undecided = leading[candidates] == first
+        digest = hashlib.shake_256(label + b"/undecided").digest(8 * int(undecided.sum()))
+        taken = ~undecided
+        taken[undecided] = np.frombuffer(digest, dtype="<u8") < np.uint64(rest)
+        return candidates[taken]
+
+
 def _random_order(words: np.ndarray) -> np.ndarray:
     return np.argsort(words, kind="stable")

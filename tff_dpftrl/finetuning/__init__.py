@@ -1,0 +1,1 @@
+"""Fine-tuning with user-level privacy where all data lies in one place: ELS, ULS, a choice."""
