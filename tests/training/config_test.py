@@ -49,16 +49,6 @@ def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
             "buffers is for the mech",
         ),
         (
-            {"noise_multiplier": 1.0, "num_heads": 2},
-            "num_heads is for the model transformer, not for word-lstm: leave it out",
-        ),
-        (
-            {"noise_multiplier": 1.0, "model": "transformer", "lstm_size": 9},
-            "lstm_size is for the model word-lstm or gboard-cifg or dp-fedavg-lstm, not for tran",
-        ),
-        ({"noise_multiplier": 1.0, "model": "transformer", "num_layers": 0}, "num_layers must be"),
-        ({"noise_multiplier": 1.0, "model": "gpt"}, "model must be one of word-lstm, gboard-"),
-        (
             {"noise_multiplier": 1.0, "server_momentum": 1.0},
             "server_momentum must be a finite number, below 1, got 1",
         ),
@@ -67,30 +57,6 @@ def test_integers_are_accepted_for_floats_and_nothing_else_is_converted():
 def test_what_cannot_be_used_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         config.TrainingConfig(**options)
-
-
-def test_sizes_are_the_models_own_unless_given():
-    made = config.TrainingConfig(mechanism="none", model="gboard-cifg", embedding_size=32)
-    assert made.model_sizes == {"embedding_size": 32}
-    full = made.with_model_sizes()
-    assert (full.embedding_size, full.lstm_size, full.tie_embeddings) == (32, 670, False)
-    assert full.num_layers is None and full.with_model_sizes() == full
-    tied = config.TrainingConfig(mechanism="none", model="gboard-cifg", tie_embeddings=True)
-    assert tied.with_model_sizes().tie_embeddings
-
-
-def test_help_has_what_is_meant_if_nothing_is_given():
-    fields = config.TrainingConfig.__dataclass_fields__
-    meant = {
-        name: fields[name].metadata["help"].split("if not given, ")[1]
-        for name in ("embedding_size", "lstm_size", "tie_embeddings", "num_layers")
-    }
-    assert meant == {
-        "embedding_size": "96.",
-        "lstm_size": "128 (word-lstm), 670 (gboard-cifg), 256 (dp-fedavg-lstm).",
-        "tie_embeddings": "yes (word-lstm), no (gboard-cifg), yes (dp-fedavg-lstm).",
-        "num_layers": "2 (transformer).",
-    }
 
 
 def test_paths_become_absolute_and_keywords_stay(tmp_path, monkeypatch):

@@ -10,9 +10,8 @@ import sys
 import typing
 
 from tff_dpftrl.cli import train
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config, pretraining
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import pretraining
 
 _DESCRIPTION = """\
 Train a language model centrally on text that you declare public, for `train` to begin with.
@@ -35,15 +34,9 @@ examples:
   tff-dpftrl pretrain --config my_run.toml --data public.jsonl.gz --output results/pretrained
 """
 
-_SHARED = (
-    "vocabulary",
-    "vocabulary_size",
-    "lower_case",
-    "sequence_length",
-    "pretokenized",
-    "sqlite_text_feature",
-    "sqlite_split",
-)
+# What a run says of its own users and of its beginning.
+_OF_THE_RUN = ("data", "initial_weights")
+
 _HELP = {
     "data": "Public text: 'standard-library'; 'docs', with the docstrings of the installed "
     "packages, for a run that trains on something else; or a .jsonl, .jsonl.gz or .sqlite file "
@@ -77,7 +70,7 @@ def add_parser(subparsers) -> None:
             metavar=train.METAVARS.get(field.name, {int: "N", float: "X"}.get(type(field.default))),
             help=f"{_HELP[field.name]} Default: {field.default}.",
         )
-    hints = typing.get_type_hints(config_lib.TrainingConfig)
+    hints = typing.get_type_hints(language_config.LanguageConfig)
     group = parser.add_argument_group("as in the run that follows")
     for field in _shared_fields():
         train.add_flag(group, field, hints[field.name])
@@ -87,9 +80,8 @@ def _shared_fields() -> list[dataclasses.Field]:
     """Options of a run that its pretraining must share."""
     return [
         field
-        for field in dataclasses.fields(config_lib.TrainingConfig)
-        if field.name in _SHARED
-        or (field.metadata["group"] == "model" and field.name != "initial_weights")
+        for field in dataclasses.fields(language_config.LanguageConfig)
+        if field.name not in _OF_THE_RUN
     ]
 
 
@@ -114,11 +106,9 @@ def run(args: argparse.Namespace) -> int:
     names = {field.name for field in _shared_fields()}
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}
-    options["mechanism"] = "none"
     if "data" in of_run:
         options["data"] = of_run["data"]
-    shared = options_lib.config_from_mapping(options, args.config or "the command line")
-    shared = shared.with_absolute_paths()
+    shared = language_config.LanguageConfig(**options).with_absolute_paths()
     print("Reading the text ...", file=sys.stderr)
     text = pretraining.read(config, shared)
     train.silence_tensorflow()

@@ -12,6 +12,7 @@ import typing
 from collections.abc import Iterable, Mapping
 
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
 
 Value = str | int | float | bool | None
 """Of one option in one cell; None stands for "not given"."""
@@ -123,7 +124,7 @@ def _value(name: str, text: str, kind: typing.Any) -> Value:
         raise ValueError(
             f"--over {name} must be among {', '.join(typing.get_args(kind))}; got {text!r}."
         )
-    return config_lib.absolute_path(name, text)
+    return language_config.absolute_path(name, text)
 
 
 def _same(one: Value, other: Value) -> bool:
@@ -152,7 +153,8 @@ def in_name(value: Value) -> str:
 def short(name: str, value: Value) -> str:
     """A value for people: of a file only the last part of its path."""
     text = shown(value)
-    is_path = value is not None and name in config_lib.FILES and text not in config_lib.FILES[name]
+    files = language_config.FILES
+    is_path = value is not None and name in files and text not in files[name]
     return text.rpartition("/")[2] if is_path else text
 
 

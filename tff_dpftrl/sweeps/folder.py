@@ -25,6 +25,7 @@ from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
 
 FORMAT = 1
@@ -124,7 +125,7 @@ def _fixed(options: Mapping[str, Any], axes: axes_lib.Axes) -> dict[str, Any]:
 
 
 def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: config_lib.absolute_path(name, value) for name, value in options.items()}
+    return {name: language_config.absolute_path(name, value) for name, value in options.items()}
 
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -8,28 +8,26 @@ cannot drift apart.
 from __future__ import annotations
 
 import dataclasses
-import math
-import pathlib
-import typing
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.models import table as model_table
+from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.runs import privacy as privacy_lib
     from tff_dpftrl.runs import simulated_run
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
-Model = Literal[(*model_table.MODELS, model_table.OWN)]
 Mechanism = Literal[(*table.runnable(), "none")]
 ServerOptimizer = Literal["sgd", "momentum", "adam"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
 Decay = Literal["none", "linear", "cosine"]
 Engine = Literal["compiled", "tff"]
+
+_option = language_config.option
 
 _POSITIVE = (
     "client_learning_rate",
@@ -40,24 +38,6 @@ _POSITIVE = (
     "stop_at_accuracy",
     "target_epsilon",
 )
-
-# Options that are sizes of models, and what the models call them.
-_MODEL_SIZES = {
-    "embedding_size": "embedding_size",
-    "lstm_size": "state_size",
-    "tie_embeddings": "tie_embeddings",
-    "num_layers": "num_layers",
-    "num_heads": "num_heads",
-    "feed_forward_size": "feed_forward_size",
-}
-
-FILES = {
-    "data": ("docs",),
-    "vocabulary": ("docs", "private"),
-    "strategy": (None,),
-    "initial_weights": (None,),
-}
-"""Options that name files, and those of their values that do not."""
 
 _MECHANISM_OPTIONS = ("error", "buffers", "max_decay", "bands", "correlation")
 
@@ -74,96 +54,20 @@ _DP_FTRL_ONLY = (
 )
 
 
-def _option(default: Any, help: str, group: str, minimum: float | None = None) -> Any:
-    return dataclasses.field(
-        default=default, metadata={"help": help, "group": group, "minimum": minimum}
-    )
-
-
-def _defaults(name: str) -> str:
-    """What an option of models is if it is not given: "128 (word-lstm), 670 (gboard-cifg)"."""
-    size, words = _MODEL_SIZES[name], {}
-    for model in model_table.takers(size):
-        value = model_table.MODELS[model].sizes[size]
-        words[model] = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-    if len(words) == len(model_table.MODELS) and len(set(words.values())) == 1:
-        return words.popitem()[1]
-    return ", ".join(f"{word} ({model})" for model, word in words.items())
-
-
-def _size(help: str, name: str) -> Any:
-    return _option(None, f"{help}; if not given, {_defaults(name)}.", "model", 1)
-
-
 @dataclasses.dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(language_config.LanguageConfig):
     """Everything that decides what a training run does.
 
     Attributes carry their meaning, unit and group in their field metadata, which
     is what `tff-dpftrl train --help` prints.
     """
 
-    data: str = _option(
-        "docs",
-        "Corpus: 'docs' (docstrings of installed packages, a user is a module), a .jsonl or "
-        '.jsonl.gz file of {"user_id", "examples"} lines, or a .sqlite file in the layout of '
-        "tff.simulation.datasets.",
-        "data",
-    )
-    pretokenized: bool = _option(
-        False,
-        "The texts of the files are words separated by white space already, as in TFF's Stack "
-        "Overflow, and are not split further.",
-        "data",
-    )
-    sqlite_text_feature: str = _option(
-        "tokens", "SQLite: name of the feature of an example that holds its text.", "data"
-    )
-    sqlite_split: str | None = _option(
-        None, "SQLite: read only this split; all of them if not given.", "data"
-    )
-    vocabulary: str = _option(
-        "docs",
-        "Source of the vocabulary: 'docs' (docstrings of the standard library) or a file that you "
-        "declare to be public, either one word a line (.txt) or a corpus (.jsonl, .jsonl.gz) of "
-        "other users. 'private' counts it on the training users, which the privacy statement then "
-        "does not cover.",
-        "data",
-    )
-    vocabulary_size: int = _option(4000, "Number of words in the vocabulary.", "data", 1)
-    lower_case: bool = _option(True, "Lower-case the text.", "data")
-    sequence_length: int = _option(20, "Tokens in a training sequence.", "data", 1)
     batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
     max_sequences_per_client: int = _option(
         64, "Sequences of one client used in a round, at most.", "data", 1
     )
     max_users: int | None = _option(
         None, "Use only the first so many training users; all if not given.", "data", 2
-    )
-
-    model: Model = _option(
-        "word-lstm",
-        f"Language model: {'; '.join(f'{n}, {m.summary}' for n, m in model_table.MODELS.items())}; "
-        f"{model_table.OWN}, one that you give to `train` in Python (docs/own_models.md).",
-        "model",
-    )
-    embedding_size: int | None = _size("Width of the word embedding", "embedding_size")
-    lstm_size: int | None = _size("Width of the LSTM's state", "lstm_size")
-    tie_embeddings: bool | None = _option(
-        None,
-        "Use one matrix as input embedding and as output layer; if not given, "
-        f"{_defaults('tie_embeddings')}.",
-        "model",
-    )
-    num_layers: int | None = _size("Blocks of attention and feed-forward", "num_layers")
-    num_heads: int | None = _size("Attention heads in a block", "num_heads")
-    feed_forward_size: int | None = _size("Width of the feed-forward layers", "feed_forward_size")
-
-    initial_weights: str | None = _option(
-        None,
-        "Begin with the model in this folder of `tff-dpftrl pretrain` (or of an earlier run, whose "
-        "users are then not covered by this one's statement); at random if not given.",
-        "model",
     )
 
     num_rounds: int = _option(100, "Rounds of training.", "federated learning", 1)
@@ -368,20 +272,13 @@ class TrainingConfig:
     )
 
     def __post_init__(self):
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _convert(field.name, getattr(self, field.name), hints[field.name])
-            minimum = field.metadata["minimum"]
-            if minimum is not None and value is not None and not value >= minimum:
-                raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
-            object.__setattr__(self, field.name, value)
+        super().__post_init__()
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 validation.positive(name, getattr(self, name))
         validation.delta(self.delta)
         validation.number("server_momentum", self.server_momentum, below=1)
         self._check_server_optimizer()
-        self._check_model()
         self._check_algorithm()
         self._check_noise()
         self._check_simulation()
@@ -394,20 +291,6 @@ class TrainingConfig:
             )
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
-
-    def _check_model(self):
-        for name, size in _MODEL_SIZES.items():
-            takers = model_table.takers(size)
-            if getattr(self, name) is not None and self.model not in takers:
-                raise ValueError(
-                    f"{name} is for the model {' or '.join(takers)}, not for {self.model}: leave "
-                    "it out."
-                )
-        if self.model == model_table.OWN and self.initial_weights is not None:
-            raise ValueError(
-                "initial_weights has no meaning with a model of your own, which begins with the "
-                "weights that it has: leave it out."
-            )
 
     def _check_algorithm(self):
         is_sampled = self.algorithm != "dp-ftrl"
@@ -489,12 +372,6 @@ class TrainingConfig:
         return simulated_run.Deployment(self.simulate_report_goal, self.simulate_population)
 
     @property
-    def model_sizes(self) -> dict[str, Any]:
-        """Sizes of the model that are given, by the names that `model_table.build` takes."""
-        given = {size: getattr(self, name) for name, size in _MODEL_SIZES.items()}
-        return {size: value for size, value in given.items() if value is not None}
-
-    @property
     def mechanism_options(self) -> table.Options:
         """What is asked of the mechanism."""
         return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
@@ -538,49 +415,3 @@ class TrainingConfig:
             secagg_bits=self.secagg_bits,
             **common,
         )
-
-    def with_absolute_paths(self) -> TrainingConfig:
-        """The same with files that can be found from every folder."""
-        paths = {name: absolute_path(name, getattr(self, name)) for name in FILES}
-        return dataclasses.replace(self, **paths)
-
-    def with_model_sizes(self) -> TrainingConfig:
-        """The same with all sizes of the model, so that no later default changes them."""
-        if self.model == model_table.OWN:
-            return self
-        sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
-        given = {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
-        return dataclasses.replace(self, **given)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON-compatible values."""
-        return dataclasses.asdict(self)
-
-
-def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Checks `value` against the field's type; numbers may arrive as int for float."""
-    alternatives = typing.get_args(hint) if typing.get_origin(hint) is not Literal else (hint,)
-    alternatives = alternatives or (hint,)
-    if value is None and type(None) in alternatives:
-        return None
-    for kind in alternatives:
-        if typing.get_origin(kind) is Literal:
-            if value in typing.get_args(kind):
-                return value
-            choices = ", ".join(typing.get_args(kind))
-            raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ValueError(f"{name} must be finite, got {value!r}.")
-            return float(value)
-        if kind is not type(None) and type(value) is kind:
-            return value
-    expected = " or ".join(k.__name__ for k in alternatives if k is not type(None))
-    raise ValueError(f"{name} must be of type {expected}, got {value!r}.")
-
-
-def absolute_path(name: str, value: Any) -> Any:
-    """The value of an option, as a path that can be found from every folder if it names a file."""
-    if name not in FILES or value in FILES[name]:
-        return value
-    return str(pathlib.Path(value).expanduser().absolute())

@@ -6,9 +6,12 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
+
+_Config = TypeVar("_Config", bound=language_config.LanguageConfig)
 
 # Two ways to say how much noise there is: whoever gives one does not want the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
@@ -16,12 +19,15 @@ NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 """What says how much noise there is, and has no meaning with the mechanism 'none'."""
 
 
-def config_from_mapping(values: Mapping[str, Any], source: str) -> config_lib.TrainingConfig:
+def config_from_mapping(
+    values: Mapping[str, Any], source: str, kind: type[_Config] = config_lib.TrainingConfig
+) -> _Config:
     """Builds a config, refusing unknown keys.
 
     Args:
       values: Field names and values.
       source: Where they come from, for error messages.
+      kind: Class of the config.
 
     Returns:
       The validated config.
@@ -29,13 +35,15 @@ def config_from_mapping(values: Mapping[str, Any], source: str) -> config_lib.Tr
     Raises:
       ValueError: If a key is unknown or a value cannot be used.
     """
-    check_names(values, source)
-    return config_lib.TrainingConfig(**values)
+    check_names(values, source, kind)
+    return kind(**values)
 
 
-def check_names(values: Mapping[str, Any], source: str) -> None:
+def check_names(
+    values: Mapping[str, Any], source: str, kind: type[_Config] = config_lib.TrainingConfig
+) -> None:
     """Refuses unknown keys; arguments and errors as for `config_from_mapping`."""
-    known = {field.name for field in dataclasses.fields(config_lib.TrainingConfig)}
+    known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(set(values) - known)
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)

@@ -24,8 +24,7 @@ import tqdm
 from tff_dpftrl import durable_files, validation, version
 from tff_dpftrl.data import docstrings, sequences, sources, split, user_text, vocabulary
 from tff_dpftrl.models import table as model_table
-from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import trained_model, warm_start
+from tff_dpftrl.training import language_config, trained_model, warm_start
 
 STANDARD_LIBRARY = "standard-library"
 """Name of the docstrings of Python's standard library."""
@@ -82,7 +81,7 @@ class PublicText:
     source: str
 
 
-def read(config: PretrainingConfig, options: config_lib.TrainingConfig) -> PublicText:
+def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> PublicText:
     """Reads public text and vocabulary, without TensorFlow.
 
     Args:
@@ -179,7 +178,7 @@ def check_is_free(output: pathlib.Path) -> None:
 
 def pretrain(
     config: PretrainingConfig,
-    options: config_lib.TrainingConfig,
+    options: language_config.LanguageConfig,
     output: pathlib.Path,
     *,
     text: PublicText | None = None,
@@ -287,7 +286,7 @@ def _best(rows: list[dict[str, float]]) -> dict[str, float]:
 def _write_record(
     output: pathlib.Path,
     config: PretrainingConfig,
-    options: config_lib.TrainingConfig,
+    options: language_config.LanguageConfig,
     text: PublicText,
     rows: list[dict[str, float]],
 ) -> None:
