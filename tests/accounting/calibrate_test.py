@@ -65,7 +65,7 @@ def test_errors_name_the_argument(kwargs, message):
 
 
 @pytest.mark.parametrize("initial", [1e-3, 1.0, 1e3])
-def test_bisection_ends_just_above_the_smallest_noise(initial):
+def test_search_ends_just_above_the_smallest_noise(initial):
     def epsilon(noise):
         return gaussian.epsilon(1.0 / noise, 1e-8)
 
@@ -75,7 +75,37 @@ def test_bisection_ends_just_above_the_smallest_noise(initial):
     assert smallest <= found <= smallest * (1 + 1.01e-4)
 
 
-def test_bisection_gives_up_on_the_impossible():
+@pytest.mark.parametrize("power", [0.5, 1.0, 8.0])
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-4, 1e-2])
+def test_search_is_short_and_proves_its_answer(power, tolerance):
+    asked = {}
+
+    def epsilon(noise):
+        asked[noise] = noise**-power * (1.0 + 1.0 / (1.0 + noise))
+        return asked[noise]
+
+    target = epsilon(0.7)
+    found = calibrate.smallest_noise(
+        epsilon, target_epsilon=target, initial=0.72, relative_tolerance=tolerance
+    )
+    assert asked[found] <= target  # It was evaluated.
+    largest_too_small = max(noise for noise, cost in asked.items() if cost > target)
+    assert largest_too_small < found <= largest_too_small * (1 + tolerance)
+    assert len(asked) <= 8  # Halving alone takes up to 17 from there.
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_search_copes_with_jumps_and_without_a_limit(scale):
+    """Epsilon is infinite, then falls off a cliff, then is 0: no line fits that."""
+
+    def epsilon(noise):
+        return math.inf if noise < 0.5 * scale else 3.0 if noise < 0.9 * scale else 0.0
+
+    found = calibrate.smallest_noise(epsilon, target_epsilon=2.0)
+    assert 0.9 * scale <= found <= 0.9 * scale * (1 + 1e-4)
+
+
+def test_search_gives_up_on_the_impossible():
     with pytest.raises(ValueError, match="out of reach"):
         calibrate.smallest_noise(lambda noise: 3.0, target_epsilon=2.0)
 

@@ -23,6 +23,21 @@ _TABLE = {
     0.5: {1: 20.621, 2: 42.137, 4: 90.531},
 }
 
+# Charles et al. 2024, section 4's setting: N = 256 users with K = 16 examples, B = 64, T = 256.
+# (σ, (p or q, G), ε); own values, three digits and more.
+_SIGMAS = {
+    0.25: (61.766, 61.734, 30.932, 15.536, 7.850, 4.031),
+    1.0: (17.040, 17.004, 8.583, 4.395, 2.339, 1.377),
+    4.0: (4.957, 4.903, 2.578, 1.469, 0.976, 0.759),
+    16.0: (1.748, 1.651, 1.008, 0.712, 0.559, 0.467),
+}
+_RATIOS = ((64 / 4096, 16), *((64 / group / 256, 1) for group in (1, 2, 4, 8, 16)))
+_CALIBRATED = [
+    (sigma, ratio, epsilon)
+    for epsilon, row in _SIGMAS.items()
+    for sigma, ratio in zip(row, _RATIOS, strict=True)
+]
+
 
 def _epsilon(stddev, group, steps=_STEPS, delta=_DELTA, sampling=_SAMPLING):
     return mixture_of_gaussians.epsilon(
@@ -199,6 +214,75 @@ def test_calibration_meets_the_target():
         sampling_probability=0.01, group_size=4, num_steps=200, target_epsilon=2.0, delta=1e-6
     )
     assert 2.0 * (1 - 1e-3) <= _epsilon(noise, 4, 200) <= 2.0
+
+
+@pytest.mark.parametrize("sigma, ratio, epsilon", _CALIBRATED)
+def test_calibration_of_table(sigma, ratio, epsilon):
+    sampling, group = ratio
+    found = mixture_of_gaussians.calibrate_els(
+        sampling_probability=sampling,
+        group_size=group,
+        num_steps=256,
+        target_epsilon=epsilon,
+        delta=1e-6,
+    )
+    # Half of the last digit, and what a search may lie above the smallest noise.
+    assert found == pytest.approx(sigma, abs=5e-4 + 1e-4 * sigma)
+
+
+def test_calibration_evaluates_little_and_remembers(monkeypatch):
+    asked = []
+    evaluate = mixture_of_gaussians.epsilon
+
+    def count(pair, **kwargs):
+        asked.append((pair.stddev, evaluate(pair, **kwargs)))
+        return asked[-1][1]
+
+    monkeypatch.setattr(mixture_of_gaussians, "epsilon", count)
+    kwargs = {"sampling_probability": 0.0123, "num_steps": 300, "delta": 1e-7}
+    noise = mixture_of_gaussians.calibrate_els(**kwargs, group_size=3, target_epsilon=3.0)
+    assert dict(asked)[noise] <= 3.0
+    too_little = max(stddev for stddev, cost in asked if cost > 3.0)
+    assert too_little < noise <= too_little * (1 + 1e-4)
+    assert len(asked) <= 6  # Bisection took 15.
+    asked.clear()
+    assert mixture_of_gaussians.calibrate_els(**kwargs, group_size=3, target_epsilon=3.0) == noise
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "wrong, name",
+    [
+        ({"target_epsilon": 0.0}, "target_epsilon"),
+        ({"target_epsilon": math.inf}, "target_epsilon"),
+        ({"delta": 1.0}, "delta"),
+        ({"group_size": 0}, "group_size"),
+        ({"sampling_probability": 1.5}, "sampling_probability"),
+        ({"num_steps": 0}, "num_steps"),
+    ],
+)
+def test_calibration_names_what_is_wrong(wrong, name):
+    kwargs = {
+        "sampling_probability": 0.1,
+        "group_size": 1,
+        "num_steps": 10,
+        "target_epsilon": 1.0,
+        "delta": 1e-6,
+    }
+    with pytest.raises(ValueError, match=name):
+        mixture_of_gaussians.calibrate_els(**kwargs | wrong)
+
+
+def test_addition_is_not_looked_at_closely_where_removal_costs_more():
+    pair, kwargs = mixture_of_gaussians.uls(0.6, 0.004), (500, 1e-6)
+    removal = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, True)
+    addition = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, False)
+    quick = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, False, at_least=removal)
+    assert addition <= quick <= removal
+    # Where it matters it is as precise as ever.
+    less = 0.9 * addition
+    same = mixture_of_gaussians._one_sided_epsilon(pair, *kwargs, False, at_least=less)
+    assert same == addition
 
 
 def test_accountant_accepts_the_event():

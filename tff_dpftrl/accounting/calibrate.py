@@ -103,7 +103,7 @@ def smallest_noise(
     initial: float = 1.0,
     relative_tolerance: float = 1e-4,
 ) -> float:
-    """Bisects the noise of a mechanism whose epsilon falls as noise grows.
+    """The noise of a mechanism whose epsilon falls as noise grows, in few evaluations.
 
     For mechanisms without a closed form: sampling, mixtures of Gaussians. It needs
     a function and no more; dp_accounting.calibrate_dp_mechanism, as good for its own
@@ -123,20 +123,54 @@ def smallest_noise(
     """
     validation.positive("target_epsilon", target_epsilon)
     validation.positive("initial", initial)
-    enough = initial
-    while epsilon(enough) > target_epsilon:
-        enough *= 2.0
-        if enough > 1e9:
-            raise ValueError(f"target_epsilon={target_epsilon!r} is out of reach of any noise.")
-    too_little = enough / 2.0
-    while epsilon(too_little) <= target_epsilon:
-        enough, too_little = too_little, too_little / 2.0
-        if too_little < 1e-9:
-            return enough
-    while enough > too_little * (1.0 + relative_tolerance):
-        middle = math.sqrt(enough * too_little)
-        if epsilon(middle) <= target_epsilon:
-            enough = middle
+    position = math.log(initial)
+    tolerance = math.log1p(relative_tolerance)
+    # Log noise, and log epsilon over the target there; the smallest noise lies between.
+    too_little: tuple[float, float] | None = None
+    enough: tuple[float, float] | None = None
+    step, widths = 0.0, [math.inf, math.inf]
+    while True:
+        found = epsilon(math.exp(position))
+        excess = math.log(found / target_epsilon) if found > 0.0 else -math.inf
+        if excess > 0.0:
+            too_little = (position, excess)
         else:
-            too_little = middle
-    return enough
+            enough = (position, excess)
+        if enough is None or too_little is None:
+            if position > _LARGEST_LOG_NOISE:
+                raise ValueError(f"target_epsilon={target_epsilon!r} is out of reach of any noise.")
+            if position < -_LARGEST_LOG_NOISE:
+                return math.exp(position)
+            # Epsilon falls about as fast as noise grows, or faster.
+            step = max(min(abs(excess), math.log(2.0)) + tolerance / 2.0, 2.0 * step)
+            position += math.copysign(step, excess)
+            continue
+        width = enough[0] - too_little[0]
+        if width <= tolerance:
+            return math.exp(enough[0])
+        is_slow = width > widths[-2] / 2.0
+        widths.append(width)
+        if is_slow or math.isinf(enough[1]) or math.isinf(too_little[1]):
+            position = (too_little[0] + enough[0]) / 2.0
+        else:
+            position = _between(too_little, enough, tolerance)
+
+
+# The search for a noise ends beyond e to plus or minus this.
+_LARGEST_LOG_NOISE = math.log(1e9)
+
+
+def _between(
+    too_little: tuple[float, float], enough: tuple[float, float], tolerance: float
+) -> float:
+    """Where to look next: where a line between both reaches 0, or just above it.
+
+    A small step to the safe side makes a good guess an answer, and as small a step back from
+    an answer shows that no smaller noise would do.
+    """
+    (low, above), (high, below) = too_little, enough
+    nudge = 0.45 * tolerance
+    crossing = low + (high - low) * above / (above - below)
+    wanted = crossing + nudge if high - crossing > 2.0 * nudge else high - 2.0 * nudge
+    margin = min(nudge, 0.1 * (high - low))
+    return min(max(wanted, low + margin), high - margin)

@@ -13,6 +13,7 @@ here it takes fractions of a second, with the same guarantee: never too small.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import dp_accounting
@@ -210,13 +211,12 @@ def _composed(
     return privacy_loss.ComposedLoss(fine, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE)
 
 
-def _one_sided_epsilon(
+def _first_look(
     mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool
-) -> float:
-    """Epsilon of a user's zero-out (or its opposite), closing in on it from above."""
-    tail = _TAIL_SHARE * delta / num_steps
+) -> tuple[privacy_loss.Step, float]:
+    """Epsilon of a user's zero-out (or its opposite), about 1% too large; and what it took."""
     log_delta = math.log(delta)
-    coarse = _step(mixture, tail, _COARSE_CELLS, remove)
+    coarse = _step(mixture, _TAIL_SHARE * delta / num_steps, _COARSE_CELLS, remove)
     # Infinite losses, which the Chernoff bound leaves out, have at most twice the tails' share.
     chernoff = math.log1p(-2.0 * _TAIL_SHARE) + log_delta
     saddle = privacy_loss.saddle_for_delta(coarse, num_steps, chernoff)
@@ -224,11 +224,22 @@ def _one_sided_epsilon(
     loss = privacy_loss.ComposedLoss(
         coarse, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE
     )
-    answer = min(saddle.epsilon, loss.epsilon(delta))
+    return coarse, min(saddle.epsilon, loss.epsilon(delta))
+
+
+def _one_sided_epsilon(
+    mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool, at_least: float = 0.0
+) -> float:
+    """Epsilon of a user's zero-out (or its opposite), closing in on it from above.
+
+    Nothing is closed in on below `at_least`: a bound that is as small will do.
+    """
+    coarse, answer = _first_look(mixture, num_steps, delta, remove)
+    tail = _TAIL_SHARE * delta / num_steps
     for _ in range(_MAX_REFINEMENTS):
-        if answer == 0.0:
+        if answer <= at_least:
             break
-        loss = _composed(mixture, num_steps, tail, remove, answer, coarse, log_delta)
+        loss = _composed(mixture, num_steps, tail, remove, answer, coarse, math.log(delta))
         better = loss.epsilon(delta)
         settled = better > 0.5 * answer
         answer = min(answer, better)
@@ -282,8 +293,9 @@ def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> flo
     counted = _epsilon_by_counting(mixture, num_steps, delta)
     if _largest_shift(mixture, delta / num_steps) > _LARGEST_SHIFT:
         return counted
-    by_loss = max(_one_sided_epsilon(mixture, num_steps, delta, remove) for remove in (True, False))
-    return min(by_loss, counted)
+    removal = _one_sided_epsilon(mixture, num_steps, delta, True)
+    addition = _one_sided_epsilon(mixture, num_steps, delta, False, at_least=removal)
+    return min(max(removal, addition), counted)
 
 
 def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> float:
@@ -339,9 +351,40 @@ def calibrate_els(
     Raises:
       ValueError: If an argument is out of range.
     """
-    return calibrate.smallest_noise(
-        lambda noise: epsilon(
-            els(noise, sampling_probability, group_size), num_steps=num_steps, delta=delta
-        ),
-        target_epsilon=target_epsilon,
+    validation.positive("target_epsilon", target_epsilon)
+    validation.delta(delta)
+    num_steps = validation.integer("num_steps", num_steps, minimum=1)
+    els(1.0, sampling_probability, group_size)  # Checks them.
+    return _calibrated(
+        float(sampling_probability), int(group_size), num_steps, float(target_epsilon), float(delta)
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _calibrated(
+    sampling_probability: float,
+    group_size: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float,
+) -> float:
+    """`calibrate_els`, once for each question of a process: tables ask the same ones often."""
+
+    def rough(noise: float) -> float:
+        pair = els(noise, sampling_probability, group_size)
+        if _largest_shift(pair, delta / num_steps) > _LARGEST_SHIFT:
+            return math.inf
+        return max(_first_look(pair, num_steps, delta, remove)[1] for remove in (True, False))
+
+    def precise(noise: float) -> float:
+        pair = els(noise, sampling_probability, group_size)
+        return epsilon(pair, num_steps=num_steps, delta=delta)
+
+    # First looks are several times quicker, and their noise is but a percent too large.
+    try:
+        near = calibrate.smallest_noise(
+            rough, target_epsilon=target_epsilon, relative_tolerance=_ROUGH_TOLERANCE
+        )
+    except ValueError:  # Out of reach of them, perhaps not of the loose bound.
+        near = 1.0
+    return calibrate.smallest_noise(precise, target_epsilon=target_epsilon, initial=near)

@@ -173,6 +173,18 @@ def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarr
     return result
 
 
+def _power(values: np.ndarray, exponent: int) -> np.ndarray:
+    """Complex values to a positive integer power, by squaring; ** takes ten times as long."""
+    result = None
+    while True:
+        if exponent & 1:
+            result = values if result is None else result * values
+        exponent >>= 1
+        if not exponent:
+            return result
+        values = values * values
+
+
 class ComposedLoss:
     """The privacy loss of T steps, near the answer to one question.
 
@@ -203,7 +215,7 @@ class ComposedLoss:
         if self._too_coarse:
             return
         spectrum = fft.rfft(single / total)
-        tilted = fft.irfft(spectrum**num_steps, size)
+        tilted = fft.irfft(_power(spectrum, num_steps), size)
         tilted = np.maximum(np.roll(tilted, -first % size), 0.0)
 
         self._losses = (first + np.arange(size)) * interval
