@@ -138,7 +138,10 @@ def smallest_noise(
             enough = (position, excess)
         if enough is None or too_little is None:
             if position > _LARGEST_LOG_NOISE:
-                raise ValueError(f"target_epsilon={target_epsilon!r} is out of reach of any noise.")
+                raise ValueError(
+                    f"target_epsilon={target_epsilon!r} is out of reach of any noise up to 1e9: "
+                    "raise it."
+                )
             if position < -_LARGEST_LOG_NOISE:
                 return math.exp(position)
             # Epsilon falls about as fast as noise grows, or faster.

@@ -294,6 +294,7 @@ def sampled_statement(
     not_covered: Sequence[str] = (),
     caveats: Sequence[str] = (),
     headline_caveats: Sequence[str] = (),
+    data_in_one_place: bool = False,
 ) -> PrivacyStatement:
     """The statement of a run whose privacy relies on secret random sampling.
 
@@ -315,6 +316,7 @@ def sampled_statement(
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
       headline_caveats: Those of them that stand right under the headline.
+      data_in_one_place: Whether there are no clients: one party holds everybody's data.
 
     Returns:
       The statement.
@@ -345,16 +347,16 @@ def sampled_statement(
         observed=None,
         unit_of_privacy=unit_of_privacy,
         adjacency=sentences.zero_out_when_sampled(unit_of_privacy),
-        setting=sentences.SETTING,
-        output=sentences.OUTPUT,
-        covered=sentences.covered(unit_of_privacy),
+        setting=sentences.SETTING_IN_ONE_PLACE if data_in_one_place else sentences.SETTING,
+        output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
+        covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(vocabulary_source, hyperparameter_tuning),
+            *sentences.not_covered(vocabulary_source, hyperparameter_tuning, data_in_one_place),
             *not_covered,
         ),
         assumptions=(
             f"{sampling} {sentences.SECRET_SAMPLING}",
-            sentences.one_client(unit_of_privacy),
+            sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.CLIPPED_AS_STATED,
             sentences.NOISE_USED_ONCE,
         ),

@@ -20,6 +20,15 @@ OUTPUT = (
     "All noised sums, and what is computed from them without looking at the clients' data again: "
     "every intermediate model and the final one (those sent to clients included)."
 )
+SETTING_IN_ONE_PLACE = (
+    "Central differential privacy, with all data in one place: whoever computes is trusted to run "
+    "the mechanism as it is written, to keep secret the data, which of it is used, the sums before "
+    "noise is added, and the noise with its seed and state."
+)
+OUTPUT_IN_ONE_PLACE = (
+    "All noised sums, and what is computed from them without looking at the users' data again: "
+    "every intermediate model and the final one."
+)
 FLOATING_POINT = (
     "The proof is about ideal Gaussians on real numbers. The noise comes from a pseudo-random "
     "generator and floating-point arithmetic, whose gaps are not accounted for (Mironov 2012)."
@@ -81,18 +90,18 @@ def zero_out_when_sampled(unit: str) -> str:
     )
 
 
-def covered(unit: str) -> tuple[str, ...]:
+def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     """What is protected, and of whom."""
-    return (
-        f"What the noised sums say about the training data of one {unit} that follows the "
-        "algorithm.",
-    )
+    which = "" if in_one_place else " that follows the algorithm"
+    return (f"What the noised sums say about the training data of one {unit}{which}.",)
 
 
-def not_covered(vocabulary_source: str | None, tuning: str | None) -> tuple[str, ...]:
+def not_covered(
+    vocabulary_source: str | None, tuning: str | None, in_one_place: bool = False
+) -> tuple[str, ...]:
     """What no run's guarantee covers."""
     return (
-        "Clients that do not follow the algorithm.",
+        *(() if in_one_place else ("Clients that do not follow the algorithm.",)),
         "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
         "of a checkpoint.",
         f"Tuning of hyperparameters: {tuning or 'not recorded'}.",
@@ -106,8 +115,10 @@ def schema_kept(recorded: bool) -> str:
     return f"Every client keeps to the participation schema accounted for{record}."
 
 
-def one_client(unit: str) -> str:
-    """The assumption that the schema counts what the statement is about."""
+def one_client(unit: str, in_one_place: bool = False) -> str:
+    """The assumption that what is counted is what the statement is about."""
+    if in_one_place:
+        return f"All data of one {unit} stands under one name, and nobody else's stands there."
     return f"One {unit} is one client, and no data of a {unit} is used by another client."
 
 

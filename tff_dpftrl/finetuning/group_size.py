@@ -1,0 +1,373 @@
+"""How many examples of one user to use: medians, Estimate-and-Double, and what they cost.
+
+For ELS the median of the users' sizes is near the best group size (Charles et al. 2024,
+section 6.1). For ULS a compute budget of B gradients a step can be spent on the group size
+G or on the cohort M, with G · M = B; Estimate-and-Double (their Algorithm 3) walks from
+(1, 32) upwards and doubles whichever lowers the noise more, relative to the gradient's
+norm: L(G) · σ(M) / M, where L(G) is the typical norm of a mean of G gradients of one user
+and σ(M) the noise multiplier that the target needs with M of N users in a step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.finetuning import contributions
+
+SMALLEST_COHORT = 32
+"""The cohort that Estimate-and-Double begins with, as in the paper."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A group size, and what statements must say of it.
+
+    Attributes:
+      group_size: G.
+      source: Where it comes from, a phrase like "declared before the run".
+      epsilon: What choosing it cost, in pure differential privacy (δ = 0); 0 if nothing
+        was looked at, or if it is not covered.
+      looked_at_users: Whether it was computed from the protected users' data without
+        noise: the guarantee does not cover it then.
+    """
+
+    group_size: int
+    source: str = "declared before the run"
+    epsilon: float = 0.0
+    looked_at_users: bool = False
+
+    def __post_init__(self):
+        contributions.check_group_size(self.group_size)
+        validation.number("epsilon", self.epsilon, at_least=0)
+
+
+def median_choice(sizes: Sequence[int]) -> Choice:
+    """The power of two nearest to the median of the users' numbers of examples.
+
+    The paper takes 2⁷ for a median of 183 and 2⁴ for 16. The median is exact, that is
+    not private; `private_median_choice` costs next to nothing.
+
+    Args:
+      sizes: n_u, the number of examples of each user, at least one user.
+
+    Returns:
+      The choice; of two powers as near, the smaller.
+
+    Raises:
+      ValueError: If there is no user, or one without examples.
+    """
+    median = float(np.median(contributions.of_sizes(sizes).num_examples))
+    return Choice(
+        min(_powers_of_two(2.0 * median), key=lambda power: (abs(power - median), power)),
+        f"the power of two nearest to the median, {median:g}, of the users' numbers of examples",
+        looked_at_users=True,
+    )
+
+
+def private_median_choice(
+    sizes: Sequence[int], *, epsilon: float, seed: int, candidates: Sequence[int] | None = None
+) -> Choice:
+    """A median of the users' numbers of examples by the exponential mechanism.
+
+    g has the probability ∝ exp(ε · u(g)) with u(g) = −max(#{n_u < g} − N/2,
+    N/2 − #{n_u ≤ g}, 0). One user more or less moves u by at most 1/2, so that the choice
+    is ε-differentially private, N not being taken for public; own, not the paper's.
+
+    Args:
+      sizes: n_u of each user whose data is there, at least one.
+      epsilon: ε, above 0; compose it with that of the run, as `plan.make_plan` does.
+      seed: Non-negative integer, secret, of at least 128 random bits.
+      candidates: Group sizes to choose among, fixed without a look at the data; powers of
+        two up to 2¹⁶ if None.
+
+    Returns:
+      The choice, the same for the same seed.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    epsilon = validation.positive("epsilon", epsilon)
+    seed = validation.integer("seed", seed, minimum=0)
+    chances = median_probabilities(sizes, epsilon=epsilon, candidates=candidates)
+    digest = hashlib.shake_256(f"tff_dpftrl/finetuning/median/{seed}".encode()).digest(8)
+    uniform = int.from_bytes(digest, "little") / 2**64
+    totals = np.cumsum(list(chances.values()))
+    place = int(np.searchsorted(totals / totals[-1], uniform, side="right"))
+    return Choice(
+        list(chances)[min(place, len(chances) - 1)],
+        f"a private median of the users' numbers of examples, ε = {epsilon:g}",
+        epsilon=epsilon,
+    )
+
+
+def median_probabilities(
+    sizes: Sequence[int], *, epsilon: float, candidates: Sequence[int] | None = None
+) -> dict[int, float]:
+    """How likely `private_median_choice` chooses which group size; of the data: secret."""
+    counts = np.sort(contributions.of_sizes(sizes).num_examples)
+    if candidates is None:
+        candidates = _powers_of_two(2**16)
+    if not len(candidates):
+        raise ValueError("candidates must have at least one group size, got none.")
+    options = np.array([contributions.check_group_size(one) for one in candidates])
+    half = len(counts) / 2.0
+    below = np.searchsorted(counts, options, side="left") - half
+    above = half - np.searchsorted(counts, options, side="right")
+    utility = -np.maximum(np.maximum(below, above), 0.0)
+    weights = np.exp(epsilon * (utility - utility.max()))
+    return dict(zip(options.tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+
+def probe(
+    users: contributions.Users, *, largest_group: int, seed: int, num_users: int = 128
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Whose gradients L(G) is estimated from, for all group sizes at once.
+
+    Args:
+      users: Public or held-out users, so that L(G) costs no privacy; else it is not covered.
+      largest_group: The largest G in question.
+      seed: Non-negative integer; the sample depends on it.
+      num_users: How many users, 128 in the paper; all if there are fewer.
+
+    Returns:
+      Indices of users, int64, increasing; and for each of them its examples in random
+      order, at most `largest_group`: the first G of them are the sample for G, so that the
+      samples are nested and running means of gradients give all of L in one pass.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    largest_group = contributions.check_group_size(largest_group)
+    num_users = validation.integer("num_users", num_users, minimum=1)
+    seed = validation.integer("seed", seed, minimum=0)
+    chosen = contributions.random_examples(f"probe/{seed}", "", len(users), num_users)
+    return chosen, [
+        contributions.random_order(
+            f"probe rows/{seed}", users.ids[user], int(users.num_examples[user]), largest_group
+        )
+        for user in chosen.tolist()
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientNorms:
+    """L(G), the typical norm of the mean of at most G gradients of one user.
+
+    Attributes:
+      group_sizes: The G for which it is known, increasing.
+      norms: L for each of them, above 0, shape [group sizes].
+    """
+
+    group_sizes: tuple[int, ...]
+    norms: tuple[float, ...]
+
+    def __post_init__(self):
+        if len(self.group_sizes) != len(self.norms) or not self.norms:
+            raise ValueError(
+                f"norms must have one entry for each of {len(self.group_sizes)} group_sizes, at "
+                f"least one, got {len(self.norms)}."
+            )
+        for size, norm in zip(self.group_sizes, self.norms, strict=True):
+            contributions.check_group_size(size)
+            validation.positive(f"norms at group size {size}", norm)
+        if any(a >= b for a, b in zip(self.group_sizes, self.group_sizes[1:], strict=False)):
+            raise ValueError(f"group_sizes must be increasing, got {self.group_sizes!r}.")
+
+    @classmethod
+    def of_users(cls, group_sizes: Sequence[int], norms: np.ndarray) -> GradientNorms:
+        """Medians over users, as Algorithm 3 takes them.
+
+        Args:
+          group_sizes: G for each column, increasing.
+          norms: ‖mean gradient of at most G examples‖ of each user at the pre-trained
+            weights, shape [users, group sizes].
+
+        Returns:
+          The typical norms.
+
+        Raises:
+          ValueError: If the shape does not fit, or a median is not above 0.
+        """
+        norms = np.asarray(norms, np.float64)
+        if norms.ndim != 2 or norms.shape[1] != len(group_sizes) or not len(norms):
+            raise ValueError(
+                f"norms must have shape [users, {len(group_sizes)}], got {norms.shape}."
+            )
+        return cls(tuple(group_sizes), tuple(np.median(norms, axis=0).tolist()))
+
+    def __call__(self, group_size: int) -> float:
+        """L(G), between known group sizes on a line of logarithms.
+
+        Raises:
+          ValueError: If G is smaller or larger than all known group sizes.
+        """
+        first, last = self.group_sizes[0], self.group_sizes[-1]
+        if not first <= group_size <= last:
+            raise ValueError(
+                f"group_size={group_size} is not between {first} and {last}, for which gradient "
+                "norms are known: estimate them for larger groups, or lower the compute budget."
+            )
+        return math.exp(
+            np.interp(math.log(group_size), np.log(self.group_sizes), np.log(self.norms))
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Doubling:
+    """One step of Estimate-and-Double.
+
+    Attributes:
+      group_size: G before it.
+      cohort_size: M before it.
+      tau_group: τ_G, the factor that twice the group size has on the gradient's norm.
+      tau_cohort: τ_M, the factor that twice the cohort has on the noise; inf if there are
+        not so many users.
+    """
+
+    group_size: int
+    cohort_size: int
+    tau_group: float
+    tau_cohort: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """How a compute budget is spent on group size and cohort.
+
+    Attributes:
+      group_size: G.
+      cohort_size: M.
+      noise: L(G) · σ(M) / M, the noise of the average for an L(G) of the gradient.
+      doublings: How Estimate-and-Double got there; empty for other ways to choose.
+    """
+
+    group_size: int
+    cohort_size: int
+    noise: float
+    doublings: tuple[Doubling, ...] = ()
+
+
+def splits(
+    compute_budget: int, *, num_users: int | None = None, smallest_cohort: int = SMALLEST_COHORT
+) -> list[tuple[int, int]]:
+    """All (G, M) with G · M the budget that a doubling of either leads to.
+
+    Args:
+      compute_budget: B, gradients in a step, at least `smallest_cohort`; what exceeds
+        `smallest_cohort` times a power of two is left unspent.
+      num_users: N, the largest possible M; None if unknown.
+      smallest_cohort: The smallest M.
+
+    Returns:
+      Pairs with growing G, which is a power of two.
+
+    Raises:
+      ValueError: If the budget is smaller than a cohort, or the cohort larger than N.
+    """
+    doublings = _num_doublings(compute_budget, smallest_cohort, num_users)
+    found = [(2**i, smallest_cohort * 2 ** (doublings - i)) for i in range(doublings + 1)]
+    return [(g, m) for g, m in found if num_users is None or m <= num_users]
+
+
+def estimate_and_double(
+    gradient_norm: Callable[[int], float],
+    noise_multiplier: Callable[[int], float],
+    *,
+    compute_budget: int,
+    num_users: int | None = None,
+    smallest_cohort: int = SMALLEST_COHORT,
+    as_printed: bool = False,
+) -> Split:
+    """Chooses group size and cohort for ULS: Algorithm 3 of the paper, corrected.
+
+    Twice the group size multiplies the typical gradient by τ_G = L(2G) / L(G), and twice
+    the cohort the noise of the *average* by τ_M = [σ(2M) / 2M] / [σ(M) / M]; the smaller
+    one is taken. As printed in the paper, τ_M is σ(2M) / σ(M): above 1, so that the
+    group is always doubled, which contradicts the paper's own results.
+
+    Args:
+      gradient_norm: L, a function of G; like a `GradientNorms`.
+      noise_multiplier: σ, a function of M, calibrated for the target with q = M / N.
+      compute_budget: B, gradients in a step.
+      num_users: N, the largest possible M; None if unknown.
+      smallest_cohort: M to begin with, G being 1.
+      as_printed: Whether τ_M is taken as the paper prints it, for comparison.
+
+    Returns:
+      The choice, with every step.
+
+    Raises:
+      ValueError: If the budget is smaller than a cohort, the cohort larger than N, or
+        `gradient_norm` does not know a group size.
+    """
+    group, cohort, doublings = 1, smallest_cohort, []
+    for _ in range(_num_doublings(compute_budget, smallest_cohort, num_users)):
+        tau_group = gradient_norm(2 * group) / gradient_norm(group)
+        tau_cohort = math.inf
+        if num_users is None or 2 * cohort <= num_users:
+            tau_cohort = noise_multiplier(2 * cohort) / noise_multiplier(cohort)
+            tau_cohort *= 1.0 if as_printed else 0.5
+        doublings.append(Doubling(group, cohort, tau_group, tau_cohort))
+        if tau_group < tau_cohort:
+            group *= 2
+        else:
+            cohort *= 2
+    noise = gradient_norm(group) * noise_multiplier(cohort) / cohort
+    return Split(group, cohort, noise, tuple(doublings))
+
+
+def best_split(
+    gradient_norm: Callable[[int], float],
+    noise_multiplier: Callable[[int], float],
+    *,
+    compute_budget: int,
+    num_users: int | None = None,
+    smallest_cohort: int = SMALLEST_COHORT,
+) -> Split:
+    """The split with the least L(G) · σ(M) / M, by looking at all; see `estimate_and_double`."""
+    options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
+    return min(
+        (Split(g, m, gradient_norm(g) * noise_multiplier(m) / m) for g, m in options),
+        key=lambda split: split.noise,
+    )
+
+
+def random_split(
+    gradient_norm: Callable[[int], float],
+    noise_multiplier: Callable[[int], float],
+    *,
+    compute_budget: int,
+    seed: int,
+    num_users: int | None = None,
+    smallest_cohort: int = SMALLEST_COHORT,
+) -> Split:
+    """One of all splits, each as likely, to compare others with; see `estimate_and_double`."""
+    options = splits(compute_budget, num_users=num_users, smallest_cohort=smallest_cohort)
+    g, m = options[np.random.default_rng(seed).integers(len(options))]
+    return Split(g, m, gradient_norm(g) * noise_multiplier(m) / m)
+
+
+def _num_doublings(compute_budget: int, smallest_cohort: int, num_users: int | None) -> int:
+    smallest_cohort = validation.integer("smallest_cohort", smallest_cohort, minimum=1)
+    compute_budget = validation.integer("compute_budget", compute_budget, minimum=1)
+    if compute_budget < smallest_cohort:
+        raise ValueError(
+            f"compute_budget={compute_budget} is smaller than the smallest cohort, "
+            f"{smallest_cohort} users with one example each: raise it, or lower smallest_cohort."
+        )
+    if num_users is not None and smallest_cohort > num_users:
+        raise ValueError(
+            f"smallest_cohort={smallest_cohort} exceeds num_users={num_users}: lower it."
+        )
+    return (compute_budget // smallest_cohort).bit_length() - 1
+
+
+def _powers_of_two(largest: float) -> list[int]:
+    """1, 2, 4 and so on, up to `largest`."""
+    return [2**i for i in range(max(1, int(largest)).bit_length())]

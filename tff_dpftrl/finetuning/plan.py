@@ -1,0 +1,569 @@
+"""What a fine-tuning run does to be private, and what it promises: ELS or ULS.
+
+Both add independent Gaussian noise to a sum of clipped gradients and divide by a constant,
+the *expected* number of what was clipped: never by how many were sampled, which depends
+on the data and on the secret sample. The guarantee is that of mixtures of Gaussians
+(`accounting.mixture_of_gaussians`), for one user, and tight for both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import mixture_of_gaussians, statement
+from tff_dpftrl.finetuning import contributions
+from tff_dpftrl.finetuning import group_size as group_sizes
+
+EXAMPLE, USER = "example", "user"
+"""What is sampled: examples of a pool (ELS), or users (ULS)."""
+
+_NAMES = {EXAMPLE: "example-level sampling (ELS)", USER: "user-level sampling (ULS)"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The privacy of one run. Build it with `make_plan`; all of it is plain values.
+
+    Attributes:
+      sampling: `EXAMPLE` or `USER`.
+      group_size: G, the largest number of examples of one user in the pool (ELS) or in a
+        step (ULS).
+      num_users: N.
+      num_units: What the samples are drawn from: the size of the pool (ELS) or N (ULS).
+      units_are_declared: Whether `num_units` was declared, not counted on the data.
+      expected_units: B examples (ELS) or M users (ULS), expected in a step: the constant
+        that the noised sum is divided by.
+      num_steps: T.
+      noise_multiplier: σ, the noise's standard deviation per unit of the clip norm.
+      delta: δ.
+      num_examples: n, all examples of all users, if δ is the default n^−1.1; else None.
+      group_size_source: Where G comes from, a phrase.
+      group_size_epsilon: What choosing G cost, part of `epsilon`.
+      group_size_is_exact: Whether G was computed from the users' data without noise.
+      users_scale: 1, or how many times as many users the noise was calibrated for: the
+        paper's comparisons "scale the users in the accounting". `epsilon` is that of the
+        users there are, whatever this is; see `what_if`.
+    """
+
+    sampling: str
+    group_size: int
+    num_users: int
+    num_units: int
+    units_are_declared: bool
+    expected_units: float
+    num_steps: int
+    noise_multiplier: float
+    delta: float
+    num_examples: int | None
+    group_size_source: str
+    group_size_epsilon: float
+    group_size_is_exact: bool
+    users_scale: float = 1.0
+
+    @property
+    def sampling_probability(self) -> float:
+        """P of an example of the pool (ELS) or q of a user (ULS), in one step."""
+        return self.expected_units / self.num_units
+
+    @property
+    def noise_of_average(self) -> float:
+        """σ / B or σ / M: standard deviation of a step's noise for a clip norm of 1."""
+        return self.noise_multiplier / self.expected_units
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the whole run at `delta`, the choice of G included; inf without noise."""
+        return self.epsilon_after(self.num_steps)
+
+    def epsilon_after(self, num_steps: int) -> float:
+        """ε of the first steps, the choice of G included.
+
+        Args:
+          num_steps: How many were done, 0 … T.
+
+        Returns:
+          ε at `delta`; inf without noise.
+
+        Raises:
+          ValueError: If there are no such steps.
+        """
+        num_steps = validation.integer("num_steps", num_steps, minimum=0)
+        if num_steps > self.num_steps:
+            raise ValueError(f"num_steps={num_steps} exceeds those planned, {self.num_steps}.")
+        return self.group_size_epsilon + _epsilon(
+            self.noise_multiplier, self.sampling_probability, self._rows, num_steps, self.delta
+        )
+
+    @property
+    def _rows(self) -> int:
+        """How many units of one user there may be."""
+        return self.group_size if self.sampling == EXAMPLE else 1
+
+    def contributions(self, users: contributions.Users, seed: int) -> contributions.Contributions:
+        """Who contributes what in which step.
+
+        Args:
+          users: The users that the plan was made for.
+          seed: Non-negative integer, secret, of at least 128 random bits; keep it with the
+            run's other secrets (`runs.cohort_seed`).
+
+        Returns:
+          The batches.
+
+        Raises:
+          ValueError: If the users are others than those that the plan counted.
+        """
+        make = (
+            contributions.ExampleSampling
+            if self.sampling == EXAMPLE
+            else contributions.UserSampling
+        )
+        counted = _count_units(users, self.sampling, self.group_size)
+        if counted != self.num_units and not self.units_are_declared:
+            raise ValueError(
+                f"users have {counted} {_units(self.sampling)}, but the plan was made for "
+                f"{self.num_units}: the data has changed; make a new plan."
+            )
+        return make(
+            users,
+            group_size=self.group_size,
+            sampling_probability=self.sampling_probability,
+            num_steps=self.num_steps,
+            seed=seed,
+        )
+
+    def expected_gradients(self, users: contributions.Users) -> float:
+        """Gradients expected in a step: p · |D_sub|, or q · Σ min(n_u, G)."""
+        return self.sampling_probability * users.pool_size(self.group_size)
+
+    def share_of_examples_used(self, users: contributions.Users) -> float:
+        """Expected share of all examples that are in at least one step."""
+        sizes = users.num_examples
+        taken = np.minimum(sizes, self.group_size)
+        if self.sampling == EXAMPLE:
+            used = taken * -math.expm1(self.num_steps * _log1m(self.sampling_probability))
+        else:
+            in_step = self.sampling_probability * taken / sizes
+            with np.errstate(divide="ignore"):
+                used = sizes * -np.expm1(self.num_steps * np.log1p(-in_step))
+        return float(used.sum() / sizes.sum())
+
+    def what_if(self) -> WhatIf | None:
+        """What σ was calibrated for where `users_scale` is not 1; else None."""
+        if self.users_scale == 1.0:
+            return None
+        delta = self.delta
+        if self.num_examples is not None:
+            delta = default_delta(self.users_scale * self.num_examples)
+        epsilon = _epsilon(
+            self.noise_multiplier,
+            self.sampling_probability / self.users_scale,
+            self._rows,
+            self.num_steps,
+            delta,
+        )
+        return WhatIf(self.users_scale, self.users_scale * self.num_users, epsilon, delta)
+
+    def describe(self) -> list[str]:
+        """What is done, in a few lines for people."""
+        unit = _units(self.sampling)
+        of_user = "in the pool" if self.sampling == EXAMPLE else "in a step, drawn anew each time"
+        spent = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.4g}"
+        lines = [
+            f"Sampling: {_NAMES[self.sampling]}; each of {self.num_units} {unit} is in a step "
+            f"with probability {self.sampling_probability:.4g}, in secret; {self.num_steps} steps.",
+            f"Group size: at most {self.group_size} examples of a user {of_user}; "
+            f"{self.group_size_source}.",
+            f"Noise: σ = {self.noise_multiplier:.4g}, {self.noise_of_average:.4g} of the clip norm "
+            f"in an average over {self.expected_units:g} {unit}; {spent} at δ = {self.delta:.3g}.",
+        ]
+        hypothetical = self.what_if()
+        return lines + ([hypothetical.sentence] if hypothetical else [])
+
+    def statement(
+        self,
+        *,
+        steps_done: int | None = None,
+        parameters: Mapping[str, statement.Scalar] | None = None,
+        seed_is_known: bool = False,
+        vocabulary_source: str | None = None,
+        hyperparameter_tuning: str | None = None,
+        not_covered: Sequence[str] = (),
+        caveats: Sequence[str] = (),
+        headline_caveats: Sequence[str] = (),
+    ) -> statement.PrivacyStatement:
+        """The run's privacy statement.
+
+        Args:
+          steps_done: Number of steps to charge for; all that were planned if None.
+          parameters: More parameters of the run, like the clip norm.
+          seed_is_known: Whether the seed of noise or sampling was given by the user.
+          vocabulary_source: Where the vocabulary came from; None if unknown.
+          hyperparameter_tuning: How clip norm, learning rate and so on were chosen.
+          not_covered: Further accesses to data that are not covered, like gradient norms
+            L(G) of the protected users.
+          caveats: Further caveats.
+          headline_caveats: Those of them that stand right under the headline.
+
+        Returns:
+          The statement; without a guarantee if there is no noise or the seed is known.
+
+        Raises:
+          ValueError: If `steps_done` is out of range.
+        """
+        charged = self.num_steps if steps_done is None else steps_done
+        hypothetical = self.what_if()
+        return statement.sampled_statement(
+            mechanism=_NAMES[self.sampling],
+            epsilon=self.epsilon_after(charged),
+            delta=self.delta,
+            accounting=self._accounting(),
+            sampling=self._sampling_sentence(),
+            parameters={
+                "sampling": self.sampling,
+                "group_size": self.group_size,
+                "sampling_probability": self.sampling_probability,
+                "num_units": self.num_units,
+                "denominator": self.expected_units,
+                "noise_multiplier": self.noise_multiplier,
+                "noise_of_average": self.noise_of_average,
+                "num_steps_charged": charged,
+                "group_size_epsilon": self.group_size_epsilon,
+            }
+            | dict(parameters or {}),
+            num_users=self.num_users,
+            seed_is_known=seed_is_known,
+            vocabulary_source=vocabulary_source,
+            hyperparameter_tuning=hyperparameter_tuning,
+            not_covered=(*self._not_covered(), *not_covered),
+            caveats=(*self._caveats(), *caveats),
+            headline_caveats=(
+                *((hypothetical.sentence,) if hypothetical else ()),
+                *headline_caveats,
+            ),
+            data_in_one_place=True,
+        )
+
+    def _accounting(self) -> str:
+        if self.sampling == EXAMPLE:
+            text = (
+                "Privacy loss distribution of the mixture of Gaussians N(j, σ²), j ~ "
+                f"Binomial({self.group_size}, p), which is tight for one user with at most "
+                f"{self.group_size} examples in the pool (Charles et al. 2024, Theorem 3), "
+                "composed over the steps."
+            )
+        else:
+            text = (
+                "Privacy loss distribution of the Poisson-sampled Gaussian mechanism (Charles et "
+                "al. 2024, Theorem 2), composed over the steps."
+            )
+        if self.group_size_epsilon:
+            text += f" Added to it is ε = {self.group_size_epsilon:g} for the choice of group size."
+        return text
+
+    def _sampling_sentence(self) -> str:
+        chance = f"with probability {self.sampling_probability:.6g}, independently of all else"
+        if self.sampling == EXAMPLE:
+            return (
+                f"At most {self.group_size} examples of each user were put into a pool, once, at "
+                f"random; every example of the pool is in a step {chance}."
+            )
+        return (
+            f"Every user is in a step {chance}, with at most {self.group_size} examples drawn at "
+            "random in every step; their mean gradient is clipped."
+        )
+
+    def _not_covered(self) -> tuple[str, ...]:
+        if not self.group_size_is_exact:
+            return ()
+        return (
+            f"Choice of the group size, {self.group_size}: {self.group_size_source}, computed on "
+            "the training users without noise.",
+        )
+
+    def _caveats(self) -> tuple[str, ...]:
+        counted = []
+        if not self.units_are_declared:
+            what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
+            counted.append(
+                f"{what}, {self.num_units}, from which the sampling probability follows, was "
+                "counted on the data and is taken for public; declare it to do without."
+            )
+        if self.num_examples is not None:
+            counted.append(
+                f"δ is n^-1.1 for the {self.num_examples} examples of all users, a number that is "
+                "taken for public."
+            )
+        return tuple(counted)
+
+
+@dataclasses.dataclass(frozen=True)
+class WhatIf:
+    """What a run would promise if there were more users: no guarantee for anybody.
+
+    Attributes:
+      users_scale: How many times as many users there would be, with as many examples each.
+      num_users: How many that is.
+      epsilon: ε then, at
+      delta: δ then.
+    """
+
+    users_scale: float
+    num_users: float
+    epsilon: float
+    delta: float
+
+    @property
+    def sentence(self) -> str:
+        """What may be said of it."""
+        return (
+            f"What if: with {self.users_scale:g} times as many users, {self.num_users:g}, and the "
+            f"same expected batch, the noise would give ε = {self.epsilon:.4g} at δ = "
+            f"{self.delta:.3g}. This is a comparison, not a guarantee for anybody in this data."
+        )
+
+
+def default_delta(num_examples: float) -> float:
+    """δ = n^−1.1, the paper's; n counts all examples, before any are left out.
+
+    Raises:
+      ValueError: If n is not above 1.
+    """
+    remedy = "With a single example, choose a delta."
+    return validation.number("num_examples", num_examples, above=1, remedy=remedy) ** -1.1
+
+
+def make_plan(
+    users: contributions.Users,
+    *,
+    sampling: str,
+    group_size: int | group_sizes.Choice,
+    expected_units: float,
+    num_steps: int,
+    target_epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    declared_units: int | None = None,
+    users_scale: float = 1.0,
+) -> Plan:
+    """The plan of a run that meets a target, or adds a given noise.
+
+    Args:
+      users: The users.
+      sampling: `EXAMPLE` (ELS) or `USER` (ULS).
+      group_size: G, declared; or a choice of `group_size`, whose ε is composed.
+      expected_units: B, examples expected in a step (ELS), or M, users (ULS).
+      num_steps: T.
+      target_epsilon: ε that choice and run together may spend; or
+      noise_multiplier: σ, 0 for no noise and no guarantee. Exactly one of the two.
+      delta: δ; `default_delta` of the users' examples if None.
+      declared_units: A size of the pool (ELS) or a number of users (ULS) to compute the
+        probability from, fixed without a look at the data; counted on the data if None.
+      users_scale: See `Plan`; with `target_epsilon` only.
+
+    Returns:
+      The plan; its ε was evaluated and is not above the target (unless `users_scale`
+      is not 1: then that of `Plan.what_if`).
+
+    Raises:
+      ValueError: If an argument is out of range, or the target cannot be met.
+    """
+    if sampling not in _NAMES:
+        raise ValueError(f"sampling must be {EXAMPLE!r} or {USER!r}, got {sampling!r}.")
+    choice = group_size
+    if not isinstance(choice, group_sizes.Choice):
+        choice = group_sizes.Choice(contributions.check_group_size(group_size))
+    expected_units = validation.positive("expected_units", expected_units)
+    num_steps = validation.integer("num_steps", num_steps, minimum=1)
+    users_scale = validation.number("users_scale", users_scale, at_least=1)
+    if (target_epsilon is None) == (noise_multiplier is None):
+        raise ValueError(
+            f"Give exactly one of target_epsilon={target_epsilon!r} and "
+            f"noise_multiplier={noise_multiplier!r}."
+        )
+    if users_scale != 1.0 and target_epsilon is None:
+        raise ValueError(f"users_scale={users_scale:g} needs a target_epsilon: give one.")
+    num_units = _count_units(users, sampling, choice.group_size)
+    if declared_units is not None:
+        num_units = validation.integer("declared_units", declared_units, minimum=1)
+    if expected_units > num_units:
+        remedy = " or raise group_size" if sampling == EXAMPLE else ""
+        raise ValueError(
+            f"expected_units={expected_units:g} exceeds the {num_units} {_units(sampling)} that "
+            f"there are to sample from: lower it{remedy}."
+        )
+    num_examples = int(users.num_examples.sum()) if delta is None else None
+    scaled = delta if delta is not None else default_delta(users_scale * num_examples)
+    delta = validation.delta(default_delta(num_examples) if delta is None else delta)
+    if noise_multiplier is None:
+        target_epsilon = validation.positive("target_epsilon", target_epsilon)
+        left = target_epsilon - choice.epsilon
+        if left <= 0.0:
+            raise ValueError(
+                f"target_epsilon={target_epsilon:g} is not above {choice.epsilon:g}, which the "
+                "choice of the group size costs: raise it, or spend less on the choice."
+            )
+        noise_multiplier = mixture_of_gaussians.calibrate_els(
+            sampling_probability=expected_units / num_units / users_scale,
+            group_size=choice.group_size if sampling == EXAMPLE else 1,
+            num_steps=num_steps,
+            target_epsilon=left,
+            delta=scaled,
+        )
+    return Plan(
+        sampling=sampling,
+        group_size=choice.group_size,
+        num_users=len(users),
+        num_units=num_units,
+        units_are_declared=declared_units is not None,
+        expected_units=expected_units,
+        num_steps=num_steps,
+        noise_multiplier=validation.noise_multiplier(noise_multiplier),
+        delta=delta,
+        num_examples=num_examples,
+        group_size_source=choice.source,
+        group_size_epsilon=choice.epsilon,
+        group_size_is_exact=choice.looked_at_users,
+        users_scale=users_scale,
+    )
+
+
+def noise_multiplier_of_cohort(
+    num_users: int, *, num_steps: int, target_epsilon: float, delta: float
+) -> functools.partial[float]:
+    """σ(M) of ULS for `group_size.estimate_and_double`: a function of the cohort size.
+
+    Args:
+      num_users: N.
+      num_steps: T.
+      target_epsilon: ε of the run.
+      delta: δ.
+
+    Returns:
+      A function from M to the noise multiplier; errors as for `calibrate_els`.
+    """
+    return functools.partial(
+        _noise_of_cohort,
+        num_users,
+        validation.integer("num_steps", num_steps, minimum=1),
+        validation.positive("target_epsilon", target_epsilon),
+        validation.delta(delta),
+    )
+
+
+def _noise_of_cohort(
+    num_users: int, num_steps: int, target_epsilon: float, delta: float, cohort_size: float
+) -> float:
+    if cohort_size > num_users:
+        raise ValueError(f"cohort_size={cohort_size:g} exceeds num_users={num_users}: lower it.")
+    return mixture_of_gaussians.calibrate_els(
+        sampling_probability=cohort_size / num_users,
+        group_size=1,
+        num_steps=num_steps,
+        target_epsilon=target_epsilon,
+        delta=delta,
+    )
+
+
+def choices(
+    users: contributions.Users,
+    *,
+    compute_budget: int,
+    num_steps: int,
+    target_epsilon: float,
+    delta: float | None = None,
+    example_group_sizes: Sequence[int] | None = None,
+    smallest_cohort: int = group_sizes.SMALLEST_COHORT,
+) -> list[Plan]:
+    """Every way to spend a compute budget: ELS for several group sizes, ULS for all splits.
+
+    Args:
+      users: The users.
+      compute_budget: B, gradients in a step: B for ELS, G · M for ULS.
+      num_steps: T.
+      target_epsilon: ε that each of them meets.
+      delta: δ; `default_delta` if None.
+      example_group_sizes: Group sizes of ELS; if None, powers of two from a quarter of
+        the users' median to four times it.
+      smallest_cohort: Smallest M of ULS.
+
+    Returns:
+      Plans, ELS first, each with growing group size; those with a pool or a population
+      smaller than what a step expects are left out.
+
+    Raises:
+      ValueError: If an argument is out of range, or no plan is possible.
+    """
+    compute_budget = validation.integer("compute_budget", compute_budget, minimum=1)
+    if example_group_sizes is None:
+        median = group_sizes.median_choice(users.num_examples).group_size
+        factors = (0.25, 0.5, 1, 2, 4)
+        example_group_sizes = [int(median * f) for f in factors if median * f >= 1]
+    kwargs = {"num_steps": num_steps, "target_epsilon": target_epsilon, "delta": delta}
+    pairs = group_sizes.splits(
+        compute_budget, num_users=len(users), smallest_cohort=smallest_cohort
+    )
+    found = [
+        make_plan(users, sampling=EXAMPLE, group_size=g, expected_units=compute_budget, **kwargs)
+        for g in example_group_sizes
+        if users.pool_size(contributions.check_group_size(g)) >= compute_budget
+    ]
+    found += [
+        make_plan(users, sampling=USER, group_size=g, expected_units=m, **kwargs) for g, m in pairs
+    ]
+    if not found:
+        raise ValueError(
+            f"compute_budget={compute_budget} exceeds what {len(users)} users with "
+            f"{int(users.num_examples.sum())} examples can give in a step: lower it."
+        )
+    return found
+
+
+def relative_noise(plan: Plan, gradient_norm: group_sizes.GradientNorms) -> float:
+    """L · σ / B or L(G) · σ / M: noise of the average, each gradient clipped to its norm.
+
+    It orders the losses of fine-tuning runs of one length and compute budget (own
+    measurements); ELS clips single examples, hence L(1).
+
+    Args:
+      plan: The plan.
+      gradient_norm: L.
+
+    Returns:
+      The noise's standard deviation, in units of the gradient's norm as given.
+
+    Raises:
+      ValueError: If L of the group size is not known.
+    """
+    rows = 1 if plan.sampling == EXAMPLE else plan.group_size
+    return gradient_norm(rows) * plan.noise_of_average
+
+
+def _count_units(users: contributions.Users, sampling: str, group_size: int) -> int:
+    return users.pool_size(group_size) if sampling == EXAMPLE else len(users)
+
+
+def _units(sampling: str) -> str:
+    return "examples" if sampling == EXAMPLE else "users"
+
+
+def _log1m(probability: float) -> float:
+    return math.log1p(-probability) if probability < 1.0 else -math.inf
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilon(
+    noise_multiplier: float, probability: float, group_size: int, num_steps: int, delta: float
+) -> float:
+    if num_steps == 0:
+        return 0.0
+    if noise_multiplier == 0.0:
+        return math.inf
+    pair = mixture_of_gaussians.els(noise_multiplier, probability, group_size)
+    return mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta)
