@@ -1,0 +1,152 @@
+"""Older bounds of example-level sampling, to be seen beside the tight one.
+
+`mixture_of_gaussians.epsilon` of `els` is tight (Charles et al. 2024, Theorem 3); both
+bounds here are looser, and are there for comparison (their Figure 1), not for statements.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from dp_accounting import rdp
+from scipy import special
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import mixture_of_gaussians
+
+# Rényi orders; those for which the integrals take too long are left out.
+_ORDERS = (
+    *np.round(np.arange(1.05, 3.0, 0.05), 2),
+    *np.round(np.arange(3.0, 12.0, 0.25), 2),
+    *range(12, 64, 2),
+    *range(64, 513, 32),
+)
+_MOST_POINTS = 200_000
+# Smallest delta that `mixture_of_gaussians.delta` tells from 0; steps in search of epsilon.
+_SMALLEST_DELTA, _STEP, _SMALLEST_STEP = 1e-50, 1.2, 1.001
+
+
+def black_box_epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_probability: float,
+    group_size: int,
+    num_steps: int,
+    delta: float,
+) -> float:
+    """Epsilon for a user by group privacy from that for one example.
+
+    Whatever is (ε₁, δ₁)-private for one example is (G ε₁, δ₁ (e^{G ε₁} − 1) / (e^{ε₁} − 1))-
+    private for G of them (Vadhan 2017, Lemma 2.2); of all (ε₁, δ₁) of the run, tight for
+    one example, the best is taken. For comparison: looser than the tight bound.
+
+    Args:
+      noise_multiplier: σ, per unit of the clip norm of an example.
+      sampling_probability: p, of an example in one step.
+      group_size: G, largest number of examples of one user.
+      num_steps: T.
+      delta: δ for the user, at least 1e-50.
+
+    Returns:
+      ε, within 0.2% of the best; inf if none is found before δ₁ falls below 1e-50.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    delta = validation.number("delta", delta, at_least=_SMALLEST_DELTA, below=1)
+    group_size = validation.integer("group_size", group_size, minimum=1)
+    pair = mixture_of_gaussians.uls(noise_multiplier, sampling_probability)
+    tight = mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta)
+    if group_size == 1 or tight == 0.0 or math.isinf(tight):
+        return tight
+    # The factor is G at least, so that nothing smaller than this will do.
+    too_small = mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta / group_size)
+    enough, step = math.inf, _STEP
+    while step > _SMALLEST_STEP:
+        example = too_small * step
+        small = mixture_of_gaussians.delta(pair, num_steps=num_steps, epsilon=example)
+        if math.log(small) + _log_factor(example, group_size) <= math.log(delta):
+            enough = example
+        elif small <= _SMALLEST_DELTA:
+            break
+        else:
+            too_small = example
+        if math.isfinite(enough):
+            step = math.sqrt(enough / too_small)
+    return group_size * enough
+
+
+def _log_factor(epsilon: float, group_size: int) -> float:
+    """log((e^{G ε} − 1) / (e^ε − 1)) without overflow, for ε above 0."""
+
+    def log_expm1(value: float) -> float:
+        return value + math.log(-math.expm1(-value))
+
+    return log_expm1(group_size * epsilon) - log_expm1(epsilon)
+
+
+def renyi_epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_probability: float,
+    group_size: int,
+    num_steps: int,
+    delta: float,
+) -> float:
+    """Epsilon for a user by Rényi divergences of the same mixtures of Gaussians.
+
+    The divergences are integrated numerically, to about 1e-10 of them, not bounded. For
+    comparison: looser than the tight bound.
+
+    Args:
+      noise_multiplier: σ, per unit of the clip norm of an example.
+      sampling_probability: p, of an example in one step.
+      group_size: G, largest number of examples of one user.
+      num_steps: T.
+      delta: δ for the user.
+
+    Returns:
+      ε, the larger one of both directions, by the best of many orders; inf if the noise is
+      so small that none could be computed.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    validation.delta(delta)
+    num_steps = validation.integer("num_steps", num_steps, minimum=1)
+    pair = mixture_of_gaussians.els(noise_multiplier, sampling_probability, group_size)
+    found = 0.0
+    for remove in (True, False):
+        orders, divergences = [], []
+        for order in _ORDERS:
+            divergence = _divergence(pair, float(order), remove)
+            if divergence is not None:
+                orders.append(float(order))
+                divergences.append(num_steps * divergence)
+        if not orders:
+            return math.inf
+        found = max(found, float(rdp.compute_epsilon(orders, divergences, delta)[0]))
+    return found
+
+
+def _divergence(
+    pair: mixture_of_gaussians.MixtureOfGaussians, order: float, remove: bool
+) -> float | None:
+    """Rényi divergence of mixture from Gaussian, or of Gaussian from mixture; None if too long."""
+    shifts = np.asarray(pair.sensitivities) / pair.stddev
+    weights = np.asarray(pair.probabilities)
+    shifts, log_weights = shifts[weights > 0.0], np.log(weights[weights > 0.0])
+    # Where the integrand lies, and what resolves both a normal density and the loss's bends:
+    # the trapezoidal rule is then exact to rounding.
+    power = order if remove else 1.0 - order
+    low = -12.0 + min(power, 0.0) * shifts[-1]
+    high = 12.0 + max(power, 0.0) * shifts[-1]
+    count = math.ceil((high - low) / min(0.1, 0.4 / shifts[-1]))
+    if count * len(shifts) > 10 * _MOST_POINTS or count > _MOST_POINTS:
+        return None
+    x, step = np.linspace(low, high, count + 1, retstep=True)
+    joint = log_weights[:, None] + np.outer(shifts, x) - shifts[:, None] ** 2 / 2.0
+    exponents = power * special.logsumexp(joint, axis=0) - x**2 / 2.0
+    log_integral = special.logsumexp(exponents) + math.log(step / math.sqrt(2.0 * math.pi))
+    return max(0.0, float(log_integral)) / (order - 1.0)
