@@ -24,6 +24,7 @@ _COMMANDS = (
     "account",
     "calibrate",
     "plan",
+    "finetune-plan",
     "worker",
 )
 

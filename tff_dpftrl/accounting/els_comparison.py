@@ -65,11 +65,12 @@ def black_box_epsilon(
     enough, step = math.inf, _STEP
     while step > _SMALLEST_STEP:
         example = too_small * step
-        small = mixture_of_gaussians.delta(pair, num_steps=num_steps, epsilon=example)
-        if math.log(small) + _log_factor(example, group_size) <= math.log(delta):
-            enough = example
-        elif small <= _SMALLEST_DELTA:
+        wanted = math.log(delta) - _log_factor(example, group_size)
+        if wanted < math.log(_SMALLEST_DELTA):  # And ever less beyond.
             break
+        small = mixture_of_gaussians.delta(pair, num_steps=num_steps, epsilon=example)
+        if math.log(small) <= wanted:
+            enough = example
         else:
             too_small = example
         if math.isfinite(enough):

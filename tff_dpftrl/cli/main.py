@@ -35,6 +35,7 @@ _SUBCOMMANDS = (
     "account",
     "calibrate",
     "plan",
+    "finetune-plan",
     "worker",
 )
 
@@ -77,7 +78,7 @@ def _build_parser() -> argparse.ArgumentParser:
         dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
     )
     for name in _SUBCOMMANDS:
-        importlib.import_module(f"tff_dpftrl.cli.{name}").add_parser(subparsers)
+        importlib.import_module(f"tff_dpftrl.cli.{name.replace('-', '_')}").add_parser(subparsers)
     return parser
 
 

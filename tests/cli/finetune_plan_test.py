@@ -1,0 +1,125 @@
+"""Tests of `tff-dpftrl finetune-plan`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+
+import pytest
+
+from tff_dpftrl.cli import main
+
+_TARGET = ["--target-epsilon", "4", "--compute-budget", "128", "--steps", "20"]
+_USERS = ["--users", "500", "--examples-per-user", "20", *_TARGET]
+
+
+def _out(capsys, *arguments):
+    assert main.main(["finetune-plan", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def _json(capsys, *arguments):
+    return json.loads(_out(capsys, *arguments, "--format", "json"))
+
+
+def test_text_has_all_ways_and_a_reason(capsys):
+    text = _out(capsys, *_USERS, "--example-group-sizes", "8,16")
+    names = [line.split("  ")[0].strip(" *") for line in text.split("\n\n")[0].splitlines()]
+    assert names == [
+        "way",
+        "ELS, G = 8, B = 128",
+        "ELS, G = 16, B = 128",
+        "ULS, G = 1, M = 128",
+        "ULS, G = 2, M = 64",
+        "ULS, G = 4, M = 32",
+    ]
+    assert "500 users with 10000 examples, median 20; delta = 3.98e-05" in text
+    assert "* Recommended: ULS" in text and "Best if a user's gradients are all equal" in text
+    assert "must stay secret" in text and "--gradient-norms" in text
+
+
+def test_json_has_plans_that_meet_the_target(capsys):
+    report = _json(capsys, *_USERS)
+    for row in report["plans"]:
+        assert 3.99 < row["epsilon"] <= 4.0
+        assert row["delta"] == 10_000**-1.1
+        assert row["noise_of_average"] == row["noise_multiplier"] / row["expected_units"]
+        # Everybody has 20 examples: group sizes up to that are always filled.
+        rows_of_unit = row["group_size"] if row["sampling"] == "user" else 1
+        assert row["expected_gradients"] == pytest.approx(rows_of_unit * row["expected_units"])
+        noise = row["relative_noise"]
+        for name, power in (("equal", 0.0), ("halfway", 0.25), ("diverse", 0.5)):
+            assert noise[name] == pytest.approx(row["noise_of_average"] / rows_of_unit**power)
+    assert report["recommended"] in report["plans"]
+    for name in ("equal", "halfway", "diverse"):
+        best = min(report["plans"], key=lambda row: row["relative_noise"][name])  # noqa: B023
+        group, units = best["group_size"], best["expected_units"]
+        kind, letter = ("ELS", "B") if best["sampling"] == "example" else ("ULS", "M")
+        assert report["best"][name] == f"{kind}, G = {group}, {letter} = {units:g}"
+        assert name != "halfway" or best == report["recommended"]
+    assert report["best"]["equal"] != report["best"]["diverse"]
+
+
+def test_gradient_norms_decide(capsys):
+    flat = _json(capsys, *_USERS, "--gradient-norms", "5,5,5")
+    steep = _json(capsys, *_USERS, "--gradient-norms", "5,3,0.5")
+    assert flat["recommended"]["group_size"] == 1
+    assert (steep["recommended"]["sampling"], steep["recommended"]["group_size"]) == ("user", 4)
+    noise = steep["recommended"]["relative_noise"]["given"]
+    assert noise == pytest.approx(0.5 * steep["recommended"]["noise_of_average"])
+    assert "fourth root" not in _out(capsys, *_USERS, "--gradient-norms", "5,5,5")
+
+
+def test_sizes_and_texts_are_counted(capsys, tmp_path):
+    sizes = tmp_path / "sizes.txt"
+    sizes.write_text("\n".join(str(1 + i % 7) for i in range(140)))
+    texts = tmp_path / "texts.jsonl"
+    rows = ({"user_id": f"u{i}", "examples": ["a text"] * (1 + i % 7) + [" "]} for i in range(140))
+    texts.write_text("\n".join(map(json.dumps, rows)))
+    by_sizes = _json(capsys, "--user-sizes", str(sizes), *_TARGET, "--delta", "1e-4")
+    by_texts = _json(capsys, "--data", str(texts), *_TARGET, "--delta", "1e-4")
+    assert by_sizes == by_texts
+    two = by_sizes["plans"][-2]
+    assert two["group_size"] == 2
+    assert two["expected_gradients"] == pytest.approx(64 * (1 + 6 * 2) / 7)
+    assert two["delta"] == 1e-4 and math.isclose(two["sampling_probability"], 64 / 140)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--users", "500", *_TARGET], "--users and --examples-per-user go together"),
+        ([*_USERS, "--compute-budget", "16"], "compute_budget=16 is smaller than the smallest"),
+        ([*_USERS, "--target-epsilon", "0"], "target_epsilon must be .* above 0, got 0"),
+        ([*_USERS, "--target-epsilon", "1e-12", "--delta", "1e-30"], "out of reach"),
+        ([*_USERS, "--steps", "0"], "num_steps must be at least 1, got 0"),
+        ([*_USERS, "--delta", "2"], "delta must be .* below 1, got 2"),
+        ([*_USERS, "--example-group-sizes", "0"], "group_size must be at least 1, got 0"),
+        ([*_USERS, "--gradient-norms", "5,4"], "group_size=4 is not between 1 and 2"),
+        ([*_USERS, "--gradient-norms", "5,0,1"], "norms at group size 2 .* got 0.0"),
+        (["--user-sizes", "/nowhere", *_TARGET], "--user-sizes /nowhere .* No such file"),
+        (["--users", "500", "--examples-per-user", "0", *_TARGET], "--examples-per-user .* got 0"),
+    ],
+)
+def test_bad_input_is_one_clear_line(capsys, arguments, message):
+    assert main.main(["finetune-plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1, error
+
+
+def test_a_user_without_examples_is_named(capsys, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps({"user_id": user, "examples": texts})
+            for user, texts in (("ann", ["a"]), ("bob", [" "]))
+        )
+    )
+    assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
+    assert "got 0 for user 'bob': leave users without examples out" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

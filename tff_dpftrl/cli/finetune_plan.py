@@ -1,0 +1,291 @@
+"""`tff-dpftrl finetune-plan`: what each way to fine-tune privately costs, before any gradient."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import output
+
+if TYPE_CHECKING:
+    from tff_dpftrl.finetuning import contributions, group_size
+    from tff_dpftrl.finetuning import plan as plan_lib
+
+_DESCRIPTION = """\
+Plan a fine-tuning run with user-level privacy where all data lies in one place.
+
+A compute budget of B gradients a step can be spent on B sampled examples, at most G of each user
+in the pool (ELS), or on M sampled users with G examples each, G * M = B (ULS). For each way that
+meets the target: sampling probability, noise multiplier (sigma), noise of the averaged gradient
+in units of the clip norm, gradients expected in a step (users with fewer than G examples give
+fewer), and the share of all examples that is used in at least one step.
+
+The better way has less noise *relative to the gradient*. The mean of G gradients of one user is
+smaller than one gradient: by nothing if all are equal, by the square root of G if they have
+nothing in common. Where between is known from gradients only (--gradient-norms); without them
+the recommended way is the best one for the fourth root of G, halfway.
+"""
+
+_EPILOG = """\
+examples:
+  # What is in a file of users' texts; an example is a text that is not blank.
+  tff-dpftrl finetune-plan --data users.jsonl.gz --target-epsilon 4 --compute-budget 1024 \\
+      --steps 500
+
+  # Before there is any data: 10000 users with 50 examples each.
+  tff-dpftrl finetune-plan --users 10000 --examples-per-user 50 --target-epsilon 4 \\
+      --compute-budget 1024 --steps 500
+
+  # With the norms of the mean of 1, 2, 4 ... gradients of a user, medians over 128 public users.
+  tff-dpftrl finetune-plan --user-sizes sizes.txt --target-epsilon 1 --compute-budget 1024 \\
+      --steps 300 --gradient-norms 8.76,6.62,5.13,4.02,3.36,3.04
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "finetune-plan",
+        help="ELS or ULS, group size, cohort and noise for fine-tuning",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    users = parser.add_mutually_exclusive_group(required=True)
+    users.add_argument(
+        "--data",
+        metavar="FILE",
+        help="Texts by user, as for train: 'docs', or a .jsonl, .jsonl.gz or .sqlite file.",
+    )
+    users.add_argument(
+        "--user-sizes",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="How many examples each user has: a file with one number on each line.",
+    )
+    users.add_argument(
+        "--users", type=int, metavar="N", help="So many users, with --examples-per-user each."
+    )
+    parser.add_argument("--examples-per-user", type=int, metavar="K", help="With --users.")
+    parser.add_argument(
+        "--target-epsilon", type=float, required=True, metavar="E", help="Epsilon of the run."
+    )
+    parser.add_argument(
+        "--compute-budget",
+        type=int,
+        required=True,
+        metavar="B",
+        help="Gradients of examples in a step.",
+    )
+    parser.add_argument("--steps", type=int, required=True, metavar="T", help="Number of steps.")
+    parser.add_argument(
+        "--delta",
+        type=float,
+        metavar="D",
+        help="Delta. Default: n to the power of -1.1, n being the number of all examples.",
+    )
+    parser.add_argument(
+        "--smallest-cohort",
+        type=int,
+        default=32,
+        metavar="M",
+        help="Fewest users in a step of ULS. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--example-group-sizes",
+        type=_integers,
+        metavar="G,G,...",
+        help="Group sizes of ELS. Default: five powers of two around the users' median.",
+    )
+    parser.add_argument(
+        "--gradient-norms",
+        type=_numbers,
+        metavar="L,L,...",
+        help="Typical norm of the mean of 1, 2, 4 ... gradients of one user at the weights to "
+        "begin with; of public users, or the guarantee does not cover the choice.",
+    )
+    output.add_format(parser)
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must look like 8,16,32, got {text!r}") from None
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must look like 8.8,6.6,5.1, got {text!r}") from None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plans and prints; returns the exit status."""
+    from tff_dpftrl.finetuning import plan
+
+    users = _users(args)
+    plans = plan.choices(
+        users,
+        compute_budget=args.compute_budget,
+        num_steps=args.steps,
+        target_epsilon=args.target_epsilon,
+        delta=args.delta,
+        example_group_sizes=args.example_group_sizes,
+        smallest_cohort=args.smallest_cohort,
+    )
+    norms = _gradient_norms(args, plans)
+    best = {
+        name: min(plans, key=lambda one, norm=norm: plan.relative_noise(one, norm))
+        for name, norm in norms.items()
+    }
+    recommended = best["given" if args.gradient_norms else "halfway"]
+    if args.format == "json":
+        output.print_json(
+            {
+                "recommended": _as_json(recommended, users, norms),
+                "best": {name: _name(one) for name, one in best.items()},
+                "plans": [_as_json(one, users, norms) for one in plans],
+            }
+        )
+        return 0
+    output.print_table(_rows(plans, users, norms, recommended), left=0)
+    print("\n" + "\n".join(_advice(recommended, best, users, plans)))
+    return 0
+
+
+def _users(args: argparse.Namespace) -> contributions.Users:
+    from tff_dpftrl.finetuning import contributions
+
+    if (args.users is None) != (args.examples_per_user is None):
+        raise ValueError("--users and --examples-per-user go together.")
+    if args.users is not None:
+        count = validation.integer("--users", args.users, minimum=1)
+        size = validation.integer("--examples-per-user", args.examples_per_user, minimum=1)
+        return contributions.of_sizes([size] * count)
+    if args.user_sizes is not None:
+        try:
+            lines = args.user_sizes.read_text(encoding="utf-8").split()
+            return contributions.of_sizes([int(line) for line in lines])
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
+            ) from error
+    from tff_dpftrl.data import sources
+
+    corpus = sources.load_user_text(args.data)
+    sizes = [sum(bool(t.strip()) for t in corpus.examples(user)) for user in corpus.user_ids]
+    return contributions.Users(corpus.user_ids, sizes)
+
+
+def _gradient_norms(
+    args: argparse.Namespace, plans: list[plan_lib.Plan]
+) -> dict[str, group_size.GradientNorms]:
+    """L(G) as given, or for each of three assumptions, L(1) being 1."""
+    from tff_dpftrl.finetuning import group_size
+
+    if args.gradient_norms:
+        sizes = tuple(2**i for i in range(len(args.gradient_norms)))
+        return {"given": group_size.GradientNorms(sizes, args.gradient_norms)}
+    sizes = tuple(sorted({1, *(one.group_size for one in plans)}))
+    return {
+        name: group_size.GradientNorms(sizes, tuple(size**-power for size in sizes))
+        for name, power in (("equal", 0.0), ("halfway", 0.25), ("diverse", 0.5))
+    }
+
+
+def _name(one: plan_lib.Plan) -> str:
+    from tff_dpftrl.finetuning import plan
+
+    if one.sampling == plan.EXAMPLE:
+        return f"ELS, G = {one.group_size}, B = {one.expected_units:g}"
+    return f"ULS, G = {one.group_size}, M = {one.expected_units:g}"
+
+
+def _as_json(
+    one: plan_lib.Plan,
+    users: contributions.Users,
+    norms: dict[str, group_size.GradientNorms],
+) -> dict[str, Any]:
+    from tff_dpftrl.finetuning import plan
+
+    return dataclasses.asdict(one) | {
+        "epsilon": one.epsilon,
+        "sampling_probability": one.sampling_probability,
+        "noise_of_average": one.noise_of_average,
+        "expected_gradients": one.expected_gradients(users),
+        "share_of_examples_used": one.share_of_examples_used(users),
+        "relative_noise": {name: plan.relative_noise(one, norm) for name, norm in norms.items()},
+    }
+
+
+def _rows(
+    plans: list[plan_lib.Plan],
+    users: contributions.Users,
+    norms: dict[str, group_size.GradientNorms],
+    recommended: plan_lib.Plan,
+) -> list[list[str]]:
+    from tff_dpftrl.accounting import display
+    from tff_dpftrl.finetuning import plan
+
+    heading = ["way", "probability", "sigma", "noise", "gradients", "examples used", "epsilon"]
+    heading += [f"noise/{name}" for name in norms]
+    rows = [heading]
+    for one in plans:
+        mark = " *" if one is recommended else ""
+        rows.append(
+            [
+                _name(one) + mark,
+                f"{one.sampling_probability:.4g}",
+                f"{one.noise_multiplier:.4g}",
+                f"{one.noise_of_average:.4g}",
+                f"{one.expected_gradients(users):.0f}",
+                f"{100 * one.share_of_examples_used(users):.1f} %",
+                display.round_up(one.epsilon),
+                *(f"{plan.relative_noise(one, norm):.4g}" for norm in norms.values()),
+            ]
+        )
+    return rows
+
+
+def _advice(
+    recommended: plan_lib.Plan,
+    best: dict[str, plan_lib.Plan],
+    users: contributions.Users,
+    plans: list[plan_lib.Plan],
+) -> list[str]:
+    import numpy as np
+
+    from tff_dpftrl.finetuning import plan
+
+    median = float(np.median(users.num_examples))
+    lines = [
+        f"{len(users)} users with {int(users.num_examples.sum())} examples, median {median:g}; "
+        f"delta = {recommended.delta:.3g}.",
+        f"* Recommended: {_name(recommended)}: the least noise relative to the gradient"
+        + ("." if "given" in best else ", if its norm falls with the fourth root of G."),
+    ]
+    if "given" not in best:
+        names = {name: _name(one) for name, one in best.items()}
+        if len(set(names.values())) == 1:
+            lines.append("It is the best one whatever the gradients are.")
+        else:
+            lines.append(
+                f"Best if a user's gradients are all equal: {names['equal']}; if they have nothing "
+                f"in common: {names['diverse']}. Gradients of public users tell: --gradient-norms."
+            )
+    if any(one.sampling == plan.EXAMPLE for one in plans):
+        lines.append(
+            "The group sizes of ELS lie around the exact median, which the guarantee does not "
+            "cover: declare one, or take a private median."
+        )
+    lines.append(
+        "The number of users or the size of the pool is taken for public, and the samples must "
+        "stay secret."
+    )
+    return lines
