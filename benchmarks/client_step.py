@@ -44,7 +44,8 @@ _WORD_LSTMS = {
 class _PlainWordLstm(word_lstm.WordLstm):
     """The same model, written without thought of its gradient."""
 
-    def _lstm_outputs(self, named, words):
+    def _lstm_outputs(self, named, words, record=None):
+        del record  # It is for `finetuning`.
         inputs = tf.gather(named["embedding"], tf.transpose(words))
         inputs = tf.reshape(inputs, [-1, self.embedding_size])
         gates = tf.matmul(inputs, named["input_kernel"]) + named["gate_bias"]

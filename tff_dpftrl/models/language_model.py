@@ -28,6 +28,11 @@ class LanguageModel(abc.ABC):
     sequence_length: int
 
     @property
+    def reports_uses(self) -> bool:
+        """Whether `compact_logits` takes a `weight_uses.Record` as its argument `record`."""
+        return False
+
+    @property
     @abc.abstractmethod
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the weights, in order."""

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, layers
+from tff_dpftrl.models import language_model, layers, weight_uses
 
 _EPSILON = 1e-5  # Of the layer norms' variance, as in GPT-2.
 _EMBEDDING_STDDEV = 0.02
@@ -53,6 +53,11 @@ class Transformer(language_model.LanguageModel):
     def __post_init__(self):
         for field in dataclasses.fields(self):
             validation.integer(field.name, getattr(self, field.name), minimum=1)
+
+    @property
+    def reports_uses(self) -> bool:
+        """True: see the base class."""
+        return True
 
     @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
@@ -121,36 +126,43 @@ class Transformer(language_model.LanguageModel):
         return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
 
     def compact_logits(
-        self, weights: Sequence[tf.Tensor], words: tf.Tensor
+        self,
+        weights: Sequence[tf.Tensor],
+        words: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns scores without padding, which the product with the embedding never sees."""
         named = dict(zip(self.weight_shapes, weights, strict=True))
         positions = language_model.word_positions(words)
-        states = tf.gather(self._states(named, words), positions)
-        return self._scores(named, states), positions
+        states = tf.gather(self._states(named, words, record), positions)
+        return self._scores(named, states, record, positions), positions
 
-    def _states(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+    def _states(
+        self,
+        named: dict[str, tf.Tensor],
+        words: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
+    ) -> tf.Tensor:
         """Returns the states after the last block, shape [batch · T, E]."""
         words = language_model.checked_words(words, self.sequence_length)
         states = layers.lookup(named["embedding"], words) + named["position_embedding"]
-        states = tf.reshape(states, [-1, self.embedding_size])
+        states = record(
+            tf.reshape(states, [-1, self.embedding_size]),
+            weight_uses.Lookup("embedding", tf.reshape(words, [-1])),
+            weight_uses.StepBias("position_embedding"),
+        )
         for layer in range(self.num_layers):
-            prefix = f"layer_{layer}_"
-            block = {
-                name.removeprefix(prefix): weight
-                for name, weight in named.items()
-                if name.startswith(prefix)
-            }
-            states += self._attention(block, _normalised(block, "attention_norm", states))
-            inputs = _normalised(block, "feed_forward_norm", states)
-            inner = tf.nn.gelu(_affine(block, "feed_forward", inputs))
-            states += _affine(block, "feed_forward_output", inner)
+            block = _Recorded(named, f"layer_{layer}_", record)
+            states += self._attention(block, block.normalised("attention_norm", states))
+            inputs = block.normalised("feed_forward_norm", states)
+            inner = tf.nn.gelu(block.affine("feed_forward", inputs))
+            states += block.affine("feed_forward_output", inner)
         return states
 
-    def _attention(self, block: dict[str, tf.Tensor], inputs: tf.Tensor) -> tf.Tensor:
+    def _attention(self, block: _Recorded, inputs: tf.Tensor) -> tf.Tensor:
         """Causal self-attention; inputs and outputs have shape [batch · T, E]."""
         length, size = self.sequence_length, self._head_size
-        projected = tf.matmul(inputs, block["query_key_value_kernel"])
+        projected = block.product("query_key_value_kernel", inputs)
         projected = tf.reshape(projected, [-1, length, 3, self.num_heads, size])
         # Each has shape [batch, heads, T, size].
         query, key, value = tf.unstack(tf.transpose(projected, [2, 0, 3, 1, 4]), num=3)
@@ -159,21 +171,57 @@ class Transformer(language_model.LanguageModel):
         shares = tf.nn.softmax(scores + tf.constant(ahead, scores.dtype))
         mixed = tf.transpose(tf.matmul(shares, value), [0, 2, 1, 3])
         mixed = tf.reshape(mixed, [-1, self.num_heads * size])
-        return tf.matmul(mixed, block["attention_output_kernel"])
+        return block.product("attention_output_kernel", mixed)
 
-    def _scores(self, named: dict[str, tf.Tensor], states: tf.Tensor) -> tf.Tensor:
-        outputs = _normalised(named, "output_norm", states)
+    def _scores(
+        self,
+        named: dict[str, tf.Tensor],
+        states: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
+        order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
+    ) -> tf.Tensor:
+        outputs = _Recorded(named, "", record, order).normalised("output_norm", states)
         scores = tf.matmul(outputs, named["embedding"], transpose_b=True)
-        return tf.nn.bias_add(scores, named["output_bias"])
+        return record(
+            tf.nn.bias_add(scores, named["output_bias"]),
+            weight_uses.Product("embedding", outputs, transposed=True),
+            weight_uses.Bias("output_bias"),
+            order=order,
+        )
 
 
-def _affine(named: dict[str, tf.Tensor], name: str, inputs: tf.Tensor) -> tf.Tensor:
-    return tf.nn.bias_add(tf.matmul(inputs, named[f"{name}_kernel"]), named[f"{name}_bias"])
+@dataclasses.dataclass(frozen=True)
+class _Recorded:
+    """Layers whose weights begin with a prefix, and which say where they use them."""
 
+    named: dict[str, tf.Tensor]
+    prefix: str
+    record: weight_uses.Record
+    order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES
 
-def _normalised(named: dict[str, tf.Tensor], name: str, states: tf.Tensor) -> tf.Tensor:
-    """Layer norm (Ba et al. 2016): each state with mean 0 and variance 1, scaled and moved."""
-    centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
-    variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
-    normal = centred * tf.math.rsqrt(variance + _EPSILON)
-    return normal * named[f"{name}_scale"] + named[f"{name}_bias"]
+    def product(self, name: str, inputs: tf.Tensor) -> tf.Tensor:
+        name = self.prefix + name
+        outputs = tf.matmul(inputs, self.named[name])
+        return self.record(outputs, weight_uses.Product(name, inputs), order=self.order)
+
+    def affine(self, name: str, inputs: tf.Tensor) -> tf.Tensor:
+        kernel, bias = (f"{self.prefix}{name}_{part}" for part in ("kernel", "bias"))
+        return self.record(
+            tf.nn.bias_add(tf.matmul(inputs, self.named[kernel]), self.named[bias]),
+            weight_uses.Product(kernel, inputs),
+            weight_uses.Bias(bias),
+            order=self.order,
+        )
+
+    def normalised(self, name: str, states: tf.Tensor) -> tf.Tensor:
+        """Layer norm (Ba et al. 2016): each state with mean 0 and variance 1, scaled and moved."""
+        centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
+        normal = centred * tf.math.rsqrt(variance + _EPSILON)
+        scale, bias = (f"{self.prefix}{name}_{part}" for part in ("scale", "bias"))
+        return self.record(
+            normal * self.named[scale] + self.named[bias],
+            weight_uses.Scale(scale, normal),
+            weight_uses.Bias(bias),
+            order=self.order,
+        )

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, layers
+from tff_dpftrl.models import language_model, layers, weight_uses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +53,11 @@ class WordLstm(language_model.LanguageModel):
     def __post_init__(self):
         for name in ("vocabulary_size", "sequence_length", "embedding_size", "state_size"):
             validation.integer(name, getattr(self, name), minimum=1)
+
+    @property
+    def reports_uses(self) -> bool:
+        """True, but with a recurrent projection or embeddings of norm 1: see the base class."""
+        return not (self.recurrent_projection or self.unit_norm_embeddings)
 
     @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
@@ -115,15 +120,19 @@ class WordLstm(language_model.LanguageModel):
         return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
 
     def compact_logits(
-        self, weights: Sequence[tf.Tensor], words: tf.Tensor
+        self,
+        weights: Sequence[tf.Tensor],
+        words: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns scores without padding, which the largest products never see."""
         named = self._named(weights)
         positions = language_model.word_positions(words)
-        outputs = self._lstm_outputs(named, words)
+        outputs = self._lstm_outputs(named, words, record)
         rows, steps = positions // self.sequence_length, positions % self.sequence_length
         batch_size = tf.shape(words, out_type=positions.dtype)[0]
-        return self._scores(named, tf.gather(outputs, steps * batch_size + rows)), positions
+        outputs = tf.gather(outputs, steps * batch_size + rows)
+        return self._scores(named, outputs, record, positions), positions
 
     def _named(self, weights: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         named = dict(zip(self.weight_shapes, weights, strict=True))
@@ -133,22 +142,60 @@ class WordLstm(language_model.LanguageModel):
                     named[name] = tf.math.l2_normalize(named[name], axis=1)
         return named
 
-    def _lstm_outputs(self, named: dict[str, tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+    def _lstm_outputs(
+        self,
+        named: dict[str, tf.Tensor],
+        words: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
+    ) -> tf.Tensor:
         """Returns shape [T · batch, `_output_size`], all of the first step first."""
         words = language_model.checked_words(words, self.sequence_length)
+        by_step = weight_uses.Order.STEPS
         # Time comes first, and one product makes the inputs of all steps.
-        inputs = layers.lookup(named["embedding"], tf.reshape(tf.transpose(words), [-1]))
-        gates = tf.nn.bias_add(tf.matmul(inputs, named["input_kernel"]), named["gate_bias"])
-        gates = tf.reshape(gates, [self.sequence_length, -1, self._num_gates * self.state_size])
-        projection = named["projection"] if self.recurrent_projection else None
-        outputs = layers.lstm(
-            gates, named["recurrent_kernel"], projection, couple_gates=self.couple_gates
+        words = tf.reshape(tf.transpose(words), [-1])
+        inputs = record(
+            layers.lookup(named["embedding"], words),
+            weight_uses.Lookup("embedding", words),
+            order=by_step,
         )
+        gates = record(
+            tf.nn.bias_add(tf.matmul(inputs, named["input_kernel"]), named["gate_bias"]),
+            weight_uses.Product("input_kernel", inputs),
+            weight_uses.Bias("gate_bias"),
+            order=by_step,
+        )
+        outputs = layers.lstm(
+            tf.reshape(gates, [self.sequence_length, -1, self._num_gates * self.state_size]),
+            named["recurrent_kernel"],
+            named["projection"] if self.recurrent_projection else None,
+            couple_gates=self.couple_gates,
+        )
+        if record is not weight_uses.ignore:
+            # What the gates of each step saw of the step before.
+            before = tf.concat([tf.zeros_like(outputs[:1]), outputs[:-1]], axis=0)
+            before = tf.reshape(before, [-1, self._output_size])
+            record(gates, weight_uses.Product("recurrent_kernel", before), order=by_step)
         return tf.reshape(outputs, [-1, self._output_size])
 
-    def _scores(self, named: dict[str, tf.Tensor], outputs: tf.Tensor) -> tf.Tensor:
+    def _scores(
+        self,
+        named: dict[str, tf.Tensor],
+        outputs: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
+        order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
+    ) -> tf.Tensor:
         if not self.recurrent_projection:
-            outputs = tf.matmul(outputs, named["projection"])
-        embedding = named["embedding" if self.tie_embeddings else "output_embedding"]
-        scores = tf.matmul(outputs, embedding, transpose_b=True)
-        return tf.nn.bias_add(scores, named["output_bias"])
+            states = outputs
+            outputs = record(
+                tf.matmul(states, named["projection"]),
+                weight_uses.Product("projection", states),
+                order=order,
+            )
+        name = "embedding" if self.tie_embeddings else "output_embedding"
+        scores = tf.matmul(outputs, named[name], transpose_b=True)
+        return record(
+            tf.nn.bias_add(scores, named["output_bias"]),
+            weight_uses.Product(name, outputs, transposed=True),
+            weight_uses.Bias("output_bias"),
+            order=order,
+        )
