@@ -110,15 +110,24 @@ def clip_by_norm(
       float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`,
       all zero if the norm is not finite; and the norm before clipping, float64.
     """
-    if not tf.is_tensor(clip_norm):
-        clip_norm = tf.constant(clip_norm, tf.float64)  # A cast would make it a float32 first.
     tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
     norm = global_norm(tensors)
-    scales = [_scale_to(norm, clip_norm)] * len(tensors)
+    scales = [scale_to(norm, clip_norm)] * len(tensors)
     return count_as_zero_if_not_finite(tensors, norm, scales), norm
 
 
-def _scale_to(norm: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+def scale_to(norm: tf.Tensor, bound: tf.Tensor | float) -> tf.Tensor:
+    """Returns what to multiply updates with so that their norms are at most `bound`.
+
+    Args:
+      norm: Their norms, float64, any shape.
+      bound: The bound, a scalar.
+
+    Returns:
+      float64, of the same shape, at most 1: short of the bound by `CLIP_MARGIN`.
+    """
+    if not tf.is_tensor(bound):
+        bound = tf.constant(bound, tf.float64)  # A cast would make it a float32 first.
     limit = tf.cast(bound, tf.float64) * (1.0 - CLIP_MARGIN)
     return tf.where(norm > limit, limit / norm, tf.ones_like(norm))
 
@@ -284,7 +293,7 @@ class PerLayerClipping(Clipping):
         clip_norm = self.norm(round_index)
         tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
         scales = [
-            _scale_to(global_norm([tensor]), clip_norm * share)
+            scale_to(global_norm([tensor]), clip_norm * share)
             for tensor, share in zip(tensors, shares, strict=True)
         ]
         norm = global_norm(tensors)

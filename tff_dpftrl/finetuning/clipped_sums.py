@@ -1,0 +1,337 @@
+"""Sums of clipped gradients, one gradient for each unit, and none of them mixed.
+
+A *unit* is what is clipped as one: an example in example-level sampling (ELS), a user in
+user-level sampling (ULS; Charles et al. 2024, Algorithms 1 and 2). It is a run of
+consecutive rows, and `row_splits` says where it begins and ends: unit u has the rows from
+`row_splits[u]` up to `row_splits[u + 1]`. A *row* is an example, in any structure of
+tensors that have the rows as their first axis.
+
+The loss of a unit is the mean of the losses of its rows, and its gradient is clipped
+after that mean: clipping the rows and averaging them would be neither ELS nor ULS. A unit
+without rows adds zero. So does one whose gradient is not finite or has a norm above
+1.8e19 (`clipping.count_as_zero_if_not_finite`).
+
+**What one unit moves.** `looped` clips as every aggregator here does, in float64 with a
+margin, and adds in float64, so that the proof in `private_round.summation` holds for it:
+sums with and without a unit differ by at most the clip norm. `ghost` has its own words.
+
+Sums are neither noised nor divided here. A batch that is too large for the memory is cut
+into chunks of whole units (`sum_in_chunks`); the noise is added once, to the whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.models import language_model, metrics, weight_uses
+from tff_dpftrl.private_round import clipping, summation
+
+Rows: TypeAlias = Any
+"""A structure of tensors with the rows as their first axis."""
+
+RowLosses: TypeAlias = Callable[[Sequence[tf.Tensor], Rows], tf.Tensor]
+"""From weights and n rows to the loss of each, float32, shape [n].
+
+The loss of a row depends on that row and the weights only, and that of a row with nothing
+to predict is 0 with gradient 0.
+"""
+
+ClippedSum: TypeAlias = Callable[
+    [Sequence[tf.Tensor], Rows, tf.Tensor, "tf.Tensor | float"],
+    tuple[list[tf.Tensor], tf.Tensor],
+]
+"""From weights, rows, `row_splits` and `clip_norm` to the sum and the units' norms.
+
+Arguments: the weights, a list of float32 tensors; the rows; `row_splits`, integer,
+ascending from 0 to the number of rows, shape [units + 1]; and the clip norm C, a positive
+scalar. Results: the sum of the units' clipped gradients, one float64 tensor for each
+weight, zero if there is no unit; and the norms before clipping, float64, shape [units],
+infinite where a gradient is not finite.
+"""
+
+_SAME = 1e-4  # Relative; losses in float32 in batches of different sizes differ by less.
+
+
+def language_rows(model: language_model.LanguageModel) -> RowLosses:
+    """Returns the losses of rows of text.
+
+    A row is a pair: words and targets, the words that follow them, integer, both of shape
+    [n, T], as `data.sequences` has them. Its loss is the mean of the cross-entropies of
+    its own targets. These are the targets of training (`metrics.mean_cross_entropy`): the
+    end of the text and words out of the vocabulary count, padding does not. But training
+    averages over all targets of a batch, where a long row counts more than a short one;
+    here each row counts the same, and none depends on how long the others are.
+
+    Args:
+      model: The model.
+
+    Returns:
+      The function.
+    """
+    return functools.partial(language_losses, model)
+
+
+def language_losses(
+    model: language_model.LanguageModel,
+    weights: Sequence[tf.Tensor],
+    rows: Rows,
+    **recorded: weight_uses.Record,
+) -> tf.Tensor:
+    """Returns the losses of rows of text, as in `language_rows`.
+
+    Args:
+      model: The model.
+      weights: Its weights.
+      rows: Words and targets.
+      **recorded: What else `model.compact_logits` is given: a record of its uses of weights.
+
+    Returns:
+      float32, shape [n].
+    """
+    words, targets = rows
+    logits, positions = model.compact_logits(weights, words, **recorded)
+    targets = tf.gather(tf.reshape(targets, [-1]), positions)
+    # In TFF's graphs `!=` would compare objects, not values.
+    is_target = tf.cast(tf.not_equal(targets, language_model.PAD), logits.dtype)
+    losses = tf.math.multiply_no_nan(metrics.cross_entropy(logits, targets), is_target)
+    row_of = positions // model.sequence_length
+    num_rows = tf.shape(words)[0]
+    sums, counts = (
+        tf.math.unsorted_segment_sum(values, row_of, num_rows) for values in (losses, is_target)
+    )
+    return tf.math.divide_no_nan(sums, counts)
+
+
+def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
+    """Takes one gradient after the other: for any model, and any number of rows in a unit.
+
+    The memory is that of the unit with the most rows, however many units there are.
+
+    Args:
+      row_losses: The losses.
+      normalised: Whether the sum is divided by the clip norm, so that each unit has a norm
+        of at most 1, and the clip norm is no part of the learning rate (De et al. 2022).
+
+    Returns:
+      The function; what it returns is a function of its arguments alone, in a
+      `tf.function` or not. It raises `tf.errors.InvalidArgumentError` if `row_splits` does
+      not end with the number of rows, and `ValueError` if `row_losses` returns no vector.
+    """
+
+    def clipped_sum(
+        weights: Sequence[tf.Tensor],
+        rows: Rows,
+        row_splits: tf.Tensor,
+        clip_norm: tf.Tensor | float,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        weights = [tf.convert_to_tensor(weight) for weight in weights]
+        row_splits = checked_row_splits(rows, row_splits)
+        has_rows = tf.where(row_splits[1:] > row_splits[:-1])
+        num_units = tf.shape(has_rows)[0]
+        zero = tf.UnconnectedGradients.ZERO
+
+        def add_unit(index, total, norms):
+            unit = has_rows[index, 0]
+            own = tf.nest.map_structure(lambda x: x[row_splits[unit] : row_splits[unit + 1]], rows)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(weights)
+                losses = row_losses(weights, own)
+                if losses.shape.rank != 1:
+                    raise ValueError(
+                        "row_losses must return one loss a row, shape [n], got shape "
+                        f"{losses.shape}: do not average over the rows."
+                    )
+                loss = tf.reduce_mean(losses)
+            gradients = tape.gradient(loss, weights, unconnected_gradients=zero)
+            clipped, norm = clipping.clip_by_norm(
+                [tf.convert_to_tensor(gradient) for gradient in gradients], clip_norm
+            )
+            total = [x + y for x, y in zip(total, clipped, strict=True)]
+            return index + 1, total, norms.write(index, norm)
+
+        total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
+        norms = tf.TensorArray(tf.float64, size=num_units, element_shape=[])
+        _, total, norms = tf.while_loop(
+            lambda index, *_: index < num_units,
+            add_unit,
+            (tf.constant(0), total, norms),
+            parallel_iterations=1,  # More would be in the memory at once.
+        )
+        num_all = tf.shape(row_splits, out_type=tf.int64)[:1] - 1
+        norms = tf.scatter_nd(has_rows, norms.stack(), num_all)
+        return divided(total, clip_norm, normalised), norms
+
+    return clipped_sum
+
+
+def checked_row_splits(rows: Rows, row_splits: tf.Tensor) -> tf.Tensor:
+    """Returns `row_splits` as int64 that cannot be had if they are not those of the rows.
+
+    Args:
+      rows: The rows.
+      row_splits: Integer, shape [units + 1].
+
+    Returns:
+      The same numbers.
+
+    Raises:
+      tf.errors.InvalidArgumentError: When run, if they do not go from 0 to the number of
+        rows, each at least the one before.
+    """
+    row_splits = tf.cast(row_splits, tf.int64)
+    ends = [row_splits[0], *(row_splits[-1] for _ in tf.nest.flatten(rows))]
+    wanted = [0, *(tf.shape(x, out_type=tf.int64)[0] for x in tf.nest.flatten(rows))]
+    message = "row_splits must go from 0 to the number of rows: one more than the units."
+    checks = [
+        tf.debugging.assert_equal(tf.stack(ends), tf.stack(wanted), message),
+        tf.debugging.assert_non_negative(
+            row_splits[1:] - row_splits[:-1], "row_splits must be ascending."
+        ),
+    ]
+    with tf.control_dependencies([check for check in checks if check is not None]):
+        return tf.identity(row_splits)
+
+
+def divided(
+    total: Sequence[tf.Tensor], clip_norm: tf.Tensor | float, normalised: bool
+) -> list[tf.Tensor]:
+    """Returns float64 sums of clipped gradients, divided by the clip norm if `normalised`."""
+    total = [tf.cast(x, summation.DTYPE) for x in total]
+    if not normalised:
+        return total
+    # A float is not rounded to float32 on the way.
+    divisor = tf.cast(tf.convert_to_tensor(clip_norm, dtype_hint=tf.float64), summation.DTYPE)
+    return [x / divisor for x in total]
+
+
+def sum_in_chunks(
+    clipped_sum: ClippedSum, *, units_per_chunk: int
+) -> Callable[..., tuple[list[tf.Tensor], np.ndarray]]:
+    """Makes a function that adds up a batch of any size, chunk by chunk.
+
+    Chunks have whole units and are added in their order, in float64: the memory is that
+    of one chunk, and the same batch has the same bits every time. Nothing is left out.
+
+    Args:
+      clipped_sum: What to do with a chunk; compiled here, once.
+      units_per_chunk: Units in each chunk but the last one.
+
+    Returns:
+      A function of `weights`, `read_rows`, `row_splits` (an array) and `clip_norm`, which
+      returns what `ClippedSum` does, the norms as an array. `read_rows(begin, end)` is
+      called for one chunk after the other and returns the rows of the batch from `begin`
+      up to `end`: they need not be in memory before. It raises ValueError if `row_splits`
+      are none or `read_rows` returns another number of rows.
+
+    Raises:
+      ValueError: If `units_per_chunk` is less than 1.
+    """
+    units_per_chunk = validation.integer("units_per_chunk", units_per_chunk, minimum=1)
+    compiled = None
+
+    def whole_sum(
+        weights: Sequence[np.ndarray | tf.Tensor],
+        read_rows: Callable[[int, int], Rows],
+        row_splits: np.ndarray,
+        clip_norm: float,
+    ) -> tuple[list[tf.Tensor], np.ndarray]:
+        nonlocal compiled
+        row_splits = np.asarray(row_splits, np.int64)
+        if row_splits.ndim != 1 or not len(row_splits) or row_splits[0] != 0:
+            raise ValueError(f"row_splits must be a vector that begins with 0, got {row_splits}.")
+        weights = [tf.convert_to_tensor(weight) for weight in weights]
+        clip_norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
+        total, norms = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights], [[]]
+        for begin, end in _chunks(len(row_splits) - 1, units_per_chunk):
+            splits = row_splits[begin : end + 1]
+            rows = tf.nest.map_structure(tf.convert_to_tensor, read_rows(splits[0], splits[-1]))
+            found = {int(x.shape[0]) for x in tf.nest.flatten(rows)}
+            if found != {splits[-1] - splits[0]}:
+                raise ValueError(
+                    f"read_rows must return the rows from {splits[0]} up to {splits[-1]}, all "
+                    f"{splits[-1] - splits[0]} of them; got {sorted(found)} rows."
+                )
+            if compiled is None:
+                compiled = _compiled(clipped_sum, weights, rows)
+            chunk, chunk_norms = compiled(weights, rows, splits - splits[0], clip_norm)
+            total = [x + y for x, y in zip(total, chunk, strict=True)]
+            norms.append(chunk_norms.numpy())
+        return total, np.concatenate(norms)
+
+    return whole_sum
+
+
+def _chunks(num_units: int, units_per_chunk: int) -> Iterator[tuple[int, int]]:
+    for begin in range(0, num_units, units_per_chunk):
+        yield begin, min(begin + units_per_chunk, num_units)
+
+
+def _compiled(clipped_sum: ClippedSum, weights: Sequence[tf.Tensor], rows: Rows) -> ClippedSum:
+    """One graph for chunks of any number of units and rows."""
+    signature = [
+        [tf.TensorSpec(weight.shape, weight.dtype) for weight in weights],
+        tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), rows),
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([], tf.float64),
+    ]
+    return tf.function(clipped_sum, input_signature=signature, autograph=False)
+
+
+def refuse_mixing_layers(model: tf.Module) -> None:
+    """Refuses a Keras model with layers that mix rows, so that clipping bounds nobody.
+
+    What it cannot see, such as a mean over the batch in a function of one's own, may be
+    seen by `refuse_mixed_rows`.
+
+    Args:
+      model: The model.
+
+    Raises:
+      ValueError: If it has a layer of batch normalisation that is not frozen.
+    """
+    for layer in model.submodules:
+        # Keras' other batch normalisations are its subclasses.
+        if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
+            raise ValueError(
+                f"model has the layer {layer.name!r} of batch normalisation, which mixes the rows "
+                "of different units: replace it by layer or group normalisation, or freeze it "
+                "(trainable = False)."
+            )
+
+
+def refuse_mixed_rows(row_losses: RowLosses, weights: Sequence[tf.Tensor], rows: Rows) -> None:
+    """Refuses losses of rows that depend on the rows beside them, by trying it.
+
+    Args:
+      row_losses: The losses.
+      weights: Weights for the trial.
+      rows: At least two rows for the trial, made up or public.
+
+    Raises:
+      ValueError: If there are fewer rows, or the loss of one differs when it is alone.
+    """
+    num_rows = int(tf.nest.flatten(rows)[0].shape[0])
+    if num_rows < 2:
+        raise ValueError(f"rows must be at least two, for the trial; got {num_rows}.")
+    together = np.asarray(row_losses(weights, rows))
+    for row in range(num_rows):
+        own = tf.nest.map_structure(lambda x, row=row: x[row : row + 1], rows)
+        alone = np.asarray(row_losses(weights, own))
+        if alone.shape != (1,) or together.shape != (num_rows,):
+            raise ValueError(
+                "row_losses must return one loss a row, shape [n], got shapes "
+                f"{list(alone.shape)} of one row and {list(together.shape)} of {num_rows}: do not "
+                "average over the rows."
+            )
+        if not np.allclose(alone[0], together[row], rtol=_SAME, atol=_SAME, equal_nan=True):
+            raise ValueError(
+                f"row_losses gives row {row} the loss {alone[0]:.6g} when it is alone and "
+                f"{together[row]:.6g} beside others: the loss of a row must depend on that row "
+                "only (no batch normalisation, no mean over the batch)."
+            )
