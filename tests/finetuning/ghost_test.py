@@ -1,0 +1,243 @@
+"""Tests of tff_dpftrl.finetuning.ghost, against one gradient after the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.models import small_models
+from tff_dpftrl.finetuning import clipped_sums, ghost
+from tff_dpftrl.models import table, transformer, weight_uses, word_lstm
+from tff_dpftrl.private_round import clipping
+
+_LSTM = word_lstm.WordLstm(11, 5, embedding_size=6, state_size=4)
+_TRANSFORMER = transformer.Transformer(
+    11, 5, embedding_size=6, num_layers=1, num_heads=3, feed_forward_size=7
+)
+_MODELS = {
+    "lstm": _LSTM,
+    "lstm-untied": dataclasses.replace(_LSTM, tie_embeddings=False),
+    "lstm-coupled": dataclasses.replace(_LSTM, couple_gates=True),
+    "transformer": _TRANSFORMER,
+    "transformer-deep": dataclasses.replace(_TRANSFORMER, num_layers=2),
+    # So wide that tokens are compared instead of gradients formed.
+    "lstm-wide": dataclasses.replace(_LSTM, embedding_size=40, state_size=32),
+    "transformer-wide": dataclasses.replace(
+        _TRANSFORMER, embedding_size=40, num_heads=4, feed_forward_size=64
+    ),
+}
+_COUNTS = {1: [1, 1, 1, 1], 3: [3, 1, 0, 2]}
+_NO_CLIP = 1e6
+
+
+def _weights(model, seed=0):
+    """Moved, so that biases are not zero, and tied embeddings matter as inputs and outputs."""
+    rng = np.random.default_rng(seed)
+    return [
+        tf.constant(w + rng.normal(0, 0.3, w.shape), tf.float32) for w in model.initial_weights(0)
+    ]
+
+
+def _rows(model, counts, seed=0):
+    """Rows of all lengths, one of them empty, and `row_splits`."""
+    rng = np.random.default_rng(seed)
+    num_rows, length = sum(counts), model.sequence_length + 1
+    # Few words, so that some come again in a unit.
+    ids = rng.integers(1, min(model.vocabulary_size, 6), [num_rows, length]).astype(np.int32)
+    ends = rng.integers(2, length + 1, num_rows)
+    ends[1:2] = 0
+    ids[np.arange(length) >= ends[:, None]] = 0
+    splits = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    return (ids[:, :-1], ids[:, 1:]), splits
+
+
+def _run(way, weights, rows, splits, clip_norm):
+    total, norms = way(weights, rows, splits, clip_norm)
+    assert all(x.dtype == tf.float64 for x in (*total, norms))
+    return [x.numpy() for x in total], norms.numpy()
+
+
+def _loop(model, **options):
+    return clipped_sums.looped(clipped_sums.language_rows(model), **options)
+
+
+def _assert_same(found, expected, clip_norm):
+    """Norms agree to a part of what the clip's margin allows, and so do sums.
+
+    That is some eighty roundings of float32, of the terms that a norm or a sum has.
+    """
+    margin = clipping.CLIP_MARGIN / 2
+    (totals, norms), (expected_totals, expected_norms) = found, expected
+    np.testing.assert_allclose(norms, expected_norms, rtol=margin, atol=margin * 1e-3)
+    scale = np.minimum(expected_norms, clip_norm)
+    scale = scale[np.isfinite(expected_norms)].sum()
+    for total, expected_total in zip(totals, expected_totals, strict=True):
+        np.testing.assert_allclose(total, expected_total, rtol=0, atol=margin * scale)
+
+
+@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize("rows_per_unit", _COUNTS)
+def test_one_pass_is_one_gradient_after_the_other(name, rows_per_unit):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    rows, splits = _rows(model, _COUNTS[rows_per_unit])
+    booked, loop = ghost.booked(model, rows_per_unit), _loop(model)
+    norms = _run(loop, weights, rows, splits, 1.0)[1]
+    assert np.count_nonzero(norms) == 3
+    for clip_norm in (np.median(norms[norms > 0]), _NO_CLIP):
+        expected = _run(loop, weights, rows, splits, clip_norm)
+        found = _run(booked, weights, rows, splits, clip_norm)
+        _assert_same(found, expected, clip_norm)
+        assert all(np.abs(x).max() > 1e-4 for x in expected[0])
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer", "lstm-wide", "transformer-wide"])
+def test_an_embedding_that_is_tied_needs_the_product_of_both_uses(name, monkeypatch):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    rows, splits = _rows(model, _COUNTS[1])
+    expected = _run(_loop(model), weights, rows, splits, 0.5)
+    monkeypatch.setattr(ghost, "_ties", lambda results: {})
+    found = _run(ghost.booked(model, 1), weights, rows, splits, 0.5)
+    assert np.abs(found[1] / expected[1].clip(1e-9) - 1).max() > 100 * clipping.CLIP_MARGIN
+    with pytest.raises(AssertionError):
+        _assert_same(found, expected, 0.5)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_shape_will_do(seed):
+    rng = np.random.default_rng(seed)
+    sizes = {"vocabulary_size": 7 + seed, "sequence_length": int(rng.integers(1, 7))}
+    names = [name for name in table.MODELS if table.build(name, **sizes).reports_uses]
+    model = small_models.build(names[seed % len(names)], **sizes)
+    rows_per_unit = int(rng.integers(1, 5))
+    counts = rng.integers(0, rows_per_unit + 1, 5)
+    rows, splits = _rows(model, counts, seed)
+    clip_norm = float(rng.choice([0.05, 0.5, 5.0]))
+    weights = _weights(model, seed)
+    _assert_same(
+        _run(ghost.booked(model, rows_per_unit), weights, rows, splits, clip_norm),
+        _run(_loop(model), weights, rows, splits, clip_norm),
+        clip_norm,
+    )
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+def test_units_without_words_and_chunks_without_units_add_zero(name):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    for counts in ([], [0], [0, 0]):
+        total, norms = _run(ghost.booked(model, 2), weights, *_rows(model, counts), 1.0)
+        assert norms.shape == (len(counts),) and not norms.any()
+        assert [x.shape for x in total] == list(model.weight_shapes.values())
+        assert not any(x.any() for x in total)
+    only_padding = np.zeros([2, model.sequence_length], np.int32)
+    total, norms = _run(ghost.booked(model, 1), weights, (only_padding,) * 2, [0, 1, 2], 1.0)
+    assert not norms.any() and not any(x.any() for x in total)
+
+
+@pytest.mark.parametrize("name", ["lstm-untied", "lstm-wide"])
+@pytest.mark.parametrize("value", [np.nan, 1e30])
+def test_a_unit_that_is_not_finite_counts_as_zero(name, value):
+    model = dataclasses.replace(_MODELS[name], tie_embeddings=False)
+    weights = _weights(model)
+    (words, targets), splits = _rows(model, _COUNTS[3])
+    words[splits[3]] = 10  # In no other unit.
+    rows = words, targets
+    embedding = weights[0].numpy()
+    embedding[10] = value
+    broken = [tf.constant(embedding), *weights[1:]]
+    if value == 1e30:
+        # Gates that large saturate, but their kernel's gradient is as large.
+        broken[1] = tf.ones_like(broken[1]) * 1e-30
+    booked = ghost.booked(model, 3)
+    found = _run(booked, broken, rows, splits, 0.5)
+    assert np.isinf(found[1][3]) and np.isfinite(found[1][:3]).all()
+    without = tuple(x[: splits[3]] for x in rows)
+    expected = _run(booked, broken, without, splits[:-1], 0.5)
+    assert all(np.isfinite(x).all() for x in found[0])
+    _assert_same((found[0], found[1][:3]), expected, 0.5)
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer-wide"])
+def test_no_unit_moves_the_sum_by_more_than_the_clip_norm(name):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    rows, splits = _rows(model, _COUNTS[3])
+    booked = ghost.booked(model, 3)
+    total, norms = _run(booked, weights, rows, splits, 0.1)
+    assert norms[0] > 0.1
+    fewer = tuple(x[3:] for x in rows), splits[1:] - 3
+    without, _ = _run(booked, weights, *fewer, 0.1)
+    moved = np.sqrt(sum(np.sum((x - y) ** 2) for x, y in zip(total, without, strict=True)))
+    assert 0.1 * (1 - 2 * clipping.CLIP_MARGIN) < moved <= 0.1
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+def test_a_graph_computes_the_same_every_time(name):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    rows, splits = _rows(model, _COUNTS[3])
+    clip_norm = tf.constant(0.5, tf.float64)
+    booked = tf.function(ghost.booked(model, 3), autograph=False)
+    found, again = (_run(booked, weights, rows, splits, clip_norm) for _ in range(2))
+    _assert_same(found, _run(_loop(model), weights, rows, splits, 0.5), 0.5)
+    np.testing.assert_array_equal(found[1], again[1])
+    for x, y in zip(found[0], again[0], strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("units_per_chunk", [3, 7])
+def test_chunks_add_up_and_normalised_units_have_norm_one_at_most(units_per_chunk):
+    model, weights = _LSTM, _weights(_LSTM)
+    rows, splits = _rows(model, [1, 2, 2, 0, 1, 2, 1])
+    booked = ghost.booked(model, 2, normalised=True)
+    add = clipped_sums.sum_in_chunks(booked, units_per_chunk=units_per_chunk)
+    found = add(weights, lambda begin, end: tuple(x[begin:end] for x in rows), splits, 0.2)
+    expected = _run(_loop(model, normalised=True), weights, rows, splits, 0.2)
+    assert (expected[1] > 0.2).sum() > 3
+    _assert_same(found, expected, 1.0)
+
+
+def test_the_way_is_chosen_by_model_and_rows():
+    for name in table.MODELS:
+        model = small_models.build(name, vocabulary_size=11, sequence_length=5)
+        rows, splits = _rows(model, [2, 1])
+        weights = _weights(model)
+        for rows_per_unit in (2, 100):
+            chosen = ghost.fastest_clipped_sum(model, rows_per_unit)
+            is_loop = chosen.__qualname__.startswith("looped")
+            assert is_loop == (rows_per_unit == 100 or not model.reports_uses)
+            found = _run(chosen, weights, rows, splits, 0.5)
+            _assert_same(found, _run(_loop(model), weights, rows, splits, 0.5), 0.5)
+
+
+def test_what_does_not_fit_is_refused():
+    rows, splits = _rows(_LSTM, [3, 1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more rows than rows_per_unit"):
+        _run(ghost.booked(_LSTM, 2), _weights(_LSTM), rows, splits, 1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row_splits must go from 0"):
+        _run(ghost.booked(_LSTM, 3), _weights(_LSTM), rows, splits[:-1], 1.0)
+    with pytest.raises(ValueError, match="rows_per_unit must be at least 1, got 0"):
+        ghost.fastest_clipped_sum(_LSTM, 0)
+    normed = dataclasses.replace(_LSTM, unit_norm_embeddings=True)
+    with pytest.raises(ValueError, match="WordLstm, which does not report its uses of weights"):
+        ghost.booked(normed, 1)
+
+
+class _UsedTwice(word_lstm.WordLstm):
+    """A model that uses its projection in a second place, too."""
+
+    def compact_logits(self, weights, words, record=weight_uses.ignore):
+        logits, positions = super().compact_logits(weights, words, record)
+        outputs = record(logits, weight_uses.Bias("gate_bias"), order=positions)
+        return outputs, positions
+
+
+def test_a_weight_used_twice_in_another_way_is_refused():
+    model = _UsedTwice(11, 5, embedding_size=6, state_size=4)
+    with pytest.raises(NotImplementedError, match="the weight gate_bias is used in 2 places"):
+        _run(ghost.booked(model, 1), _weights(model), *_rows(model, [1]), 1.0)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

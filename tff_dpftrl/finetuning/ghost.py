@@ -1,0 +1,429 @@
+"""Sums of clipped gradients of language models in one forward and one backward pass.
+
+No gradient of a single unit is formed. A use of a weight, x → z, adds Σ_t x_tᵀ δ_t to the
+gradient of a unit, t over the unit's tokens and δ = ∂ loss / ∂z, whose squared norm is
+Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') (Goodfellow 2015; Li et al. 2022, "ghost clipping"). So
+one backward pass down to all z, without gradients of weights, gives the norms of all units;
+then each δ is scaled by its unit's factor, and the gradients of the weights are formed once
+("book-keeping", Bu et al. 2023). Where a weight is used twice, as a tied embedding, the
+norm has the product of both uses, too: without it, it would be wrong, silently.
+
+Norms are float32 sums, their relative error on text some 1e-6, which the margin of the clip
+(`clipping.CLIP_MARGIN`) covers; the sum over a chunk is float32 too, so that the proof in
+`private_round.summation` is not one for it. Where that matters, `clipped_sums.looped` is
+the same function in float64.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.finetuning import clipped_sums
+from tff_dpftrl.models import language_model, weight_uses
+from tff_dpftrl.private_round import clipping
+
+_MOST_ROWS = 4
+"""Rows in a unit up to which this is faster than a gradient for each; see benchmarks."""
+
+
+def fastest_clipped_sum(
+    model: language_model.LanguageModel, rows_per_unit: int, *, normalised: bool = False
+) -> clipped_sums.ClippedSum:
+    """Chooses how to clip gradients of a language model.
+
+    Args:
+      model: The model.
+      rows_per_unit: The most rows a unit has: 1 where units are examples, else G.
+      normalised: As for `clipped_sums.looped`.
+
+    Returns:
+      `booked` for units of few rows of a model that reports its uses of weights, else
+      `clipped_sums.looped`, for `clipped_sums.language_rows`.
+
+    Raises:
+      ValueError: If `rows_per_unit` is less than 1.
+    """
+    rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
+    if model.reports_uses and rows_per_unit <= _MOST_ROWS:
+        return booked(model, rows_per_unit, normalised=normalised)
+    return clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
+
+
+def booked(
+    model: language_model.LanguageModel, rows_per_unit: int, *, normalised: bool = False
+) -> clipped_sums.ClippedSum:
+    """Takes the clipped sum of a chunk in one pass, for units of few rows.
+
+    The memory is that of a gradient of as many rows, where units that have fewer than
+    `rows_per_unit` are filled up with padding.
+
+    Args:
+      model: A model that reports its uses of weights (`LanguageModel.reports_uses`).
+      rows_per_unit: The most rows a unit has.
+      normalised: As for `clipped_sums.looped`.
+
+    Returns:
+      The function, for the rows of `clipped_sums.language_rows`. It raises
+      `tf.errors.InvalidArgumentError` for `row_splits` that do not fit the rows or have a
+      unit of more rows.
+
+    Raises:
+      ValueError: If the model does not report its uses of weights, or `rows_per_unit` is
+        less than 1.
+    """
+    rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
+    if not model.reports_uses:
+        raise ValueError(
+            f"model is {type(model).__name__}, which does not report its uses of weights as it is: "
+            "use clipped_sums.looped."
+        )
+
+    def clipped_sum(
+        weights: Sequence[tf.Tensor],
+        rows: clipped_sums.Rows,
+        row_splits: tf.Tensor,
+        clip_norm: tf.Tensor | float,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        weights = [tf.convert_to_tensor(weight) for weight in weights]
+        row_splits = clipped_sums.checked_row_splits(rows, row_splits)
+        num_rows = tf.cast(row_splits[1:] - row_splits[:-1], tf.float32)
+        rows = _filled_up(rows, row_splits, rows_per_unit)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            record = _Record(tape)
+            losses = clipped_sums.language_losses(model, weights, rows, record=record)
+            shares = tf.repeat(tf.math.reciprocal_no_nan(num_rows), rows_per_unit)
+            loss = tf.tensordot(losses, shares, 1)
+        results = record.results
+        gradients = tape.gradient(loss, [result.outputs for result in results])
+        units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
+        formed = _formed(results, gradients, units)
+        norms = _norms(_squares(results, gradients, units) + list(map(_square, formed.values())))
+        scales = tf.where(
+            tf.math.is_finite(norms), clipping.scale_to(norms, clip_norm), tf.zeros_like(norms)
+        )
+        shapes = model.weight_shapes
+        total = _sums(results, gradients, units, formed, tf.cast(scales, tf.float32), shapes)
+        return clipped_sums.divided([total[name] for name in shapes], clip_norm, normalised), norms
+
+    return clipped_sum
+
+
+def _filled_up(
+    rows: clipped_sums.Rows, row_splits: tf.Tensor, rows_per_unit: int
+) -> clipped_sums.Rows:
+    """Returns as many rows for each unit, the last ones padding."""
+    begins, ends = row_splits[:-1, None], row_splits[1:, None]
+    check = tf.debugging.assert_less_equal(
+        ends - begins,
+        tf.constant(rows_per_unit, tf.int64),
+        "row_splits has a unit of more rows than rows_per_unit, which clipping was made for.",
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        indices = begins + tf.range(rows_per_unit, dtype=tf.int64)
+    indices = tf.reshape(tf.where(indices < ends, indices, row_splits[-1]), [-1])
+    # The last row stands for all that there are not.
+    return tf.nest.map_structure(lambda x: tf.gather(tf.pad(x, [[0, 1], [0, 0]]), indices), rows)
+
+
+@dataclasses.dataclass
+class _Result:
+    """What weights had a part in, and how."""
+
+    outputs: tf.Tensor
+    order: weight_uses.Order | tf.Tensor
+    uses: list[weight_uses.Use]
+
+
+class _Record:
+    """A `weight_uses.Record` whose results get gradients."""
+
+    def __init__(self, tape: tf.GradientTape):
+        self._tape = tape
+        self._results = {}
+
+    def __call__(self, outputs, *uses, order=weight_uses.Order.SEQUENCES):
+        self._tape.watch(outputs)
+        result = self._results.setdefault(outputs.ref(), _Result(outputs, order, []))
+        result.uses.extend(uses)
+        return outputs
+
+    @property
+    def results(self) -> list[_Result]:
+        return list(self._results.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Units:
+    """Units that have as many rows each, and how their tokens lie in a tensor."""
+
+    number: tf.Tensor
+    rows_per_unit: int
+    sequence_length: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a unit, padding included."""
+        return self.rows_per_unit * self.sequence_length
+
+    def apart(self, values: tf.Tensor, order: weight_uses.Order) -> tf.Tensor:
+        """From shape [n, …] to [units, tokens, …]."""
+        shape = values.shape[1:]
+        if order is weight_uses.Order.STEPS:
+            values = tf.reshape(values, [self.sequence_length, -1, *shape])
+            values = tf.transpose(values, [1, 0, *range(2, 2 + len(shape))])
+        return tf.reshape(values, [-1, self.num_tokens, *shape])
+
+    def of_tokens(self, values: tf.Tensor, order: weight_uses.Order | tf.Tensor) -> tf.Tensor:
+        """From a value for each unit to one for each token, shape [n]."""
+        if order is weight_uses.Order.SEQUENCES:
+            return tf.repeat(values, self.num_tokens)
+        if order is weight_uses.Order.STEPS:
+            return tf.tile(tf.repeat(values, self.rows_per_unit), [self.sequence_length])
+        return tf.gather(values, order // self.num_tokens)
+
+    def sum_of_tokens(self, values: tf.Tensor, order: weight_uses.Order | tf.Tensor) -> tf.Tensor:
+        """From shape [n, outputs] to [units, outputs]."""
+        if isinstance(order, weight_uses.Order):
+            return tf.reduce_sum(self.apart(values, order), axis=1)
+        return tf.math.unsorted_segment_sum(values, order // self.num_tokens, self.number)
+
+    def splits(self, positions: tf.Tensor) -> tf.Tensor:
+        """Where the tokens of each unit begin among picked ones, shape [units + 1]."""
+        begins = tf.range(self.number + 1) * self.num_tokens
+        return tf.searchsorted(positions, tf.cast(begins, positions.dtype))
+
+
+def _is_formed(use: weight_uses.Use, result: _Result, units: _Units) -> bool:
+    """Whether to form the gradients of all units: where it is cheaper than to compare tokens."""
+    if isinstance(use, weight_uses.Product):
+        sizes = use.inputs.shape[-1], result.outputs.shape[-1]
+        is_picked = not isinstance(result.order, weight_uses.Order)
+        return not is_picked and units.num_tokens * sum(sizes) > math.prod(sizes)
+    if isinstance(use, weight_uses.Bias):
+        # Nothing is added to the cost of comparing the tokens for another use.
+        others = [x for x in result.uses if not isinstance(x, weight_uses.Bias)]
+        return all(_is_formed(x, result, units) for x in others)
+    return not isinstance(use, weight_uses.Lookup)
+
+
+def _formed(
+    results: Sequence[_Result], gradients: Sequence[tf.Tensor], units: _Units
+) -> dict[tuple[int, int], tf.Tensor]:
+    """Returns gradients of all units, [units, …], by the indices of result and use."""
+    formed = {}
+    for i, (result, gradient) in enumerate(zip(results, gradients, strict=True)):
+        for j, use in enumerate(result.uses):
+            if not _is_formed(use, result, units):
+                continue
+            if isinstance(use, weight_uses.Product):
+                given, by = (
+                    units.apart(use.inputs, result.order),
+                    units.apart(gradient, result.order),
+                )
+                first, second = (by, given) if use.transposed else (given, by)
+                formed[i, j] = tf.matmul(first, second, transpose_a=True)
+            elif isinstance(use, weight_uses.Scale):
+                formed[i, j] = units.sum_of_tokens(use.inputs * gradient, result.order)
+            elif isinstance(use, weight_uses.Bias):
+                formed[i, j] = units.sum_of_tokens(gradient, result.order)
+            else:
+                by = units.apart(gradient, result.order)
+                steps = [units.rows_per_unit, units.sequence_length, by.shape[-1]]
+                formed[i, j] = tf.reduce_sum(tf.reshape(by, [-1, *steps]), axis=1)
+    return formed
+
+
+def _square(values: tf.Tensor) -> tf.Tensor:
+    """Squared norm of everything but the first axis."""
+    return tf.reduce_sum(tf.square(values), axis=list(range(1, values.shape.rank)))
+
+
+def _norms(squares: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Root of the sum, float64; infinite if it is not finite."""
+    total = tf.cast(tf.add_n(squares), tf.float64)
+    # Rounding may leave less than nothing.
+    norms = tf.sqrt(tf.maximum(total, 0.0))
+    return tf.where(tf.math.is_finite(total), norms, tf.constant(math.inf, tf.float64))
+
+
+def _squares(
+    results: Sequence[_Result], gradients: Sequence[tf.Tensor], units: _Units
+) -> list[tf.Tensor]:
+    """Returns squared norms, [units], of gradients that are not formed, and what ties add."""
+    squares, ties = [], _ties(results)
+    for result, gradient in zip(results, gradients, strict=True):
+        uses = [use for use in result.uses if not _is_formed(use, result, units)]
+        if not uses:
+            continue
+        tied = None
+        for use in uses:
+            if isinstance(use, weight_uses.Product) and use.name in ties:
+                index, words = ties[use.name]
+                order = results[index].order
+                tied = units.apart(words, order), units.apart(gradients[index], order)
+        given = [getattr(use, "ids", getattr(use, "inputs", None)) for use in uses]
+        if isinstance(result.order, weight_uses.Order):
+            given = [None if x is None else units.apart(x, result.order) for x in given]
+            by = units.apart(gradient, result.order)
+            squares.append(_compared(uses, given, by, tied))
+        else:
+            squares.append(_compared_each(uses, given, gradient, tied, units, result.order))
+    return squares
+
+
+def _ties(results: Sequence[_Result]) -> dict[str, tuple[int, tf.Tensor]]:
+    """Returns where, and for which ids, an embedding is looked up that is also multiplied with."""
+    uses_of = collections.defaultdict(list)
+    for index, result in enumerate(results):
+        for use in result.uses:
+            uses_of[use.name].append((index, use, result.order))
+    ties = {}
+    for name, uses in uses_of.items():
+        if len(uses) == 1:
+            continue
+        lookups = [(i, use.ids) for i, use, _ in uses if isinstance(use, weight_uses.Lookup)]
+        picked = [
+            use
+            for _, use, order in uses
+            if getattr(use, "transposed", False) and not isinstance(order, weight_uses.Order)
+        ]
+        if len(uses) != 2 or not lookups or not picked:
+            raise NotImplementedError(
+                f"the weight {name} is used in {len(uses)} places that are not a lookup and the "
+                "product with its transpose at picked positions: add the inner product of their "
+                "gradients to the norms."
+            )
+        ties[name] = lookups[0]
+    return ties
+
+
+def _compared(
+    uses: Sequence[weight_uses.Use],
+    given: Sequence[tf.Tensor | None],
+    gradient: tf.Tensor,
+    tied: tuple[tf.Tensor, tf.Tensor] | None,
+) -> tf.Tensor:
+    """Returns Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') of each unit, the sum of it over uses.
+
+    Args:
+      uses: Products, lookups and biases with the same result.
+      given: Inputs or ids, shape [units, tokens, …]; None of a bias.
+      gradient: δ, shape [units, tokens, outputs].
+      tied: Words and gradients where the weight of the product is looked up, too, shape
+        [units, words] and [units, words, inputs].
+
+    Returns:
+      float32, shape [units]. With `tied`, also twice the inner product of both gradients of
+      the embedding: 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
+    """
+    alike = []
+    for use, x in zip(uses, given, strict=True):
+        if isinstance(use, weight_uses.Product):
+            alike.append(tf.matmul(x, x, transpose_b=True))
+        elif isinstance(use, weight_uses.Lookup):
+            alike.append(tf.cast(tf.equal(x[:, :, None], x[:, None, :]), gradient.dtype))
+    biases = float(sum(isinstance(use, weight_uses.Bias) for use in uses))
+    both = (tf.add_n(alike) + biases) * tf.matmul(gradient, gradient, transpose_b=True)
+    square = tf.reduce_sum(both, axis=[1, 2])
+    if tied is not None:
+        words, by_rows = tied
+        (states,) = (x for x in given if x is not None)
+        of_words = tf.gather(gradient, words, axis=2, batch_dims=1)
+        of_words *= tf.matmul(states, by_rows, transpose_b=True)
+        square += 2.0 * tf.reduce_sum(of_words, axis=[1, 2])
+    return square
+
+
+def _compared_each(
+    uses: Sequence[weight_uses.Use],
+    given: Sequence[tf.Tensor | None],
+    gradient: tf.Tensor,
+    tied: tuple[tf.Tensor, tf.Tensor] | None,
+    units: _Units,
+    positions: tf.Tensor,
+) -> tf.Tensor:
+    """`_compared` for picked positions, one unit after the other: their numbers differ."""
+    splits = units.splits(positions)
+
+    def of_unit(index):
+        own = slice(splits[index], splits[index + 1])
+        return _compared(
+            uses,
+            [None if x is None else x[None, own] for x in given],
+            gradient[None, own],
+            None if tied is None else tuple(x[index : index + 1] for x in tied),
+        )[0]
+
+    return tf.map_fn(of_unit, tf.range(units.number), fn_output_signature=gradient.dtype)
+
+
+def _sums(
+    results: Sequence[_Result],
+    gradients: Sequence[tf.Tensor],
+    units: _Units,
+    formed: dict[tuple[int, int], tf.Tensor],
+    scales: tf.Tensor,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, tf.Tensor]:
+    """Returns the sum of the units' gradients, each times its scale, by name of the weight."""
+    gradients, inputs, formed = _without_scaled_to_zero(results, gradients, units, formed, scales)
+    sums = {name: [] for name in shapes}
+    for i, (result, gradient) in enumerate(zip(results, gradients, strict=True)):
+        scale = units.of_tokens(scales, result.order)[:, None]
+        for j, use in enumerate(result.uses):
+            if (i, j) in formed:
+                of_use = tf.tensordot(scales, formed[i, j], 1)
+            elif isinstance(use, weight_uses.Product):
+                x, by = inputs[i, j], gradient
+                # The scores' gradient is much the largest tensor, and is not copied.
+                x, by = (x * scale, by) if x.shape[-1] < by.shape[-1] else (x, by * scale)
+                first, second = (by, x) if use.transposed else (x, by)
+                of_use = tf.matmul(first, second, transpose_a=True)
+            elif isinstance(use, weight_uses.Bias):
+                of_use = tf.matmul(scale, gradient, transpose_a=True)[0]
+            else:
+                num_ids = shapes[use.name][0]
+                of_use = tf.math.unsorted_segment_sum(gradient * scale, use.ids, num_ids)
+            sums[use.name].append(of_use)
+    return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+
+
+def _without_scaled_to_zero(
+    results: Sequence[_Result],
+    gradients: Sequence[tf.Tensor],
+    units: _Units,
+    formed: dict[tuple[int, int], tf.Tensor],
+    scales: tf.Tensor,
+) -> tuple[list[tf.Tensor], dict[tuple[int, int], tf.Tensor], dict[tuple[int, int], tf.Tensor]]:
+    """Returns gradients, inputs of products, and formed gradients, all zero where scales are.
+
+    There they may not be finite, and zero times them would be no number.
+    """
+    inputs = {
+        (i, j): use.inputs
+        for i, result in enumerate(results)
+        for j, use in enumerate(result.uses)
+        if isinstance(use, weight_uses.Product)
+    }
+    kept = scales > 0.0
+
+    def zeroed():
+        def where(kept, values):
+            kept = tf.reshape(kept, [-1, *[1] * (values.shape.rank - 1)])
+            return tf.where(kept, values, tf.zeros_like(values))
+
+        of_tokens = [units.of_tokens(kept, result.order) for result in results]
+        return (
+            [where(kept, x) for kept, x in zip(of_tokens, gradients, strict=True)],
+            {(i, j): where(of_tokens[i], x) for (i, j), x in inputs.items()},
+            {key: where(kept, x) for key, x in formed.items()},
+        )
+
+    # Hardly ever needed, and as many numbers to copy as there are.
+    return tf.cond(tf.reduce_all(kept), lambda: (list(gradients), inputs, formed), zeroed)
