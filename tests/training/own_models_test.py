@@ -16,9 +16,17 @@ from tests.training import toy_run
 from tff_dpftrl.cli import main
 from tff_dpftrl.models import word_lstm
 from tff_dpftrl.runs import manifest
+from tff_dpftrl.training import (
+    committed_run,
+    own_models,
+    pretraining,
+    report,
+    run,
+    saved_model,
+    trained_model,
+)
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import own_models, pretraining, report, run, saved_model, trained_model
 
 _SIZES = {"embedding_size": None, "lstm_size": None}
 _PEER = word_lstm.WordLstm(
@@ -167,7 +175,7 @@ def test_a_keras_model_trains_as_the_config_s_and_resumes_to_the_same_weights(
             raise toy_run.Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._Run, "_warn_of_dropped", crash)
+        patch.setattr(committed_run.CommittedRun, "_warn_of_dropped", crash)
         with pytest.raises(toy_run.Crash):
             run.train(config, output, model=_twin())
     reported = report.report(output)

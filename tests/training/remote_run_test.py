@@ -13,7 +13,7 @@ import pytest
 from tests.training import toy_run
 from tff_dpftrl import execution
 from tff_dpftrl.execution import worker_process
-from tff_dpftrl.training import placement, run
+from tff_dpftrl.training import committed_run, placement, run
 
 _CLOSE = 1e-5  # Sums in another order, over all rounds.
 
@@ -46,7 +46,7 @@ def test_a_run_that_loses_all_its_workers_goes_on_with_others(corpus, tmp_path, 
     )
     output = tmp_path / "remote"
     with worker_process.serve() as one, worker_process.serve() as two:
-        publish = run._Run._publish
+        publish = committed_run.CommittedRun._publish
 
         def publish_and_kill(self, row):
             publish(self, row)
@@ -55,13 +55,13 @@ def test_a_run_that_loses_all_its_workers_goes_on_with_others(corpus, tmp_path, 
             if row["round"] == 3:
                 os.kill(two.pid, signal.SIGKILL)
 
-        monkeypatch.setattr(run._Run, "_publish", publish_and_kill)
+        monkeypatch.setattr(committed_run.CommittedRun, "_publish", publish_and_kill)
         with (
             pytest.warns(UserWarning, match=f"{one.address} was lost"),
             pytest.raises(execution.NoWorkersError, match="as good as ever"),
         ):
             run.train(config, output, placement=_on(one, two))
-    monkeypatch.setattr(run._Run, "_publish", publish)
+    monkeypatch.setattr(committed_run.CommittedRun, "_publish", publish)
     assert len(toy_run.rows(output)) == 3
     with worker_process.serve() as worker:
         run.train(None, output, placement=_on(worker))

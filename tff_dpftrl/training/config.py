@@ -17,6 +17,7 @@ from tff_dpftrl.mechanisms import table
 from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
+    from tff_dpftrl.accounting import statement
     from tff_dpftrl.runs import privacy as privacy_lib
     from tff_dpftrl.runs import simulated_run
 
@@ -65,9 +66,6 @@ class TrainingConfig(language_config.LanguageConfig):
     batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
     max_sequences_per_client: int = _option(
         64, "Sequences of one client used in a round, at most.", "data", 1
-    )
-    max_users: int | None = _option(
-        None, "Use only the first so many training users; all if not given.", "data", 2
     )
 
     num_rounds: int = _option(100, "Rounds of training.", "federated learning", 1)
@@ -375,6 +373,16 @@ class TrainingConfig(language_config.LanguageConfig):
     def mechanism_options(self) -> table.Options:
         """What is asked of the mechanism."""
         return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
+
+    def statement_parameters(self) -> dict[str, statement.Scalar]:
+        """What the privacy statement says of the options, besides what the plan says."""
+        parameters: dict[str, statement.Scalar] = {"server_optimizer": self.server_optimizer}
+        if self.adaptive_clipping:
+            parameters |= {
+                "restart_warmup": self.restart_warmup,
+                "restart_every": self.restart_every,
+            }
+        return parameters
 
     def privacy(self) -> privacy_lib.Privacy:
         """What the run asks of privacy; the plan for a population is made of it."""

@@ -14,6 +14,7 @@ import tqdm
 
 from tff_dpftrl.data import sources, split, user_text, vocabulary
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,21 +41,36 @@ def read(config: config_lib.TrainingConfig) -> RunText:
       config: Options of the run.
 
     Returns:
-      The text. Users are split by a hash of their id: about eight in ten train and
-      one in ten is held out (the validation part of `data.split.by_user`; the test
-      part is never touched).
+      The text, with the users of `read_users`.
 
     Raises:
       ValueError: If corpus or vocabulary cannot be used.
     """
+    parts = read_users(config)
+    words = _vocabulary(config, parts.train)
+    return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
+
+
+def read_users(config: language_config.TextConfig) -> split.UserSplit:
+    """Reads the corpus that a config names.
+
+    Args:
+      config: Options of the run.
+
+    Returns:
+      Users split by a hash of their id: about eight in ten train and one in ten is held
+      out (`validation`); the test part is never touched.
+
+    Raises:
+      ValueError: If the corpus cannot be used.
+    """
     corpus = _load_corpus(config)
     parts = split.by_user(corpus)
-    train = parts.train
     if config.max_users is not None:
-        train = train.select(train.user_ids[: config.max_users])
-    _check_users(corpus, train, parts.validation)
-    words = _vocabulary(config, train)
-    return RunText(train, parts.validation, words, num_untouched=len(parts.test))
+        chosen = parts.train.user_ids[: config.max_users]
+        parts = dataclasses.replace(parts, train=parts.train.select(chosen))
+    _check_users(corpus, parts.train, parts.validation)
+    return parts
 
 
 def check_named(config: config_lib.TrainingConfig, text: RunText) -> None:
@@ -98,7 +114,7 @@ def _check_users(
             )
 
 
-def _load_corpus(config: config_lib.TrainingConfig) -> user_text.UserText:
+def _load_corpus(config: language_config.TextConfig) -> user_text.UserText:
     with tqdm.tqdm(desc="Reading docstrings", unit="file", leave=False, delay=1.0) as bar:
 
         def show(done: int, total: int) -> None:

@@ -71,8 +71,8 @@ def _size(help: str, name: str) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class LanguageConfig:
-    """Text by user, its vocabulary and the model of it.
+class TextConfig:
+    """Text by user.
 
     Attributes carry their meaning, unit and group in their field metadata, which is what
     `--help` of the commands prints.
@@ -97,6 +97,34 @@ class LanguageConfig:
     sqlite_split: str | None = option(
         None, "SQLite: read only this split; all of them if not given.", "data"
     )
+    max_users: int | None = option(
+        None, "Use only the first so many training users; all if not given.", "data", 2
+    )
+
+    def __post_init__(self):
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _convert(field.name, getattr(self, field.name), hints[field.name])
+            minimum = field.metadata["minimum"]
+            if minimum is not None and value is not None and not value >= minimum:
+                raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
+            object.__setattr__(self, field.name, value)
+
+    def with_absolute_paths(self) -> Self:
+        """The same with files that can be found from every folder."""
+        names = (field.name for field in dataclasses.fields(self))
+        paths = {n: absolute_path(n, getattr(self, n)) for n in names if n in FILES}
+        return dataclasses.replace(self, **paths)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, as JSON-compatible values."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageConfig(TextConfig):
+    """Text by user, its vocabulary and the model of it."""
+
     vocabulary: str = option(
         "docs",
         "Source of the vocabulary: 'docs' (docstrings of the standard library) or a file that you "
@@ -135,13 +163,7 @@ class LanguageConfig:
     )
 
     def __post_init__(self):
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _convert(field.name, getattr(self, field.name), hints[field.name])
-            minimum = field.metadata["minimum"]
-            if minimum is not None and value is not None and not value >= minimum:
-                raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
-            object.__setattr__(self, field.name, value)
+        super().__post_init__()
         self._check_model()
 
     def _check_model(self):
@@ -164,12 +186,6 @@ class LanguageConfig:
         given = {size: getattr(self, name) for name, size in _MODEL_SIZES.items()}
         return {size: value for size, value in given.items() if value is not None}
 
-    def with_absolute_paths(self) -> Self:
-        """The same with files that can be found from every folder."""
-        names = (field.name for field in dataclasses.fields(self))
-        paths = {n: absolute_path(n, getattr(self, n)) for n in names if n in FILES}
-        return dataclasses.replace(self, **paths)
-
     def with_model_sizes(self) -> Self:
         """The same with all sizes of the model, so that no later default changes them."""
         if self.model == model_table.OWN:
@@ -177,10 +193,6 @@ class LanguageConfig:
         sizes = {**model_table.MODELS[self.model].sizes, **self.model_sizes}
         given = {name: sizes[size] for name, size in _MODEL_SIZES.items() if size in sizes}
         return dataclasses.replace(self, **given)
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields, as JSON-compatible values."""
-        return dataclasses.asdict(self)
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import display
@@ -18,7 +18,6 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
 from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
-from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models, released_model, stopping
 
@@ -65,6 +64,24 @@ _HELD_OUT_NOTE = (
 )
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _HELD_OUT = "held_out.json"
+
+
+class ReportedConfig(stopping.StoppingConfig, Protocol):
+    """What a report has to know of the options of a run, besides when it ends.
+
+    Attributes:
+      data: The corpus of the users who are protected.
+      vocabulary: Source of the words; "private" if they were counted on these users.
+      iterate_averaging: Decay of the average of the models that is kept; None if the last one
+        is.
+    """
+
+    data: str
+    vocabulary: str
+    iterate_averaging: float | None
+
+    def statement_parameters(self) -> dict[str, statement_lib.Scalar]:
+        """What the statement says of the options, besides what the plan says."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,17 +132,20 @@ def report(output: pathlib.Path) -> TrainingResults:
         output / "private", plan.declared, binding=known.digest
     ) as rounds:
         durable_files.remove_leftovers(output)
-        return write(output, known, config, plan, rounds)
+        go_on = own_models.how_to_go_on(config.model, output)
+        return write(output, known, config, plan, rounds, go_on=go_on)
 
 
 def write(
     output: pathlib.Path,
     known: manifest.Manifest,
-    config: config_lib.TrainingConfig,
+    config: ReportedConfig,
     plan: privacy.PrivacyPlan,
     rounds: committed_rounds.CommittedRounds,
+    *,
+    go_on: str,
 ) -> TrainingResults:
-    """Does what `report` says for a run that this process has open.
+    """Does what `report` says for a run, of whatever kind, that this process has open.
 
     Args:
       output: Folder of the run.
@@ -133,6 +153,7 @@ def write(
       config: Its options.
       plan: Its privacy.
       rounds: Its rounds.
+      go_on: The command, or the call, that goes on with the run.
 
     Returns:
       See `report`.
@@ -145,7 +166,7 @@ def write(
     if done == 0:
         raise ValueError(
             f"The run in {output} has not committed a round yet: there is nothing to report. Go on "
-            f"with {own_models.how_to_go_on(config.model, output)}."
+            f"with {go_on}."
         )
     snapshot, saved = rounds.restore()
     rows = metrics_log.read_rows(output, done)
@@ -154,7 +175,11 @@ def write(
     ended = stopping.reason(config, plan, rows, done)
     statement = plan.statement(
         rounds.observed(),
-        parameters=_parameters(config, known.facts["user_unit"]),
+        parameters={
+            **config.statement_parameters(),
+            "data": pathlib.PurePath(config.data).name,
+            "user": known.facts["user_unit"],
+        },
         vocabulary_source=known.facts["vocabulary_source"],
         headline_caveats=_headline_caveats(config, known.facts),
         not_covered=_not_covered(known),
@@ -168,7 +193,8 @@ def write(
     ):
         durable_files.write(output / name, text.encode("utf-8"))
     model = table.from_description(known.facts["model"])
-    export.write(output / "model.npz", model, released_model.weights(config, snapshot))
+    weights = released_model.weights(config.iterate_averaging, snapshot)
+    export.write(output / "model.npz", model, weights)
     baselines = _read_baselines(output)
     curves.write(output / "curves.png", rows, title=_title(config, statement), baselines=baselines)
     held_out = _read_held_out(output, done)
@@ -176,9 +202,8 @@ def write(
         _accuracy(rows, baselines),
         _on_held_out_users(held_out) if held_out else None,
         ended
-        or f"{done} of {config.num_rounds} rounds are done; go on with "
-        f"{own_models.how_to_go_on(config.model, output)}. The statement charges all of them: "
-        "whoever ends a run early has seen how it went.",
+        or f"{done} of {config.num_rounds} rounds are done; go on with {go_on}. The statement "
+        "charges all of them: whoever ends a run early has seen how it went.",
         stopping.failure(rows, known.facts["vocabulary_size"]),
         _promise(statement),
     ]
@@ -242,25 +267,7 @@ def _on_held_out_users(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _parameters(
-    config: config_lib.TrainingConfig, user_unit: str
-) -> dict[str, statement_lib.Scalar]:
-    parameters: dict[str, statement_lib.Scalar] = {
-        "server_optimizer": config.server_optimizer,
-        "data": pathlib.PurePath(config.data).name,
-        "user": user_unit,
-    }
-    if config.adaptive_clipping:
-        parameters |= {
-            "restart_warmup": config.restart_warmup,
-            "restart_every": config.restart_every,
-        }
-    return parameters
-
-
-def _headline_caveats(
-    config: config_lib.TrainingConfig, facts: Mapping[str, Any]
-) -> tuple[str, ...]:
+def _headline_caveats(config: ReportedConfig, facts: Mapping[str, Any]) -> tuple[str, ...]:
     # Text in memory brings its own words, whatever the config says; older runs did not record it.
     is_public = config.vocabulary != "private" and facts.get("vocabulary_is_public", True)
     caveats = () if is_public else (sentences.PRIVATE_VOCABULARY,)
@@ -274,7 +281,7 @@ def _not_covered(known: manifest.Manifest) -> tuple[str, ...]:
     return () if source is None else (f"Text that the initial weights were trained on: {source}.",)
 
 
-def _title(config: config_lib.TrainingConfig, statement: statement_lib.PrivacyStatement) -> str:
+def _title(config: ReportedConfig, statement: statement_lib.PrivacyStatement) -> str:
     promised = (
         f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
         if statement.has_guarantee

@@ -17,58 +17,38 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-import shutil
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
-import tqdm
 
 from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import display
-from tff_dpftrl.models import export, table
+from tff_dpftrl.models import table
 from tff_dpftrl.participation import cohorts
 from tff_dpftrl.runs import (
-    checkpoint,
-    cohort_seed,
-    committed_rounds,
     manifest,
-    metrics_log,
     privacy,
-    tensorboard_log,
 )
-from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import (
+    committed_run,
     corpus,
     engine,
     own_models,
     process,
-    released_model,
     report,
     startup,
-    stopping,
     task,
     trained_model,
     warm_start,
 )
+from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
-
-Say = Callable[[str], None]
-"""Receives what a person should know while a run starts and goes on, line by line."""
 
 _USERS = "training users"
 _WORDS = "words of the vocabulary"
 
 
 _HERE = placement_lib.Placement()
-
-
-def _to_stderr(line: str) -> None:
-    tqdm.tqdm.write(line, file=sys.stderr)
-    sys.stderr.flush()
 
 
 def train(
@@ -78,7 +58,7 @@ def train(
     text: corpus.RunText | None = None,
     model: own_models.Own | None = None,
     model_trained_on: str | None = None,
-    say: Say = _to_stderr,
+    say: committed_run.Say = committed_run.to_stderr,
     placement: placement_lib.Placement = _HERE,
 ) -> report.TrainingResults:
     """Trains a model and writes everything there is to know to a folder.
@@ -177,28 +157,22 @@ def train(
         client_value,
     ):
         state = learning_process.initialize()
-        with _open(output, plan, known, config, state, is_new) as rounds:
+        with committed_run.open_rounds(
+            output, plan, known, state, max_epsilon=config.max_epsilon, is_new=is_new
+        ) as rounds:
             durable_files.remove_leftovers(output)
             trained_model.write_vocabulary(
                 output, language_task.words, language_task.train.corpus.is_tokenized
             )
             say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} rounds done.")
-            sampler = plan.sampler(_cohort_seed(output / "private", plan, config))
-            run = _Run(
-                config,
-                output,
-                language_task,
-                plan,
-                sampler,
-                learning_process,
-                client_value,
-                rounds,
-                say,
-            )
-            run.restore(template=state)
-            run.run_rounds()
-            run.finish()
-            return report.write(output, known, config, plan, rounds)
+            sampler = plan.sampler(committed_run.sampling_seed(output, plan, config.seed))
+            users = language_task.train.user_ids
+            clients = _Clients(users, sampler, learning_process, client_value)
+            committed_run.CommittedRun(
+                config, output, language_task, plan, clients, rounds, say
+            ).run(template=state)
+            go_on = own_models.how_to_go_on(config.model, output)
+            return report.write(output, known, config, plan, rounds, go_on=go_on)
 
 
 def _manifest(
@@ -241,178 +215,36 @@ def _check_unchanged(
     own_models.check_same(known.facts["model"], language_task.model)
 
 
-def _open(
-    output: pathlib.Path,
-    plan: privacy.PrivacyPlan,
-    known: manifest.Manifest,
-    config: config_lib.TrainingConfig,
-    state: Any,
-    is_new: bool,
-) -> committed_rounds.CommittedRounds:
-    """Opens the rounds of a run, after making its folder if it is new."""
-    private = output / "private"
-    options = {
-        "noise_part": "aggregator" if plan.has_noise else None,
-        "binding": known.digest,
-        "budget_guard": plan.budget_guard(config.max_epsilon),
-    }
-    if not is_new:
-        return committed_rounds.CommittedRounds.open(private, plan.declared, **options)
-    shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
-    output.mkdir(parents=True, exist_ok=True)
-    rounds = committed_rounds.CommittedRounds.create(private, plan.declared, state, {}, **options)
-    try:
-        if _is_secret(plan):
-            cohort_seed.create(private)
-        known.write(output)  # Last of all files: from now on the folder holds a run.
-    except BaseException:
-        rounds.close()
-        raise
-    return rounds
+class _Clients(committed_run.Trainer):
+    """A round of federated learning."""
 
-
-def _is_secret(plan: privacy.PrivacyPlan) -> bool:
-    # A run with a known noise seed is not private, and is meant to be repeatable.
-    return plan.needs_secret_cohorts and plan.deterministic_seed is None
-
-
-def _cohort_seed(
-    private: pathlib.Path, plan: privacy.PrivacyPlan, config: config_lib.TrainingConfig
-) -> int:
-    return cohort_seed.read(private) if _is_secret(plan) else config.seed
-
-
-class _Run:
-    """The rounds of one process of a run."""
+    too_fast = "client_learning_rate or server_learning_rate"
+    unit = "clients"
 
     def __init__(
         self,
-        config: config_lib.TrainingConfig,
-        output: pathlib.Path,
-        language_task: task.LanguageTask,
-        plan: privacy.PrivacyPlan,
+        users: Sequence[str],
         sampler: cohorts.CohortSampler,
-        learning_process: engine.Process,
+        process: engine.Process,
         client_value: engine.ClientValue,
-        rounds: committed_rounds.CommittedRounds,
-        say: Say,
     ):
-        self._config = config
-        self._output = output
-        self._task = language_task
-        self._plan = plan
+        self._users = users
         self._sampler = sampler
-        self._process = learning_process
+        self._process = process
         self._client_value = client_value
-        self._rounds = rounds
-        self._say = say
 
-    def restore(self, template: Any) -> None:
-        """Reads the state that the ledger committed last."""
-        snapshot, row = self._rounds.restore()
-        self._state = snapshot.in_structure_of(template)
-        self._log = metrics_log.MetricsLog(self._output, report.COLUMNS, self._rounds.rounds_done)
-        self._events = tensorboard_log.TensorBoardLog(self._output)
-        if row:
-            # The crash may have come between the commit and the row.
-            self._publish(row)
+    def members(self, round_index):
+        return [self._users[index] for index in self._sampler.cohort(round_index)]
 
-    def run_rounds(self) -> None:
-        """Runs the rounds that are left, with a progress bar."""
-        interval = 0.1 if sys.stderr.isatty() else 10.0
-        with tqdm.tqdm(
-            total=self._config.num_rounds,
-            initial=self._rounds.rounds_done,
-            unit="round",
-            mininterval=interval,
-            dynamic_ncols=True,
-        ) as bar:
-            while not self._is_over():
-                row = self._run_round(self._rounds.rounds_done)
-                shown = {}
-                if row["loss"] is not None:
-                    shown["loss"] = f"{row['loss']:.3f}"
-                if row["top1"] is not None:
-                    shown["top-1"] = f"{row['top1']:.1%}"
-                if row["epsilon"] is not None:
-                    shown["ε"] = display.round_up(row["epsilon"], 3)
-                bar.set_postfix(shown, refresh=False)
-                bar.update()
-
-    def _is_over(self) -> bool:
-        rows, done = self._log.rows, self._rounds.rounds_done
-        return stopping.reason(self._config, self._plan, rows, done) is not None
-
-    def _run_round(self, round_index: int) -> dict[str, Any]:
-        start = time.monotonic()
-        members = [self._task.train.user_ids[i] for i in self._sampler.cohort(round_index)]
-        self._rounds.begin(round_index, members)
+    def train(self, state, round_index, members):
         client_data = [self._client_value(user, round_index) for user in members]
-        output = self._process.next(self._state, client_data)
+        output = self._process.next(state, client_data)
         trained = output.metrics["client_work"]["train"]
-        row = {
-            "round": round_index + 1,
-            # A cohort without text has neither: TFF's quotients of nothing are 0.
-            "loss": float(trained["loss"]) if trained["num_targets"] else None,
-            "top1": float(trained["top1_in_vocab"]) if trained["num_in_vocab"] else None,
-            "epsilon": self._plan.epsilon_after(round_index + 1),
-            "clients": None if self._plan.needs_secret_cohorts else len(members),
-        }
-        self._warn_of_dropped(output.metrics, round_index, len(members))
-        self._check_finite(output.state, round_index)
-        self._state = output.state
-        if (round_index + 1) % self._config.eval_every == 0 or (
-            round_index + 1 == self._config.num_rounds
-        ):
-            row |= self._evaluate()
-        row["seconds"] = time.monotonic() - start
-        self._rounds.commit(round_index, self._state, row)
-        self._publish(row)
-        return row
-
-    def _evaluate(self) -> dict[str, float]:
-        weights = self._released_weights()
-        measured = self._task.evaluate(weights)
-        return {f"eval_{name}": measured[name] for name in report.EVALUATION_METRICS}
-
-    def _released_weights(self) -> list[np.ndarray]:
-        return released_model.weights(self._config, checkpoint.Snapshot.of(self._state))
-
-    def _publish(self, row: Mapping[str, Any]) -> None:
-        """Publishes what has been committed: the row and, if it is the best, the model."""
-        row = self._log.append(row)
-        self._events.append(row)
-        accuracy = row[stopping.ACCURACY]
-        if accuracy is not None and accuracy == stopping.best_accuracy(self._log.rows):
-            weights = self._released_weights()
-            export.write(self._output / "best_model.npz", self._task.model, weights)
-
-    def _warn_of_dropped(self, metrics: Any, round_index: int, num_members: int) -> None:
-        dropped = int(metrics["aggregator"].get("non_finite_clients", 0)) if metrics else 0
-        if not dropped:
-            return
-        # A secret cohort's size is secret too.
-        who = "some" if self._plan.needs_secret_cohorts else f"{dropped} of {num_members}"
-        self._say(
-            f"Round {round_index + 1}: {who} clients had an update that is not finite (NaN, Inf), "
-            "which counts as zero; lower client_learning_rate."
+        aggregated = output.metrics["aggregator"] if output.metrics else {}
+        # A cohort without text has neither: TFF's quotients of nothing are 0.
+        return committed_run.Trained(
+            state=output.state,
+            loss=float(trained["loss"]) if trained["num_targets"] else None,
+            top1=float(trained["top1_in_vocab"]) if trained["num_in_vocab"] else None,
+            num_not_finite=int(aggregated.get("non_finite_clients", 0)) if aggregated else 0,
         )
-
-    def _check_finite(self, state: Any, round_index: int) -> None:
-        """Stops before a model that has diverged is committed."""
-        weights = self._process.get_model_weights(state).trainable
-        if not all(np.all(np.isfinite(weight)) for weight in weights):
-            raise ValueError(
-                f"Training diverged: the weights after round {round_index + 1} are not finite. "
-                "Lower client_learning_rate or server_learning_rate and start a new run."
-            )
-
-    def finish(self) -> None:
-        """Evaluates the last model and simpler ones, if that has not been done yet."""
-        last = self._log.rows[-1]
-        if last[stopping.ACCURACY] is None:
-            self._publish(last | self._evaluate())
-        self._events.close()
-        weights = self._released_weights()
-        report.write_held_out(self._output, last["round"], self._task.examine(weights))
-        report.write_baselines(self._output, self._task.baselines())

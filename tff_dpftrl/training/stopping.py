@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runs import privacy
-from tff_dpftrl.training import config as config_lib
 
 ACCURACY = "eval_top1_in_vocab"
 """The column that `stop_at_accuracy` is about."""
+
+
+class StoppingConfig(Protocol):
+    """What decides when a run ends.
+
+    Attributes:
+      num_rounds: Number of rounds, at most.
+      max_epsilon: ε above which no round begins; None if there is no such budget.
+      stop_at_accuracy: Held-out accuracy at which it ends; None if at none.
+    """
+
+    num_rounds: int
+    max_epsilon: float | None
+    stop_at_accuracy: float | None
 
 
 def best_accuracy(rows: Sequence[Mapping[str, Any]]) -> float | None:
@@ -21,7 +34,7 @@ def best_accuracy(rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def reason(
-    config: config_lib.TrainingConfig,
+    config: StoppingConfig,
     plan: privacy.PrivacyPlan,
     rows: Sequence[Mapping[str, Any]],
     rounds_done: int,

@@ -1,0 +1,177 @@
+"""Text by user and a model of it: what is trained on, and how the model is judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl.data import sequences, user_text, vocabulary
+from tff_dpftrl.models import evaluation, held_out, language_model, metrics, ngrams
+
+_EVALUATION_SEED = 0
+"""Of the choice of held-out sequences: the same for all seeds of a run, which are compared."""
+
+_BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+_NGRAM_ORDERS = {"unigrams": 1, "bigrams": 2, "trigrams": 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class TextFacts:
+    """Exact figures of the text of the users who are protected: for the operator's eyes only.
+
+    Attributes:
+      num_users: Number of training users.
+      num_users_without_text: Number of those who have no word, and so train on nothing.
+      num_sequences: Number of their sequences.
+      num_words: Number of words in the sequences.
+      oov_share: Share of the words that are not in the vocabulary.
+    """
+
+    num_users: int
+    num_users_without_text: int
+    num_sequences: int
+    num_words: int
+    oov_share: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TextTask:
+    """Training users, held-out text, model and baselines of one run.
+
+    Attributes:
+      train: Sequences of the training users, the ones who are protected.
+      held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
+      held_out_users: Number of the user whom each of these rows is from, int64, [n].
+      num_held_out_users: Number of users that these are from, or were sampled from.
+      num_untouched_users: Number of users who are kept for a test, and not used.
+      words: The vocabulary.
+      model: The model.
+    """
+
+    train: sequences.SequenceCorpus
+    held_out: np.ndarray
+    held_out_users: np.ndarray
+    num_held_out_users: int
+    num_untouched_users: int
+    words: vocabulary.Vocabulary
+    model: language_model.LanguageModel
+
+    @property
+    def special(self) -> metrics.SpecialIds:
+        """Ids that are not words of the vocabulary."""
+        return metrics.SpecialIds(oov=self.words.oov, bos=self.words.bos, eos=self.words.eos)
+
+    @functools.cached_property
+    def evaluate(self) -> evaluation.Evaluator:
+        """Maps trainable weights to metrics on the held-out users."""
+        return evaluation.Evaluator(self.model, self.special, self.held_out)
+
+    def examine(self, weights: Sequence[np.ndarray]) -> dict[str, Any]:
+        """Measures on held-out users what is measured once, after training.
+
+        Args:
+          weights: Trainable weights.
+
+        Returns:
+          Fit for JSON. `users`, `sequences` and `words`: what it was measured on;
+          `accuracy_by_user`: for the two ways to count words out of the vocabulary, the
+          number of users who have words, and quantiles of their top-1 accuracies;
+          `head_words`: the histogram of Table 3 of McMahan et al. 2018.
+        """
+        predictions = held_out.predict_words(self.model, weights, self.special, self.held_out)
+        by_user = {
+            name: held_out.accuracy_by_user(
+                predictions, self.held_out_users, self.special, count_oov=count_oov
+            )
+            for name, count_oov in _BY_USER.items()
+        }
+        histogram = held_out.head_word_histogram(predictions, self.special)
+        return {
+            "users": len(np.unique(self.held_out_users)),
+            "sequences": len(self.held_out),
+            "words": len(predictions.targets),
+            "accuracy_by_user": {
+                name: {"users": len(accuracies), "quantiles": _quantiles(accuracies)}
+                for name, accuracies in by_user.items()
+            },
+            "head_words": {
+                "top": predictions.likeliest.shape[1],
+                "histograms": dict(
+                    zip(map(str, held_out.HEAD_SIZES), histogram.tolist(), strict=True)
+                ),
+            },
+        }
+
+    @functools.cached_property
+    def training_text(self) -> TextFacts:
+        """Counts the training users' text; the first time, all of it is split into words."""
+        lengths, words, unknown = [], 0, 0
+        for user_id in self.train.user_ids:
+            rows = self.train.sequences(user_id)
+            targets = rows[:, 1:]
+            lengths.append(len(rows))
+            words += int(np.sum((targets != vocabulary.PAD) & (targets <= self.words.oov)))
+            unknown += int(np.sum(targets == self.words.oov))
+        return TextFacts(
+            num_users=len(lengths),
+            num_users_without_text=lengths.count(0),
+            num_sequences=sum(lengths),
+            num_words=words,
+            oov_share=unknown / words if words else 0.0,
+        )
+
+    def baselines(self) -> Mapping[str, float]:
+        """Top-1 accuracy of n-gram counts over the training users' pooled text.
+
+        For comparison in a simulation: these counts are not private.
+        """
+        ngram_model = ngrams.NgramModel(self.train.pooled(), self.special)
+        return {
+            name: ngram_model.evaluate(self.held_out, order).top1_in_vocab
+            for name, order in _NGRAM_ORDERS.items()
+        }
+
+
+def sequences_of(
+    train: user_text.UserText,
+    held_out: user_text.UserText,
+    words: vocabulary.Vocabulary,
+    spec: sequences.SequenceSpec,
+    *,
+    max_held_out: int,
+) -> dict[str, Any]:
+    """Encodes the text of a task.
+
+    Args:
+      train: Text of the training users.
+      held_out: Text of users who never train.
+      words: The vocabulary.
+      spec: How texts become sequences.
+      max_held_out: Number of held-out sequences, at most.
+
+    Returns:
+      The attributes of `TextTask` that are made of these, by name.
+    """
+    rows, users = sequences.SequenceCorpus(held_out, words, spec).pooled_with_users(
+        max_sequences=max_held_out, seed=_EVALUATION_SEED
+    )
+    return {
+        "train": sequences.SequenceCorpus(train, words, spec),
+        "held_out": rows,
+        "held_out_users": users,
+        "num_held_out_users": len(held_out),
+        "words": words,
+    }
+
+
+def _quantiles(values: np.ndarray) -> dict[str, float]:
+    """Quantiles by their level; none of no values."""
+    if len(values) == 0:
+        return {}
+    found = np.quantile(values, _QUANTILES).tolist()
+    return dict(zip(map(str, _QUANTILES), found, strict=True))
