@@ -26,7 +26,7 @@ _ALLOWED = {
     "models": (),
     "data": (),
     "runs": (*_MATHS, "private_round"),
-    "finetuning": (*_MATHS, "private_round", "models", "data", "runs"),
+    "finetuning": (*_MATHS, "private_round", "models", "data", "runs", "training"),
     "training": (*_FEDERATED, "runs"),
     "sweeps": ("accounting", "mechanisms", "runs", "training"),
     "cli": (*_FEDERATED, "runs", "finetuning", "training", "sweeps"),

@@ -27,6 +27,7 @@ _SUBCOMMANDS = (
     "train",
     "sweep",
     "pretrain",
+    "finetune",
     "report",
     "predict",
     "export",

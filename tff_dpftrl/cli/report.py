@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_dpftrl.cli import output, train
+from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
 
 _DESCRIPTION = """\
@@ -41,18 +42,23 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("run_folder", metavar="RUN", help="Folder that train wrote to.")
+    parser.add_argument("run_folder", metavar="RUN", help="Folder that train or finetune wrote to.")
     output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Reports, and returns the exit status."""
     folder = pathlib.Path(args.run_folder)
-    manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
+    known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
     train.silence_tensorflow()
-    from tff_dpftrl.training import report as report_lib
+    if finetuning_config.is_finetuning(known.config):
+        from tff_dpftrl.finetuning import run as finetuning_run
 
-    results = report_lib.report(folder)
+        results = finetuning_run.write_report(folder)
+    else:
+        from tff_dpftrl.training import report as report_lib
+
+        results = report_lib.report(folder)
     if args.format == "json":
         output.print_json(
             {

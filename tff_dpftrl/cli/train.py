@@ -14,10 +14,11 @@ import typing
 import warnings
 from collections.abc import Mapping
 
+from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config, own_models, warm_start
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import own_models, warm_start
 from tff_dpftrl.training import placement as placement_lib
 
 _DESCRIPTION = """\
@@ -53,12 +54,15 @@ A TOML file given with --config holds the same options, with underscores instead
 
 SHORT_FLAGS = {
     "num_rounds": ["--rounds"],
+    "num_steps": ["--steps"],
+    "cohort_size": ["--cohort"],
     "num_layers": ["--layers"],
     "num_heads": ["--heads"],
 }
 """Shorter flags for some options."""
 METAVARS = {
     "data": "CORPUS",
+    "proxy_data": "CORPUS",
     "vocabulary": "SOURCE",
     "strategy": "FILE",
     "initial_weights": "DIR",
@@ -87,11 +91,19 @@ def add_parser(subparsers) -> None:
     add_options(parser)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of all fields of `TrainingConfig`; those not given have no attribute."""
+def add_options(
+    parser: argparse.ArgumentParser,
+    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+) -> None:
+    """Adds the flags of all fields of a config; those not given have no attribute.
+
+    Args:
+      parser: Where they are added, in groups.
+      kind: Class of the config.
+    """
     groups: dict[str, argparse._ArgumentGroup] = {}
-    hints = typing.get_type_hints(config_lib.TrainingConfig)
-    for field in dataclasses.fields(config_lib.TrainingConfig):
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
         group = field.metadata["group"]
         if group not in groups:
             groups[group] = parser.add_argument_group(group)
@@ -126,7 +138,7 @@ def add_placement(group: argparse._ArgumentGroup) -> None:
 
 
 def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: object) -> None:
-    """Adds the flag of one field of `TrainingConfig`.
+    """Adds the flag of one field of a config.
 
     Args:
       group: Where it is listed.
@@ -165,9 +177,12 @@ def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
     )
 
 
-def given_options(args: argparse.Namespace) -> dict[str, object]:
+def given_options(
+    args: argparse.Namespace,
+    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+) -> dict[str, object]:
     """Values of the flags of `add_options` that were given, by field."""
-    names = {field.name for field in dataclasses.fields(config_lib.TrainingConfig)}
+    names = {field.name for field in dataclasses.fields(kind)}
     return {name: value for name, value in vars(args).items() if name in names}
 
 
@@ -243,7 +258,13 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         new_config = None
-        config = options_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
+        options = manifest.read(output).config
+        if finetuning_config.is_finetuning(options):
+            raise ValueError(
+                f"The run in {output} is one of tff-dpftrl finetune: go on with it by tff-dpftrl "
+                f"finetune --resume --output {shlex.quote(args.output)}."
+            )
+        config = options_lib.of_begun_run(options, str(output / "config.json"))
     own_models.refuse_here(config.model, output if args.resume else None)
     placement.check(config.engine)
     if new_config is not None and new_config.initial_weights is not None:

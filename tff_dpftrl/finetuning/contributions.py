@@ -265,22 +265,33 @@ class UserSampling(Contributions):
     def batch(self, step: int) -> Batch:
         """See the base class."""
         sampled = self._sampler.cohort(step)
-        chosen = [
-            random_examples(
-                f"rows/{self._seed}/{step}",
-                self.users.ids[user],
-                int(self.users.num_examples[user]),
-                self.group_size,
-            )
-            for user in sampled.tolist()
-        ]
-        splits = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
         return self._checked(
-            Batch(sampled, np.concatenate([np.zeros(0, np.int64), *chosen]), splits)
+            batch_of_users(self.users, sampled, self.group_size, f"rows/{self._seed}/{step}")
         )
 
     def _num_units(self) -> int:
         return len(self.users)
+
+
+def batch_of_users(users: Users, members: np.ndarray, group_size: int, stream: str) -> Batch:
+    """Some examples of each of the users who are in a step.
+
+    Args:
+      users: The users.
+      members: Indices of those in the step, distinct, int64.
+      group_size: G, the largest number of examples of one user.
+      stream: What their examples are drawn for; see `random_examples`.
+
+    Returns:
+      The batch, whose units are the users in the order of `users`.
+    """
+    members = np.sort(members)
+    chosen = [
+        random_examples(stream, users.ids[user], int(users.num_examples[user]), group_size)
+        for user in members.tolist()
+    ]
+    splits = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+    return Batch(members, np.concatenate([np.zeros(0, np.int64), *chosen]), splits)
 
 
 def check_group_size(group_size: int) -> int:

@@ -212,7 +212,7 @@ def _sampler(
 
 
 @dataclasses.dataclass(frozen=True)
-class DpFtrlPlan(privacy.PrivacyPlan):
+class DpFtrlPlan(privacy.FederatedPlan):
     """DP-FTRL: correlated noise and a participation schema, no sampling assumption.
 
     Attributes:

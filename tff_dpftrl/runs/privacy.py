@@ -63,7 +63,7 @@ class Privacy(Protocol):
             holds no strategy.
         """
 
-    def plan(self, num_clients: int, num_parameters: int) -> PrivacyPlan:
+    def plan(self, num_clients: int, num_parameters: int) -> FederatedPlan:
         """Chooses mechanism and noise for a new run.
 
         Args:
@@ -79,7 +79,7 @@ class Privacy(Protocol):
 
     def resumed(
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
-    ) -> PrivacyPlan:
+    ) -> FederatedPlan:
         """The plan of a run that is under way, from what `PrivacyPlan.derived` recorded."""
 
 
@@ -138,10 +138,6 @@ class PrivacyPlan(abc.ABC):
     @abc.abstractmethod
     def declared(self) -> schema_lib.MinSep:
         """What the ledger holds the run to."""
-
-    @abc.abstractmethod
-    def sampler(self, seed: int) -> cohorts.CohortSampler:
-        """The cohorts; they never break `declared`."""
 
     @abc.abstractmethod
     def epsilon_after(self, rounds_done: int) -> float | None:
@@ -212,3 +208,11 @@ class PrivacyPlan(abc.ABC):
     @abc.abstractmethod
     def derived(self) -> dict[str, Any]:
         """What was derived, as JSON-compatible values; see `Privacy.resumed`."""
+
+
+class FederatedPlan(PrivacyPlan):
+    """The plan of a run whose rounds have cohorts of clients."""
+
+    @abc.abstractmethod
+    def sampler(self, seed: int) -> cohorts.CohortSampler:
+        """The cohorts; they never break `declared`."""

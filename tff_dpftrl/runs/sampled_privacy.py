@@ -117,7 +117,7 @@ class SampledPrivacy:
 
 
 @dataclasses.dataclass(frozen=True)
-class SampledPlan(privacy.PrivacyPlan):
+class SampledPlan(privacy.FederatedPlan):
     """Every client takes part in a round with one probability, independently.
 
     The guarantee is amplified by the secrecy of the cohorts (McMahan et al. 2018).

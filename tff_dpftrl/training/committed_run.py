@@ -159,7 +159,7 @@ class CommittedRun:
         with tqdm.tqdm(
             total=self._config.num_rounds,
             initial=self._rounds.rounds_done,
-            unit="round",
+            unit=self._config.unit,
             mininterval=interval,
             dynamic_ncols=True,
         ) as bar:

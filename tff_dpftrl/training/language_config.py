@@ -34,6 +34,7 @@ FILES = {
     "vocabulary": ("docs", "private"),
     "strategy": (None,),
     "initial_weights": (None,),
+    "proxy_data": ("standard-library",),
 }
 """Options that name files, and those of their values that do not."""
 

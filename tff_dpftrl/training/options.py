@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
-_Config = TypeVar("_Config", bound=language_config.LanguageConfig)
+_Config = TypeVar("_Config", bound=language_config.TextConfig)
 
 # Two ways to say how much noise there is: whoever gives one does not want the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}

@@ -128,11 +128,23 @@ def report(output: pathlib.Path) -> TrainingResults:
     plan = config.privacy().resumed(
         known.facts["training_users"], known.facts["num_parameters"], known.derived
     )
+    go_on = own_models.how_to_go_on(config.model, output)
+    return of_rounds(output, known, config, plan, go_on=go_on)
+
+
+def of_rounds(
+    output: pathlib.Path,
+    known: manifest.Manifest,
+    config: ReportedConfig,
+    plan: privacy.PrivacyPlan,
+    *,
+    go_on: str,
+) -> TrainingResults:
+    """Does what `report` says for a run of whatever kind; arguments as for `write`."""
     with committed_rounds.CommittedRounds.open(
         output / "private", plan.declared, binding=known.digest
     ) as rounds:
         durable_files.remove_leftovers(output)
-        go_on = own_models.how_to_go_on(config.model, output)
         return write(output, known, config, plan, rounds, go_on=go_on)
 
 
@@ -196,14 +208,20 @@ def write(
     weights = released_model.weights(config.iterate_averaging, snapshot)
     export.write(output / "model.npz", model, weights)
     baselines = _read_baselines(output)
-    curves.write(output / "curves.png", rows, title=_title(config, statement), baselines=baselines)
+    curves.write(
+        output / "curves.png",
+        rows,
+        title=_title(config, statement),
+        baselines=baselines,
+        unit=config.unit,
+    )
     held_out = _read_held_out(output, done)
     summary = [
-        _accuracy(rows, baselines),
+        _accuracy(rows, baselines, config.unit),
         _on_held_out_users(held_out) if held_out else None,
         ended
-        or f"{done} of {config.num_rounds} rounds are done; go on with {go_on}. The statement "
-        "charges all of them: whoever ends a run early has seen how it went.",
+        or f"{done} of {config.num_rounds} {config.unit}s are done; go on with {go_on}. The "
+        "statement charges all of them: whoever ends a run early has seen how it went.",
         stopping.failure(rows, known.facts["vocabulary_size"]),
         _promise(statement),
     ]
@@ -292,13 +310,13 @@ def _title(config: ReportedConfig, statement: statement_lib.PrivacyStatement) ->
     return f"{pathlib.PurePath(config.data).name}: {statement.mechanism}, {promised}"
 
 
-def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> str:
+def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float], unit: str) -> str:
     evaluated = [row for row in rows if row[stopping.ACCURACY] is not None]
     if not evaluated:
         return "The model has not been evaluated yet."
     others = ", ".join(f"{name} {value:.2%}" for name, value in baselines.items())
     return (
-        f"After {evaluated[-1]['round']} rounds: top-1 accuracy on held-out users "
+        f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
         f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}."
     )
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runs import privacy
-from tff_dpftrl.training import task
+from tff_dpftrl.training import text_task
 
 
-def describe_task(language_task: task.LanguageTask) -> list[str]:
+def describe_task(language_task: text_task.TextTask) -> list[str]:
     """Users, their text and the vocabulary: exact figures, for the operator's eyes only."""
     words, text = language_task.words, language_task.training_text
     without = f" ({text.num_users_without_text} of them without text)"

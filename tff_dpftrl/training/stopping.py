@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runs import privacy
@@ -17,11 +17,13 @@ class StoppingConfig(Protocol):
     """What decides when a run ends.
 
     Attributes:
+      unit: What people call its rounds: "round", or "step".
       num_rounds: Number of rounds, at most.
       max_epsilon: ε above which no round begins; None if there is no such budget.
       stop_at_accuracy: Held-out accuracy at which it ends; None if at none.
     """
 
+    unit: ClassVar[str]
     num_rounds: int
     max_epsilon: float | None
     stop_at_accuracy: float | None
@@ -51,19 +53,20 @@ def reason(
       A sentence; None if there are rounds to go.
     """
     if rounds_done == config.num_rounds:
-        return f"All {rounds_done} rounds are done."
+        return f"All {rounds_done} {config.unit}s are done."
+    of_all = f"{rounds_done} of {config.num_rounds} {config.unit}s"
     if config.max_epsilon is not None:
         following = plan.epsilon_after(rounds_done + 1)
         if following > config.max_epsilon:
             return (
-                f"Stopped after {rounds_done} of {config.num_rounds} rounds: the next one would "
+                f"Stopped after {of_all}: the next one would "
                 f"bring ε to {display.round_up(following)}, above max_epsilon="
                 f"{config.max_epsilon:g}."
             )
     best = best_accuracy(rows)
     if best is not None and config.stop_at_accuracy is not None and best >= config.stop_at_accuracy:
         return (
-            f"Stopped after {rounds_done} of {config.num_rounds} rounds: the held-out accuracy "
+            f"Stopped after {of_all}: the held-out accuracy "
             f"reached {best:.2%}, and stop_at_accuracy is {config.stop_at_accuracy:.2%}."
         )
     return None

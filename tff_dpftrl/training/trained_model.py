@@ -209,6 +209,22 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
     return TrainedFiles(model_path, *vocabulary_file.read(words_path))
 
 
+def has_vocabulary(folder: pathlib.Path) -> bool:
+    """Whether `write_vocabulary` wrote to a folder."""
+    return (folder / _VOCABULARY).exists()
+
+
+def read_vocabulary(
+    folder: pathlib.Path,
+) -> tuple[vocabulary.Vocabulary, tokenizer.Tokenizer]:
+    """Reads what `write_vocabulary` wrote: the words, and how texts become words.
+
+    Raises:
+      ValueError: If it is missing or damaged.
+    """
+    return vocabulary_file.read(folder / _VOCABULARY)
+
+
 def write_vocabulary(
     folder: pathlib.Path, words: vocabulary.Vocabulary, is_tokenized: bool
 ) -> None:

@@ -69,8 +69,16 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
     return f"the model {name!r}, of which is not recorded what it was trained on", False
 
 
-def _refuse_protected(folder: pathlib.Path, protected: str) -> None:
-    """Refuses weights that were pretrained on the text that the run protects."""
+def refuse_protected(folder: pathlib.Path, protected: str) -> None:
+    """Refuses weights that were pretrained on the text that the run protects.
+
+    Args:
+      folder: Folder of the weights.
+      protected: The corpus of the run, the config's `data`.
+
+    Raises:
+      ValueError: If they were.
+    """
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         data = record["pretraining"]["data"]
@@ -108,7 +116,7 @@ def read(
       ValueError: If the folder has no model, one of other sizes, or one that was pretrained
         on what is to be protected.
     """
-    _refuse_protected(folder, protected)
+    refuse_protected(folder, protected)
     earlier = find(folder).load()
     sizes = {
         "vocabulary_size": model.vocabulary_size,

@@ -1,0 +1,108 @@
+"""Tests of the choice of sampling, group size, cohort and clip norm."""
+
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.finetuning import choosing, contributions, group_size, proxies
+from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.runs import dp_ftrl_privacy
+
+_USERS = contributions.of_sizes(np.tile([4, 16, 16, 60], 250))
+# As measured from docstrings to commit messages (a transformer of 0.9M weights).
+_NORMS = group_size.GradientNorms((1, 2, 4, 8, 16, 32), (8.756, 6.619, 5.128, 4.019, 3.36, 3.037))
+
+
+def _config(**options):
+    needed = {"initial_weights": "x", "target_epsilon": 4.0, "num_steps": 100}
+    return config_lib.FinetuningConfig(**needed | options)
+
+
+def _public(norms=_NORMS):
+    return proxies.Proxies(norms, 128, "somebody's public text")
+
+
+def _choose(config, public=None):
+    return choosing.choose(config, _USERS, public or _public(), num_parameters=1000)
+
+
+def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
+    config = _config(sampling="user", group_size=8, cohort_size=50, clip_norm=0.3, delta=1e-6)
+    assert not choosing.needs_proxies(config)
+    chosen = choosing.choose(config, _USERS, None, num_parameters=1000)
+    plan = chosen.privacy.plan
+    assert (plan.sampling, plan.group_size, plan.expected_units) == ("user", 8, 50)
+    assert chosen.privacy.clip_norm == 0.3 and plan.epsilon <= 4.0 and plan.delta == 1e-6
+    assert plan.sampling_probability == 50 / 1000 and chosen.reasons == ()
+    assert choosing.needs_proxies(dataclasses.replace(config, clip_norm=None))
+
+
+def test_half_of_the_budget_is_the_other_half():
+    by_group = _choose(_config(sampling="user", compute_budget=256, group_size=4))
+    by_cohort = _choose(_config(sampling="user", compute_budget=256, cohort_size=64))
+    assert by_group.privacy.plan.expected_units == 64
+    assert by_cohort.group_size == 4
+    # Half of L(4) = 5.128, two digits.
+    assert by_group.privacy.clip_norm == 2.6
+    with pytest.raises(ValueError, match="smaller than a cohort of one user"):
+        _choose(_config(sampling="user", compute_budget=3, group_size=4))
+
+
+def test_estimate_and_double_decides_for_users():
+    config = _config(sampling="user", compute_budget=1024)
+    assert choosing.needs_proxies(config)
+    assert choosing.largest_group(config, len(_USERS)) == 32
+    chosen = _choose(config)
+    sigma = plan_lib.noise_multiplier_of_cohort(
+        len(_USERS), num_steps=100, target_epsilon=4.0, delta=chosen.privacy.delta
+    )
+    best = group_size.best_split(_NORMS, sigma, compute_budget=1024, num_users=len(_USERS))
+    plan = chosen.privacy.plan
+    assert (plan.group_size, plan.expected_units) == (best.group_size, best.cohort_size)
+    assert "Estimate-and-Double" in chosen.reasons[0]
+    assert plan.group_size_epsilon == 0.0 and not plan.group_size_is_exact
+
+
+@pytest.mark.parametrize(
+    "sizes, sampling",
+    [
+        ([4, 16, 16, 60], "user"),
+        # With one example a user both are the same, and examples are the simpler ones.
+        ([1], "example"),
+    ],
+)
+def test_the_private_median_is_charged_whichever_is_taken(sizes, sampling):
+    users = contributions.of_sizes(sizes * 1000)
+    config = _config(sampling="auto", compute_budget=32, group_size_epsilon=0.5)
+    plan = choosing.choose(config, users, _public(), num_parameters=1000).privacy.plan
+    assert plan.sampling == sampling
+    assert plan.group_size_epsilon == 0.5 and plan.epsilon <= 4.0
+    assert "private median" in plan.group_size_source
+
+
+def test_examples_take_the_private_median():
+    chosen = _choose(_config(sampling="example", compute_budget=256, group_size_epsilon=1.0))
+    plan = chosen.privacy.plan
+    assert (plan.sampling, plan.group_size) == ("example", 16)
+    assert plan.num_units == 250 * (4 + 16 + 16 + 16)
+    assert chosen.privacy.clip_norm == 4.4  # Half of L(1), two digits.
+    with pytest.raises(ValueError, match="exceeds the 13000 examples"):
+        _choose(_config(sampling="example", compute_budget=100_000, group_size=16))
+
+
+def test_passes_sample_nothing_and_correlate_the_noise():
+    config = _config(sampling="passes", group_size=2, compute_budget=40, clip_norm=1.0)
+    chosen = _choose(config)
+    plan = chosen.privacy
+    assert isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) and plan.clients_per_round == 20
+    assert plan.schema.min_sep == 50 and plan.schema.max_participations == 2
+    assert plan.delta == plan_lib.default_delta(int(_USERS.num_examples.sum()))
+    assert 3.9 < plan.epsilon_after(100) <= 4.0
+    assert "50 steps take everybody once" in chosen.reasons[-1]
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

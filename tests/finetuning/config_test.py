@@ -1,0 +1,67 @@
+"""Tests of the options of fine-tuning: what fits together, and what is refused."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from tff_dpftrl.finetuning import config
+from tff_dpftrl.training import options
+
+_NEEDED = {"initial_weights": "pretrained", "target_epsilon": 4.0, "compute_budget": 64}
+
+
+def test_every_option_has_help_and_a_group():
+    for field in dataclasses.fields(config.FinetuningConfig):
+        assert field.metadata["help"].endswith((".", "; or")), field.name
+        assert field.metadata["group"], field.name
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"initial_weights": None}, "initial_weights must name the folder of the model"),
+        ({"target_epsilon": None}, "Give either target_epsilon or noise_multiplier, got neither"),
+        ({"noise_multiplier": 1.0}, "got both"),
+        ({"compute_budget": None}, "sampling 'auto' needs compute_budget"),
+        ({"compute_budget": 0}, "compute_budget must be at least 1"),
+        ({"group_size": 0, "sampling": "user"}, "group_size must be at least 1"),
+        ({"group_size": 4}, "group_size has no meaning before it is known what is sampled"),
+        ({"sampling": "example", "cohort_size": 8}, "cohort_size is a number of users"),
+        (
+            {"sampling": "user", "group_size": 2, "cohort_size": 8},
+            "compute_budget follows from group_size and cohort_size",
+        ),
+        ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
+        ({"sampling": "user", "compute_budget": None, "group_size": 2}, "or both group_size and"),
+        (
+            {"sampling": "user", "target_epsilon": None, "noise_multiplier": 1.0},
+            "chosen by their noise at one ε: give target_epsilon",
+        ),
+        (
+            {"sampling": "passes", "group_size": 2, "declared_units": 5},
+            "declared_units has no meaning with sampling 'passes'",
+        ),
+        ({"mechanism": "tree"}, "mechanism 'tree' is for sampling 'passes'"),
+        ({"warmup_steps": 500}, "warmup_steps must be below num_steps=500"),
+        ({"second_moment_decay": 1.0}, "second_moment_decay must be a finite number, below 1"),
+        ({"delta": 1.5}, "delta must be a finite number"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd, "),
+        ({"iterate_averaging": 1.0}, "iterate_averaging must be"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_name(given, message):
+    with pytest.raises(ValueError, match=message):
+        config.FinetuningConfig(**_NEEDED | given)
+
+
+def test_its_steps_are_the_rounds_of_its_books():
+    made = config.FinetuningConfig(**_NEEDED, num_steps=7, warmup_steps=0)
+    assert made.num_rounds == 7 and made.unit == "step"
+    assert config.is_finetuning(made.to_dict())
+    with pytest.raises(ValueError, match="unknown option 'num_rounds'"):
+        options.config_from_mapping({"num_rounds": 3}, "x.toml", config.FinetuningConfig)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,243 @@
+"""Tests of fine-tuning runs from options to results, and of going on with them."""
+
+import dataclasses
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from tests.finetuning import toy_finetuning
+from tff_dpftrl.data import sequences, split
+from tff_dpftrl.finetuning import contributions, private_steps, run
+from tff_dpftrl.models import export
+from tff_dpftrl.runs import committed_rounds, manifest
+from tff_dpftrl.training import committed_run, corpus, trained_model
+
+toy = toy_finetuning.toy
+
+_KINDS = {
+    "user": {},
+    "example": {"sampling": "example", "compute_budget": 12, "noise_multiplier": 0.7},
+    "passes": {
+        "sampling": "passes",
+        "group_size": 2,
+        "cohort_size": 8,
+        "noise_multiplier": 0.7,
+        "delta": 1e-3,
+    },
+}
+
+
+def _finetune(config, output, lines=None):
+    say = (lambda line: None) if lines is None else lines.append
+    return run.finetune(config, output, say=say)
+
+
+def _weights(output):
+    return export.read(output / "model.npz")[1]
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
+    kind, toy, tmp_path, monkeypatch
+):
+    config = toy_finetuning.config(toy, **_KINDS[kind])
+    whole = _finetune(config, tmp_path / "whole")
+    assert [row["round"] for row in whole.rows] == list(range(1, toy_finetuning.NUM_STEPS + 1))
+    train, publish = run._Steps.train, committed_run.CommittedRun._publish
+
+    class Killed(BaseException):
+        pass
+
+    def killed_in_step(self, state, round_index, members):
+        trained = train(self, state, round_index, members)
+        if round_index == 1:
+            raise Killed
+        return trained
+
+    def killed_after_commit(self, row):
+        if row["round"] == 4:
+            raise Killed
+        publish(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run._Steps, "train", killed_in_step)
+        with pytest.raises(Killed):
+            _finetune(config, tmp_path / "killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(committed_run.CommittedRun, "_publish", killed_after_commit)
+        with pytest.raises(Killed):
+            _finetune(None, tmp_path / "killed")
+    reported = run.write_report(tmp_path / "killed")
+    assert len(reported.rows) == 4
+    resumed = _finetune(None, tmp_path / "killed")
+    for one, other in zip(_weights(tmp_path / "whole"), _weights(tmp_path / "killed"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    evaluated = [row["eval_loss"] for row in resumed.rows]
+    assert evaluated == [row["eval_loss"] for row in whole.rows]
+    assert run.write_report(tmp_path / "killed").statement == resumed.statement
+    # The seed was given: whoever knows it can subtract the noise.
+    assert not resumed.statement.has_guarantee
+
+
+def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
+    begun, trained = [], []
+    begin, step = committed_rounds.CommittedRounds.begin, private_steps.PrivateSteps.step
+
+    def begin_and_note(self, round_index, cohort):
+        begun.append(list(cohort))
+        return begin(self, round_index, cohort)
+
+    def step_and_note(self, state, row_splits, read_rows):
+        trained.append((len(row_splits) - 1, read_rows(0, row_splits[-1])[0]))
+        return step(self, state, row_splits, read_rows)
+
+    monkeypatch.setattr(committed_rounds.CommittedRounds, "begin", begin_and_note)
+    monkeypatch.setattr(private_steps.PrivateSteps, "step", step_and_note)
+    config = toy_finetuning.config(toy, **_KINDS["example"])
+    _finetune(config, tmp_path / "run")
+    text = corpus.read_users(config)
+    encoded = sequences.SequenceCorpus(
+        text.train,
+        trained_model.find(toy / "pretrained").words,
+        sequences.SequenceSpec(6, split_long_texts=False),
+    )
+    sizes = np.array([len(encoded.sequences(user)) for user in encoded.user_ids])
+    users = contributions.Users(encoded.user_ids, sizes)
+    plan = run.plan_of(manifest.read(tmp_path / "run"), config).plan
+    batches = plan.contributions(users, seed=config.deterministic_noise_seed)
+    assert len(begun) == len(trained) == toy_finetuning.NUM_STEPS
+    for index, (members, (num_units, words)) in enumerate(zip(begun, trained, strict=True)):
+        batch = batches.batch(index)
+        assert members == [users.ids[user] for user in np.unique(batch.unit_users)]
+        # All that was sampled is trained on, however many there are.
+        assert num_units == len(words) == batch.num_units
+        expected = [
+            encoded.sequences(users.ids[user])[example][:-1]
+            for user, example in zip(batch.row_users, batch.examples, strict=True)
+        ]
+        np.testing.assert_array_equal(words, expected)
+    assert len({num_units for num_units, _ in trained}) > 1  # Poisson samples differ in size.
+
+
+@pytest.mark.parametrize("kind", ["user", "example"])
+def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
+    noise = {"noise_multiplier": None, "target_epsilon": 6.0}
+    config = toy_finetuning.config(toy, **_KINDS[kind] | noise | {"deterministic_noise_seed": None})
+    lines = []
+    results = _finetune(config, tmp_path / "run", lines)
+    statement = results.statement
+    plan = run.plan_of(manifest.read(tmp_path / "run"), config)
+    assert statement.has_guarantee and statement.epsilon == plan.plan.epsilon <= 6.0
+    assert results.rows[-1]["epsilon"] == statement.epsilon
+    assert statement.parameters["sampling"] == kind
+    examples = sum(len(json.loads(line)["examples"]) for line in open(toy / "users.jsonl"))
+    assert plan.delta > examples**-1.1  # Fewer train than there are.
+    text = (tmp_path / "run" / "privacy_statement.md").read_text()
+    assert "public.jsonl" in text and "in secret" in " ".join(lines)
+    if kind == "example":
+        assert statement.parameters["group_size_epsilon"] == 0.05
+        # The private median's ε is part of what is stated.
+        assert plan.epsilon_after(0) == 0.05
+    assert results.rows[-1]["clients"] is None  # How many came is secret.
+
+
+def test_half_a_run_is_charged_as_a_whole_one(toy, tmp_path, monkeypatch):
+    config = toy_finetuning.config(toy, deterministic_noise_seed=None)
+
+    def interrupted(self, round_index):
+        if round_index == 2:
+            raise KeyboardInterrupt
+        return members(self, round_index)
+
+    members = run._Steps.members
+    monkeypatch.setattr(run._Steps, "members", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _finetune(config, tmp_path / "run")
+    monkeypatch.undo()
+    reported = run.write_report(tmp_path / "run")
+    assert reported.statement.parameters["num_steps_charged"] == toy_finetuning.NUM_STEPS
+    assert reported.statement.parameters["num_steps"] == 2
+    assert "tff-dpftrl finetune --resume" in reported.summary
+
+
+def test_the_choice_is_made_and_said(toy, tmp_path):
+    config = toy_finetuning.config(
+        toy,
+        sampling="auto",
+        compute_budget=64,
+        target_epsilon=20.0,
+        clip_norm=None,
+        group_size_epsilon=4.0,
+    )
+    lines = []
+    _finetune(config, tmp_path / "run", lines)
+    said = "\n".join(lines)
+    assert "Estimate-and-Double, (group size, cohort): (1, 32)" in said
+    assert "the smaller one is taken" in said and "Clip norm: " in said
+    derived = manifest.read(tmp_path / "run").derived
+    # Whichever was taken, the private median was looked at.
+    assert derived["plan"]["group_size_epsilon"] == 4.0
+    assert f"Clip norm: {derived['clip_norm']:g}, about half the median" in said
+
+
+def test_no_noise_is_no_guarantee(toy, tmp_path):
+    config = toy_finetuning.config(toy, noise_multiplier=0.0, deterministic_noise_seed=None)
+    statement = _finetune(config, tmp_path / "run").statement
+    assert not statement.has_guarantee and statement.epsilon is None
+
+
+def test_training_lowers_the_loss_where_there_is_little_noise(toy, tmp_path):
+    config = toy_finetuning.config(
+        toy, noise_multiplier=0.01, cohort_size=30, num_steps=30, learning_rate=0.03
+    )
+    rows = _finetune(config, tmp_path / "run").rows
+    losses = [row["eval_loss"] for row in rows if row["eval_loss"] is not None]
+    assert losses[-1] < losses[0] - 0.3 and all(map(math.isfinite, losses))
+
+
+def test_other_data_or_a_training_run_is_refused(toy, tmp_path):
+    data = tmp_path / "users.jsonl"
+    data.write_text((toy / "users.jsonl").read_text())
+    config = toy_finetuning.config(toy, data=str(data), num_steps=2)
+    _finetune(config, tmp_path / "run")
+    users = [json.loads(line) for line in data.read_text().splitlines()]
+    train = next(user for user in users if split.hash_bucket(user["user_id"]) > 1)
+    train["examples"].append(train["examples"][0])
+    data.write_text("\n".join(map(json.dumps, users)))
+    with pytest.raises(ValueError, match="numbers of the users' examples are no longer those"):
+        _finetune(None, tmp_path / "run")
+    data.write_text("\n".join(json.dumps(user) for user in users if user is not train))
+    with pytest.raises(ValueError, match="training users are no longer those"):
+        _finetune(None, tmp_path / "run")
+    with pytest.raises(ValueError, match="already holds a run"):
+        _finetune(config, tmp_path / "run")
+    with pytest.raises(ValueError, match="one of tff-dpftrl train"):
+        run.config_of(dataclasses.replace(manifest.read(tmp_path / "run"), config={}), tmp_path)
+
+
+def test_public_text_that_is_protected_is_refused(toy, tmp_path):
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    for path in (toy / "pretrained").iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    record = json.loads((folder / "pretraining.json").read_text())
+    record["pretraining"]["data"] = str(toy / "users.jsonl")
+    (folder / "pretraining.json").write_text(json.dumps(record))
+    config = toy_finetuning.config(toy, initial_weights=str(folder))
+    with pytest.raises(ValueError, match="the very text that this run protects"):
+        _finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_model_can_be_used_by_itself(toy, tmp_path):
+    _finetune(toy_finetuning.config(toy, num_steps=2), tmp_path / "run")
+    found = trained_model.find(tmp_path / "run").load()
+    (prediction,) = found.predict(["bao dee"])
+    assert len(prediction.next_words) == 5
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

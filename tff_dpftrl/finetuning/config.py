@@ -1,0 +1,267 @@
+"""The one frozen description of a fine-tuning run: flags, TOML keys and `config.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.mechanisms import table
+from tff_dpftrl.training import language_config
+
+Sampling = Literal["auto", "example", "user", "passes"]
+Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
+Decay = Literal["none", "linear", "cosine"]
+Mechanism = Literal[tuple(table.runnable())]
+
+_option = language_config.option
+
+_POSITIVE = (
+    "clip_norm",
+    "group_size_epsilon",
+    "learning_rate",
+    "max_epsilon",
+    "stop_at_accuracy",
+    "target_epsilon",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FinetuningConfig(language_config.TextConfig):
+    """Everything that decides what a fine-tuning run does.
+
+    Attributes carry their meaning, unit and group in their field metadata, which is what
+    `tff-dpftrl finetune --help` prints. Model and vocabulary are those of `initial_weights`.
+    """
+
+    unit: ClassVar[str] = "step"
+
+    initial_weights: str | None = _option(
+        None,
+        "Folder of the model to fine-tune, of `tff-dpftrl pretrain` (or of a run, whose users are "
+        "then not covered by this one's statement). Vocabulary, sequence length and sizes are its.",
+        "model",
+    )
+
+    sampling: Sampling = _option(
+        "auto",
+        "What is sampled, in secret: example (ELS: examples of a pool), user (ULS: users, some "
+        "examples of each), or auto, whichever promises less noise for the gradients' size. Or "
+        "passes: nothing is, users take turns, and the noise is correlated (DP-FTRL).",
+        "fine-tuning",
+    )
+    compute_budget: int | None = _option(
+        None, "B: gradients expected in a step, of one example each.", "fine-tuning", 1
+    )
+    group_size: int | None = _option(
+        None,
+        "G: examples of one user in the pool (example), or in a step (user, passes), at most. "
+        "Chosen if not given: a private median of the users' sizes (example), or by "
+        "Estimate-and-Double (user).",
+        "fine-tuning",
+        1,
+    )
+    cohort_size: int | None = _option(
+        None,
+        "M: users expected in a step (user), or in every step (passes); compute_budget / "
+        "group_size if not given.",
+        "fine-tuning",
+        1,
+    )
+    num_steps: int = _option(500, "Steps of the optimizer, T.", "fine-tuning", 1)
+    optimizer: Optimizer = _option(
+        "adam", "sgd, momentum, adam, adamw or adafactor, on the noised gradient.", "fine-tuning"
+    )
+    learning_rate: float = _option(1e-3, "Its learning rate.", "fine-tuning", 0.0)
+    momentum: float = _option(0.9, "Momentum of 'momentum', β₁ of adam.", "fine-tuning", 0.0)
+    second_moment_decay: float = _option(0.99, "β₂ of adam and adamw.", "fine-tuning", 0.0)
+    weight_decay: float = _option(0.0, "Weight decay of adamw.", "fine-tuning", 0.0)
+    warmup_steps: int | None = _option(
+        None,
+        "Steps over which the learning rate grows to its full value; a tenth of all, at most 10, "
+        "if not given.",
+        "fine-tuning",
+        0,
+    )
+    decay: Decay = _option(
+        "none",
+        "How the learning rate falls to zero over the steps: none, linear or cosine.",
+        "fine-tuning",
+    )
+    normalised_clipping: bool = _option(
+        True,
+        "Divide the clipped gradients by the clip norm, which is then no part of the learning "
+        "rate (De et al. 2022).",
+        "fine-tuning",
+    )
+    iterate_averaging: float | None = _option(
+        None,
+        "Evaluate and keep the exponential moving average of the steps' models, with this decay, "
+        "not the last one; costs no privacy.",
+        "fine-tuning",
+        0.0,
+    )
+    examples_at_once: int = _option(
+        64,
+        "Examples whose gradients are computed together: memory against speed. Nothing else "
+        "depends on it but last bits; a larger batch is added up from such pieces.",
+        "fine-tuning",
+        1,
+    )
+    proxy_data: str = _option(
+        "standard-library",
+        "Public text by user on which gradients are measured, for clip_norm, group_size and "
+        "sampling where they are to be chosen: 'standard-library', or a file like data.",
+        "fine-tuning",
+    )
+
+    target_epsilon: float | None = _option(
+        None, "The largest ε that the whole run may spend; or", "privacy"
+    )
+    noise_multiplier: float | None = _option(
+        None, "σ: standard deviation of the noise per unit of clip norm.", "privacy", 0.0
+    )
+    delta: float | None = _option(
+        None, "δ of the (ε, δ) statement; n^-1.1 for n examples if not given.", "privacy"
+    )
+    clip_norm: float | None = _option(
+        None,
+        "L2 norm that the gradient of an example (example) or of a user (user, passes) is clipped "
+        "to; half the median norm on proxy_data if not given.",
+        "privacy",
+    )
+    group_size_epsilon: float = _option(
+        0.05, "Part of ε that the private median is chosen with.", "privacy"
+    )
+    declared_units: int | None = _option(
+        None,
+        "Number of users (user) or of examples in the pool (example) that the sampling "
+        "probability is computed from, declared without a look at the data; counted if not given.",
+        "privacy",
+        1,
+    )
+    mechanism: Mechanism = _option(
+        "blt", "Noise of 'passes': as for `tff-dpftrl train`.", "privacy"
+    )
+
+    max_epsilon: float | None = _option(
+        None, "Stop before the step that would bring the ε spent above this.", "run"
+    )
+    stop_at_accuracy: float | None = _option(
+        None, "Stop once the held-out top-1 accuracy reaches this (a share, not %).", "run"
+    )
+    eval_every: int = _option(25, "Steps between evaluations on held-out users.", "run", 1)
+    eval_sequences: int = _option(
+        4000, "Held-out examples used in an evaluation, at most.", "run", 1
+    )
+    seed: int = _option(
+        0,
+        "Public seed of the turns of 'passes' and of the choice of proxies; not of noise or "
+        "samples, whose seeds are secret.",
+        "run",
+        0,
+    )
+    deterministic_noise_seed: int | None = _option(
+        None,
+        "Seed of noise and samples, for debugging only: the run is NOT private then. If not "
+        "given, the operating system's generator is used.",
+        "run",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in _POSITIVE:
+            if getattr(self, name) is not None:
+                validation.positive(name, getattr(self, name))
+        if self.delta is not None:
+            validation.delta(self.delta)
+        for name in ("momentum", "second_moment_decay"):
+            validation.number(name, getattr(self, name), below=1)
+        if self.iterate_averaging is not None:
+            validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
+        if self.initial_weights is None:
+            raise ValueError(
+                "initial_weights must name the folder of the model to fine-tune: make one with "
+                "tff-dpftrl pretrain."
+            )
+        if (self.target_epsilon is None) == (self.noise_multiplier is None):
+            given = "neither" if self.target_epsilon is None else "both"
+            raise ValueError(f"Give either target_epsilon or noise_multiplier, got {given}.")
+        if self.warmup_steps is not None and self.warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"warmup_steps must be below num_steps={self.num_steps}, got {self.warmup_steps}."
+            )
+        self._check_sampling()
+
+    def _check_sampling(self):
+        if self.sampling == "example" and self.cohort_size is not None:
+            raise ValueError(
+                "cohort_size is a number of users, and sampling 'example' samples examples: give "
+                "compute_budget, the examples of a step."
+            )
+        if self.compute_budget is None:
+            needs_budget = self.sampling in ("auto", "example")
+            if needs_budget or None in (self.cohort_size, self.group_size):
+                both = "" if needs_budget else ", or both group_size and cohort_size"
+                raise ValueError(
+                    f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
+                    f"{both}."
+                )
+        elif self.sampling == "passes" and self.group_size is None:
+            raise ValueError(
+                "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
+                "sampled users only: give it."
+            )
+        elif self.cohort_size is not None and self.group_size is not None:
+            raise ValueError(
+                "compute_budget follows from group_size and cohort_size: leave one of them out."
+            )
+        if self.sampling == "auto":
+            for name in ("group_size", "cohort_size", "declared_units"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"{name} has no meaning before it is known what is sampled: leave it out, "
+                        "or name sampling."
+                    )
+        chooses = self.sampling == "auto" or (
+            self.sampling == "user" and self.group_size is None and self.cohort_size is None
+        )
+        if chooses and self.target_epsilon is None:
+            raise ValueError(
+                "Group size and sampling are chosen by their noise at one ε: give target_epsilon, "
+                "or group_size and sampling."
+            )
+        if self.sampling == "passes" and self.declared_units is not None:
+            raise ValueError(
+                "declared_units has no meaning with sampling 'passes', which samples nothing: "
+                "leave it out."
+            )
+        if self.sampling != "passes" and self.mechanism != type(self).mechanism:
+            raise ValueError(
+                f"mechanism {self.mechanism!r} is for sampling 'passes', not for "
+                f"{self.sampling!r}, whose noise is independent: leave it out."
+            )
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the run's books: its steps."""
+        return self.num_steps
+
+    @property
+    def vocabulary(self) -> str:
+        """Where the words are from, for the report: never from the users of this run."""
+        return "pretrained"
+
+    def statement_parameters(self) -> dict[str, statement.Scalar]:
+        """What the privacy statement says of the options, besides what the plan says."""
+        return {
+            "optimizer": self.optimizer,
+            "normalised_clipping": self.normalised_clipping,
+        }
+
+
+def is_finetuning(options: Mapping[str, Any]) -> bool:
+    """Whether the options in a run's manifest are those of a fine-tuning run."""
+    return "num_steps" in options

@@ -1,0 +1,135 @@
+"""Steps of an optimizer on noised sums of clipped gradients: for any TensorFlow model.
+
+    steps = PrivateSteps(private_round, clipped_sum, optimizer, weights, ...)
+    state = steps.initial_state()
+    state, norms = steps.step(state, batch.row_splits, read_rows)
+
+The noise is that of `private_round`: added once to the whole sum, which is then divided by
+a constant. An empty batch releases noise like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.finetuning import clipped_sums
+from tff_dpftrl.private_round import fixed_clip, interface
+
+ReadRows = Callable[[int, int], clipped_sums.Rows]
+"""From the first row of a piece of a batch, and the row after its last, to the rows."""
+
+
+class PrivateSteps:
+    """What a step does to the weights, as a function of its state and its batch.
+
+    The state is a dictionary in the layout of a run's checkpoints
+    (`training.released_model`): weights, what the optimizer and the average of the models
+    keep, and, as its part "aggregator", what decides the noise. It is secret.
+    """
+
+    def __init__(
+        self,
+        private_round: fixed_clip.FixedClipRound,
+        clipped_sum: clipped_sums.ClippedSum,
+        optimizer: tf.keras.optimizers.Optimizer,
+        weights: Sequence[np.ndarray],
+        *,
+        units_at_once: int,
+        normalised: bool = True,
+        iterate_averaging: float | None = None,
+        learning_rate: Callable[[int], float] | None = None,
+    ):
+        """Initialises the steps.
+
+        Args:
+          private_round: Clip norm, noise and denominator: the number of units expected in a
+            step.
+          clipped_sum: Sums the clipped gradients of a piece of a batch.
+          optimizer: Of Keras, not yet built.
+          weights: Where the model begins, float32.
+          units_at_once: Units in a piece of a batch.
+          normalised: Whether gradients are divided by the clip norm, noise and all.
+          iterate_averaging: Decay of the average of the steps' models that the state
+            keeps; None for none.
+          learning_rate: From a step, from 0, to its rate; the optimizer's own if None.
+        """
+        self._round = private_round
+        self._clip_norm = private_round.clipping.constant_norm
+        self._sum = clipped_sums.sum_in_chunks(clipped_sum, units_per_chunk=units_at_once)
+        self._weights = [tf.Variable(weight, dtype=tf.float32) for weight in weights]
+        self._optimizer = optimizer
+        self._optimizer.build(self._weights)
+        self._scale = 1.0 / self._clip_norm if normalised else 1.0
+        self._averaging = iterate_averaging
+        self._learning_rate = learning_rate
+        self._release = tf.function(self._noised, autograph=False)
+
+    def initial_state(self) -> dict[str, Any]:
+        """The state before the first step, with a new root seed each time."""
+        shapes = [weight.shape for weight in self._weights]
+        finalizer: dict[str, Any] = {"optimizer": _values(self._optimizer.variables)}
+        if self._averaging is not None:
+            finalizer["average"] = [np.zeros_like(weight.numpy()) for weight in self._weights]
+        return {
+            "global_model_weights": {"trainable": _values(self._weights)},
+            "finalizer": finalizer,
+            "aggregator": self._round.initial_state(shapes),
+        }
+
+    def step(
+        self, state: dict[str, Any], row_splits: np.ndarray, read_rows: ReadRows
+    ) -> tuple[dict[str, Any], np.ndarray]:
+        """Takes a step.
+
+        Args:
+          state: The state before it; it is not changed.
+          row_splits: Which rows of the batch are whose, as in `contributions.Batch`.
+          read_rows: Reads some of the batch's rows.
+
+        Returns:
+          The state after it; and the norms of the units' gradients before clipping,
+          float64, infinite where one was not finite: exact, for the operator's eyes only.
+        """
+        self._restore(state)
+        total, norms = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
+        private, gradient = self._release(state["aggregator"], total)
+        index = int(state["aggregator"].round_index)
+        if self._learning_rate is not None:
+            self._optimizer.learning_rate = self._learning_rate(index)
+        self._optimizer.apply_gradients(zip(gradient, self._weights, strict=True))
+        weights = _values(self._weights)
+        finalizer: dict[str, Any] = {"optimizer": _values(self._optimizer.variables)}
+        if self._averaging is not None:
+            finalizer["average"] = _averaged(
+                state["finalizer"]["average"], weights, self._averaging, index + 1
+            )
+        return {
+            "global_model_weights": {"trainable": weights},
+            "finalizer": finalizer,
+            "aggregator": private,
+        }, norms
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        kept = [*state["global_model_weights"]["trainable"], *state["finalizer"]["optimizer"]]
+        for variable, value in zip([*self._weights, *self._optimizer.variables], kept, strict=True):
+            variable.assign(value)
+
+    def _noised(self, state: Any, total: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
+        state, average, _ = self._round.release(state, interface.Contribution(total))
+        return state, [tf.cast(self._scale * tensor, tf.float32) for tensor in average]
+
+
+def _values(variables: Sequence[tf.Variable]) -> list[np.ndarray]:
+    return [variable.numpy() for variable in variables]
+
+
+def _averaged(
+    average: Sequence[np.ndarray], weights: Sequence[np.ndarray], decay: float, step: int
+) -> list[np.ndarray]:
+    """Σ_s decay^(t−s) θ_s / Σ_s decay^(t−s), of which the first one is θ_1."""
+    rate = np.float32((1.0 - decay) / (1.0 - decay**step))
+    return [old + rate * (new - old) for old, new in zip(average, weights, strict=True)]

@@ -1,0 +1,103 @@
+"""Gradients of public text at the pretrained weights, which choices cost no privacy to look at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tff_dpftrl.data import docstrings, sequences, sources, user_text
+from tff_dpftrl.finetuning import clipped_sums, contributions, group_size
+from tff_dpftrl.models import language_model
+from tff_dpftrl.training import pretraining
+
+_USERS_AT_ONCE = 32
+_LARGEST_CLIP_NORM = 1e6  # Nothing is clipped: norms are all that is wanted.
+
+
+@dataclasses.dataclass(frozen=True)
+class Proxies:
+    """What public users' gradients are like.
+
+    Attributes:
+      gradient_norms: L(G).
+      num_users: How many of them were measured.
+      source: What they are, for statements.
+    """
+
+    gradient_norms: group_size.GradientNorms
+    num_users: int
+    source: str
+
+
+def read(name: str, *, is_tokenized: bool) -> tuple[user_text.UserText, str]:
+    """Reads public text by user.
+
+    Args:
+      name: "standard-library", or a file as `train` reads it.
+      is_tokenized: Whether the file's texts are words already, separated by white space.
+
+    Returns:
+      The text, and what statements call it.
+
+    Raises:
+      ValueError: If it cannot be used.
+    """
+    if name == pretraining.STANDARD_LIBRARY:
+        return docstrings.read_standard_library(), "docstrings of Python's standard library"
+    text = sources.load_user_text(name, pretokenized=is_tokenized)
+    return text, f"{text.name}, declared public by the operator"
+
+
+def measure(
+    corpus: sequences.SequenceCorpus,
+    model: language_model.LanguageModel,
+    weights: Sequence[np.ndarray],
+    *,
+    largest_group: int,
+    seed: int,
+    source: str,
+) -> Proxies:
+    """Measures the norm of mean gradients of up to 1, 2, 4, … examples of a user.
+
+    Args:
+      corpus: Public text, encoded as what is fine-tuned on.
+      model: The model.
+      weights: Its pretrained weights.
+      largest_group: The largest group size wanted; what is measured ends with the power
+        of two that is not below it.
+      seed: Of the choice of users and examples.
+      source: What statements call the text.
+
+    Returns:
+      Medians over at most 128 users.
+
+    Raises:
+      ValueError: If no user has text, or all gradients are zero.
+    """
+    ids = [user for user in corpus.user_ids if len(corpus.sequences(user))]
+    if not ids:
+        raise ValueError("proxy_data has no user with a word of the vocabulary: name other text.")
+    users = contributions.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
+    sizes = [2**i for i in range((largest_group - 1).bit_length() + 1)]
+    chosen, orders = group_size.probe(users, largest_group=sizes[-1], seed=seed)
+    clipped_sum = clipped_sums.looped(clipped_sums.language_rows(model))
+    whole = clipped_sums.sum_in_chunks(clipped_sum, units_per_chunk=_USERS_AT_ONCE)
+    columns = []
+    for size in sizes:
+        rows = [
+            corpus.sequences(ids[user])[order[:size]]
+            for user, order in zip(chosen.tolist(), orders, strict=True)
+        ]
+        pool, splits = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+        columns.append(
+            whole(
+                weights,
+                lambda begin, end, pool=pool: (pool[begin:end, :-1], pool[begin:end, 1:]),
+                splits,
+                _LARGEST_CLIP_NORM,
+            )[1]
+        )
+    norms = group_size.GradientNorms.of_users(sizes, np.stack(columns, axis=1))
+    return Proxies(norms, len(chosen), source)

@@ -1,0 +1,346 @@
+"""A fine-tuning run from its options to its results folder, and its resumption.
+
+Its folder is that of a training run (`training.run`); its rounds are steps.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.accounting import display
+from tff_dpftrl.data import sequences, split
+from tff_dpftrl.finetuning import (
+    choosing,
+    clipped_sums,
+    contributions,
+    ghost,
+    optimizers,
+    private_steps,
+    proxies,
+    run_privacy,
+)
+from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.models import table
+from tff_dpftrl.private_round import clipping, fixed_clip
+from tff_dpftrl.runs import dp_ftrl_privacy, manifest, privacy
+from tff_dpftrl.training import (
+    committed_run,
+    corpus,
+    report,
+    startup,
+    text_task,
+    trained_model,
+    warm_start,
+)
+from tff_dpftrl.training import options as options_lib
+
+_USERS = "training users"
+_SIZES = "numbers of the users' examples"
+_MODEL = "model and words"
+
+
+def finetune(
+    config: config_lib.FinetuningConfig | None,
+    output: str | pathlib.Path,
+    *,
+    text: split.UserSplit | None = None,
+    say: committed_run.Say = committed_run.to_stderr,
+) -> report.TrainingResults:
+    """Fine-tunes a model with a user-level guarantee, and writes all there is to know.
+
+    Each step is committed before the next one begins, as in `training.run.train`: a run
+    killed at any moment goes on with the same batch and the same noise.
+
+    Args:
+      config: Options of a new run, or None to go on with the run in `output`.
+      output: Folder of the run; created for a new one.
+      text: The users, as `training.corpus.read_users` returns them for the config; they are
+        read now if None.
+      say: Receives the facts of the run as soon as each is known, and warnings.
+
+    Returns:
+      Metrics, statement and summary, which are also in the folder.
+
+    Raises:
+      ValueError: If an option, the data, the model or the folder cannot be used; nothing has
+        been written then.
+      OSError: If a file cannot be written; every committed step is kept.
+    """
+    output, is_new = pathlib.Path(output), config is not None
+    if is_new:
+        manifest.check_is_free(output)
+        config = config.with_absolute_paths()
+    else:
+        known = manifest.read(output)
+        config = config_of(known, output)
+    if text is None:
+        say("Reading the data ...")
+        text = corpus.read_users(config)
+    initial = _initial(config, output, None if is_new else known)
+    task = _task(config, text, initial)
+    for line in startup.describe_task(task):
+        say(line)
+    users = _users(task)
+    model, weights = initial.model, initial.weights
+    if is_new:
+        source, weights_are_public = warm_start.source(pathlib.Path(config.initial_weights))
+        say(f"Initial weights: {source}; {model.num_parameters} of them.")
+        chosen = _choose(config, users, task, weights, say)
+        plan = chosen.privacy
+        known = manifest.Manifest(
+            config=config.to_dict(),
+            derived=plan.derived()
+            | {
+                "group_size": chosen.group_size,
+                "clip_norm": plan.clip_norm,
+                "delta": plan.delta,
+            },
+            facts={
+                "initial_weights_source": source,
+                "initial_weights_are_public": weights_are_public,
+                "training_users": len(users),
+                "user_unit": task.train.corpus.user_unit,
+                "vocabulary_source": task.words.source,
+                "vocabulary_is_public": task.words.is_public,
+                "vocabulary_size": task.words.size,
+                "model": table.describe(model),
+                "num_parameters": model.num_parameters,
+            },
+            identities={
+                _USERS: manifest.identity(users.ids),
+                _SIZES: manifest.identity(list(map(str, users.num_examples))),
+                _MODEL: manifest.identity([repr(table.describe(model)), *task.words.words]),
+            },
+        )
+    else:
+        remedy = "restore the data"
+        known.check_identity(_USERS, users.ids, remedy=remedy)
+        known.check_identity(_SIZES, list(map(str, users.num_examples)), remedy=remedy)
+        known.check_identity(
+            _MODEL, [repr(table.describe(model)), *task.words.words], remedy="restore the model"
+        )
+        plan = plan_of(known, config)
+    group_size = known.derived["group_size"]
+    for line in startup.describe_plan(plan, model.num_parameters):
+        say(line)
+    if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
+        raise ValueError(
+            f"max_epsilon={config.max_epsilon:g} does not pay for one step, which costs "
+            f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
+        )
+    steps = _steps(config, plan, group_size, model, weights)
+    state = steps.initial_state()
+    with committed_run.open_rounds(
+        output, plan, known, state, max_epsilon=config.max_epsilon, is_new=is_new
+    ) as rounds:
+        durable_files.remove_leftovers(output)
+        trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
+        say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
+        public_seed = config.seed
+        if config.deterministic_noise_seed is not None:
+            public_seed = config.deterministic_noise_seed
+        seed = committed_run.sampling_seed(output, plan, public_seed)
+        batches = _batches(plan, users, group_size, seed)
+        trainer = _Steps(users.ids, batches, steps, task.train)
+        committed_run.CommittedRun(config, output, task, plan, trainer, rounds, say).run(state)
+        return report.write(output, known, config, plan, rounds, go_on=how_to_go_on(output))
+
+
+def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
+    """The options of a run that was begun.
+
+    Raises:
+      ValueError: If it is a training run.
+    """
+    if not config_lib.is_finetuning(known.config):
+        raise ValueError(
+            f"The run in {output} is one of tff-dpftrl train: go on with it by tff-dpftrl train "
+            f"--resume --output {shlex.quote(str(output))}."
+        )
+    return options_lib.config_from_mapping(
+        known.config, str(output / "config.json"), config_lib.FinetuningConfig
+    )
+
+
+def plan_of(known: manifest.Manifest, config: config_lib.FinetuningConfig) -> privacy.PrivacyPlan:
+    """The privacy of a run that was begun, from its manifest."""
+    if "plan" in known.derived:
+        return run_privacy.SampledFinetuning.resumed(
+            known.derived, deterministic_seed=config.deterministic_noise_seed
+        )
+    facts, derived = known.facts, known.derived
+    asked = choosing.asked_of_passes(config, clip_norm=derived["clip_norm"], delta=derived["delta"])
+    return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
+
+
+def how_to_go_on(output: pathlib.Path) -> str:
+    """The command that goes on with a run."""
+    return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"
+
+
+def write_report(output: pathlib.Path) -> report.TrainingResults:
+    """Writes statement, curves and model of what a run has committed; see `report.report`."""
+    known = manifest.read(output)
+    config = config_of(known, output)
+    plan = plan_of(known, config)
+    return report.of_rounds(output, known, config, plan, go_on=how_to_go_on(output))
+
+
+def _initial(
+    config: config_lib.FinetuningConfig, output: pathlib.Path, known: manifest.Manifest | None
+) -> trained_model.TrainedModel:
+    """The model to begin with; of a run that goes on, its sizes and words are enough."""
+    folder = pathlib.Path(config.initial_weights)
+    if known is None:
+        warm_start.refuse_protected(folder, config.data)
+    if known is None or not trained_model.has_vocabulary(output):  # It crashed before step 1.
+        return warm_start.find(folder).load()
+    model = table.from_description(known.facts["model"])
+    weights = [np.zeros(shape, np.float32) for shape in model.weight_shapes.values()]
+    return trained_model.TrainedModel(model, weights, *trained_model.read_vocabulary(output))
+
+
+def _task(
+    config: config_lib.FinetuningConfig,
+    text: split.UserSplit,
+    initial: trained_model.TrainedModel,
+) -> text_task.TextTask:
+    return text_task.TextTask(
+        **text_task.sequences_of(
+            text.train,
+            text.validation,
+            initial.words,
+            _spec(initial),
+            max_held_out=config.eval_sequences,
+        ),
+        num_untouched_users=len(text.test),
+        model=initial.model,
+    )
+
+
+def _spec(initial: trained_model.TrainedModel) -> sequences.SequenceSpec:
+    # An example is what its user counts as one, however long it is.
+    return sequences.SequenceSpec(initial.model.sequence_length, split_long_texts=False)
+
+
+def _users(task: text_task.TextTask) -> contributions.Users:
+    """The users who have examples."""
+    sizes = {user: len(task.train.sequences(user)) for user in task.train.user_ids}
+    ids = tuple(user for user, size in sizes.items() if size)
+    return contributions.Users(ids, np.array([sizes[user] for user in ids]))
+
+
+def _choose(
+    config: config_lib.FinetuningConfig,
+    users: contributions.Users,
+    task: text_task.TextTask,
+    weights: Sequence[np.ndarray],
+    say: committed_run.Say,
+) -> choosing.Chosen:
+    public = None
+    if choosing.needs_proxies(config):
+        say("Measuring gradients of public text ...")
+        text, source = proxies.read(config.proxy_data, is_tokenized=config.pretokenized)
+        encoded = sequences.SequenceCorpus(text, task.words, task.train.spec)
+        public = proxies.measure(
+            encoded,
+            task.model,
+            weights,
+            largest_group=choosing.largest_group(config, len(users)),
+            seed=config.seed,
+            source=source,
+        )
+    chosen = choosing.choose(config, users, public, task.model.num_parameters)
+    for line in chosen.reasons:
+        say(line)
+    return chosen
+
+
+def _steps(
+    config: config_lib.FinetuningConfig,
+    plan: privacy.PrivacyPlan,
+    group_size: int,
+    model: Any,
+    weights: Sequence[np.ndarray],
+) -> private_steps.PrivateSteps:
+    units_are_examples = getattr(plan, "plan", None) is not None and plan.plan.sampling == "example"
+    rows_per_unit = 1 if units_are_examples else group_size
+    strategy = plan.strategy if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else None
+    private_round = fixed_clip.FixedClipRound(
+        identity.Identity() if strategy is None else strategy,
+        noise_multiplier=plan.noise_multiplier,
+        clipping=clipping.FlatClipping(plan.clip_norm),
+        clients_per_round=plan.clients_per_round,
+        deterministic_seed=config.deterministic_noise_seed,
+    )
+    return private_steps.PrivateSteps(
+        private_round,
+        ghost.fastest_clipped_sum(model, rows_per_unit),
+        optimizers.build(config),
+        weights,
+        units_at_once=max(1, config.examples_at_once // rows_per_unit),
+        normalised=config.normalised_clipping,
+        iterate_averaging=config.iterate_averaging,
+        learning_rate=lambda step: optimizers.learning_rate(config, step),
+    )
+
+
+def _batches(
+    plan: privacy.PrivacyPlan, users: contributions.Users, group_size: int, seed: int
+) -> Callable[[int], contributions.Batch]:
+    """What is in a step, as a function of it."""
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        return plan.plan.contributions(users, seed).batch
+    sampler = plan.sampler(seed)
+
+    def turns(step: int) -> contributions.Batch:
+        # No secret is needed: the guarantee holds whoever knows whose turn it is.
+        members = sampler.cohort(step)
+        return contributions.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
+
+    return turns
+
+
+class _Steps(committed_run.Trainer):
+    """A step of fine-tuning, of text."""
+
+    too_fast = "learning_rate"
+    unit = "users or examples"
+
+    def __init__(
+        self,
+        user_ids: Sequence[str],
+        batches: Callable[[int], contributions.Batch],
+        steps: private_steps.PrivateSteps,
+        train: sequences.SequenceCorpus,
+    ):
+        self._user_ids = user_ids
+        self._batches = batches
+        self._steps = steps
+        self._train = train
+
+    def members(self, round_index):
+        return [self._user_ids[user] for user in np.unique(self._batches(round_index).unit_users)]
+
+    def train(self, state, round_index, members):
+        batch = self._batches(round_index)
+        owners = batch.row_users
+
+        def read_rows(begin: int, end: int) -> clipped_sums.Rows:
+            rows = np.stack(
+                [
+                    self._train.sequences(self._user_ids[owners[row]])[batch.examples[row]]
+                    for row in range(begin, end)
+                ]
+            )
+            return rows[:, :-1], rows[:, 1:]
+
+        state, norms = self._steps.step(state, batch.row_splits, read_rows)
+        return committed_run.Trained(state, None, None, int(np.sum(~np.isfinite(norms))))

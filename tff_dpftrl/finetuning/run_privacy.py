@@ -1,0 +1,120 @@
+"""The plan of fine-tuning by sampling, as the books of a run take it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.participation import observed
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import privacy
+
+METRICS_NOT_COVERED = (
+    "How long a step took, which grows with its batch, the figures about the training users' text "
+    "that a run begins with, and the n-gram baselines counted on them (metrics.csv, curves.png, "
+    "TensorBoard events and terminal): exact figures; do not publish them."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledFinetuning(privacy.PrivacyPlan):
+    """ELS or ULS. Its rounds are steps, its clients users.
+
+    Attributes:
+      plan: What is sampled, noised and promised.
+    """
+
+    plan: plan_lib.Plan
+
+    needs_secret_cohorts = True
+
+    @classmethod
+    def of(
+        cls, plan: plan_lib.Plan, *, clip_norm: float, deterministic_seed: int | None
+    ) -> SampledFinetuning:
+        """The privacy of a run.
+
+        Args:
+          plan: Sampling and noise.
+          clip_norm: L2 norm that the gradient of a unit is clipped to.
+          deterministic_seed: Seed of noise and samples if the caller gave one.
+
+        Returns:
+          The plan.
+        """
+        return cls(
+            noise_multiplier=plan.noise_multiplier,
+            clip_norm=clip_norm,
+            clients_per_round=plan.expected_units,
+            num_clients=plan.num_users,
+            num_rounds=plan.num_steps,
+            delta=plan.delta,
+            deterministic_seed=deterministic_seed,
+            simulated=None,
+            plan=plan,
+        )
+
+    @property
+    def declared(self) -> schema_lib.MinSep:
+        """Only the number of steps is promised: a sampled user may be in all of them."""
+        return schema_lib.MinSep.unrestricted(self.num_rounds)
+
+    def epsilon_after(self, rounds_done: int) -> float | None:
+        """See the base class."""
+        return self.plan.epsilon_after(rounds_done) if self.has_guarantee else None
+
+    def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
+        """See the base class."""
+        epsilon = self.epsilon_after(seen.num_rounds)
+        return math.inf if epsilon is None else epsilon
+
+    def noise_to_signal(self, num_parameters: int) -> float:
+        """See the base class: σ √(d T) over the T steps' expected units."""
+        return self.plan.noise_of_average * math.sqrt(num_parameters / self.num_rounds)
+
+    def describe(self) -> list[str]:
+        """See the base class."""
+        return self.plan.describe()
+
+    def statement(
+        self,
+        seen: observed.ObservedParticipation,
+        *,
+        parameters: Mapping[str, statement.Scalar],
+        vocabulary_source: str | None,
+        headline_caveats: Sequence[str],
+        not_covered: Sequence[str] = (),
+        charge_all_rounds: bool,
+    ) -> statement.PrivacyStatement:
+        """See the base class."""
+        return self.plan.statement(
+            steps_done=None if charge_all_rounds else seen.num_rounds,
+            parameters={
+                "clip_norm": self.clip_norm,
+                "num_steps": seen.num_rounds,
+                **parameters,
+            },
+            seed_is_known=self.deterministic_seed is not None,
+            vocabulary_source=vocabulary_source,
+            not_covered=(*not_covered, METRICS_NOT_COVERED),
+            headline_caveats=headline_caveats,
+        )
+
+    def derived(self) -> dict[str, Any]:
+        """See the base class."""
+        return {"plan": dataclasses.asdict(self.plan), "clip_norm": self.clip_norm}
+
+    @classmethod
+    def resumed(
+        cls, derived: Mapping[str, Any], *, deterministic_seed: int | None
+    ) -> SampledFinetuning:
+        """The privacy of a run that is under way, from what `derived` recorded."""
+        return cls.of(
+            plan_lib.Plan(**derived["plan"]),
+            clip_norm=derived["clip_norm"],
+            deterministic_seed=deterministic_seed,
+        )
