@@ -1,0 +1,61 @@
+"""Tests of the plan of a run by sampling: what the books are told is what the plan says."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from tff_dpftrl.finetuning import contributions, run_privacy
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.participation import observed
+
+_USERS = contributions.of_sizes([3, 8, 20] * 200)
+
+
+def _made(seed=None, sampling="example", **options):
+    noise = {"target_epsilon": 3.0} if not options else options
+    plan = plan_lib.make_plan(
+        _USERS, sampling=sampling, group_size=4, expected_units=64, num_steps=50, **noise
+    )
+    return run_privacy.SampledFinetuning.of(plan, clip_norm=0.25, deterministic_seed=seed)
+
+
+@pytest.mark.parametrize("sampling", ["example", "user"])
+def test_a_resumed_run_has_the_same_plan(sampling):
+    made = _made(sampling=sampling)
+    kept = json.loads(json.dumps(made.derived()))
+    assert run_privacy.SampledFinetuning.resumed(kept, deterministic_seed=None) == made
+    assert made.num_rounds == 50 and made.clients_per_round == 64 and made.clip_norm == 0.25
+    assert made.needs_secret_cohorts and made.declared.max_participations == 50
+
+
+def test_epsilon_is_that_of_the_plan_and_none_where_there_is_none():
+    made = _made()
+    assert [made.epsilon_after(t) for t in (0, 10, 50)] == [
+        made.plan.epsilon_after(t) for t in (0, 10, 50)
+    ]
+    assert made.epsilon_after(10) < made.epsilon_after(50) <= 3.0
+    for without in (_made(seed=3), _made(noise_multiplier=0.0)):
+        assert without.epsilon_after(50) is None and not without.has_guarantee
+    expected = made.noise_multiplier / 64 * math.sqrt(10_000 / 50)
+    assert made.noise_to_signal(10_000) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_statement_charges_what_was_run_or_all():
+    made = _made()
+    seen = observed.ObservedParticipation(num_rounds=10, min_sep=1, max_participations=10)
+    common = {"parameters": {"optimizer": "adam"}, "vocabulary_source": "x", "headline_caveats": ()}
+    part = made.statement(seen, charge_all_rounds=False, **common)
+    whole = made.statement(seen, charge_all_rounds=True, **common)
+    assert part.epsilon == made.epsilon_after(10) < whole.epsilon == made.epsilon_after(50)
+    assert made.epsilon_of(seen) == part.epsilon
+    for statement, charged in ((part, 10), (whole, 50)):
+        assert statement.parameters["num_steps"] == 10
+        assert statement.parameters["num_steps_charged"] == charged
+        assert statement.parameters["clip_norm"] == 0.25
+        assert run_privacy.METRICS_NOT_COVERED in statement.not_covered
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
