@@ -17,6 +17,7 @@ from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.sweeps import results as results_lib
+from tff_dpftrl.training import language_config
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _PICTURES = _HERE.parent / "docs" / "experiments"
@@ -45,9 +46,7 @@ def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
     results = _HERE / "results" / name
     results.mkdir(parents=True, exist_ok=True)
     _PICTURES.mkdir(parents=True, exist_ok=True)
-    written = [results / file for file in ("cells.csv", "summary.csv")]
-    for path in written:
-        shutil.copyfile(sweep / path.name, path)
+    written = [_copy_table(sweep / file, results / file) for file in ("cells.csv", "summary.csv")]
     picture = _PICTURES / f"{name}.png"
     shutil.copyfile(sweep / "curves.png", picture)
     baselines = [
@@ -58,6 +57,16 @@ def collect(sweep: pathlib.Path, name: str) -> list[pathlib.Path]:
     written.append(_write(results / "baselines.csv", ["model", results_lib.ACCURACY], baselines))
     written.append(_write(results / "head_words.csv", list(heads[0]), heads))
     return [*written, picture]
+
+
+def _copy_table(source: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
+    """Copies a table, naming files without their folders, which are of this machine."""
+    with open(source, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        for name in language_config.FILES.keys() & row.keys():
+            row[name] = axes_lib.short(name, row[name] or None)
+    return _write(target, list(rows[0]), rows)
 
 
 def _head_words(sweep: pathlib.Path, cell: cells_lib.Cell) -> dict[str, object]:

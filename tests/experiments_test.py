@@ -78,16 +78,17 @@ def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
     assert lines[3:5] == ["| mechanism=blt | 4.50 | 8.00 |", "| mechanism=none | 3.00 | 8.00 |"]
 
 
-def test_the_costs_of_participation_are_those_of_the_code():
-    with open(_FOLDER / "results" / "participation.csv", newline="", encoding="utf-8") as file:
+@pytest.mark.parametrize("experiment", ["participation", "mechanism_losses"])
+def test_figures_of_the_maths_are_those_of_the_code(experiment):
+    with open(_FOLDER / "results" / f"{experiment}.csv", newline="", encoding="utf-8") as file:
         kept = list(csv.DictReader(file))
-    made = _load("participation").rows()
+    made = _load(experiment).rows()
     assert len(made) == len(kept)
     for now, then in zip(made, kept, strict=True):
-        name = now.pop("mechanism")
-        assert name == then.pop("mechanism")
+        for name in {"experiment", "mechanism"} & then.keys():
+            assert now.pop(name) == then.pop(name)
         for column, value in then.items():
-            assert float(now[column]) == pytest.approx(float(value), rel=5e-3), (name, column)
+            assert float(now[column]) == pytest.approx(float(value), rel=5e-3), column
 
 
 def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
@@ -96,7 +97,8 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(collect, "_PICTURES", tmp_path / "docs")
     sweep, options = tmp_path / "toy", {"mechanism": "blt", "noise_multiplier": 1.0}
     folder.write(sweep, options, {"seed": (0, 1)})
-    _write(sweep / "cells.csv", [{"seed": seed} for seed in (0, 1)])
+    weights = {"initial_weights": "/somewhere/here/pretrained"}
+    _write(sweep / "cells.csv", [{"seed": seed} | weights for seed in (0, 1)])
     _write(sweep / "summary.csv", [{"cells": 2}])
     (sweep / "curves.png").write_bytes(b"picture")
     histograms = {"10": [0.25, 0.75], "50": [0.0, 1.0]}
@@ -110,7 +112,8 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     for path in collect.collect(sweep, "toy"):
         assert path.exists()
     kept = tmp_path / "experiments" / "results" / "toy"
-    assert (kept / "cells.csv").read_bytes() == (sweep / "cells.csv").read_bytes()
+    cells = (kept / "cells.csv").read_text().splitlines()
+    assert cells == ["seed,initial_weights", "0,pretrained", "1,pretrained"]
     assert (kept / "baselines.csv").read_text() == "model,eval_top1_in_vocab\nbigrams,0.2\n"
     heads = (kept / "head_words.csv").read_text().splitlines()
     assert heads == ["setting,seed,of_10,of_50", ",0,0.75,1.0", ",1,0.75,1.0"]
