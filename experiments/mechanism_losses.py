@@ -1,7 +1,8 @@
 """What mechanisms lose at equal privacy: `python experiments/mechanism_losses.py`.
 
 Nothing is trained. At one ε the noise in the sum of the updates so far is proportional to the
-loss, sensitivity times error (BLT paper, section 2). Writes experiments/results/mechanism_losses.csv.
+loss, sensitivity times error (BLT paper, section 2). Writes
+experiments/results/mechanism_losses.csv.
 """
 
 from __future__ import annotations
