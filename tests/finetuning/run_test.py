@@ -39,7 +39,10 @@ def _weights(output):
     return export.read(output / "model.npz")[1]
 
 
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    ["user", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("example", "passes"))],
+)
 def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     kind, toy, tmp_path, monkeypatch
 ):
