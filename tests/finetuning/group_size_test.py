@@ -48,6 +48,22 @@ def test_the_factors_of_estimate_and_double():
     assert found.doublings[0].tau_group == pytest.approx(0.756, abs=6e-4)
 
 
+def test_a_split_becomes_a_choice_that_says_whose_gradients_were_looked_at():
+    kwargs = {"compute_budget": 1024, "num_users": _USERS}
+    found = group_size.estimate_and_double(_NORMS, _noise(1), **kwargs)
+    public = found.choice(norms_of="128 public users", looked_at_users=False)
+    assert (public.group_size, public.epsilon, public.looked_at_users) == (8, 0.0, False)
+    assert "Estimate-and-Double, with gradient norms of 128 public users" in public.source
+    best = group_size.best_split(_NORMS, _noise(1), **kwargs)
+    own = best.choice(norms_of="the training users", looked_at_users=True)
+    users = contributions.of_sizes([16] * _USERS)
+    made = plan.make_plan(
+        users, sampling="user", group_size=own, expected_units=128, num_steps=5, noise_multiplier=1
+    )
+    (said,) = [text for text in made.statement().not_covered if "group size" in text]
+    assert "gradient norms of the training users" in said and "Estimate" not in said
+
+
 @pytest.mark.parametrize("epsilon", [1, 4, 16])
 def test_as_printed_in_the_paper_the_group_is_always_doubled(epsilon):
     found = group_size.estimate_and_double(

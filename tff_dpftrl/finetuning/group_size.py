@@ -252,6 +252,24 @@ class Split:
     noise: float
     doublings: tuple[Doubling, ...] = ()
 
+    def choice(self, *, norms_of: str, looked_at_users: bool) -> Choice:
+        """The group size, with what a statement must say of where it comes from.
+
+        Args:
+          norms_of: Whose gradient norms L(G) are, like "128 users of another corpus".
+          looked_at_users: Whether those are protected users: L(G) is computed without
+            noise, so that the guarantee does not cover the choice then.
+
+        Returns:
+          The choice, for `plan.make_plan`.
+        """
+        how = "Estimate-and-Double" if self.doublings else "the least noise for the gradient's norm"
+        return Choice(
+            self.group_size,
+            f"by {how}, with gradient norms of {norms_of}",
+            looked_at_users=looked_at_users,
+        )
+
 
 def splits(
     compute_budget: int, *, num_users: int | None = None, smallest_cohort: int = SMALLEST_COHORT

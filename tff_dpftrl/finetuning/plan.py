@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import mixture_of_gaussians, statement
+from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
 from tff_dpftrl.finetuning import contributions
 from tff_dpftrl.finetuning import group_size as group_sizes
 
@@ -174,7 +174,9 @@ class Plan:
         """What is done, in a few lines for people."""
         unit = _units(self.sampling)
         of_user = "in the pool" if self.sampling == EXAMPLE else "in a step, drawn anew each time"
-        spent = "no finite ε" if math.isinf(self.epsilon) else f"ε = {self.epsilon:.4g}"
+        spent = (
+            "no finite ε" if math.isinf(self.epsilon) else f"ε = {display.round_up(self.epsilon)}"
+        )
         lines = [
             f"Sampling: {_NAMES[self.sampling]}; each of {self.num_units} {unit} is in a step "
             f"with probability {self.sampling_probability:.4g}, in secret; {self.num_steps} steps.",
@@ -324,7 +326,8 @@ class WhatIf:
         """What may be said of it."""
         return (
             f"What if: with {self.users_scale:g} times as many users, {self.num_users:g}, and the "
-            f"same expected batch, the noise would give ε = {self.epsilon:.4g} at δ = "
+            f"same expected batch, the noise would give ε = "
+            f"{display.round_up(self.epsilon)} at δ = "
             f"{self.delta:.3g}. This is a comparison, not a guarantee for anybody in this data."
         )
 
