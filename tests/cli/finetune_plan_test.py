@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tff_dpftrl.cli import main
+from tff_dpftrl.data import split
 
 _TARGET = ["--target-epsilon", "4", "--compute-budget", "128", "--steps", "20"]
 _USERS = ["--users", "500", "--examples-per-user", "20", *_TARGET]
@@ -76,7 +77,12 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
     sizes = tmp_path / "sizes.txt"
     sizes.write_text("\n".join(str(1 + i % 7) for i in range(140)))
     texts = tmp_path / "texts.jsonl"
-    rows = ({"user_id": f"u{i}", "examples": ["a text"] * (1 + i % 7) + [" "]} for i in range(140))
+    # Users who are held out, and one who never wrote, are not trained on.
+    train = [f"u{i}" for i in range(1000) if split.hash_bucket(f"u{i}") > 1][:141]
+    held_out = [f"u{i}" for i in range(1000) if split.hash_bucket(f"u{i}") < 2]
+    found = {user: ["a text"] * (1 + i % 7) + [" "] for i, user in enumerate(train[:140])}
+    found |= {user: ["a text"] * 50 for user in held_out} | {train[140]: [" "]}
+    rows = ({"user_id": user, "examples": examples} for user, examples in found.items())
     texts.write_text("\n".join(map(json.dumps, rows)))
     by_sizes = _json(capsys, "--user-sizes", str(sizes), *_TARGET, "--delta", "1e-4")
     by_texts = _json(capsys, "--data", str(texts), *_TARGET, "--delta", "1e-4")
@@ -109,16 +115,11 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
     assert re.search(message, error) and error.count("\n") == 1, error
 
 
-def test_a_user_without_examples_is_named(capsys, tmp_path):
+def test_data_without_anybody_to_train_on_is_refused(capsys, tmp_path):
     path = tmp_path / "texts.jsonl"
-    path.write_text(
-        "\n".join(
-            json.dumps({"user_id": user, "examples": texts})
-            for user, texts in (("ann", ["a"]), ("bob", [" "]))
-        )
-    )
+    path.write_text(json.dumps({"user_id": "bob", "examples": [" "]}))
     assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
-    assert "got 0 for user 'bob': leave users without examples out" in capsys.readouterr().err
+    assert "has no user to train on who has text" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ the recommended way is the best one for the fourth root of G, halfway.
 
 _EPILOG = """\
 examples:
-  # What is in a file of users' texts; an example is a text that is not blank.
+  # The users of a file of texts whom `finetune` would train on, eight in ten; an example is
+  # a text that is not blank.
   tff-dpftrl finetune-plan --data users.jsonl.gz --target-epsilon 4 --compute-budget 1024 \\
       --steps 500
 
@@ -176,11 +177,14 @@ def _users(args: argparse.Namespace) -> contributions.Users:
             raise ValueError(
                 f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
             ) from error
-    from tff_dpftrl.data import sources
+    from tff_dpftrl.data import sources, split
 
-    corpus = sources.load_user_text(args.data)
-    sizes = [sum(bool(t.strip()) for t in corpus.examples(user)) for user in corpus.user_ids]
-    return contributions.Users(corpus.user_ids, sizes)
+    corpus = split.by_user(sources.load_user_text(args.data)).train
+    sizes = {u: sum(bool(t.strip()) for t in corpus.examples(u)) for u in corpus.user_ids}
+    sizes = {user: size for user, size in sizes.items() if size}
+    if not sizes:
+        raise ValueError(f"--data {args.data} has no user to train on who has text: use more.")
+    return contributions.Users(tuple(sizes), list(sizes.values()))
 
 
 def _gradient_norms(
