@@ -117,7 +117,8 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
 
 def test_data_without_anybody_to_train_on_is_refused(capsys, tmp_path):
     path = tmp_path / "texts.jsonl"
-    path.write_text(json.dumps({"user_id": "bob", "examples": [" "]}))
+    rows = ({"user_id": user, "examples": [" "]} for user in ("ann", "bob"))
+    path.write_text("\n".join(map(json.dumps, rows)))
     assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
     assert "has no user to train on who has text" in capsys.readouterr().err
 
