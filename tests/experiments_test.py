@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.finetuning import mean_estimation
 from tff_dpftrl.sweeps import folder
 from tff_dpftrl.training import options as options_lib
 
@@ -89,6 +90,27 @@ def test_figures_of_the_maths_are_those_of_the_code(experiment):
             assert now.pop(name) == then.pop(name)
         for column, value in then.items():
             assert float(now[column]) == pytest.approx(float(value), rel=5e-3), column
+
+
+def _kept(name):
+    with open(_FOLDER / "results" / name, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_synthetic_means_were_estimated_on_the_whole_grid():
+    kept = _kept("mean_estimation.csv")
+    axes = (("epsilon", "ε", 7), ("compute_budget", "B", 6), ("within_user", "σ₂", 5))
+    for varied, column, count in axes:
+        rows = [row for row in kept if row["varied"] == varied]
+        assert len({row[column] for row in rows}) == count
+        ways = {(row["method"], row["G"]) for row in rows}
+        assert ways == {("ELS", "16"), *(("ULS", str(group)) for group in (1, 2, 4, 8, 16))}
+    # One cell again, with fewer trials.
+    method = mean_estimation.Method("user", 8)
+    found = mean_estimation.best(mean_estimation.Task(), method, num_trials=32)
+    default = {"varied": "epsilon", "ε": "1.0", "method": "ULS", "G": "8"}
+    (then,) = (row for row in kept if default.items() <= row.items())
+    assert found.loss == pytest.approx(float(then["loss"]), rel=0.15)
 
 
 def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
