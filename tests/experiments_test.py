@@ -97,6 +97,25 @@ def _kept(name):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.parametrize(
+    "name, keys",
+    [
+        ("finetuning_noise.csv", ("figure", "ε", "method", "G", "units a step")),
+        ("finetuning_epsilon.csv", ("σ", "G")),
+    ],
+)
+def test_the_noise_of_finetuning_is_that_of_the_code(name, keys):
+    module = _load("finetuning_noise")
+    if name == "finetuning_noise.csv":
+        made = module.noise(targets=(4.0,))
+    else:
+        made = module.epsilons(groups=(1, 2), stddevs=(2.0,))
+    for now in made:
+        (then,) = (row for row in _kept(name) if all(row[k] == str(now[k]) for k in keys))
+        for column in set(now) - set(keys):
+            assert float(now[column]) == pytest.approx(float(then[column]), rel=5e-3), now
+
+
 def test_the_synthetic_means_were_estimated_on_the_whole_grid():
     kept = _kept("mean_estimation.csv")
     axes = (("epsilon", "ε", 7), ("compute_budget", "B", 6), ("within_user", "σ₂", 5))
