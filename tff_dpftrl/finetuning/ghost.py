@@ -1,17 +1,19 @@
 """Sums of clipped gradients of language models in one forward and one backward pass.
 
-No gradient of a single unit is formed. A use of a weight, x → z, adds Σ_t x_tᵀ δ_t to the
+A use of a weight, x → z, adds Σ_t x_tᵀ δ_t to the
 gradient of a unit, t over the unit's tokens and δ = ∂ loss / ∂z, whose squared norm is
 Σ_{t,t'} (x_t · x_t') (δ_t · δ_t') (Goodfellow 2015; Li et al. 2022, "ghost clipping"). So
 one backward pass down to all z, without gradients of weights, gives the norms of all units;
 then each δ is scaled by its unit's factor, and the gradients of the weights are formed once
 ("book-keeping", Bu et al. 2023). Where a weight is used twice, as a tied embedding, the
-norm has the product of both uses, too: without it, it would be wrong, silently.
+norm has the product of both uses, too: without it, it would be wrong, silently. Where a
+gradient for each unit is no larger than the tokens' products, it is formed after all.
 
-Norms are float32 sums, their relative error on text some 1e-6, which the margin of the clip
-(`clipping.CLIP_MARGIN`) covers; the sum over a chunk is float32 too, so that the proof in
-`private_round.summation` is not one for it. Where that matters, `clipped_sums.looped` is
-the same function in float64.
+Norms are float32 sums over pairs of tokens. On text their relative error is some 1e-6, which
+the margin of the clip (`clipping.CLIP_MARGIN`) covers; it grows where the gradients of a
+unit's tokens cancel each other. The sum over a chunk is float32, too: the proof in
+`private_round.summation` is not one for this way. Where that matters, `clipped_sums.looped`
+is the same function in float64.
 """
 
 from __future__ import annotations
@@ -28,8 +30,11 @@ from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.models import language_model, weight_uses
 from tff_dpftrl.private_round import clipping
 
-_MOST_ROWS = 4
-"""Rows in a unit up to which this is faster than a gradient for each; see benchmarks."""
+_MOST_TOKENS = 256
+"""Tokens in a unit, padding included, up to which this is no slower than a gradient for each.
+
+`benchmarks/clipped_sums.py` has the comparison.
+"""
 
 
 def fastest_clipped_sum(
@@ -43,14 +48,14 @@ def fastest_clipped_sum(
       normalised: As for `clipped_sums.looped`.
 
     Returns:
-      `booked` for units of few rows of a model that reports its uses of weights, else
+      `booked` for short units of a model that reports its uses of weights, else
       `clipped_sums.looped`, for `clipped_sums.language_rows`.
 
     Raises:
       ValueError: If `rows_per_unit` is less than 1.
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
-    if model.reports_uses and rows_per_unit <= _MOST_ROWS:
+    if model.reports_uses and rows_per_unit * model.sequence_length <= _MOST_TOKENS:
         return booked(model, rows_per_unit, normalised=normalised)
     return clipped_sums.looped(clipped_sums.language_rows(model), normalised=normalised)
 
@@ -371,59 +376,52 @@ def _sums(
     scales: tf.Tensor,
     shapes: Mapping[str, tuple[int, ...]],
 ) -> dict[str, tf.Tensor]:
-    """Returns the sum of the units' gradients, each times its scale, by name of the weight."""
-    gradients, inputs, formed = _without_scaled_to_zero(results, gradients, units, formed, scales)
-    sums = {name: [] for name in shapes}
-    for i, (result, gradient) in enumerate(zip(results, gradients, strict=True)):
-        scale = units.of_tokens(scales, result.order)[:, None]
-        for j, use in enumerate(result.uses):
-            if (i, j) in formed:
-                of_use = tf.tensordot(scales, formed[i, j], 1)
-            elif isinstance(use, weight_uses.Product):
-                x, by = inputs[i, j], gradient
-                # The scores' gradient is much the largest tensor, and is not copied.
-                x, by = (x * scale, by) if x.shape[-1] < by.shape[-1] else (x, by * scale)
-                first, second = (by, x) if use.transposed else (x, by)
-                of_use = tf.matmul(first, second, transpose_a=True)
-            elif isinstance(use, weight_uses.Bias):
-                of_use = tf.matmul(scale, gradient, transpose_a=True)[0]
-            else:
-                num_ids = shapes[use.name][0]
-                of_use = tf.math.unsorted_segment_sum(gradient * scale, use.ids, num_ids)
-            sums[use.name].append(of_use)
-    return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
+    """Returns the sum of the units' gradients, each times its scale, by name of the weight.
 
-
-def _without_scaled_to_zero(
-    results: Sequence[_Result],
-    gradients: Sequence[tf.Tensor],
-    units: _Units,
-    formed: dict[tuple[int, int], tf.Tensor],
-    scales: tf.Tensor,
-) -> tuple[list[tf.Tensor], dict[tuple[int, int], tf.Tensor], dict[tuple[int, int], tf.Tensor]]:
-    """Returns gradients, inputs of products, and formed gradients, all zero where scales are.
-
-    There they may not be finite, and zero times them would be no number.
+    What belongs to a unit of scale zero is not looked at: it may not be finite, and zero
+    times that would be no number.
     """
-    inputs = {
-        (i, j): use.inputs
-        for i, result in enumerate(results)
-        for j, use in enumerate(result.uses)
-        if isinstance(use, weight_uses.Product)
-    }
     kept = scales > 0.0
 
-    def zeroed():
-        def where(kept, values):
-            kept = tf.reshape(kept, [-1, *[1] * (values.shape.rank - 1)])
-            return tf.where(kept, values, tf.zeros_like(values))
+    def add_up(zeroed):
+        sums = {name: [] for name in shapes}
+        for i, (result, gradient) in enumerate(zip(results, gradients, strict=True)):
+            kept_tokens = units.of_tokens(kept, result.order)
+            scale = units.of_tokens(scales, result.order)[:, None]
+            by = zeroed(gradient, kept_tokens)
+            for j, use in enumerate(result.uses):
+                if (i, j) in formed:
+                    of_use = tf.tensordot(scales, zeroed(formed[i, j], kept), 1)
+                elif isinstance(use, weight_uses.Product):
+                    of_use = _of_product(use, zeroed(use.inputs, kept_tokens), by, scale)
+                elif isinstance(use, weight_uses.Bias):
+                    of_use = tf.matmul(scale, by, transpose_a=True)[0]
+                else:
+                    num_ids = shapes[use.name][0]
+                    of_use = tf.math.unsorted_segment_sum(by * scale, use.ids, num_ids)
+                sums[use.name].append(of_use)
+        return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
 
-        of_tokens = [units.of_tokens(kept, result.order) for result in results]
-        return (
-            [where(kept, x) for kept, x in zip(of_tokens, gradients, strict=True)],
-            {(i, j): where(of_tokens[i], x) for (i, j), x in inputs.items()},
-            {key: where(kept, x) for key, x in formed.items()},
-        )
+    # Zeros are hardly ever needed, and as many numbers to copy as there are.
+    return tf.cond(
+        tf.reduce_all(kept), lambda: add_up(lambda values, kept: values), lambda: add_up(_zeroed)
+    )
 
-    # Hardly ever needed, and as many numbers to copy as there are.
-    return tf.cond(tf.reduce_all(kept), lambda: (list(gradients), inputs, formed), zeroed)
+
+def _zeroed(values: tf.Tensor, kept: tf.Tensor) -> tf.Tensor:
+    """Zero in the entries of the first axis that are not kept."""
+    kept = tf.reshape(kept, [-1, *[1] * (values.shape.rank - 1)])
+    return tf.where(kept, values, tf.zeros_like(values))
+
+
+def _of_product(
+    use: weight_uses.Product, inputs: tf.Tensor, gradient: tf.Tensor, scale: tf.Tensor
+) -> tf.Tensor:
+    """Gradient of a matrix, each token times its scale."""
+    # The scores' gradient is much the largest tensor, and is not copied.
+    if inputs.shape[-1] < gradient.shape[-1]:
+        inputs *= scale
+    else:
+        gradient *= scale
+    first, second = (gradient, inputs) if use.transposed else (inputs, gradient)
+    return tf.matmul(first, second, transpose_a=True)
