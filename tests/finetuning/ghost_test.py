@@ -198,6 +198,16 @@ def test_chunks_add_up_and_normalised_units_have_norm_one_at_most(units_per_chun
     _assert_same(found, expected, 1.0)
 
 
+def test_thousands_of_small_scores_are_not_lost_beside_a_large_one():
+    # All probabilities are near 1/V: a square of one is half a unit in the last place of 1.
+    model = dataclasses.replace(_LSTM, vocabulary_size=4096)
+    weights = [tf.constant(w) for w in model.initial_weights(0)]
+    rows, splits = _rows(model, [1] * 8)
+    norms = _run(ghost.booked(model, 1), weights, rows, splits, 1.0)[1]
+    expected = _run(_loop(model), weights, rows, splits, 1.0)[1]
+    np.testing.assert_allclose(norms, expected, rtol=clipping.CLIP_MARGIN / 10)
+
+
 def test_the_way_is_chosen_by_model_and_rows():
     for name in table.MODELS:
         model = small_models.build(name, vocabulary_size=11, sequence_length=5)

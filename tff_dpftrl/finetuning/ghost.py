@@ -9,9 +9,10 @@ then each δ is scaled by its unit's factor, and the gradients of the weights ar
 norm has the product of both uses, too: without it, it would be wrong, silently. Where a
 gradient for each unit is no larger than the tokens' products, it is formed after all.
 
-Norms are float32 sums over pairs of tokens. On text their relative error is some 1e-6, which
-the margin of the clip (`clipping.CLIP_MARGIN`) covers; it grows where the gradients of a
-unit's tokens cancel each other. The sum over a chunk is float32, too: the proof in
+Norms are sums over pairs of tokens, of float32 where there are hundreds of outputs and of
+float64 where there is one for each word. On random words their relative error is below 1e-6,
+which the margin of the clip (`clipping.CLIP_MARGIN`) covers; it grows where the gradients of
+a unit's tokens cancel each other. The sum over a chunk is float32: the proof in
 `private_round.summation` is not one for this way. Where that matters, `clipped_sums.looped`
 is the same function in float64.
 """
@@ -251,7 +252,7 @@ def _square(values: tf.Tensor) -> tf.Tensor:
 
 def _norms(squares: Sequence[tf.Tensor]) -> tf.Tensor:
     """Root of the sum, float64; infinite if it is not finite."""
-    total = tf.cast(tf.add_n(squares), tf.float64)
+    total = tf.add_n([tf.cast(square, tf.float64) for square in squares])
     # Rounding may leave less than nothing.
     norms = tf.sqrt(tf.maximum(total, 0.0))
     return tf.where(tf.math.is_finite(total), norms, tf.constant(math.inf, tf.float64))
@@ -324,8 +325,8 @@ def _compared(
         [units, words] and [units, words, inputs].
 
     Returns:
-      float32, shape [units]. With `tied`, also twice the inner product of both gradients of
-      the embedding: 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
+      Shape [units], of the gradient's dtype. With `tied`, also twice the inner product of both
+      gradients of the embedding: 2 Σ_{t,t'} δ_t[w_t'] (x_t · δ'_t'), t' over the words.
     """
     alike = []
     for use, x in zip(uses, given, strict=True):
@@ -353,19 +354,25 @@ def _compared_each(
     units: _Units,
     positions: tf.Tensor,
 ) -> tf.Tensor:
-    """`_compared` for picked positions, one unit after the other: their numbers differ."""
+    """`_compared` for picked positions, one unit after the other: their numbers differ.
+
+    In float64. The gradient of a token's scores has one entry near -1 and thousands of
+    small ones: in float32, many of their squares are lost, always in the same direction.
+    """
     splits = units.splits(positions)
 
     def of_unit(index):
-        own = slice(splits[index], splits[index + 1])
-        return _compared(
-            uses,
-            [None if x is None else x[None, own] for x in given],
-            gradient[None, own],
-            None if tied is None else tuple(x[index : index + 1] for x in tied),
-        )[0]
+        def own(values):
+            return tf.cast(values[None, splits[index] : splits[index + 1]], tf.float64)
 
-    return tf.map_fn(of_unit, tf.range(units.number), fn_output_signature=gradient.dtype)
+        tied_to = None
+        if tied is not None:
+            words, by_rows = (x[index : index + 1] for x in tied)
+            tied_to = words, tf.cast(by_rows, tf.float64)
+        inputs = [None if x is None else own(x) for x in given]
+        return _compared(uses, inputs, own(gradient), tied_to)[0]
+
+    return tf.map_fn(of_unit, tf.range(units.number), fn_output_signature=tf.float64)
 
 
 def _sums(
