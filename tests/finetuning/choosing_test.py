@@ -36,7 +36,8 @@ def test_what_is_given_is_taken_and_what_it_needs_is_known_beforehand():
     plan = chosen.privacy.plan
     assert (plan.sampling, plan.group_size, plan.expected_units) == ("user", 8, 50)
     assert chosen.privacy.clip_norm == 0.3 and plan.epsilon <= 4.0 and plan.delta == 1e-6
-    assert plan.sampling_probability == 50 / 1000 and chosen.reasons == ()
+    assert plan.sampling_probability == 50 / 1000
+    assert chosen.facts["clip_norm_source"] == "given" and chosen.not_covered == ()
     assert choosing.needs_proxies(dataclasses.replace(config, clip_norm=None))
 
 
@@ -49,6 +50,8 @@ def test_half_of_the_budget_is_the_other_half():
     assert by_group.privacy.clip_norm == 2.6
     with pytest.raises(ValueError, match="smaller than a cohort of one user"):
         _choose(_config(sampling="user", compute_budget=3, group_size=4))
+    with pytest.raises(ValueError, match="compute_budget / group_size = 2000 exceeds the 1000"):
+        _choose(_config(sampling="user", compute_budget=8000, group_size=4))
 
 
 def test_estimate_and_double_decides_for_users():
@@ -64,6 +67,23 @@ def test_estimate_and_double_decides_for_users():
     assert (plan.group_size, plan.expected_units) == (best.group_size, best.cohort_size)
     assert "Estimate-and-Double" in chosen.reasons[0]
     assert plan.group_size_epsilon == 0.0 and not plan.group_size_is_exact
+    # It is the cohort that was judged, not what is left of an odd budget.
+    odd = _choose(_config(sampling="user", compute_budget=1100)).privacy.plan
+    assert (odd.group_size, odd.expected_units) == (plan.group_size, plan.expected_units)
+    few = contributions.of_sizes([5] * 48)
+    small = choosing.choose(_config(sampling="user", compute_budget=60), few, _public(), 10)
+    assert small.privacy.plan.expected_units == 32
+    with pytest.raises(ValueError, match="begins with 32 users in a step, and there are 10"):
+        choosing.largest_group(config, 10)
+
+
+def test_a_declared_number_of_users_is_the_one_that_counts():
+    # With so many users the cohort can grow further before the noise of its average falls.
+    options = {"sampling": "user", "compute_budget": 1024, "target_epsilon": 1.0, "delta": 1e-6}
+    counted = _choose(_config(**options)).privacy.plan
+    declared = _choose(_config(**options, declared_units=100_000)).privacy.plan
+    assert declared.expected_units > counted.expected_units
+    assert declared.sampling_probability == declared.expected_units / 100_000
 
 
 @pytest.mark.parametrize(
@@ -77,10 +97,12 @@ def test_estimate_and_double_decides_for_users():
 def test_the_private_median_is_charged_whichever_is_taken(sizes, sampling):
     users = contributions.of_sizes(sizes * 1000)
     config = _config(sampling="auto", compute_budget=32, group_size_epsilon=0.5)
-    plan = choosing.choose(config, users, _public(), num_parameters=1000).privacy.plan
+    chosen = choosing.choose(config, users, _public(), num_parameters=1000)
+    plan = chosen.privacy.plan
     assert plan.sampling == sampling
     assert plan.group_size_epsilon == 0.5 and plan.epsilon <= 4.0
     assert "private median" in plan.group_size_source
+    assert "exact size of the pool" in chosen.not_covered[0]
 
 
 def test_examples_take_the_private_median():
@@ -94,14 +116,15 @@ def test_examples_take_the_private_median():
 
 
 def test_passes_sample_nothing_and_correlate_the_noise():
-    config = _config(sampling="passes", group_size=2, compute_budget=40, clip_norm=1.0)
+    config = _config(sampling="passes", group_size=2, compute_budget=40, clip_norm=1.0, delta=1e-6)
     chosen = _choose(config)
     plan = chosen.privacy
     assert isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) and plan.clients_per_round == 20
     assert plan.schema.min_sep == 50 and plan.schema.max_participations == 2
-    assert plan.delta == plan_lib.default_delta(int(_USERS.num_examples.sum()))
+    assert plan.delta == 1e-6 and plan.data_in_one_place
     assert 3.9 < plan.epsilon_after(100) <= 4.0
-    assert "50 steps take everybody once" in chosen.reasons[-1]
+    assert "everybody once in 50 steps" in chosen.reasons[-1]
+    assert chosen.facts["group_size"] == 2
 
 
 if __name__ == "__main__":

@@ -33,13 +33,31 @@ def test_every_option_has_help_and_a_group():
             "compute_budget follows from group_size and cohort_size",
         ),
         ({"sampling": "passes"}, "sampling 'passes' needs group_size"),
+        ({"sampling": "passes", "group_size": 2}, "sampling 'passes' needs delta"),
+        ({"compute_budget": 31}, "compute_budget=31 is below 32, the cohort that Estimate-and-D"),
+        (
+            {"sampling": "user", "compute_budget": 4, "cohort_size": 32},
+            "compute_budget=4 is smaller than cohort_size=32",
+        ),
+        ({"target_epsilon": 0.05}, "target_epsilon=0.05 is not above group_size_epsilon=0.05"),
+        ({"weight_decay": 0.1}, "weight_decay is for the optimizer adamw: leave it out"),
+        ({"optimizer": "sgd", "momentum": 0.5}, "momentum is for momentum, adam and adamw"),
+        (
+            {"sampling": "user", "group_size": 2, "group_size_epsilon": 1.0},
+            "group_size_epsilon is for a group size that is chosen privately",
+        ),
+        ({"deterministic_noise_seed": -1}, "deterministic_noise_seed must be at least 0"),
+        (
+            {"max_epsilon": 1.0, "deterministic_noise_seed": 3},
+            "max_epsilon has no meaning with deterministic_noise_seed",
+        ),
         ({"sampling": "user", "compute_budget": None, "group_size": 2}, "or both group_size and"),
         (
             {"sampling": "user", "target_epsilon": None, "noise_multiplier": 1.0},
             "chosen by their noise at one ε: give target_epsilon",
         ),
         (
-            {"sampling": "passes", "group_size": 2, "declared_units": 5},
+            {"sampling": "passes", "group_size": 2, "delta": 1e-6, "declared_units": 5},
             "declared_units has no meaning with sampling 'passes'",
         ),
         ({"mechanism": "tree"}, "mechanism 'tree' is for sampling 'passes'"),

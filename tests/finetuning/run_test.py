@@ -13,7 +13,7 @@ from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import contributions, private_steps, run
 from tff_dpftrl.models import export
 from tff_dpftrl.runs import committed_rounds, manifest
-from tff_dpftrl.training import committed_run, corpus, trained_model
+from tff_dpftrl.training import committed_run, corpus, report, trained_model
 
 toy = toy_finetuning.toy
 
@@ -184,6 +184,61 @@ def test_the_choice_is_made_and_said(toy, tmp_path):
     # Whichever was taken, the private median was looked at.
     assert derived["plan"]["group_size_epsilon"] == 4.0
     assert f"Clip norm: {derived['clip_norm']:g}, about half the median" in said
+    statement = (tmp_path / "run" / "privacy_statement.md").read_text()
+    assert "about half the median norm" in statement and "exact size of the pool" in statement
+
+
+def test_nobody_learns_of_a_private_median_before_it_is_kept(toy, tmp_path):
+    config = toy_finetuning.config(
+        toy,
+        sampling="auto",
+        compute_budget=32,
+        target_epsilon=5.0,
+        max_epsilon=0.06,
+        deterministic_noise_seed=None,
+        clip_norm=None,
+    )
+    lines = []
+    with pytest.raises(ValueError, match="max_epsilon=0.06 does not pay for one step: raise it"):
+        _finetune(config, tmp_path / "run", lines)
+    assert "G = " not in "".join(lines) and "median" not in "".join(lines)
+    assert not (tmp_path / "run").exists()
+
+
+def test_text_in_memory_is_named_and_gone_on_with(toy, tmp_path, monkeypatch):
+    config = toy_finetuning.config(toy, data="somebody's text", num_steps=2)
+    text = corpus.read_users(toy_finetuning.config(toy))
+    with pytest.raises(ValueError, match="which is what the statement would say"):
+        run.finetune(dataclasses.replace(config, data="docs"), tmp_path / "run", text=text)
+    say = lambda line: None  # noqa: E731
+    results = run.finetune(config, tmp_path / "run", text=text, say=say)
+    assert results.statement.parameters["data"] == "somebody's text"
+    assert run.finetune(None, tmp_path / "run", text=text, say=say).rows == results.rows
+
+
+def test_public_text_must_not_be_the_protected_one(toy, tmp_path):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes((toy / "users.jsonl").read_bytes())
+    config = toy_finetuning.config(toy, clip_norm=None, proxy_data=str(copy))
+    with pytest.raises(ValueError, match="proxy_data .* cannot be public: name other text"):
+        _finetune(config, tmp_path / "run")
+
+
+def test_passes_are_stated_without_clients(toy, tmp_path):
+    config = toy_finetuning.config(toy, **_KINDS["passes"] | {"deterministic_noise_seed": None})
+    statement = _finetune(config, tmp_path / "run").statement
+    text = statement.to_markdown()
+    assert statement.has_guarantee and "in one place" in text
+    assert "clients send" not in text and "sent to clients" not in text
+    assert statement.parameters["group_size"] == 2
+
+
+def test_a_model_that_got_worse_is_said_to_be(toy, tmp_path):
+    config = toy_finetuning.config(toy, noise_multiplier=200.0, learning_rate=1.0, num_steps=2)
+    results = _finetune(config, tmp_path / "run")
+    assert 0 < results.baselines["pretrained"] < 1
+    if results.rows[-1]["eval_top1_in_vocab"] < results.baselines["pretrained"]:
+        assert "worse than the one it began with" in results.summary
 
 
 def test_no_noise_is_no_guarantee(toy, tmp_path):
@@ -219,6 +274,8 @@ def test_other_data_or_a_training_run_is_refused(toy, tmp_path):
         _finetune(config, tmp_path / "run")
     with pytest.raises(ValueError, match="one of tff-dpftrl train"):
         run.config_of(dataclasses.replace(manifest.read(tmp_path / "run"), config={}), tmp_path)
+    with pytest.raises(ValueError, match="is of a run of tff-dpftrl finetune"):
+        report.report(tmp_path / "run")
 
 
 def test_public_text_that_is_protected_is_refused(toy, tmp_path):

@@ -33,8 +33,8 @@ def _read(data, **options):
 def test_text_in_memory_is_not_called_the_docstrings(tmp_path):
     text = _read(_write(tmp_path / "c.jsonl", _users()))
     with pytest.raises(ValueError, match="c.jsonl', but data is 'docs' .*: set data to the name"):
-        corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0), text)
-    corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0, data="mine"), text)
+        corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0), text.train)
+    corpus.check_named(config_lib.TrainingConfig(noise_multiplier=1.0, data="mine"), text.train)
 
 
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t"]])

@@ -175,6 +175,7 @@ def dp_ftrl_statement(
     not_covered: Sequence[str] = (),
     caveats: Sequence[str] = (),
     headline_caveats: Sequence[str] = (),
+    data_in_one_place: bool = False,
 ) -> PrivacyStatement:
     """The statement of a DP-FTRL run.
 
@@ -195,6 +196,7 @@ def dp_ftrl_statement(
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
+      data_in_one_place: Whether there are no clients: one party holds everybody's data.
       headline_caveats: Those of them that stand right under the headline.
 
     Returns:
@@ -243,17 +245,17 @@ def dp_ftrl_statement(
         observed=observed,
         unit_of_privacy=unit_of_privacy,
         adjacency=sentences.zero_out(unit_of_privacy, claim.adaptive_clipping),
-        setting=sentences.SETTING,
-        output=sentences.OUTPUT,
-        covered=sentences.covered(unit_of_privacy),
+        setting=sentences.SETTING_IN_ONE_PLACE if data_in_one_place else sentences.SETTING,
+        output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
+        covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(vocabulary_source, hyperparameter_tuning),
+            *sentences.not_covered(vocabulary_source, hyperparameter_tuning, data_in_one_place),
             *not_covered,
         ),
         assumptions=(
             sentences.schema_kept(observed is not None),
             sentences.NO_SAMPLING,
-            sentences.one_client(unit_of_privacy),
+            sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.norm_bound(claim.adaptive_clipping),
             sentences.NOISE_USED_ONCE,
         ),

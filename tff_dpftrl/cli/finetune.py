@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             options_lib.overrule(options, flags),
             args.config or "the command line",
             config_lib.FinetuningConfig,
-        )
+        ).with_absolute_paths()
         manifest.check_is_free(output)
         warm_start.find(new_config.initial_weights)
     elif flags or args.config:

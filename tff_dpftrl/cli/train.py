@@ -14,7 +14,6 @@ import typing
 import warnings
 from collections.abc import Mapping
 
-from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config, own_models, warm_start
@@ -258,13 +257,7 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         new_config = None
-        options = manifest.read(output).config
-        if finetuning_config.is_finetuning(options):
-            raise ValueError(
-                f"The run in {output} is one of tff-dpftrl finetune: go on with it by tff-dpftrl "
-                f"finetune --resume --output {shlex.quote(args.output)}."
-            )
-        config = options_lib.of_begun_run(options, str(output / "config.json"))
+        config = options_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
     own_models.refuse_here(config.model, output if args.resume else None)
     placement.check(config.engine)
     if new_config is not None and new_config.initial_weights is not None:

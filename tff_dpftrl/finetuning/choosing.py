@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
+from collections.abc import Mapping
 
-from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import contributions, group_size, proxies, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
@@ -14,6 +15,10 @@ from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 
 CLIP_FACTOR = 0.5
 """The clip norm that is chosen, over the median norm of public users' gradients."""
+
+_POOL_LOOKED_AT = (
+    "The comparison of sampling users with sampling examples used the exact size of the pool."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,20 +28,21 @@ class Chosen:
     Attributes:
       privacy: The plan that its books take.
       group_size: G.
-      reasons: Why, line by line.
+      reasons: Why, line by line; exact figures of the users may be in them.
+      facts: What the statement says of the choices.
+      not_covered: What was looked at for them that ε does not cover.
     """
 
     privacy: privacy.PrivacyPlan
     group_size: int
-    reasons: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+    facts: Mapping[str, statement.Scalar] = dataclasses.field(default_factory=dict)
+    not_covered: tuple[str, ...] = ()
 
 
 def needs_proxies(config: config_lib.FinetuningConfig) -> bool:
     """Whether anything is left to choose that gradients of public text decide."""
-    splits_budget = (
-        config.sampling == "user" and config.group_size is None and config.cohort_size is None
-    )
-    return config.clip_norm is None or config.sampling == "auto" or splits_budget
+    return config.clip_norm is None or config.splits_budget
 
 
 def largest_group(config: config_lib.FinetuningConfig, num_users: int) -> int:
@@ -46,7 +52,8 @@ def largest_group(config: config_lib.FinetuningConfig, num_users: int) -> int:
     if config.group_size is not None:
         return config.group_size
     if config.cohort_size is not None:
-        return max(1, config.compute_budget // config.cohort_size)
+        return config.compute_budget // config.cohort_size
+    _check_num_users(num_users)
     return max(g for g, _ in group_size.splits(config.compute_budget, num_users=num_users))
 
 
@@ -74,12 +81,10 @@ def choose(
         case "passes":
             return _passes(config, users, public, num_parameters)
         case "example":
-            choice = _example_group(config, users)
-            return _sampled(config, _example(config, users, choice), public, ())
+            return _sampled(config, _example(config, users, _median(config, users)), public)
         case "user":
-            chosen, why = _user_group(config, users, public)
-            cohort = config.cohort_size or config.compute_budget // chosen.group_size
-            return _sampled(config, _user(config, users, chosen, cohort), public, why)
+            choice, cohort, why = _group_and_cohort(config, users, public)
+            return _sampled(config, _user(config, users, choice, cohort), public, why)
     return _better(config, users, public)
 
 
@@ -87,58 +92,53 @@ def _better(
     config: config_lib.FinetuningConfig, users: contributions.Users, public: proxies.Proxies
 ) -> Chosen:
     """ELS or ULS, by the noise of the average over the gradients' size."""
-    median = _example_group(config, users)
-    split, why = _user_group(config, users, public)
+    median = _median(config, users)
+    choice, cohort, why = _group_and_cohort(config, users, public)
     # Whichever is taken, the median was looked at.
     charged = dataclasses.replace(
-        split, epsilon=median.epsilon, source=f"{split.source}, compared with {median.source}"
+        choice, epsilon=median.epsilon, source=f"{choice.source}, compared with {median.source}"
     )
-    cohort = config.compute_budget // split.group_size
     plans = [_example(config, users, median), _user(config, users, charged, cohort)]
     noise = [plan_lib.relative_noise(plan, public.gradient_norms) for plan in plans]
-    by_example, by_user = (f"{value:.3g}" for value in noise)
     better = plans[noise.index(min(noise))]
-    return _sampled(
-        config,
-        better,
-        public,
-        (
-            *why,
-            f"Noise of a step's average, in units of the gradients: {by_example} if examples are "
-            f"sampled (ELS, G = {median.group_size}), {by_user} if users are (ULS, G = "
-            f"{split.group_size}, M = {cohort}): the smaller one is taken.",
-        ),
+    by_example, by_user = (f"{value:.3g}" for value in noise)
+    said = (
+        f"Noise of a step's average, in units of the gradients: {by_example} if examples are "
+        f"sampled (ELS, G = {median.group_size}), {by_user} if users are (ULS, G = "
+        f"{choice.group_size}, M = {cohort}): the smaller one is taken."
     )
+    chosen = _sampled(config, better, public, (*why, said))
+    return dataclasses.replace(chosen, not_covered=(_POOL_LOOKED_AT,))
 
 
-def _example_group(
-    config: config_lib.FinetuningConfig, users: contributions.Users
-) -> group_size.Choice:
+def _median(config: config_lib.FinetuningConfig, users: contributions.Users) -> group_size.Choice:
+    """The group size of ELS."""
     if config.group_size is not None:
         return group_size.Choice(config.group_size)
+    seed = config.deterministic_noise_seed
     return group_size.private_median_choice(
         users.num_examples,
         epsilon=config.group_size_epsilon,
-        seed=(
-            secrets.randbits(256)
-            if config.deterministic_noise_seed is None
-            else config.deterministic_noise_seed
-        ),
+        seed=secrets.randbits(256) if seed is None else seed,
     )
 
 
-def _user_group(
+def _group_and_cohort(
     config: config_lib.FinetuningConfig,
     users: contributions.Users,
     public: proxies.Proxies | None,
-) -> tuple[group_size.Choice, tuple[str, ...]]:
+) -> tuple[group_size.Choice, int, tuple[str, ...]]:
+    """G and M of ULS, and why."""
     if config.group_size is not None:
-        return group_size.Choice(config.group_size), ()
+        cohort = config.cohort_size or config.compute_budget // config.group_size
+        return group_size.Choice(config.group_size), cohort, ()
     if config.cohort_size is not None:
-        found = max(1, config.compute_budget // config.cohort_size)
-        return group_size.Choice(found, "compute_budget / cohort_size"), ()
+        found = config.compute_budget // config.cohort_size
+        return group_size.Choice(found, "compute_budget / cohort_size"), config.cohort_size, ()
+    num_users = config.declared_units or len(users)
+    _check_num_users(num_users)
     sigma = plan_lib.noise_multiplier_of_cohort(
-        len(users),
+        num_users,
         num_steps=config.num_steps,
         target_epsilon=config.target_epsilon,
         delta=config.delta or plan_lib.default_delta(int(users.num_examples.sum())),
@@ -147,20 +147,32 @@ def _user_group(
         public.gradient_norms,
         sigma,
         compute_budget=config.compute_budget,
-        num_users=len(users),
+        num_users=num_users,
     )
     path = " → ".join(f"({one.group_size}, {one.cohort_size})" for one in (*split.doublings, split))
-    return (
-        group_size.Choice(
-            split.group_size, f"Estimate-and-Double on gradients of public text, {public.source}"
-        ),
-        (f"Estimate-and-Double, (group size, cohort): {path}.",),
+    choice = split.choice(
+        norms_of=f"{public.num_users} public users ({public.source})", looked_at_users=False
     )
+    return choice, split.cohort_size, (f"Estimate-and-Double, (group size, cohort): {path}.",)
+
+
+def _check_num_users(num_users: int) -> None:
+    if num_users < group_size.SMALLEST_COHORT:
+        raise ValueError(
+            f"Estimate-and-Double begins with {group_size.SMALLEST_COHORT} users in a step, and "
+            f"there are {num_users}: give sampling 'user', group_size and cohort_size."
+        )
 
 
 def _example(
     config: config_lib.FinetuningConfig, users: contributions.Users, choice: group_size.Choice
 ) -> plan_lib.Plan:
+    pool = config.declared_units or users.pool_size(choice.group_size)
+    if config.compute_budget > pool:
+        raise ValueError(
+            f"compute_budget={config.compute_budget} exceeds the {pool} examples of the pool: "
+            "lower it, or raise group_size."
+        )
     return _plan(config, users, plan_lib.EXAMPLE, choice, config.compute_budget)
 
 
@@ -170,7 +182,7 @@ def _user(
     choice: group_size.Choice,
     cohort: int,
 ) -> plan_lib.Plan:
-    _check_cohort(config, choice.group_size, cohort)
+    _check_cohort(config, choice.group_size, cohort, config.declared_units or len(users))
     return _plan(config, users, plan_lib.USER, choice, cohort)
 
 
@@ -198,27 +210,28 @@ def _sampled(
     config: config_lib.FinetuningConfig,
     plan: plan_lib.Plan,
     public: proxies.Proxies | None,
-    why: tuple[str, ...],
+    why: tuple[str, ...] = (),
 ) -> Chosen:
     rows = 1 if plan.sampling == plan_lib.EXAMPLE else plan.group_size
-    clip_norm, reason = _clip_norm(config, public, rows)
+    clip_norm, source = _clip_norm(config, public, rows)
     found = run_privacy.SampledFinetuning.of(
         plan, clip_norm=clip_norm, deterministic_seed=config.deterministic_noise_seed
     )
-    return Chosen(found, plan.group_size, (*why, *reason))
+    facts = {"group_size_source": plan.group_size_source, "clip_norm_source": source}
+    return Chosen(found, plan.group_size, (*why, f"Clip norm: {clip_norm:g}, {source}."), facts)
 
 
 def _clip_norm(
     config: config_lib.FinetuningConfig, public: proxies.Proxies | None, rows: int
-) -> tuple[float, tuple[str, ...]]:
+) -> tuple[float, str]:
+    """The clip norm, and where it is from."""
     if config.clip_norm is not None:
-        return config.clip_norm, ()
-    norm = CLIP_FACTOR * public.gradient_norms(rows)
+        return config.clip_norm, "given"
     # Few digits say as much as it is worth.
-    norm = float(f"{norm:.2g}")
+    norm = float(f"{CLIP_FACTOR * public.gradient_norms(rows):.2g}")
     return norm, (
-        f"Clip norm: {norm:g}, about half the median norm of the gradients of {public.num_users} "
-        f"public users ({public.source}).",
+        f"about half the median norm of the gradients of {public.num_users} public users "
+        f"({public.source})"
     )
 
 
@@ -228,50 +241,56 @@ def _passes(
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:
-    clip_norm, reason = _clip_norm(config, public, config.group_size)
-    delta = config.delta or plan_lib.default_delta(int(users.num_examples.sum()))
-    asked = asked_of_passes(config, clip_norm=clip_norm, delta=delta)
+    clip_norm, source = _clip_norm(config, public, config.group_size)
+    asked = asked_of_passes(config, clip_norm=clip_norm)
+    _check_cohort(config, config.group_size, asked.clients_per_round, len(users))
     plan = asked.plan(len(users), num_parameters)
-    spent = plan.epsilon_after(config.num_steps)
-    promise = "no guarantee" if spent is None else f"ε = {display.round_up(spent, 4)}"
     turn = math.ceil(len(users) / plan.clients_per_round)
-    line = f"Passes: {turn} steps take everybody once; {promise}."
-    return Chosen(plan, config.group_size, (*reason, line))
+    facts = {
+        "sampling": "passes",
+        "group_size": config.group_size,
+        "clip_norm_source": source,
+        "contribution": "the mean gradient of at most group_size examples of a user",
+    }
+    reasons = (f"Clip norm: {clip_norm:g}, {source}.", f"Passes: everybody once in {turn} steps.")
+    return Chosen(plan, config.group_size, reasons, facts)
 
 
 def asked_of_passes(
-    config: config_lib.FinetuningConfig, *, clip_norm: float, delta: float
+    config: config_lib.FinetuningConfig, *, clip_norm: float
 ) -> dp_ftrl_privacy.DpFtrlPrivacy:
     """What a run with sampling 'passes' asks of privacy.
 
     Args:
       config: Its options.
       clip_norm: L2 norm that a user's gradient is clipped to.
-      delta: δ.
 
     Returns:
       What the plan of a new run, or of one to go on with, is made of.
-
-    Raises:
-      ValueError: If the budget is smaller than a cohort.
     """
-    cohort = config.cohort_size or config.compute_budget // config.group_size
-    _check_cohort(config, config.group_size, cohort)
     return dp_ftrl_privacy.DpFtrlPrivacy(
         num_rounds=config.num_steps,
-        clients_per_round=cohort,
+        clients_per_round=config.cohort_size or config.compute_budget // config.group_size,
         clip_norm=clip_norm,
-        delta=delta,
+        delta=config.delta,
         mechanism=config.mechanism,
         noise_multiplier=config.noise_multiplier,
         target_epsilon=config.target_epsilon,
         deterministic_seed=config.deterministic_noise_seed,
+        data_in_one_place=True,
     )
 
 
-def _check_cohort(config: config_lib.FinetuningConfig, group: int, cohort: int) -> None:
+def _check_cohort(
+    config: config_lib.FinetuningConfig, group: int, cohort: int, num_users: int
+) -> None:
     if cohort < 1:
         raise ValueError(
             f"compute_budget={config.compute_budget} is smaller than a cohort of one user with "
             f"group_size={group} examples: raise it or lower group_size."
+        )
+    if cohort > num_users:
+        name = "cohort_size" if config.cohort_size else "compute_budget / group_size"
+        raise ValueError(
+            f"{name} = {cohort} exceeds the {num_users} users that there are: lower it."
         )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from tff_dpftrl import validation
-from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import table
 from tff_dpftrl.training import language_config
+
+if TYPE_CHECKING:
+    from tff_dpftrl.accounting import statement
 
 Sampling = Literal["auto", "example", "user", "passes"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
@@ -105,15 +108,16 @@ class FinetuningConfig(language_config.TextConfig):
     )
     examples_at_once: int = _option(
         64,
-        "Examples whose gradients are computed together: memory against speed. Nothing else "
-        "depends on it but last bits; a larger batch is added up from such pieces.",
+        "Examples whose gradients are computed together, or those of one user if there are more: "
+        "memory against speed. A larger batch is added up from such pieces; nothing else depends "
+        "on it but last bits.",
         "fine-tuning",
         1,
     )
     proxy_data: str = _option(
         "standard-library",
         "Public text by user on which gradients are measured, for clip_norm, group_size and "
-        "sampling where they are to be chosen: 'standard-library', or a file like data.",
+        "sampling where they are to be chosen: 'standard-library', or a .jsonl or .jsonl.gz file.",
         "fine-tuning",
     )
 
@@ -124,7 +128,10 @@ class FinetuningConfig(language_config.TextConfig):
         None, "σ: standard deviation of the noise per unit of clip norm.", "privacy", 0.0
     )
     delta: float | None = _option(
-        None, "δ of the (ε, δ) statement; n^-1.1 for n examples if not given.", "privacy"
+        None,
+        "δ of the (ε, δ) statement; n^-1.1 for n examples if not given (not for passes, which "
+        "need no number of users or examples otherwise).",
+        "privacy",
     )
     clip_norm: float | None = _option(
         None,
@@ -168,6 +175,7 @@ class FinetuningConfig(language_config.TextConfig):
         "Seed of noise and samples, for debugging only: the run is NOT private then. If not "
         "given, the operating system's generator is used.",
         "run",
+        0,
     )
 
     def __post_init__(self):
@@ -193,7 +201,50 @@ class FinetuningConfig(language_config.TextConfig):
             raise ValueError(
                 f"warmup_steps must be below num_steps={self.num_steps}, got {self.warmup_steps}."
             )
+        self._check_budget_of_epsilon()
+        self._check_without_effect()
         self._check_sampling()
+
+    @property
+    def chooses_median(self) -> bool:
+        """Whether a private median of the users' sizes is drawn."""
+        return self.sampling in ("auto", "example") and self.group_size is None
+
+    @property
+    def splits_budget(self) -> bool:
+        """Whether Estimate-and-Double splits the compute budget."""
+        given = self.group_size is not None or self.cohort_size is not None
+        return self.sampling == "auto" or (self.sampling == "user" and not given)
+
+    def _check_budget_of_epsilon(self):
+        if self.max_epsilon is not None:
+            for name, is_given in (
+                ("noise_multiplier 0", self.noise_multiplier == 0.0),
+                ("deterministic_noise_seed", self.deterministic_noise_seed is not None),
+            ):
+                if is_given:
+                    raise ValueError(
+                        f"max_epsilon has no meaning with {name}, which makes the run not private: "
+                        "leave one of them out."
+                    )
+        if self.chooses_median and self.target_epsilon is not None:
+            if self.target_epsilon <= self.group_size_epsilon:
+                raise ValueError(
+                    f"target_epsilon={self.target_epsilon:g} is not above group_size_epsilon="
+                    f"{self.group_size_epsilon:g}, which the private median costs: raise it, or "
+                    "give group_size."
+                )
+
+    def _check_without_effect(self):
+        adam = ("adam", "adamw")
+        for name, has_effect, where in (
+            ("weight_decay", self.optimizer == "adamw", "the optimizer adamw"),
+            ("second_moment_decay", self.optimizer in adam, "the optimizers adam and adamw"),
+            ("momentum", self.optimizer in ("momentum", *adam), "momentum, adam and adamw"),
+            ("group_size_epsilon", self.chooses_median, "a group size that is chosen privately"),
+        ):
+            if getattr(self, name) != getattr(type(self), name) and not has_effect:
+                raise ValueError(f"{name} is for {where}: leave it out.")
 
     def _check_sampling(self):
         if self.sampling == "example" and self.cohort_size is not None:
@@ -225,13 +276,26 @@ class FinetuningConfig(language_config.TextConfig):
                         f"{name} has no meaning before it is known what is sampled: leave it out, "
                         "or name sampling."
                     )
-        chooses = self.sampling == "auto" or (
-            self.sampling == "user" and self.group_size is None and self.cohort_size is None
-        )
-        if chooses and self.target_epsilon is None:
+        if self.cohort_size is not None and self.compute_budget is not None:
+            if self.compute_budget < self.cohort_size:
+                raise ValueError(
+                    f"compute_budget={self.compute_budget} is smaller than cohort_size="
+                    f"{self.cohort_size}, with one example of each user: raise it or lower that."
+                )
+        if self.splits_budget and self.compute_budget < group_sizes.SMALLEST_COHORT:
+            raise ValueError(
+                f"compute_budget={self.compute_budget} is below {group_sizes.SMALLEST_COHORT}, the "
+                "cohort that Estimate-and-Double begins with: raise it, or give sampling 'user', "
+                "group_size and cohort_size."
+            )
+        if self.splits_budget and self.target_epsilon is None:
             raise ValueError(
                 "Group size and sampling are chosen by their noise at one ε: give target_epsilon, "
                 "or group_size and sampling."
+            )
+        if self.sampling == "passes" and self.delta is None:
+            raise ValueError(
+                "sampling 'passes' needs delta, far below one over the number of users: give it."
             )
         if self.sampling == "passes" and self.declared_units is not None:
             raise ValueError(

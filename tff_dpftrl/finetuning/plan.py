@@ -291,7 +291,9 @@ class Plan:
 
     def _caveats(self) -> tuple[str, ...]:
         counted = []
-        if not self.units_are_declared:
+        if self.units_are_declared:
+            counted.append(f"The number of users, {self.num_users}, is stated as it was counted.")
+        else:
             what = "The size of the pool" if self.sampling == EXAMPLE else "The number of users"
             counted.append(
                 f"{what}, {self.num_units}, from which the sampling probability follows, was "

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import filecmp
+import os
+import pathlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,23 +34,33 @@ class Proxies:
     source: str
 
 
-def read(name: str, *, is_tokenized: bool) -> tuple[user_text.UserText, str]:
+def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.UserText, str]:
     """Reads public text by user.
 
     Args:
-      name: "standard-library", or a file as `train` reads it.
+      name: "standard-library", or a file of texts by user.
       is_tokenized: Whether the file's texts are words already, separated by white space.
+      protected: The corpus of the run, the config's `data`.
 
     Returns:
       The text, and what statements call it.
 
     Raises:
-      ValueError: If it cannot be used.
+      ValueError: If it cannot be used, or is what the run protects.
     """
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
+    if name == protected or (
+        os.path.isfile(name)
+        and os.path.isfile(protected)
+        and filecmp.cmp(name, protected, shallow=False)
+    ):
+        raise ValueError(
+            f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, or a "
+            "copy of it, and cannot be public: name other text."
+        )
     text = sources.load_user_text(name, pretokenized=is_tokenized)
-    return text, f"{text.name}, declared public by the operator"
+    return text, f"{pathlib.PurePath(name).name}, declared public by the operator"
 
 
 def measure(

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from tff_dpftrl import durable_files
-from tff_dpftrl.accounting import display
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     choosing,
@@ -35,6 +34,7 @@ from tff_dpftrl.training import (
     corpus,
     report,
     startup,
+    stopping,
     text_task,
     trained_model,
     warm_start,
@@ -80,9 +80,12 @@ def finetune(
     else:
         known = manifest.read(output)
         config = config_of(known, output)
+    is_in_memory = text is not None
     if text is None:
         say("Reading the data ...")
         text = corpus.read_users(config)
+    elif is_new:
+        corpus.check_named(config, text.train)
     initial = _initial(config, output, None if is_new else known)
     task = _task(config, text, initial)
     for line in startup.describe_task(task):
@@ -90,19 +93,19 @@ def finetune(
     users = _users(task)
     model, weights = initial.model, initial.weights
     if is_new:
+        # Also refuses held-out text without words, before anything is written.
+        pretrained = float(task.evaluate(weights)["top1_in_vocab"])
         source, weights_are_public = warm_start.source(pathlib.Path(config.initial_weights))
         say(f"Initial weights: {source}; {model.num_parameters} of them.")
         chosen = _choose(config, users, task, weights, say)
         plan = chosen.privacy
         known = manifest.Manifest(
             config=config.to_dict(),
-            derived=plan.derived()
-            | {
-                "group_size": chosen.group_size,
-                "clip_norm": plan.clip_norm,
-                "delta": plan.delta,
-            },
+            derived={"group_size": chosen.group_size, "clip_norm": plan.clip_norm} | plan.derived(),
             facts={
+                "choices": dict(chosen.facts),
+                "pretrained_top1": pretrained,
+                "not_covered": list(chosen.not_covered),
                 "initial_weights_source": source,
                 "initial_weights_are_public": weights_are_public,
                 "training_users": len(users),
@@ -128,13 +131,9 @@ def finetune(
         )
         plan = plan_of(known, config)
     group_size = known.derived["group_size"]
-    for line in startup.describe_plan(plan, model.num_parameters):
-        say(line)
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
-        raise ValueError(
-            f"max_epsilon={config.max_epsilon:g} does not pay for one step, which costs "
-            f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
-        )
+        # What it costs may depend on the private median, which is not told before it is kept.
+        raise ValueError(f"max_epsilon={config.max_epsilon:g} does not pay for one step: raise it.")
     steps = _steps(config, plan, group_size, model, weights)
     state = steps.initial_state()
     with committed_run.open_rounds(
@@ -142,6 +141,12 @@ def finetune(
     ) as rounds:
         durable_files.remove_leftovers(output)
         trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
+        # Not before the choice is kept: who starts anew until a private median pleases has
+        # looked at it each time.
+        for line in chosen.reasons if is_new else ():
+            say(line)
+        for line in startup.describe_plan(plan, model.num_parameters, unit=config.unit):
+            say(line)
         say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
         public_seed = config.seed
         if config.deterministic_noise_seed is not None:
@@ -149,8 +154,14 @@ def finetune(
         seed = committed_run.sampling_seed(output, plan, public_seed)
         batches = _batches(plan, users, group_size, seed)
         trainer = _Steps(users.ids, batches, steps, task.train)
-        committed_run.CommittedRun(config, output, task, plan, trainer, rounds, say).run(state)
-        return report.write(output, known, config, plan, rounds, go_on=how_to_go_on(output))
+        before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
+        committed_run.CommittedRun(
+            config, output, task, plan, trainer, rounds, say, baselines=before
+        ).run(state)
+        go_on = how_to_go_on(output)
+        if is_in_memory:
+            go_on = f"finetuning.run.finetune(None, {str(output)!r}, text=...)"
+        return report.write(output, known, config, plan, rounds, go_on=go_on)
 
 
 def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
@@ -176,7 +187,7 @@ def plan_of(known: manifest.Manifest, config: config_lib.FinetuningConfig) -> pr
             known.derived, deterministic_seed=config.deterministic_noise_seed
         )
     facts, derived = known.facts, known.derived
-    asked = choosing.asked_of_passes(config, clip_norm=derived["clip_norm"], delta=derived["delta"])
+    asked = choosing.asked_of_passes(config, clip_norm=derived["clip_norm"])
     return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
 
 
@@ -234,6 +245,11 @@ def _users(task: text_task.TextTask) -> contributions.Users:
     """The users who have examples."""
     sizes = {user: len(task.train.sequences(user)) for user in task.train.user_ids}
     ids = tuple(user for user, size in sizes.items() if size)
+    if not ids:
+        raise ValueError(
+            f"data {task.train.corpus.name!r} has no user to train on who has a text with a word: "
+            "use other text."
+        )
     return contributions.Users(ids, np.array([sizes[user] for user in ids]))
 
 
@@ -247,7 +263,9 @@ def _choose(
     public = None
     if choosing.needs_proxies(config):
         say("Measuring gradients of public text ...")
-        text, source = proxies.read(config.proxy_data, is_tokenized=config.pretokenized)
+        text, source = proxies.read(
+            config.proxy_data, is_tokenized=config.pretokenized, protected=config.data
+        )
         encoded = sequences.SequenceCorpus(text, task.words, task.train.spec)
         public = proxies.measure(
             encoded,
@@ -257,10 +275,7 @@ def _choose(
             seed=config.seed,
             source=source,
         )
-    chosen = choosing.choose(config, users, public, task.model.num_parameters)
-    for line in chosen.reasons:
-        say(line)
-    return chosen
+    return choosing.choose(config, users, public, task.model.num_parameters)
 
 
 def _steps(
@@ -326,11 +341,18 @@ class _Steps(committed_run.Trainer):
         self._steps = steps
         self._train = train
 
+        self._drawn: tuple[int, contributions.Batch] | None = None
+
+    def _batch(self, step: int) -> contributions.Batch:
+        if self._drawn is None or self._drawn[0] != step:
+            self._drawn = step, self._batches(step)
+        return self._drawn[1]
+
     def members(self, round_index):
-        return [self._user_ids[user] for user in np.unique(self._batches(round_index).unit_users)]
+        return [self._user_ids[user] for user in np.unique(self._batch(round_index).unit_users)]
 
     def train(self, state, round_index, members):
-        batch = self._batches(round_index)
+        batch = self._batch(round_index)
         owners = batch.row_users
 
         def read_rows(begin: int, end: int) -> clipped_sums.Rows:

@@ -64,7 +64,8 @@ def draw(
         axes.set_xlabel(unit)
         axes.set_title(panel, fontsize=10)
     for shade, (label, value) in enumerate(baselines.items()):
-        panels[0].axhline(value, ls="--", lw=1, color=str(0.7 - 0.25 * shade), label=label)
+        shade = 0.7 - 0.5 * shade / max(1, len(baselines) - 1)
+        panels[0].axhline(value, ls="--", lw=1, color=str(shade), label=label)
     for axes in panels[:2]:
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=8)

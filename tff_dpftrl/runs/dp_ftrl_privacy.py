@@ -40,6 +40,7 @@ class DpFtrlPrivacy:
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
       deployment: The larger run to simulate, which mechanism, noise and participation are then
         of; None if this run stands for itself.
+      data_in_one_place: Whether there are no clients: one party holds everybody's data.
     """
 
     num_rounds: int
@@ -58,6 +59,7 @@ class DpFtrlPrivacy:
     secagg_bits: int | None = None
     deterministic_seed: int | None = None
     deployment: simulated_run.Deployment | None = None
+    data_in_one_place: bool = False
 
     def check(self, num_clients: int) -> None:
         """See `privacy.Privacy`."""
@@ -166,6 +168,7 @@ class DpFtrlPrivacy:
             strategy=strategy,
             encoding=encoding,
             adaptive_clipping=self.adaptive_clipping,
+            data_in_one_place=self.data_in_one_place,
         )
 
     def _simulated(
@@ -222,6 +225,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
         noise.
       encoding: Grid of the secure aggregation; None without it.
       adaptive_clipping: Whether the clip norm is learned under the same z.
+      data_in_one_place: Whether there are no clients.
     """
 
     schema: schema_lib.MinSep
@@ -229,6 +233,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
     strategy: strategy_lib.Strategy | None
     encoding: grid.GridEncoding | None
     adaptive_clipping: bool
+    data_in_one_place: bool = False
 
     needs_secret_cohorts = False
 
@@ -343,6 +348,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
                 *headline_caveats,
             ),
             not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
+            data_in_one_place=self.data_in_one_place,
         )
 
     def derived(self) -> dict[str, Any]:

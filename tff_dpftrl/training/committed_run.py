@@ -108,6 +108,8 @@ class CommittedRun:
         trainer: Trainer,
         rounds: committed_rounds.CommittedRounds,
         say: Say,
+        *,
+        baselines: Mapping[str, float] | None = None,
     ):
         """Keeps its arguments; nothing is read yet.
 
@@ -119,6 +121,7 @@ class CommittedRun:
           trainer: What trains a round.
           rounds: The rounds, open.
           say: Receives warnings.
+          baselines: Top-1 accuracies of models to compare with, besides those of the task.
         """
         self._config = config
         self._output = output
@@ -127,6 +130,7 @@ class CommittedRun:
         self._trainer = trainer
         self._rounds = rounds
         self._say = say
+        self._baselines = baselines or {}
 
     def run(self, template: Any) -> None:
         """Runs the rounds that are left and evaluates the last model.
@@ -228,8 +232,9 @@ class CommittedRun:
         # A secret cohort's size is secret too.
         who = "some" if self._plan.needs_secret_cohorts else f"{num_dropped} of {num_members}"
         self._say(
-            f"Round {round_index + 1}: {who} {self._trainer.unit} had an update that is not finite "
-            f"(NaN, Inf), which counts as zero; lower {self._trainer.too_fast}."
+            f"{self._config.unit.capitalize()} {round_index + 1}: {who} {self._trainer.unit} had "
+            "an update that is not finite (NaN, Inf), which counts as zero; lower "
+            f"{self._trainer.too_fast}."
         )
 
     def _check_finite(self, state: Any, round_index: int) -> None:
@@ -237,8 +242,8 @@ class CommittedRun:
         weights = released_model.last_weights(checkpoint.Snapshot.of(state))
         if not all(np.all(np.isfinite(weight)) for weight in weights):
             raise ValueError(
-                f"Training diverged: the weights after round {round_index + 1} are not finite. "
-                f"Lower {self._trainer.too_fast} and start a new run."
+                f"Training diverged: the weights after {self._config.unit} {round_index + 1} are "
+                f"not finite. Lower {self._trainer.too_fast} and start a new run."
             )
 
     def _finish(self) -> None:
@@ -249,7 +254,7 @@ class CommittedRun:
         self._events.close()
         weights = self._released_weights()
         report.write_held_out(self._output, last["round"], self._task.examine(weights))
-        report.write_baselines(self._output, self._task.baselines())
+        report.write_baselines(self._output, {**self._baselines, **self._task.baselines()})
 
 
 def open_rounds(

@@ -73,20 +73,20 @@ def read_users(config: language_config.TextConfig) -> split.UserSplit:
     return parts
 
 
-def check_named(config: config_lib.TrainingConfig, text: RunText) -> None:
+def check_named(config: language_config.TextConfig, train: user_text.UserText) -> None:
     """Refuses text in memory that a statement would call the docstrings of packages.
 
     Args:
       config: Options of a new run, whose `data` is how the statement calls the text.
-      text: What is given beside it.
+      train: The training users' part of what is given beside it.
 
     Raises:
       ValueError: If `data` was left at its default, and the text is something else.
     """
-    default = config_lib.TrainingConfig.data
-    if config.data == default and text.train.name != default:
+    default = language_config.TextConfig.data
+    if config.data == default and train.name != default:
         raise ValueError(
-            f"text is of {text.train.name!r}, but data is {default!r} in the config, which is what "
+            f"text is of {train.name!r}, but data is {default!r} in the config, which is what "
             "the statement would say: set data to the name of the text."
         )
 

@@ -86,6 +86,11 @@ def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingC
     Raises:
       ValueError: If a key is unknown or a value cannot be used.
     """
+    if "num_steps" in values:  # `finetuning` has the options of its runs.
+        raise ValueError(
+            f"{source} is of a run of tff-dpftrl finetune: go on with it by tff-dpftrl finetune "
+            "--resume, and report it by tff-dpftrl report."
+        )
     # Before there was a choice, TFF's executor ran every run.
     return config_from_mapping({"engine": "tff"} | dict(values), source)
 

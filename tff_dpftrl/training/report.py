@@ -189,6 +189,7 @@ def write(
         rounds.observed(),
         parameters={
             **config.statement_parameters(),
+            **known.facts.get("choices", {}),
             "data": pathlib.PurePath(config.data).name,
             "user": known.facts["user_unit"],
         },
@@ -222,7 +223,7 @@ def write(
         ended
         or f"{done} of {config.num_rounds} {config.unit}s are done; go on with {go_on}. The "
         "statement charges all of them: whoever ends a run early has seen how it went.",
-        stopping.failure(rows, known.facts["vocabulary_size"]),
+        stopping.failure(rows, known.facts["vocabulary_size"], baselines),
         _promise(statement),
     ]
     return TrainingResults(rows, baselines, held_out, statement, "\n".join(filter(None, summary)))
@@ -296,7 +297,10 @@ def _headline_caveats(config: ReportedConfig, facts: Mapping[str, Any]) -> tuple
 
 def _not_covered(known: manifest.Manifest) -> tuple[str, ...]:
     source = known.facts.get("initial_weights_source")
-    return () if source is None else (f"Text that the initial weights were trained on: {source}.",)
+    weights = (
+        () if source is None else (f"Text that the initial weights were trained on: {source}.",)
+    )
+    return (*weights, *known.facts.get("not_covered", ()))
 
 
 def _title(config: ReportedConfig, statement: statement_lib.PrivacyStatement) -> str:

@@ -24,10 +24,7 @@ from tff_dpftrl import durable_files
 from tff_dpftrl.accounting import display
 from tff_dpftrl.models import table
 from tff_dpftrl.participation import cohorts
-from tff_dpftrl.runs import (
-    manifest,
-    privacy,
-)
+from tff_dpftrl.runs import manifest, privacy
 from tff_dpftrl.training import (
     committed_run,
     corpus,
@@ -107,7 +104,7 @@ def train(
     if text is None:
         say("Reading the data ...")
     elif is_new:
-        corpus.check_named(config, text)
+        corpus.check_named(config, text.train)
     language_task = task.build_language_task(config, text, model)
     num_clients = len(language_task.train.user_ids)
     num_parameters = language_task.model.num_parameters

@@ -20,12 +20,15 @@ def describe_task(language_task: text_task.TextTask) -> list[str]:
     ]
 
 
-def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
+def describe_plan(
+    plan: privacy.PrivacyPlan, num_parameters: int, *, unit: str = "round"
+) -> list[str]:
     """Participation, noise, the ε to come, and how the noise compares with the signal.
 
     Args:
       plan: The run's privacy.
       num_parameters: Number of trainable weights.
+      unit: What people call its rounds.
 
     Returns:
       One line for each, and a warning where the noise outweighs all there is to learn.
@@ -36,7 +39,7 @@ def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
         "Privacy: NO guarantee."
         if epsilon is None
         else f"Privacy: ε at most {display.round_up(epsilon)} at δ = {plan.delta:g} after all "
-        f"{plan.num_rounds} rounds."
+        f"{plan.num_rounds} {unit}s."
     )
     if plan.simulated is not None:
         lines.append(f"Simulation: with the noise of this run, {plan.simulated.promise()}.")
@@ -49,13 +52,13 @@ def describe_plan(plan: privacy.PrivacyPlan, num_parameters: int) -> list[str]:
         return lines
     ratio = plan.noise_to_signal(num_parameters)
     lines.append(
-        f"Noise to signal: {ratio:.2g} (norm of the noise in the sum of all rounds, over the "
+        f"Noise to signal: {ratio:.2g} (norm of the noise in the sum of all {unit}s, over the "
         "largest norm that the clipped updates can add up to)."
     )
     if ratio > privacy.SWAMPED:
         lines.append(
-            f"Warning: above {privacy.SWAMPED:g} the noise is likely to drown what the clients "
-            "send, who never agree entirely. Take more clients a round, more rounds, a smaller "
-            "model or a larger ε."
+            f"Warning: above {privacy.SWAMPED:g} the noise is likely to drown what is sent or "
+            f"sampled, which never agrees entirely. Take more of it in a {unit}, more {unit}s, a "
+            "smaller model or a larger ε."
         )
     return lines

@@ -72,17 +72,35 @@ def reason(
     return None
 
 
-def failure(rows: Sequence[Mapping[str, Any]], vocabulary_size: int) -> str | None:
+PRETRAINED = "pretrained"
+"""Name of the model that a run began with, among the simpler ones it is compared with."""
+
+
+def failure(
+    rows: Sequence[Mapping[str, Any]],
+    vocabulary_size: int,
+    baselines: Mapping[str, float] | None = None,
+) -> str | None:
     """Says so if the model has learned less than nothing.
 
     Args:
       rows: Metrics of the committed rounds.
       vocabulary_size: Number of ids that the model chooses from.
+      baselines: Top-1 accuracies of simpler models, `PRETRAINED` perhaps among them.
 
     Returns:
-      A sentence if the last held-out loss is above that of a guess that takes all words
-      for equally likely, which is what an untrained model makes; else None.
+      A sentence if the last held-out accuracy is below that of the pretrained model, or the
+      loss above that of a guess that takes all words for equally likely, which is what an
+      untrained model makes; else None.
     """
+    accuracies = [row[ACCURACY] for row in rows if row.get(ACCURACY) is not None]
+    before = (baselines or {}).get(PRETRAINED)
+    if before is not None and accuracies and accuracies[-1] < before:
+        return (
+            f"Warning: the model is worse than the one it began with: {accuracies[-1]:.2%}, which "
+            f"was {before:.2%}. Either the noise outweighs what is learned (more steps, a larger "
+            "compute_budget or a larger ε help), or the learning rate is too large."
+        )
     losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
     guess = math.log(vocabulary_size)
     if not losses or losses[-1] <= guess:
