@@ -31,7 +31,7 @@ from tff_dpftrl.finetuning import clipped_sums
 from tff_dpftrl.models import language_model, weight_uses
 from tff_dpftrl.private_round import clipping
 
-_MOST_TOKENS = 256
+_MOST_TOKENS = 128
 """Tokens in a unit, padding included, up to which this is no slower than a gradient for each.
 
 `benchmarks/clipped_sums.py` has the comparison.
