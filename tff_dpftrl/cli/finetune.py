@@ -106,11 +106,17 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         manifest.read(output)
+    text = None
+    if new_config is not None:
+        from tff_dpftrl.training import corpus  # Not needed by --help.
+
+        print("Reading the data ...", file=sys.stderr)
+        text = corpus.read_users(new_config)
     train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.finetuning import run as run_lib
 
-    results = run_lib.finetune(new_config, output)
+    results = run_lib.finetune(new_config, output, text=text)
     print(
         f"\n{results.summary}\nResults are in {output}/\nType half a sentence and get words: "
         f'tff-dpftrl predict {shlex.quote(str(output))} "..."'

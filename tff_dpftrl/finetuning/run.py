@@ -5,9 +5,10 @@ Its folder is that of a training run (`training.run`); its rounds are steps.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,6 @@ from tff_dpftrl.training import (
     warm_start,
 )
 from tff_dpftrl.training import options as options_lib
-
-_USERS = "training users"
-_SIZES = "numbers of the users' examples"
-_MODEL = "model and words"
 
 
 def finetune(
@@ -80,7 +77,6 @@ def finetune(
     else:
         known = manifest.read(output)
         config = config_of(known, output)
-    is_in_memory = text is not None
     if text is None:
         say("Reading the data ...")
         text = corpus.read_users(config)
@@ -99,36 +95,15 @@ def finetune(
         say(f"Initial weights: {source}; {model.num_parameters} of them.")
         chosen = _choose(config, users, task, weights, say)
         plan = chosen.privacy
-        known = manifest.Manifest(
-            config=config.to_dict(),
-            derived={"group_size": chosen.group_size, "clip_norm": plan.clip_norm} | plan.derived(),
-            facts={
-                "choices": dict(chosen.facts),
-                "pretrained_top1": pretrained,
-                "not_covered": list(chosen.not_covered),
-                "initial_weights_source": source,
-                "initial_weights_are_public": weights_are_public,
-                "training_users": len(users),
-                "user_unit": task.train.corpus.user_unit,
-                "vocabulary_source": task.words.source,
-                "vocabulary_is_public": task.words.is_public,
-                "vocabulary_size": task.words.size,
-                "model": table.describe(model),
-                "num_parameters": model.num_parameters,
-            },
-            identities={
-                _USERS: manifest.identity(users.ids),
-                _SIZES: manifest.identity(list(map(str, users.num_examples))),
-                _MODEL: manifest.identity([repr(table.describe(model)), *task.words.words]),
-            },
-        )
+        facts = {
+            "pretrained_top1": pretrained,
+            "initial_weights_source": source,
+            "initial_weights_are_public": weights_are_public,
+        }
+        known = _manifest(config, chosen, task, users, facts)
     else:
-        remedy = "restore the data"
-        known.check_identity(_USERS, users.ids, remedy=remedy)
-        known.check_identity(_SIZES, list(map(str, users.num_examples)), remedy=remedy)
-        known.check_identity(
-            _MODEL, [repr(table.describe(model)), *task.words.words], remedy="restore the model"
-        )
+        for name, names in _identities(task, users).items():
+            known.check_identity(name, names, remedy="restore data and model")
         plan = plan_of(known, config)
     group_size = known.derived["group_size"]
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
@@ -158,9 +133,7 @@ def finetune(
         committed_run.CommittedRun(
             config, output, task, plan, trainer, rounds, say, baselines=before
         ).run(state)
-        go_on = how_to_go_on(output)
-        if is_in_memory:
-            go_on = f"finetuning.run.finetune(None, {str(output)!r}, text=...)"
+        go_on = how_to_go_on(output, config.data)
         return report.write(output, known, config, plan, rounds, go_on=go_on)
 
 
@@ -191,8 +164,18 @@ def plan_of(known: manifest.Manifest, config: config_lib.FinetuningConfig) -> pr
     return asked.resumed(facts["training_users"], facts["num_parameters"], known.derived)
 
 
-def how_to_go_on(output: pathlib.Path) -> str:
-    """The command that goes on with a run."""
+def how_to_go_on(output: pathlib.Path, data: str) -> str:
+    """The command, or the call in Python, that goes on with a run.
+
+    Args:
+      output: Folder of the run.
+      data: The config's.
+
+    Returns:
+      What to type; text that was in memory has to be given again.
+    """
+    if data != config_lib.FinetuningConfig.data and not os.path.exists(data):
+        return f"finetuning.run.finetune(None, {str(output)!r}, text=...)"
     return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"
 
 
@@ -201,7 +184,45 @@ def write_report(output: pathlib.Path) -> report.TrainingResults:
     known = manifest.read(output)
     config = config_of(known, output)
     plan = plan_of(known, config)
-    return report.of_rounds(output, known, config, plan, go_on=how_to_go_on(output))
+    return report.of_rounds(output, known, config, plan, go_on=how_to_go_on(output, config.data))
+
+
+def _manifest(
+    config: config_lib.FinetuningConfig,
+    chosen: choosing.Chosen,
+    task: text_task.TextTask,
+    users: contributions.Users,
+    facts: Mapping[str, Any],
+) -> manifest.Manifest:
+    plan = chosen.privacy
+    return manifest.Manifest(
+        config=config.to_dict(),
+        derived={"group_size": chosen.group_size, "clip_norm": plan.clip_norm} | plan.derived(),
+        facts={
+            **facts,
+            "choices": dict(chosen.facts),
+            "not_covered": list(chosen.not_covered),
+            "training_users": len(users),
+            "user_unit": task.train.corpus.user_unit,
+            "vocabulary_source": task.words.source,
+            "vocabulary_is_public": task.words.is_public,
+            "vocabulary_size": task.words.size,
+            "model": table.describe(task.model),
+            "num_parameters": task.model.num_parameters,
+        },
+        identities={
+            name: manifest.identity(names) for name, names in _identities(task, users).items()
+        },
+    )
+
+
+def _identities(task: text_task.TextTask, users: contributions.Users) -> dict[str, Sequence[str]]:
+    """What must not change while a run lasts, by name."""
+    return {
+        "training users": users.ids,
+        "numbers of the users' examples": list(map(str, users.num_examples)),
+        "model and words": [repr(table.describe(task.model)), *task.words.words],
+    }
 
 
 def _initial(
