@@ -96,5 +96,23 @@ def test_the_servers_learning_rate_follows_its_schedule():
     np.testing.assert_allclose(_rates(server_warmup_rounds=3), 2 * warm)
 
 
+def test_momentum_restarts_with_the_noise():
+    restarting = {"adaptive_clipping": True, "restart_warmup": 3, "restart_every": 4}
+    optimizer = process.build_server_optimizer(
+        config_lib.TrainingConfig(
+            noise_multiplier=1.0, num_rounds=8, restart_optimizer=True, **restarting
+        )
+    )
+    state, weights, moves = optimizer.initialize(tf.TensorSpec([])), tf.zeros([]), []
+    for _ in range(8):
+        state, moved = optimizer.next(state, weights, tf.ones([]))
+        moves.append(float(weights - moved))
+        weights = moved
+    grown = [1.0, 1.9, 2.71, 3.439]
+    np.testing.assert_allclose(moves, [*grown[:3], *grown, 1.0], rtol=1e-5)
+    with pytest.raises(ValueError, match="restart_optimizer is for runs whose noise restarts"):
+        config_lib.TrainingConfig(noise_multiplier=1.0, restart_optimizer=True)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -231,6 +231,11 @@ class TrainingConfig(language_config.LanguageConfig):
     restart_every: int = _option(
         1024, "Adaptive clipping: rounds between later restarts.", "privacy", 1
     )
+    restart_optimizer: bool = _option(
+        False,
+        "Adaptive clipping: the server's optimizer restarts with the noise, its momentum zero.",
+        "privacy",
+    )
     secagg_bits: int | None = _option(
         None,
         "Secure aggregation: clients send integers of so many bits a parameter, and the server "
@@ -302,6 +307,11 @@ class TrainingConfig(language_config.LanguageConfig):
                     f"{name} applies to algorithm {others} only, not {self.algorithm!r}: leave it "
                     "out."
                 )
+        if self.restart_optimizer and not self.adaptive_clipping:
+            raise ValueError(
+                "restart_optimizer is for runs whose noise restarts, with adaptive_clipping: leave "
+                "it out."
+            )
         if self.mechanism == "none" and (self.adaptive_clipping or self.secagg_bits is not None):
             name = "adaptive_clipping" if self.adaptive_clipping else "secagg_bits"
             raise ValueError(f"{name} has no meaning with mechanism 'none': leave it out.")
@@ -372,6 +382,15 @@ class TrainingConfig(language_config.LanguageConfig):
         return simulated_run.Deployment(self.simulate_report_goal, self.simulate_population)
 
     @property
+    def starts(self) -> tuple[int, ...]:
+        """First rounds of the blocks between restarts of the noise, the first one 0."""
+        if not self.adaptive_clipping:
+            return (0,)
+        from tff_dpftrl.mechanisms import restarts
+
+        return restarts.starts(self.num_rounds, every=self.restart_every, first=self.restart_warmup)
+
+    @property
     def mechanism_options(self) -> table.Options:
         """What is asked of the mechanism."""
         return table.Options(**{name: getattr(self, name) for name in _MECHANISM_OPTIONS})
@@ -389,7 +408,6 @@ class TrainingConfig(language_config.LanguageConfig):
     def privacy(self) -> privacy_lib.Privacy:
         """What the run asks of privacy; the plan for a population is made of it."""
         # They bring dp_accounting with them, which `--help` has no use for.
-        from tff_dpftrl.mechanisms import restarts
         from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
 
         common = {
@@ -409,16 +427,11 @@ class TrainingConfig(language_config.LanguageConfig):
                 per_layer_clipping=self.per_layer_clipping,
                 **common,
             )
-        starts = (0,)
-        if self.adaptive_clipping:
-            starts = restarts.starts(
-                self.num_rounds, every=self.restart_every, first=self.restart_warmup
-            )
         return dp_ftrl_privacy.DpFtrlPrivacy(
             mechanism=None if self.mechanism == "none" else self.mechanism,
             options=self.mechanism_options,
             strategy_file=self.strategy,
-            starts=starts,
+            starts=self.starts,
             min_sep=self.min_sep,
             max_participations=self.max_participations,
             adaptive_clipping=self.adaptive_clipping,

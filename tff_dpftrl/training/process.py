@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
-from tff_dpftrl.learning import dp_fedavg, iterate_averaging
+from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
 from tff_dpftrl.private_round import adaptive_clip, clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
@@ -127,6 +127,8 @@ def build_server_optimizer(
             optimizer = optimizers.build_sgdm(rate, config.server_momentum)
         case "sgd":
             optimizer = optimizers.build_sgdm(rate)
+    if config.restart_optimizer and len(config.starts) > 1:
+        optimizer = optimizer_restarts.restart_at(optimizer, config.starts[1:])
     if config.server_warmup_rounds or config.server_decay != "none":
         optimizer = optimizers.schedule_learning_rate(
             optimizer, functools.partial(_scheduled_rate, config)

@@ -1,0 +1,72 @@
+"""A server optimizer that forgets what it has gathered, where the noise restarts."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl import validation
+
+_ROUND = "round"
+_OPTIMIZER = "optimizer"
+
+
+class _Restarting(tff.learning.optimizers.Optimizer):
+    """See `restart_at`."""
+
+    def __init__(self, optimizer: tff.learning.optimizers.Optimizer, rounds: tuple[int, ...]):
+        self._optimizer = optimizer
+        self._rounds = rounds
+
+    def initialize(self, specs: Any) -> collections.OrderedDict[str, Any]:
+        return collections.OrderedDict(
+            [(_ROUND, tf.constant(0, tf.int64)), (_OPTIMIZER, self._optimizer.initialize(specs))]
+        )
+
+    def next(self, state, weights, gradients):
+        begins_anew = tf.reduce_any(tf.equal(state[_ROUND], tf.constant(self._rounds, tf.int64)))
+        specs = tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), weights)
+        kept = state[_OPTIMIZER]
+        # What was set, like a scheduled learning rate, stays.
+        fresh = self._optimizer.set_hparams(
+            self._optimizer.initialize(specs), self._optimizer.get_hparams(kept)
+        )
+        inner = tf.nest.map_structure(lambda a, b: tf.where(begins_anew, a, b), fresh, kept)
+        inner, new_weights = self._optimizer.next(inner, weights, gradients)
+        return collections.OrderedDict(
+            [(_ROUND, state[_ROUND] + 1), (_OPTIMIZER, inner)]
+        ), new_weights
+
+    def get_hparams(self, state):
+        return self._optimizer.get_hparams(state[_OPTIMIZER])
+
+    def set_hparams(self, state, hparams):
+        inner = self._optimizer.set_hparams(state[_OPTIMIZER], hparams)
+        return collections.OrderedDict(state, **{_OPTIMIZER: inner})
+
+
+def restart_at(
+    optimizer: tff.learning.optimizers.Optimizer, rounds: Sequence[int]
+) -> tff.learning.optimizers.Optimizer:
+    """Makes a server optimizer begin anew in some rounds: momentum and moments are zero again.
+
+    For runs whose noise restarts. It only post-processes what was noised: no cost in privacy.
+
+    Args:
+      optimizer: The server's optimizer.
+      rounds: The rounds, from 0, before whose step it begins anew.
+
+    Returns:
+      The optimizer.
+
+    Raises:
+      ValueError: If a round is negative or there is none.
+    """
+    if not rounds:
+        raise ValueError("rounds must name at least one round, got none: leave the optimizer be.")
+    checked = tuple(validation.integer("rounds", one, minimum=0) for one in rounds)
+    return _Restarting(optimizer, checked)
