@@ -110,6 +110,24 @@ def test_momentum_restarts_with_the_noise():
         weights = moved
     grown = [1.0, 1.9, 2.71, 3.439]
     np.testing.assert_allclose(moves, [*grown[:3], *grown, 1.0], rtol=1e-5)
+    # The schedule goes on where the momentum begins anew.
+    scheduled = process.build_server_optimizer(
+        config_lib.TrainingConfig(
+            noise_multiplier=1.0,
+            num_rounds=8,
+            restart_optimizer=True,
+            server_decay="linear",
+            iterate_averaging=0.5,
+            **restarting,
+        )
+    )
+    state, weights, moves = scheduled.initialize(tf.TensorSpec([])), tf.zeros([]), []
+    for _ in range(8):
+        state, moved = scheduled.next(state, weights, tf.ones([]))
+        moves.append(float(weights - moved))
+        weights = moved
+    rates = 1 - np.arange(8) / 8
+    np.testing.assert_allclose(moves, rates * [*grown[:3], *grown, 1.0], rtol=1e-5)
     with pytest.raises(ValueError, match="restart_optimizer is for runs whose noise restarts"):
         config_lib.TrainingConfig(noise_multiplier=1.0, restart_optimizer=True)
 

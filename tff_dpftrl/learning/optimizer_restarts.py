@@ -11,42 +11,45 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 
-_ROUND = "round"
-_OPTIMIZER = "optimizer"
+_ROUND = "restarts_round"
 
 
 class _Restarting(tff.learning.optimizers.Optimizer):
-    """See `restart_at`."""
+    """See `restart_at`. The state stays flat: schedules look for their rate in it."""
 
     def __init__(self, optimizer: tff.learning.optimizers.Optimizer, rounds: tuple[int, ...]):
         self._optimizer = optimizer
         self._rounds = rounds
 
     def initialize(self, specs: Any) -> collections.OrderedDict[str, Any]:
-        return collections.OrderedDict(
-            [(_ROUND, tf.constant(0, tf.int64)), (_OPTIMIZER, self._optimizer.initialize(specs))]
-        )
+        return _with_round(self._optimizer.initialize(specs), tf.constant(0, tf.int64))
 
     def next(self, state, weights, gradients):
         begins_anew = tf.reduce_any(tf.equal(state[_ROUND], tf.constant(self._rounds, tf.int64)))
         specs = tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), weights)
-        kept = state[_OPTIMIZER]
+        kept = _without_round(state)
         # What was set, like a scheduled learning rate, stays.
         fresh = self._optimizer.set_hparams(
             self._optimizer.initialize(specs), self._optimizer.get_hparams(kept)
         )
         inner = tf.nest.map_structure(lambda a, b: tf.where(begins_anew, a, b), fresh, kept)
         inner, new_weights = self._optimizer.next(inner, weights, gradients)
-        return collections.OrderedDict(
-            [(_ROUND, state[_ROUND] + 1), (_OPTIMIZER, inner)]
-        ), new_weights
+        return _with_round(inner, state[_ROUND] + 1), new_weights
 
     def get_hparams(self, state):
-        return self._optimizer.get_hparams(state[_OPTIMIZER])
+        return self._optimizer.get_hparams(_without_round(state))
 
     def set_hparams(self, state, hparams):
-        inner = self._optimizer.set_hparams(state[_OPTIMIZER], hparams)
-        return collections.OrderedDict(state, **{_OPTIMIZER: inner})
+        inner = self._optimizer.set_hparams(_without_round(state), hparams)
+        return _with_round(inner, state[_ROUND])
+
+
+def _with_round(inner: Any, index: tf.Tensor) -> collections.OrderedDict[str, Any]:
+    return collections.OrderedDict([*inner.items(), (_ROUND, index)])
+
+
+def _without_round(state: Any) -> collections.OrderedDict[str, Any]:
+    return collections.OrderedDict((k, v) for k, v in state.items() if k != _ROUND)
 
 
 def restart_at(
