@@ -59,13 +59,7 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
-    parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="Go on with the interrupted run in --output; takes no other option.",
-    )
+    train.add_folder_and_source(parser)
     train.add_options(parser, config_lib.FinetuningConfig)
 
 

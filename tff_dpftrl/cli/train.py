@@ -79,6 +79,13 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
+    add_folder_and_source(parser)
+    add_placement(parser.add_argument_group("where clients work (also with --resume)"))
+    add_options(parser)
+
+
+def add_folder_and_source(parser: argparse.ArgumentParser) -> None:
+    """Adds what says where a run's results go, and where its options come from."""
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
     parser.add_argument(
@@ -86,8 +93,6 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="Go on with the interrupted run in --output; takes no other option.",
     )
-    add_placement(parser.add_argument_group("where clients work (also with --resume)"))
-    add_options(parser)
 
 
 def add_options(

@@ -212,8 +212,7 @@ def _sampled(
     public: proxies.Proxies | None,
     why: tuple[str, ...] = (),
 ) -> Chosen:
-    rows = 1 if plan.sampling == plan_lib.EXAMPLE else plan.group_size
-    clip_norm, source = _clip_norm(config, public, rows)
+    clip_norm, source = _clip_norm(config, public, plan.rows_per_unit)
     found = run_privacy.SampledFinetuning.of(
         plan, clip_norm=clip_norm, deterministic_seed=config.deterministic_noise_seed
     )

@@ -72,6 +72,11 @@ class Plan:
         return self.expected_units / self.num_units
 
     @property
+    def rows_per_unit(self) -> int:
+        """The most examples whose mean gradient is clipped as one: 1 (ELS) or G (ULS)."""
+        return 1 if self.sampling == EXAMPLE else self.group_size
+
+    @property
     def noise_of_average(self) -> float:
         """σ / B or σ / M: standard deviation of a step's noise for a clip norm of 1."""
         return self.noise_multiplier / self.expected_units
@@ -546,8 +551,7 @@ def relative_noise(plan: Plan, gradient_norm: group_sizes.GradientNorms) -> floa
     Raises:
       ValueError: If L of the group size is not known.
     """
-    rows = 1 if plan.sampling == EXAMPLE else plan.group_size
-    return gradient_norm(rows) * plan.noise_of_average
+    return gradient_norm(plan.rows_per_unit) * plan.noise_of_average
 
 
 def _count_units(users: contributions.Users, sampling: str, group_size: int) -> int:

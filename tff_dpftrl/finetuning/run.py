@@ -29,7 +29,7 @@ from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
 from tff_dpftrl.private_round import clipping, fixed_clip
-from tff_dpftrl.runs import dp_ftrl_privacy, manifest, privacy
+from tff_dpftrl.runs import manifest, privacy
 from tff_dpftrl.training import (
     committed_run,
     corpus,
@@ -306,11 +306,12 @@ def _steps(
     model: Any,
     weights: Sequence[np.ndarray],
 ) -> private_steps.PrivateSteps:
-    units_are_examples = getattr(plan, "plan", None) is not None and plan.plan.sampling == "example"
-    rows_per_unit = 1 if units_are_examples else group_size
-    strategy = plan.strategy if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else None
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        strategy, rows_per_unit = identity.Identity(), plan.plan.rows_per_unit
+    else:
+        strategy, rows_per_unit = plan.strategy, group_size
     private_round = fixed_clip.FixedClipRound(
-        identity.Identity() if strategy is None else strategy,
+        strategy,
         noise_multiplier=plan.noise_multiplier,
         clipping=clipping.FlatClipping(plan.clip_norm),
         clients_per_round=plan.clients_per_round,
@@ -361,7 +362,6 @@ class _Steps(committed_run.Trainer):
         self._batches = batches
         self._steps = steps
         self._train = train
-
         self._drawn: tuple[int, contributions.Batch] | None = None
 
     def _batch(self, step: int) -> contributions.Batch:
