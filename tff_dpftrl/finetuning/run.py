@@ -109,7 +109,7 @@ def finetune(
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         # What it costs may depend on the private median, which is not told before it is kept.
         raise ValueError(f"max_epsilon={config.max_epsilon:g} does not pay for one step: raise it.")
-    steps = _steps(config, plan, group_size, model, weights)
+    steps = steps_of(config, plan, group_size, model, weights)
     state = steps.initial_state()
     with committed_run.open_rounds(
         output, plan, known, state, max_epsilon=config.max_epsilon, is_new=is_new
@@ -127,7 +127,7 @@ def finetune(
         if config.deterministic_noise_seed is not None:
             public_seed = config.deterministic_noise_seed
         seed = committed_run.sampling_seed(output, plan, public_seed)
-        batches = _batches(plan, users, group_size, seed)
+        batches = batches_of(plan, users, group_size, seed)
         trainer = _Steps(users.ids, batches, steps, task.train)
         before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
         committed_run.CommittedRun(
@@ -135,6 +135,74 @@ def finetune(
         ).run(state)
         go_on = how_to_go_on(output, config.data)
         return report.write(output, known, config, plan, rounds, go_on=go_on)
+
+
+def steps_of(
+    config: config_lib.FinetuningConfig,
+    plan: privacy.PrivacyPlan,
+    group_size: int,
+    model: Any,
+    weights: Sequence[np.ndarray],
+) -> private_steps.PrivateSteps:
+    """The steps of a run, for whoever runs them without a results folder.
+
+    Args:
+      config: Options of the run.
+      plan: Its privacy, as `choosing.choose` returns it.
+      group_size: G.
+      model: The model.
+      weights: Where it begins.
+
+    Returns:
+      The steps.
+    """
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        strategy, rows_per_unit = identity.Identity(), plan.plan.rows_per_unit
+    else:
+        strategy, rows_per_unit = plan.strategy, group_size
+    private_round = fixed_clip.FixedClipRound(
+        strategy,
+        noise_multiplier=plan.noise_multiplier,
+        clipping=clipping.FlatClipping(plan.clip_norm),
+        clients_per_round=plan.clients_per_round,
+        deterministic_seed=config.deterministic_noise_seed,
+    )
+    return private_steps.PrivateSteps(
+        private_round,
+        ghost.fastest_clipped_sum(model, rows_per_unit),
+        optimizers.build(config),
+        weights,
+        units_at_once=max(1, config.examples_at_once // rows_per_unit),
+        normalised=config.normalised_clipping,
+        iterate_averaging=config.iterate_averaging,
+        learning_rate=lambda step: optimizers.learning_rate(config, step),
+    )
+
+
+def batches_of(
+    plan: privacy.PrivacyPlan, users: contributions.Users, group_size: int, seed: int
+) -> Callable[[int], contributions.Batch]:
+    """What is in a step, as a function of it.
+
+    Args:
+      plan: The privacy of a run, as `choosing.choose` returns it.
+      users: Its users.
+      group_size: G.
+      seed: Of the samples; secret unless `plan` says that cohorts need not be.
+
+    Returns:
+      From a step, from 0, to its batch, the same one each time.
+    """
+    if isinstance(plan, run_privacy.SampledFinetuning):
+        return plan.plan.contributions(users, seed).batch
+    sampler = plan.sampler(seed)
+
+    def turns(step: int) -> contributions.Batch:
+        # No secret is needed: the guarantee holds whoever knows whose turn it is.
+        members = sampler.cohort(step)
+        return contributions.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
+
+    return turns
 
 
 def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
@@ -297,52 +365,6 @@ def _choose(
             source=source,
         )
     return choosing.choose(config, users, public, task.model.num_parameters)
-
-
-def _steps(
-    config: config_lib.FinetuningConfig,
-    plan: privacy.PrivacyPlan,
-    group_size: int,
-    model: Any,
-    weights: Sequence[np.ndarray],
-) -> private_steps.PrivateSteps:
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        strategy, rows_per_unit = identity.Identity(), plan.plan.rows_per_unit
-    else:
-        strategy, rows_per_unit = plan.strategy, group_size
-    private_round = fixed_clip.FixedClipRound(
-        strategy,
-        noise_multiplier=plan.noise_multiplier,
-        clipping=clipping.FlatClipping(plan.clip_norm),
-        clients_per_round=plan.clients_per_round,
-        deterministic_seed=config.deterministic_noise_seed,
-    )
-    return private_steps.PrivateSteps(
-        private_round,
-        ghost.fastest_clipped_sum(model, rows_per_unit),
-        optimizers.build(config),
-        weights,
-        units_at_once=max(1, config.examples_at_once // rows_per_unit),
-        normalised=config.normalised_clipping,
-        iterate_averaging=config.iterate_averaging,
-        learning_rate=lambda step: optimizers.learning_rate(config, step),
-    )
-
-
-def _batches(
-    plan: privacy.PrivacyPlan, users: contributions.Users, group_size: int, seed: int
-) -> Callable[[int], contributions.Batch]:
-    """What is in a step, as a function of it."""
-    if isinstance(plan, run_privacy.SampledFinetuning):
-        return plan.plan.contributions(users, seed).batch
-    sampler = plan.sampler(seed)
-
-    def turns(step: int) -> contributions.Batch:
-        # No secret is needed: the guarantee holds whoever knows whose turn it is.
-        members = sampler.cohort(step)
-        return contributions.batch_of_users(users, members, group_size, f"turns/{seed}/{step}")
-
-    return turns
 
 
 class _Steps(committed_run.Trainer):
