@@ -66,9 +66,9 @@ def _run(
     function = clipped_sums.looped(row_losses, normalised=normalised)
     if compiled:
         function = tf.function(function, autograph=False)
-    total, norms = function([tf.constant(w) for w in weights], rows, splits, clip_norm)
-    assert all(x.dtype == tf.float64 for x in (*total, norms))
-    return np.concatenate([np.ravel(x) for x in total]), norms.numpy()
+    total, units = function([tf.constant(w) for w in weights], rows, splits, clip_norm)
+    assert all(x.dtype == tf.float64 for x in (*total, *units))
+    return np.concatenate([np.ravel(x) for x in total]), units.norms.numpy()
 
 
 @pytest.mark.parametrize("clip_norm", [0.1, 1.0, 100.0])
@@ -80,6 +80,20 @@ def test_the_sum_is_that_of_clipped_means(clip_norm):
     expected = _clip(gradients, clip_norm).sum(axis=0)
     scale = np.linalg.norm(_clip(gradients, clip_norm), axis=1).sum()
     np.testing.assert_allclose(found, expected, rtol=0, atol=_FLOAT32 * scale)
+
+
+@pytest.mark.parametrize("units_per_chunk", [2, 9])
+def test_the_loss_of_a_unit_is_the_mean_of_its_rows(units_per_chunk):
+    weights, rows, splits = _problem()
+    losses = _row_losses(weights, rows).numpy()
+    expected = [
+        losses[a:b].mean() if b > a else 0.0 for a, b in zip(splits[:-1], splits[1:], strict=True)
+    ]
+    add = clipped_sums.sum_in_chunks(
+        clipped_sums.looped(_row_losses), units_per_chunk=units_per_chunk
+    )
+    _, units = add(weights, lambda begin, end: tuple(x[begin:end] for x in rows), splits, 0.1)
+    np.testing.assert_allclose(units.losses, expected, rtol=_FLOAT32)
 
 
 def test_clipping_rows_before_their_mean_is_something_else():
@@ -189,8 +203,8 @@ def _run_in_chunks(units_per_chunk, problem=None, reads=None):
     add = clipped_sums.sum_in_chunks(
         clipped_sums.looped(_row_losses), units_per_chunk=units_per_chunk
     )
-    total, norms = add(weights, read_rows, splits, 1.0)
-    return np.concatenate([np.ravel(x) for x in total]), norms
+    total, units = add(weights, read_rows, splits, 1.0)
+    return np.concatenate([np.ravel(x) for x in total]), units.norms
 
 
 @pytest.mark.parametrize("units_per_chunk", [1, 2, 5, 9])

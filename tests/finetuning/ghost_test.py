@@ -56,9 +56,9 @@ def _rows(model, counts, seed=0):
 
 
 def _run(way, weights, rows, splits, clip_norm):
-    total, norms = way(weights, rows, splits, clip_norm)
-    assert all(x.dtype == tf.float64 for x in (*total, norms))
-    return [x.numpy() for x in total], norms.numpy()
+    total, units = way(weights, rows, splits, clip_norm)
+    assert all(x.dtype == tf.float64 for x in (*total, *units))
+    return [x.numpy() for x in total], units.norms.numpy()
 
 
 def _loop(model, **options):
@@ -92,6 +92,18 @@ def test_one_pass_is_one_gradient_after_the_other(name, rows_per_unit):
         found = _run(booked, weights, rows, splits, clip_norm)
         _assert_same(found, expected, clip_norm)
         assert all(np.abs(x).max() > 1e-4 for x in expected[0])
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("rows_per_unit", _COUNTS)
+def test_the_loss_of_a_unit_is_the_mean_of_its_rows(name, rows_per_unit):
+    model, weights = _MODELS[name], _weights(_MODELS[name])
+    rows, splits = _rows(model, _COUNTS[rows_per_unit])
+    losses = clipped_sums.language_rows(model)(weights, rows).numpy()
+    bounds = zip(splits[:-1], splits[1:], strict=True)
+    expected = [losses[a:b].mean() if b > a else 0.0 for a, b in bounds]
+    for way in (ghost.booked(model, rows_per_unit), _loop(model)):
+        np.testing.assert_allclose(way(weights, rows, splits, 0.1)[1].losses, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lstm", "transformer", "lstm-wide", "transformer-wide"])
@@ -192,7 +204,8 @@ def test_chunks_add_up_and_normalised_units_have_norm_one_at_most(units_per_chun
     rows, splits = _rows(model, [1, 2, 2, 0, 1, 2, 1])
     booked = ghost.booked(model, 2, normalised=True)
     add = clipped_sums.sum_in_chunks(booked, units_per_chunk=units_per_chunk)
-    found = add(weights, lambda begin, end: tuple(x[begin:end] for x in rows), splits, 0.2)
+    total, units = add(weights, lambda begin, end: tuple(x[begin:end] for x in rows), splits, 0.2)
+    found = total, units.norms
     expected = _run(_loop(model, normalised=True), weights, rows, splits, 0.2)
     assert (expected[1] > 0.2).sum() > 3
     _assert_same(found, expected, 1.0)

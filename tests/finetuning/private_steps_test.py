@@ -60,12 +60,16 @@ def _clipped(gradient, clip_norm=_CLIP):
 
 def test_a_step_is_the_sum_of_clipped_means_over_the_expected_number():
     data, splits = _data(5), [0, 2, 3, 5]
-    state, norms = _step(_steps(), data, splits)
-    units = [_WEIGHT - data[a:b] for a, b in zip(splits, splits[1:], strict=False)]
-    means = [np.mean(unit, axis=0) for unit in units]
+    state, units = _step(_steps(), data, splits)
+    bounds = list(zip(splits, splits[1:], strict=False))
+    means = [np.mean(_WEIGHT - data[a:b], axis=0) for a, b in bounds]
     total = sum(_clipped(mean) for mean in means)
-    clipped_first = sum(np.mean([_clipped(row) for row in unit], axis=0) for unit in units)
-    np.testing.assert_allclose(norms, [np.linalg.norm(mean) for mean in means], rtol=1e-6)
+    clipped_first = sum(
+        np.mean([_clipped(_WEIGHT - row) for row in data[a:b]], axis=0) for a, b in bounds
+    )
+    np.testing.assert_allclose(units.norms, [np.linalg.norm(mean) for mean in means], rtol=1e-6)
+    losses = _losses([_WEIGHT], data).numpy()
+    np.testing.assert_allclose(units.losses, [losses[a:b].mean() for a, b in bounds], rtol=1e-6)
     # Over the four units expected, not the three that came: that would reveal how many did.
     np.testing.assert_allclose(_weight(state), _WEIGHT - _RATE * total / _EXPECTED, rtol=1e-5)
     for wrong in (total / 3, clipped_first / _EXPECTED):
@@ -102,8 +106,8 @@ def test_an_empty_batch_releases_the_noise_of_its_round():
         private, (noise,), _ = reference.release(
             private, interface.Contribution([tf.zeros([3], tf.float64)])
         )
-        state, norms = _step(steps, _data(0), [0], state)
-        assert len(norms) == 0
+        state, units = _step(steps, _data(0), [0], state)
+        assert len(units.norms) == len(units.losses) == 0
         moves.append(_weight(state) - weight)
         np.testing.assert_allclose(moves[-1], -_RATE * noise.numpy(), atol=1e-6)
         weight = _weight(state)
@@ -161,9 +165,9 @@ def test_a_step_is_a_function_of_its_state(optimizer):
 def test_pieces_of_a_batch_add_up():
     data, splits = _data(9), [0, 1, 4, 4, 6, 9]
     whole, _ = _step(_steps(1.0, units_at_once=100), data, splits)
-    pieces, norms = _step(_steps(1.0, units_at_once=1), data, splits)
+    pieces, units = _step(_steps(1.0, units_at_once=1), data, splits)
     np.testing.assert_allclose(_weight(pieces), _weight(whole), rtol=1e-6)
-    assert len(norms) == 5 and norms[2] == 0.0
+    assert len(units.norms) == 5 and units.norms[2] == 0.0
 
 
 def test_the_average_is_of_the_steps_models_without_the_first_one():

@@ -1,12 +1,14 @@
 """Tests of fine-tuning runs from options to results, and of going on with them."""
 
 import dataclasses
+import itertools
 import json
 import math
 import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.data import sequences, split
@@ -123,6 +125,30 @@ def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):
         ]
         np.testing.assert_array_equal(words, expected)
     assert len({num_units for num_units, _ in trained}) > 1  # Poisson samples differ in size.
+
+
+def test_the_loss_of_a_step_is_that_of_its_users_and_a_step_of_nobody_has_none(
+    toy, tmp_path, monkeypatch
+):
+    expected, step = [], private_steps.PrivateSteps.step
+    model = trained_model.find(toy / "pretrained").load().model
+
+    def step_and_note(self, state, row_splits, read_rows):
+        words, targets = read_rows(0, row_splits[-1]) if row_splits[-1] else (None, None)
+        weights, of_users = state["global_model_weights"]["trainable"], []
+        for begin, end in itertools.pairwise(row_splits):
+            log_shares = tf.nn.log_softmax(model.logits(weights, words[begin:end])).numpy()
+            of_user = targets[begin:end, :, None]
+            losses = -np.take_along_axis(log_shares, of_user, axis=2)
+            of_users.append(np.ma.array(losses, mask=of_user == 0).mean(axis=1).mean())
+        expected.append(np.mean(of_users) if of_users else None)
+        return step(self, state, row_splits, read_rows)
+
+    monkeypatch.setattr(private_steps.PrivateSteps, "step", step_and_note)
+    rows = _finetune(toy_finetuning.config(toy, cohort_size=1, num_steps=8), tmp_path / "run").rows
+    assert expected.count(None) in range(1, 8)
+    for row, loss in zip(rows, expected, strict=True):
+        assert row["loss"] == (loss and pytest.approx(loss, rel=1e-4))
 
 
 @pytest.mark.parametrize("kind", ["user", "example"])

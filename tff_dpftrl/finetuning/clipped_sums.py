@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -42,17 +42,31 @@ The loss of a row depends on that row and the weights only, and that of a row wi
 to predict is 0 with gradient 0.
 """
 
+
+class PerUnit(NamedTuple):
+    """What was measured of the units: exact figures, neither clipped nor noised.
+
+    Attributes:
+      norms: Norms of the gradients before clipping, float64, shape [units]; infinite where
+        a gradient is not finite.
+      losses: Mean losses of the units' rows, which were differentiated, float64, shape
+        [units]; 0 of a unit without rows.
+    """
+
+    norms: tf.Tensor | np.ndarray
+    losses: tf.Tensor | np.ndarray
+
+
 ClippedSum: TypeAlias = Callable[
     [Sequence[tf.Tensor], Rows, tf.Tensor, "tf.Tensor | float"],
-    tuple[list[tf.Tensor], tf.Tensor],
+    tuple[list[tf.Tensor], PerUnit],
 ]
-"""From weights, rows, `row_splits` and `clip_norm` to the sum and the units' norms.
+"""From weights, rows, `row_splits` and `clip_norm` to the sum and the units' figures.
 
 Arguments: the weights, a list of float32 tensors; the rows; `row_splits`, integer,
 ascending from 0 to the number of rows, shape [units + 1]; and the clip norm C, a positive
 scalar. Results: the sum of the units' clipped gradients, one float64 tensor for each
-weight, zero if there is no unit; and the norms before clipping, float64, shape [units],
-infinite where a gradient is not finite.
+weight, zero if there is no unit; and the units' norms and losses.
 """
 
 _SAME = 1e-4  # Relative; losses in float32 in batches of different sizes differ by less.
@@ -129,43 +143,46 @@ def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
         rows: Rows,
         row_splits: tf.Tensor,
         clip_norm: tf.Tensor | float,
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor], PerUnit]:
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         row_splits = checked_row_splits(rows, row_splits)
         has_rows = tf.where(row_splits[1:] > row_splits[:-1])
         num_units = tf.shape(has_rows)[0]
         zero = tf.UnconnectedGradients.ZERO
 
-        def add_unit(index, total, norms):
+        def add_unit(index, total, norms, losses):
             unit = has_rows[index, 0]
             own = tf.nest.map_structure(lambda x: x[row_splits[unit] : row_splits[unit + 1]], rows)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(weights)
-                losses = row_losses(weights, own)
-                if losses.shape.rank != 1:
+                of_rows = row_losses(weights, own)
+                if of_rows.shape.rank != 1:
                     raise ValueError(
                         "row_losses must return one loss a row, shape [n], got shape "
-                        f"{losses.shape}: do not average over the rows."
+                        f"{of_rows.shape}: do not average over the rows."
                     )
-                loss = tf.reduce_mean(losses)
+                loss = tf.reduce_mean(of_rows)
             gradients = tape.gradient(loss, weights, unconnected_gradients=zero)
             clipped, norm = clipping.clip_by_norm(
                 [tf.convert_to_tensor(gradient) for gradient in gradients], clip_norm
             )
             total = [x + y for x, y in zip(total, clipped, strict=True)]
-            return index + 1, total, norms.write(index, norm)
+            losses = losses.write(index, tf.cast(loss, tf.float64))
+            return index + 1, total, norms.write(index, norm), losses
 
         total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
-        norms = tf.TensorArray(tf.float64, size=num_units, element_shape=[])
-        _, total, norms = tf.while_loop(
+        norms, losses = (
+            tf.TensorArray(tf.float64, size=num_units, element_shape=[]) for _ in range(2)
+        )
+        _, total, norms, losses = tf.while_loop(
             lambda index, *_: index < num_units,
             add_unit,
-            (tf.constant(0), total, norms),
+            (tf.constant(0), total, norms, losses),
             parallel_iterations=1,  # More would be in the memory at once.
         )
         num_all = tf.shape(row_splits, out_type=tf.int64)[:1] - 1
-        norms = tf.scatter_nd(has_rows, norms.stack(), num_all)
-        return divided(total, clip_norm, normalised), norms
+        norms, losses = (tf.scatter_nd(has_rows, x.stack(), num_all) for x in (norms, losses))
+        return divided(total, clip_norm, normalised), PerUnit(norms, losses)
 
     return clipped_sum
 
@@ -212,7 +229,7 @@ def divided(
 
 def sum_in_chunks(
     clipped_sum: ClippedSum, *, units_per_chunk: int
-) -> Callable[..., tuple[list[tf.Tensor], np.ndarray]]:
+) -> Callable[..., tuple[list[tf.Tensor], PerUnit]]:
     """Makes a function that adds up a batch of any size, chunk by chunk.
 
     Chunks have whole units and are added in their order, in float64: the memory is that
@@ -224,7 +241,7 @@ def sum_in_chunks(
 
     Returns:
       A function of `weights`, `read_rows`, `row_splits` (an array) and `clip_norm`, which
-      returns what `ClippedSum` does, the norms as an array. `read_rows(begin, end)` is
+      returns what `ClippedSum` does, norms and losses as arrays. `read_rows(begin, end)` is
       called for one chunk after the other and returns the rows of the batch from `begin`
       up to `end`: they need not be in memory before. It raises ValueError if `row_splits`
       are none or `read_rows` returns another number of rows.
@@ -240,14 +257,15 @@ def sum_in_chunks(
         read_rows: Callable[[int, int], Rows],
         row_splits: np.ndarray,
         clip_norm: float,
-    ) -> tuple[list[tf.Tensor], np.ndarray]:
+    ) -> tuple[list[tf.Tensor], PerUnit]:
         nonlocal compiled
         row_splits = np.asarray(row_splits, np.int64)
         if row_splits.ndim != 1 or not len(row_splits) or row_splits[0] != 0:
             raise ValueError(f"row_splits must be a vector that begins with 0, got {row_splits}.")
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         clip_norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
-        total, norms = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights], [[]]
+        total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
+        measured = [PerUnit(np.zeros(0), np.zeros(0))]
         for begin, end in _chunks(len(row_splits) - 1, units_per_chunk):
             splits = row_splits[begin : end + 1]
             rows = tf.nest.map_structure(tf.convert_to_tensor, read_rows(splits[0], splits[-1]))
@@ -259,10 +277,10 @@ def sum_in_chunks(
                 )
             if compiled is None:
                 compiled = _compiled(clipped_sum, weights, rows)
-            chunk, chunk_norms = compiled(weights, rows, splits - splits[0], clip_norm)
+            chunk, of_chunk = compiled(weights, rows, splits - splits[0], clip_norm)
             total = [x + y for x, y in zip(total, chunk, strict=True)]
-            norms.append(chunk_norms.numpy())
-        return total, np.concatenate(norms)
+            measured.append(PerUnit(*(x.numpy() for x in of_chunk)))
+        return total, PerUnit(*map(np.concatenate, zip(*measured, strict=True)))
 
     return whole_sum
 

@@ -95,7 +95,7 @@ def booked(
         rows: clipped_sums.Rows,
         row_splits: tf.Tensor,
         clip_norm: tf.Tensor | float,
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    ) -> tuple[list[tf.Tensor], clipped_sums.PerUnit]:
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         row_splits = clipped_sums.checked_row_splits(rows, row_splits)
         num_rows = tf.cast(row_splits[1:] - row_splits[:-1], tf.float32)
@@ -103,10 +103,11 @@ def booked(
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             record = _Record(tape)
             losses = clipped_sums.language_losses(model, weights, rows, record=record)
-            shares = tf.repeat(tf.math.reciprocal_no_nan(num_rows), rows_per_unit)
-            loss = tf.tensordot(losses, shares, 1)
+            shares = tf.math.reciprocal_no_nan(num_rows)
+            losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
         results = record.results
-        gradients = tape.gradient(loss, [result.outputs for result in results])
+        # Of the sum of all losses: a token has a part in that of its own unit only.
+        gradients = tape.gradient(losses, [result.outputs for result in results])
         units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
         formed = _formed(results, gradients, units)
         norms = _norms(_squares(results, gradients, units) + list(map(_square, formed.values())))
@@ -115,7 +116,8 @@ def booked(
         )
         shapes = model.weight_shapes
         total = _sums(results, gradients, units, formed, tf.cast(scales, tf.float32), shapes)
-        return clipped_sums.divided([total[name] for name in shapes], clip_norm, normalised), norms
+        total = clipped_sums.divided([total[name] for name in shapes], clip_norm, normalised)
+        return total, clipped_sums.PerUnit(norms, tf.cast(losses, tf.float64))
 
     return clipped_sum
 

@@ -2,7 +2,7 @@
 
     steps = PrivateSteps(private_round, clipped_sum, optimizer, weights, ...)
     state = steps.initial_state()
-    state, norms = steps.step(state, batch.row_splits, read_rows)
+    state, units = steps.step(state, batch.row_splits, read_rows)
 
 The noise is that of `private_round`: added once to the whole sum, which is then divided by
 a constant. An empty batch releases noise like any other.
@@ -82,7 +82,7 @@ class PrivateSteps:
 
     def step(
         self, state: dict[str, Any], row_splits: np.ndarray, read_rows: ReadRows
-    ) -> tuple[dict[str, Any], np.ndarray]:
+    ) -> tuple[dict[str, Any], clipped_sums.PerUnit]:
         """Takes a step.
 
         Args:
@@ -91,11 +91,11 @@ class PrivateSteps:
           read_rows: Reads some of the batch's rows.
 
         Returns:
-          The state after it; and the norms of the units' gradients before clipping,
-          float64, infinite where one was not finite: exact, for the operator's eyes only.
+          The state after it; and the units' norms and losses, arrays: exact, for the
+          operator's eyes only.
         """
         self._restore(state)
-        total, norms = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
+        total, units = self._sum(self._weights, read_rows, row_splits, self._clip_norm)
         private, gradient = self._release(state["aggregator"], total)
         index = int(state["aggregator"].round_index)
         if self._learning_rate is not None:
@@ -111,7 +111,7 @@ class PrivateSteps:
             "global_model_weights": {"trainable": weights},
             "finalizer": finalizer,
             "aggregator": private,
-        }, norms
+        }, units
 
     def _restore(self, state: dict[str, Any]) -> None:
         kept = [*state["global_model_weights"]["trainable"], *state["finalizer"]["optimizer"]]

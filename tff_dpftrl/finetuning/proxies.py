@@ -110,7 +110,7 @@ def measure(
                 lambda begin, end, pool=pool: (pool[begin:end, :-1], pool[begin:end, 1:]),
                 splits,
                 _LARGEST_CLIP_NORM,
-            )[1]
+            )[1].norms
         )
     norms = group_size.GradientNorms.of_users(sizes, np.stack(columns, axis=1))
     return Proxies(norms, len(chosen), source)

@@ -407,5 +407,7 @@ class _Steps(committed_run.Trainer):
             )
             return rows[:, :-1], rows[:, 1:]
 
-        state, norms = self._steps.step(state, batch.row_splits, read_rows)
-        return committed_run.Trained(state, None, None, int(np.sum(~np.isfinite(norms))))
+        state, units = self._steps.step(state, batch.row_splits, read_rows)
+        counts = np.isfinite(units.norms)  # All units of a batch have rows.
+        loss = float(np.mean(units.losses[counts])) if counts.any() else None
+        return committed_run.Trained(state, loss, None, int(np.sum(~counts)))

@@ -14,10 +14,11 @@ from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy
 
 METRICS_NOT_COVERED = (
-    "How long a step took, which grows with its batch, warnings of gradients that are not finite, "
-    "the figures about the training users' text and the reasons for what was chosen that a run "
-    "begins with, and the n-gram baselines counted on them (metrics.csv, curves.png, TensorBoard "
-    "events and terminal): exact figures; do not publish them."
+    "The loss on the users or examples of a step, how long it took, which grows with their number, "
+    "warnings of gradients that are not finite, the figures about the training users' text and the "
+    "reasons for what was chosen that a run begins with, and the n-gram baselines counted on them "
+    "(metrics.csv, curves.png, TensorBoard events and terminal): exact figures; do not publish "
+    "them."
 )
 
 
