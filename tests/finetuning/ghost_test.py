@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.models import small_models
 from tff_dpftrl.finetuning import clipped_sums, ghost
-from tff_dpftrl.models import table, transformer, weight_uses, word_lstm
+from tff_dpftrl.models import low_rank, table, transformer, weight_uses, word_lstm
 from tff_dpftrl.private_round import clipping
 
 _LSTM = word_lstm.WordLstm(11, 5, embedding_size=6, state_size=4)
@@ -30,6 +30,13 @@ _MODELS = {
         _TRANSFORMER, embedding_size=40, num_heads=4, feed_forward_size=64
     ),
 }
+_MODELS["transformer-adapters"] = low_rank.LowRank(
+    _MODELS["transformer-deep"], _MODELS["transformer-deep"].initial_weights(1), 2
+)
+# Of a rank at which tokens are compared.
+_MODELS["transformer-wide-adapters"] = low_rank.LowRank(
+    _MODELS["transformer-wide"], _MODELS["transformer-wide"].initial_weights(1), 40
+)
 _COUNTS = {1: [1, 1, 1, 1], 3: [3, 1, 0, 2]}
 _NO_CLIP = 1e6
 

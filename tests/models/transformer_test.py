@@ -129,6 +129,25 @@ def test_a_block_has_twelve_squares_of_its_width():
     assert three - one == 2 * (12 * 64**2 + biases_and_norms)
 
 
+# Charles et al. 2024 fine-tune 350M weights at sequence length 128 and name no other size: these
+# are GPT-2 medium's (Radford et al. 2019), with 32,000 words. No weight is drawn.
+@pytest.mark.parametrize(
+    "sizes, millions",
+    [
+        ((4_096, 32, 128, 2, 4, 512), 0.93),
+        ((4_096, 64, 384, 8, 6, 1_536), 15.8),
+        ((32_000, 128, 1_024, 24, 16, 4_096), 335.2),
+    ],
+)
+def test_sizes_up_to_that_of_the_paper_make_a_graph(sizes, millions):
+    model = transformer.Transformer(*sizes)
+    assert model.num_parameters / 1e6 == pytest.approx(millions, rel=1e-2)
+    weights = [tf.TensorSpec(shape) for shape in model.weight_shapes.values()]
+    words = tf.TensorSpec([None, model.sequence_length], tf.int32)
+    graph = tf.function(model.logits, autograph=False).get_concrete_function(weights, words)
+    assert graph.output_shapes.as_list() == [None, model.sequence_length, model.vocabulary_size]
+
+
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(_SMALL)])
 def test_bad_sizes_are_refused(field):
     with pytest.raises(ValueError, match=f"{field} must be at least 1, got 0"):

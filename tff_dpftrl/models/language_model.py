@@ -33,6 +33,14 @@ class LanguageModel(abc.ABC):
         return False
 
     @property
+    def adaptable_kernels(self) -> Sequence[str]:
+        """Names of the matrices that low-rank adapters can be added to (`low_rank`).
+
+        Each is used in one `weight_uses.Product`, reported before anything depends on it.
+        """
+        return ()
+
+    @property
     @abc.abstractmethod
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the weights, in order."""

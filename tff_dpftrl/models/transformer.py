@@ -60,6 +60,11 @@ class Transformer(language_model.LanguageModel):
         return True
 
     @property
+    def adaptable_kernels(self) -> Sequence[str]:
+        """The four of each block: see the base class."""
+        return [name for name in self.weight_shapes if name.endswith("_kernel")]
+
+    @property
     def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
         """Names and shapes of the weights, in order."""
         size, heads = self.embedding_size, self.num_heads * self._head_size

@@ -1,0 +1,162 @@
+"""A model of which low-rank adapters are trained, and nothing else (LoRA, Hu et al. 2021).
+
+To a kernel W of shape [inputs, outputs], which stays as it is, A B · `ALPHA` / R is added: A
+has shape [inputs, R], B [R, outputs]. There are fewer weights to train, and fewer that noise
+is added to. Only kernels are adapted, as in the paper: neither embeddings nor biases and layer
+norms are trained. B begins as zero, and the model as the one that it adapts.
+
+A model need not know of it. It hands what its weights have a part in to a
+`weight_uses.Record` and goes on with what that returns: here, with the adapters' part added.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.models import language_model, weight_uses
+
+ALPHA = 32.0
+"""The paper's α, whose value for GPT-2 it is (its Table 11).
+
+What is added is α / R times A B. For ranks around four and widths of hundreds a step of Adam
+then changes a kernel by about as much as if the kernel itself were trained.
+"""
+
+_A, _B = "_adapter_a", "_adapter_b"
+
+
+class LowRank(language_model.LanguageModel):
+    """The adapters of a model: its scores as a function of A and B of each kernel alone."""
+
+    def __init__(
+        self,
+        model: language_model.LanguageModel,
+        weights: Sequence[np.ndarray],
+        adapter_rank: int,
+    ):
+        """Keeps the weights that are not trained.
+
+        Args:
+          model: A model with `adaptable_kernels`.
+          weights: One float32 array for each entry of its `weight_shapes`.
+          adapter_rank: R, at most the smallest side of a kernel.
+
+        Raises:
+          ValueError: If the model has no such kernels, or the rank is out of range.
+        """
+        validation.integer("adapter_rank", adapter_rank, minimum=1)
+        if not model.adaptable_kernels:
+            raise ValueError(
+                f"adapter_rank={adapter_rank} is for models with kernels that can be adapted, like "
+                f"the transformer, and the model is {type(model).__name__}: leave it out, which "
+                "trains all weights, or take a transformer."
+            )
+        kernels = {name: model.weight_shapes[name] for name in model.adaptable_kernels}
+        smallest = min(kernels, key=lambda name: min(kernels[name]))
+        if adapter_rank > min(kernels[smallest]):
+            raise ValueError(
+                f"adapter_rank={adapter_rank} exceeds {min(kernels[smallest])}, the smaller side "
+                f"of {smallest}: lower it, or leave it out, which trains all weights."
+            )
+        self.model = model
+        self.adapter_rank = adapter_rank
+        # Tensors, since arrays would be copied into every graph that uses them.
+        self._fixed = tuple(tf.constant(weight, tf.float32) for weight in weights)
+        self._scale = ALPHA / adapter_rank
+
+    @property
+    def vocabulary_size(self) -> int:
+        """The model's."""
+        return self.model.vocabulary_size
+
+    @property
+    def sequence_length(self) -> int:
+        """The model's."""
+        return self.model.sequence_length
+
+    @property
+    def reports_uses(self) -> bool:
+        """True: see the base class."""
+        return True
+
+    @property
+    def weight_shapes(self) -> collections.OrderedDict[str, tuple[int, ...]]:
+        """Names and shapes of the adapters, A and B of each kernel, in order."""
+        shapes, rank = collections.OrderedDict(), self.adapter_rank
+        for name in self.model.adaptable_kernels:
+            inputs, outputs = self.model.weight_shapes[name]
+            shapes[name + _A], shapes[name + _B] = (inputs, rank), (rank, outputs)
+        return shapes
+
+    def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
+        """Draws A, Gaussian with standard deviation 1/√(inputs); B is zero.
+
+        Args:
+          seed: Non-negative; the same seed gives the same weights everywhere.
+
+        Returns:
+          One float32 array for each entry of `weight_shapes`.
+        """
+        rng = np.random.Generator(np.random.Philox(seed))
+        return tuple(
+            (
+                rng.standard_normal(shape) / math.sqrt(shape[0])
+                if name.endswith(_A)
+                else np.zeros(shape)
+            ).astype(np.float32)
+            for name, shape in self.weight_shapes.items()
+        )
+
+    def merged(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """Adds the adapters' products to the kernels.
+
+        Args:
+          weights: One array for each entry of `weight_shapes`.
+
+        Returns:
+          Weights of `model` that give the same scores, float32.
+        """
+        return self._added([weight.numpy() for weight in self._fixed], weights)
+
+    def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
+        """Returns scores of every next word at every position, as the base class says."""
+        weights = [tf.convert_to_tensor(weight) for weight in weights]
+        return self.model.logits(self._added(self._fixed, weights), words)
+
+    def compact_logits(
+        self,
+        weights: Sequence[tf.Tensor],
+        words: tf.Tensor,
+        record: weight_uses.Record = weight_uses.ignore,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns scores without padding, from (x A) B: A B is never formed."""
+        named = dict(zip(self.weight_shapes, weights, strict=True))
+
+        def adapted(outputs, *uses, order=weight_uses.Order.SEQUENCES):
+            for use in uses:
+                a, b = use.name + _A, use.name + _B
+                if a in named:
+                    inner = tf.matmul(use.inputs, named[a])
+                    inner = record(inner, weight_uses.Product(a, use.inputs), order=order)
+                    inner *= self._scale
+                    outputs += tf.matmul(inner, named[b])
+                    outputs = record(outputs, weight_uses.Product(b, inner), order=order)
+            return outputs
+
+        return self.model.compact_logits(self._fixed, words, record=adapted)
+
+    def _added(self, fixed, weights):
+        """`fixed` with the adapters' part; all arrays, or all tensors."""
+        named = dict(zip(self.weight_shapes, weights, strict=True))
+        return [
+            weight + self._scale * (named[name + _A] @ named[name + _B])
+            if name + _A in named
+            else weight
+            for name, weight in zip(self.model.weight_shapes, fixed, strict=True)
+        ]
