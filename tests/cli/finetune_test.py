@@ -48,6 +48,10 @@ def test_a_run_is_reported_used_and_not_taken_for_training(toy, tmp_path, capsys
             (*_ULS, "--target-epsilon", "8", "--cohort", "99", "--clip-norm", "1"),
             "cohort_size = 99 exceeds the 48",
         ),
+        (
+            (*_ULS, "--target-epsilon", "8", "--adapter-rank", "9"),
+            "adapter_rank=9 exceeds 4, the smaller side of layer_0_query_key_value_kernel: lower",
+        ),
     ],
 )
 def test_bad_input_gets_one_line(toy, tmp_path, capsys, flags, message):

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from tff_dpftrl.data import sequences, user_text, vocabulary
 from tff_dpftrl.finetuning import contributions, group_size, proxies
-from tff_dpftrl.models import metrics, transformer
+from tff_dpftrl.models import low_rank, metrics, transformer
 
 _WORDS = vocabulary.Vocabulary(tuple("abcdefgh"), "made up")
 _MODEL = transformer.Transformer(_WORDS.size, 5, 4, 1, 1, 6)
+_ADAPTERS = low_rank.LowRank(_MODEL, _MODEL.initial_weights(2), 3)
 
 
 def _corpus():
@@ -25,7 +26,7 @@ def _corpus():
     return sequences.SequenceCorpus(corpus, _WORDS, sequences.SequenceSpec(5, False))
 
 
-def _norm(weights, rows):
+def _norm(model, weights, rows):
     """‖gradient of the mean over rows of the mean loss of each‖."""
     weights = [tf.constant(weight) for weight in weights]
     with tf.GradientTape() as tape:
@@ -33,7 +34,7 @@ def _norm(weights, rows):
         losses = []
         for row in rows:
             (kept,) = np.nonzero(row[1:])
-            logits = _MODEL.logits(weights, row[None, :-1])[0]
+            logits = model.logits(weights, row[None, :-1])[0]
             losses.append(
                 tf.reduce_mean(metrics.cross_entropy(tf.gather(logits, kept), row[1:][kept]))
             )
@@ -41,9 +42,10 @@ def _norm(weights, rows):
     return float(tf.linalg.global_norm(tape.gradient(loss, weights)))
 
 
-def test_norms_are_medians_over_users_of_their_first_examples():
-    corpus, weights = _corpus(), _MODEL.initial_weights(3)
-    found = proxies.measure(corpus, _MODEL, weights, largest_group=3, seed=1, source="x")
+@pytest.mark.parametrize("model", [_MODEL, _ADAPTERS])
+def test_norms_are_medians_over_users_of_their_first_examples(model):
+    corpus, weights = _corpus(), model.initial_weights(3)
+    found = proxies.measure(corpus, model, weights, largest_group=3, seed=1, source="x")
     ids = [user for user in corpus.user_ids if len(corpus.sequences(user))]
     assert found.num_users == len(ids) == 16 and found.source == "x"
     assert found.gradient_norms.group_sizes == (1, 2, 4)
@@ -52,7 +54,7 @@ def test_norms_are_medians_over_users_of_their_first_examples():
     expected = [
         np.median(
             [
-                _norm(weights, corpus.sequences(ids[user])[order[:size]])
+                _norm(model, weights, corpus.sequences(ids[user])[order[:size]])
                 for user, order in zip(chosen, orders, strict=True)
             ]
         )

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import shutil
 import sys
 
 import numpy as np
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import contributions, private_steps, run
-from tff_dpftrl.models import export
+from tff_dpftrl.models import export, low_rank
 from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import committed_run, corpus, report, trained_model
 
@@ -29,6 +30,7 @@ _KINDS = {
         "noise_multiplier": 0.7,
         "delta": 1e-3,
     },
+    "adapters": {"adapter_rank": 2, "iterate_averaging": 0.8},
 }
 
 
@@ -43,12 +45,16 @@ def _weights(output):
 
 @pytest.mark.parametrize(
     "kind",
-    ["user", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("example", "passes"))],
+    [
+        *("user", "adapters"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("example", "passes")),
+    ],
 )
 def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     kind, toy, tmp_path, monkeypatch
 ):
-    config = toy_finetuning.config(toy, **_KINDS[kind])
+    pretrained = shutil.copytree(toy / "pretrained", tmp_path / "pretrained")
+    config = toy_finetuning.config(toy, initial_weights=str(pretrained), **_KINDS[kind])
     whole = _finetune(config, tmp_path / "whole")
     assert [row["round"] for row in whole.rows] == list(range(1, toy_finetuning.NUM_STEPS + 1))
     train, publish = run._Steps.train, committed_run.CommittedRun._publish
@@ -71,6 +77,7 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
         patch.setattr(run._Steps, "train", killed_in_step)
         with pytest.raises(Killed):
             _finetune(config, tmp_path / "killed")
+    shutil.rmtree(pretrained)  # The run's folder has all that is needed of it.
     with monkeypatch.context() as patch:
         patch.setattr(committed_run.CommittedRun, "_publish", killed_after_commit)
         with pytest.raises(Killed):
@@ -85,6 +92,67 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     assert run.write_report(tmp_path / "killed").statement == resumed.statement
     # The seed was given: whoever knows it can subtract the noise.
     assert not resumed.statement.has_guarantee
+
+
+def test_adapters_alone_are_trained_and_the_model_is_whole(toy, tmp_path):
+    config = toy_finetuning.config(toy, **_KINDS["adapters"], num_steps=3)
+    lines = []
+    statement = _finetune(config, tmp_path / "run", lines).statement
+    model, pretrained = export.read(toy / "pretrained" / "model.npz")
+    found = {
+        name: (before, after)
+        for name, before, after in zip(
+            model.weight_shapes, pretrained, _weights(tmp_path / "run"), strict=True
+        )
+    }
+    for name, (before, after) in found.items():
+        if name.endswith("kernel"):
+            assert np.linalg.matrix_rank(after - before, tol=1e-5) == 2, name
+        else:
+            np.testing.assert_array_equal(before, after)
+    # What is kept of a step is the adapters alone, and their averages make the model.
+    (path,) = (tmp_path / "run" / "private" / "checkpoints").iterdir()
+    with np.load(path) as checkpoint:
+        state = {name.partition("/")[2]: checkpoint[name] for name in checkpoint.files}
+    adapted = low_rank.LowRank(model, pretrained, 2)
+    for part in ("global_model_weights/trainable", "finalizer/average"):
+        kept = [state[f"{part}/{i}"] for i in range(len(adapted.weight_shapes))]
+        assert [x.shape for x in kept] == list(adapted.weight_shapes.values())
+        assert f"{part}/{len(kept)}" not in state
+    for one, other in zip(adapted.merged(kept), _weights(tmp_path / "run"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    numbers = adapted.num_parameters, model.num_parameters
+    assert numbers[0] < numbers[1] / 2
+    parameters = statement.parameters
+    assert (parameters["trained_weights"], parameters["model_weights"]) == numbers
+    assert parameters["adapter_rank"] == 2
+    assert f"rank 2: {numbers[0]} weights" in "".join(lines)
+    assert manifest.read(tmp_path / "run").facts["num_parameters"] == numbers[0]
+    further = dataclasses.replace(config, initial_weights=str(tmp_path / "run"), num_steps=2)
+    _finetune(further, tmp_path / "further")
+
+
+def test_fixed_weights_must_be_those_that_a_run_began_with(toy, tmp_path):
+    _finetune(toy_finetuning.config(toy, adapter_rank=2, num_steps=2), tmp_path / "run")
+    kept, whole = tmp_path / "run" / "pretrained_model.npz", _weights(tmp_path / "run")
+    model, weights = export.read(kept)
+    export.write(kept, model, [weight + 1 for weight in weights])
+    for go_on in (lambda: _finetune(None, tmp_path / "run"), lambda: run.write_report(kept.parent)):
+        with pytest.raises(ValueError, match="fixed weights .pretrained_model.npz. are no longer"):
+            go_on()
+    kept.unlink()  # The folder of initial_weights still has them.
+    run.write_report(tmp_path / "run")
+    for one, other in zip(whole, _weights(tmp_path / "run"), strict=True):
+        np.testing.assert_array_equal(one, other)
+    _finetune(None, tmp_path / "run")
+    assert kept.exists()
+
+
+def test_adapters_of_too_high_a_rank_are_refused_before_anything_is_written(toy, tmp_path):
+    config = toy_finetuning.config(toy, adapter_rank=5)
+    with pytest.raises(ValueError, match="adapter_rank=5 exceeds 4, the smaller side of layer_0_q"):
+        _finetune(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_books_have_the_users_of_every_batch(toy, tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def choose(
       config: Options of the run.
       users: The protected users.
       public: What public users' gradients are like; None if `needs_proxies` says no.
-      num_parameters: Number of weights.
+      num_parameters: Number of weights that are trained.
 
     Returns:
       The choice. Its ε includes that of the private median, wherever that was looked at.

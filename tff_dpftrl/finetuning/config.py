@@ -48,6 +48,14 @@ class FinetuningConfig(language_config.TextConfig):
         "model",
     )
 
+    adapter_rank: int | None = _option(
+        None,
+        "R: train low-rank adapters (LoRA) of the kernels of a transformer's blocks, of this rank, "
+        "and no other weight; all weights are trained if not given.",
+        "model",
+        1,
+    )
+
     sampling: Sampling = _option(
         "auto",
         "What is sampled, in secret: example (ELS: examples of a pool), user (ULS: users, some "
@@ -165,8 +173,8 @@ class FinetuningConfig(language_config.TextConfig):
     )
     seed: int = _option(
         0,
-        "Public seed of the turns of 'passes' and of the choice of proxies; not of noise or "
-        "samples, whose seeds are secret.",
+        "Public seed of the turns of 'passes', of the choice of proxies and of the first adapters; "
+        "not of noise or samples, whose seeds are secret.",
         "run",
         0,
     )

@@ -24,6 +24,7 @@ from tff_dpftrl.finetuning import (
     private_steps,
     proxies,
     run_privacy,
+    trained_part,
 )
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
@@ -83,44 +84,46 @@ def finetune(
     elif is_new:
         corpus.check_named(config, text.train)
     initial = _initial(config, output, None if is_new else known)
+    part = trained_part.TrainedPart.of(config, initial)
     task = _task(config, text, initial)
     for line in startup.describe_task(task):
         say(line)
     users = _users(task)
-    model, weights = initial.model, initial.weights
     if is_new:
         # Also refuses held-out text without words, before anything is written.
-        pretrained = float(task.evaluate(weights)["top1_in_vocab"])
+        pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
         source, weights_are_public = warm_start.source(pathlib.Path(config.initial_weights))
-        say(f"Initial weights: {source}; {model.num_parameters} of them.")
-        chosen = _choose(config, users, task, weights, say)
+        say(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
+        for line in part.describe():
+            say(line)
+        chosen = _choose(config, users, task, part, say)
         plan = chosen.privacy
         facts = {
             "pretrained_top1": pretrained,
             "initial_weights_source": source,
             "initial_weights_are_public": weights_are_public,
         }
-        known = _manifest(config, chosen, task, users, facts)
+        known = _manifest(config, chosen, task, users, part, facts)
     else:
-        for name, names in _identities(task, users).items():
-            known.check_identity(name, names, remedy="restore data and model")
+        _check_identities(known, _identities(task, users, part))
         plan = plan_of(known, config)
     group_size = known.derived["group_size"]
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         # What it costs may depend on the private median, which is not told before it is kept.
         raise ValueError(f"max_epsilon={config.max_epsilon:g} does not pay for one step: raise it.")
-    steps = steps_of(config, plan, group_size, model, weights)
+    steps = steps_of(config, plan, group_size, part.model, part.weights)
     state = steps.initial_state()
     with committed_run.open_rounds(
         output, plan, known, state, max_epsilon=config.max_epsilon, is_new=is_new
     ) as rounds:
         durable_files.remove_leftovers(output)
+        part.keep(output)
         trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
         # Not before the choice is kept: who starts anew until a private median pleases has
         # looked at it each time.
         for line in chosen.reasons if is_new else ():
             say(line)
-        for line in startup.describe_plan(plan, model.num_parameters, unit=config.unit):
+        for line in startup.describe_plan(plan, part.model.num_parameters, unit=config.unit):
             say(line)
         say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
         public_seed = config.seed
@@ -131,10 +134,10 @@ def finetune(
         trainer = _Steps(users.ids, batches, steps, task.train)
         before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
         committed_run.CommittedRun(
-            config, output, task, plan, trainer, rounds, say, baselines=before
+            config, output, task, plan, trainer, rounds, say, baselines=before, whole=part.whole
         ).run(state)
         go_on = how_to_go_on(output, config.data)
-        return report.write(output, known, config, plan, rounds, go_on=go_on)
+        return report.write(output, known, config, plan, rounds, go_on=go_on, whole=part.whole)
 
 
 def steps_of(
@@ -150,7 +153,7 @@ def steps_of(
       config: Options of the run.
       plan: Its privacy, as `choosing.choose` returns it.
       group_size: G.
-      model: The model.
+      model: What is trained: the model, or its adapters (`trained_part`).
       weights: Where it begins.
 
     Returns:
@@ -252,7 +255,16 @@ def write_report(output: pathlib.Path) -> report.TrainingResults:
     known = manifest.read(output)
     config = config_of(known, output)
     plan = plan_of(known, config)
-    return report.of_rounds(output, known, config, plan, go_on=how_to_go_on(output, config.data))
+
+    def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if config.adapter_rank is None:
+            return list(weights)
+        part = trained_part.TrainedPart.of(config, _initial(config, output, known))
+        _check_identities(known, part.identities())
+        return part.whole(weights)
+
+    go_on = how_to_go_on(output, config.data)
+    return report.of_rounds(output, known, config, plan, go_on=go_on, whole=whole)
 
 
 def _manifest(
@@ -260,6 +272,7 @@ def _manifest(
     chosen: choosing.Chosen,
     task: text_task.TextTask,
     users: contributions.Users,
+    part: trained_part.TrainedPart,
     facts: Mapping[str, Any],
 ) -> manifest.Manifest:
     plan = chosen.privacy
@@ -268,7 +281,7 @@ def _manifest(
         derived={"group_size": chosen.group_size, "clip_norm": plan.clip_norm} | plan.derived(),
         facts={
             **facts,
-            "choices": dict(chosen.facts),
+            "choices": {**chosen.facts, **part.facts()},
             "not_covered": list(chosen.not_covered),
             "training_users": len(users),
             "user_unit": task.train.corpus.user_unit,
@@ -276,35 +289,48 @@ def _manifest(
             "vocabulary_is_public": task.words.is_public,
             "vocabulary_size": task.words.size,
             "model": table.describe(task.model),
-            "num_parameters": task.model.num_parameters,
+            "num_parameters": part.model.num_parameters,
         },
         identities={
-            name: manifest.identity(names) for name, names in _identities(task, users).items()
+            name: manifest.identity(names) for name, names in _identities(task, users, part).items()
         },
     )
 
 
-def _identities(task: text_task.TextTask, users: contributions.Users) -> dict[str, Sequence[str]]:
+def _identities(
+    task: text_task.TextTask, users: contributions.Users, part: trained_part.TrainedPart
+) -> dict[str, Sequence[str]]:
     """What must not change while a run lasts, by name."""
     return {
         "training users": users.ids,
         "numbers of the users' examples": list(map(str, users.num_examples)),
         "model and words": [repr(table.describe(task.model)), *task.words.words],
+        **part.identities(),
     }
+
+
+def _check_identities(known: manifest.Manifest, found: Mapping[str, Sequence[str]]) -> None:
+    for name, names in found.items():
+        known.check_identity(name, names, remedy="restore data and model")
 
 
 def _initial(
     config: config_lib.FinetuningConfig, output: pathlib.Path, known: manifest.Manifest | None
 ) -> trained_model.TrainedModel:
-    """The model to begin with; of a run that goes on, its sizes and words are enough."""
+    """The model to begin with; of a run that goes on, what it kept of it is enough."""
     folder = pathlib.Path(config.initial_weights)
     if known is None:
         warm_start.refuse_protected(folder, config.data)
-    if known is None or not trained_model.has_vocabulary(output):  # It crashed before step 1.
-        return warm_start.find(folder).load()
-    model = table.from_description(known.facts["model"])
-    weights = [np.zeros(shape, np.float32) for shape in model.weight_shapes.values()]
-    return trained_model.TrainedModel(model, weights, *trained_model.read_vocabulary(output))
+    elif trained_model.has_vocabulary(output):  # Else it crashed before step 1.
+        if config.adapter_rank is not None:
+            kept = trained_part.kept(output)
+        else:
+            model = table.from_description(known.facts["model"])
+            shapes = model.weight_shapes.values()
+            kept = model, [np.zeros(shape, np.float32) for shape in shapes]
+        if kept is not None:
+            return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
+    return warm_start.find(folder).load()
 
 
 def _task(
@@ -346,7 +372,7 @@ def _choose(
     config: config_lib.FinetuningConfig,
     users: contributions.Users,
     task: text_task.TextTask,
-    weights: Sequence[np.ndarray],
+    part: trained_part.TrainedPart,
     say: committed_run.Say,
 ) -> choosing.Chosen:
     public = None
@@ -358,13 +384,13 @@ def _choose(
         encoded = sequences.SequenceCorpus(text, task.words, task.train.spec)
         public = proxies.measure(
             encoded,
-            task.model,
-            weights,
+            part.model,
+            part.weights,
             largest_group=choosing.largest_group(config, len(users)),
             seed=config.seed,
             source=source,
         )
-    return choosing.choose(config, users, public, task.model.num_parameters)
+    return choosing.choose(config, users, public, part.model.num_parameters)
 
 
 class _Steps(committed_run.Trainer):

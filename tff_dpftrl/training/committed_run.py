@@ -110,6 +110,7 @@ class CommittedRun:
         say: Say,
         *,
         baselines: Mapping[str, float] | None = None,
+        whole: released_model.Whole = list,
     ):
         """Keeps its arguments; nothing is read yet.
 
@@ -122,6 +123,7 @@ class CommittedRun:
           rounds: The rounds, open.
           say: Receives warnings.
           baselines: Top-1 accuracies of models to compare with, besides those of the task.
+          whole: From the weights that are trained to the task's model's; the same by default.
         """
         self._config = config
         self._output = output
@@ -131,6 +133,7 @@ class CommittedRun:
         self._rounds = rounds
         self._say = say
         self._baselines = baselines or {}
+        self._whole = whole
 
     def run(self, template: Any) -> None:
         """Runs the rounds that are left and evaluates the last model.
@@ -214,7 +217,9 @@ class CommittedRun:
 
     def _released_weights(self) -> list[np.ndarray]:
         return released_model.weights(
-            self._config.iterate_averaging, checkpoint.Snapshot.of(self._state)
+            self._config.iterate_averaging,
+            checkpoint.Snapshot.of(self._state),
+            whole=self._whole,
         )
 
     def _publish(self, row: Mapping[str, Any]) -> None:

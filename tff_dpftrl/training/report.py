@@ -139,13 +139,14 @@ def of_rounds(
     plan: privacy.PrivacyPlan,
     *,
     go_on: str,
+    whole: released_model.Whole = list,
 ) -> TrainingResults:
     """Does what `report` says for a run of whatever kind; arguments as for `write`."""
     with committed_rounds.CommittedRounds.open(
         output / "private", plan.declared, binding=known.digest
     ) as rounds:
         durable_files.remove_leftovers(output)
-        return write(output, known, config, plan, rounds, go_on=go_on)
+        return write(output, known, config, plan, rounds, go_on=go_on, whole=whole)
 
 
 def write(
@@ -156,6 +157,7 @@ def write(
     rounds: committed_rounds.CommittedRounds,
     *,
     go_on: str,
+    whole: released_model.Whole = list,
 ) -> TrainingResults:
     """Does what `report` says for a run, of whatever kind, that this process has open.
 
@@ -166,6 +168,7 @@ def write(
       plan: Its privacy.
       rounds: Its rounds.
       go_on: The command, or the call, that goes on with the run.
+      whole: From the weights that the run trains to its model's; the same by default.
 
     Returns:
       See `report`.
@@ -206,7 +209,7 @@ def write(
     ):
         durable_files.write(output / name, text.encode("utf-8"))
     model = table.from_description(known.facts["model"])
-    weights = released_model.weights(config.iterate_averaging, snapshot)
+    weights = released_model.weights(config.iterate_averaging, snapshot, whole=whole)
     export.write(output / "model.npz", model, weights)
     baselines = _read_baselines(output)
     curves.write(

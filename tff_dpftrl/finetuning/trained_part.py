@@ -1,0 +1,114 @@
+"""What of a model a run trains: all of its weights, or low-rank adapters of its kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.models import export, language_model, low_rank
+from tff_dpftrl.runs import checkpoint
+from tff_dpftrl.training import trained_model
+
+_FIXED = "pretrained_model.npz"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedPart:
+    """Weights that are trained, and how they make a model.
+
+    The state of a run has these weights only. With adapters, the rest is the model it began
+    with, which the run's folder keeps: that of `initial_weights` may be gone. An average of
+    the steps' models (`iterate_averaging`) is then one of A and one of B, which are what the
+    state has; their product is not the average of the products.
+
+    Attributes:
+      initial: The model to begin with.
+      model: Its scores as a function of what is trained.
+      weights: What is trained, at the beginning.
+    """
+
+    initial: trained_model.TrainedModel
+    model: language_model.LanguageModel
+    weights: Sequence[np.ndarray]
+
+    @classmethod
+    def of(
+        cls, config: config_lib.FinetuningConfig, initial: trained_model.TrainedModel
+    ) -> TrainedPart:
+        """What a run trains.
+
+        Args:
+          config: Its options.
+          initial: The model to begin with.
+
+        Returns:
+          The part.
+
+        Raises:
+          ValueError: If the model cannot have adapters of that rank.
+        """
+        if config.adapter_rank is None:
+            return cls(initial, initial.model, initial.weights)
+        adapted = low_rank.LowRank(initial.model, initial.weights, config.adapter_rank)
+        return cls(initial, adapted, adapted.initial_weights(config.seed))
+
+    @property
+    def _has_adapters(self) -> bool:
+        return isinstance(self.model, low_rank.LowRank)
+
+    def whole(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """From weights of this part to all weights of the model."""
+        return self.model.merged(weights) if self._has_adapters else list(weights)
+
+    def keep(self, output: pathlib.Path) -> None:
+        """Writes to a run's folder what `kept` reads there, if anything stays as it is.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        if self._has_adapters:
+            export.write(output / _FIXED, self.initial.model, self.initial.weights)
+
+    def identities(self) -> dict[str, Sequence[str]]:
+        """What must not change while a run lasts, by name."""
+        if not self._has_adapters:
+            return {}
+        fixed = checkpoint.Snapshot.of(tuple(self.initial.weights))
+        return {f"fixed weights ({_FIXED})": [fixed.fingerprint()]}
+
+    def facts(self) -> Mapping[str, statement.Scalar]:
+        """What the statement says of it."""
+        if not self._has_adapters:
+            return {}
+        return {
+            "adapter_rank": self.model.adapter_rank,
+            "trained_weights": self.model.num_parameters,
+            "model_weights": self.initial.model.num_parameters,
+        }
+
+    def describe(self) -> list[str]:
+        """What a person should know of it before the first step."""
+        if not self._has_adapters:
+            return []
+        return [
+            f"Trained are low-rank adapters of {len(self.model.weight_shapes) // 2} kernels, of "
+            f"rank {self.model.adapter_rank}: {self.model.num_parameters} weights, which get the "
+            f"noise; the {self.initial.model.num_parameters} stay as they are."
+        ]
+
+
+def kept(
+    output: pathlib.Path,
+) -> tuple[language_model.LanguageModel, Sequence[np.ndarray]] | None:
+    """Reads the model that a run with adapters began with from its folder; None if it is gone.
+
+    Raises:
+      ValueError: If it is damaged.
+    """
+    path = output / _FIXED
+    return export.read(path) if path.exists() else None
