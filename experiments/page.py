@@ -6,15 +6,17 @@ The page is written by hand but for its tables. They stand between
     <!-- end -->                         and  <!-- end -->
 
 The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
-each baseline; the second how many of a model's ten likeliest words are frequent ones; a third,
-`csv: NAME`, is results/NAME.csv as it is. With --check nothing is written; the exit status says
-whether the page is up to date.
+each baseline; the second how many of a model's ten likeliest words are frequent ones; `csv: NAME`
+is results/NAME.csv as it is; `cross: NAME, ROWS, COLUMNS ...` has the losses in results/NAME.csv, means over
+seeds, a row for each value of its first axis and a column for each setting of the others. With --check
+nothing is written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import math
 import pathlib
 import re
 import statistics
@@ -26,7 +28,7 @@ from tff_dpftrl.accounting import display
 _HERE = pathlib.Path(__file__).resolve().parent
 PAGE = _HERE.parent / "docs" / "experiments.md"
 _BLOCK = re.compile(
-    r"(<!-- (?P<kind>table|heads|csv): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
+    r"(<!-- (?P<kind>table|heads|csv|cross): (?P<what>[^>]+) -->\n).*?(<!-- end -->)", re.DOTALL
 )
 _ACCURACY = "eval_top1_in_vocab"
 
@@ -84,6 +86,37 @@ def heads(name: str) -> str:
     return _markdown(lines)
 
 
+def cross(name: str, axes: list[str]) -> str:
+    """Losses of fine-tuning, crosswise: means over seeds, with standard errors.
+
+    Args:
+      name: Of the file below results/, without its suffix.
+      axes: The column that tells rows from each other, and those that tell columns.
+
+    Returns:
+      Markdown, ending with a newline; a setting that was not run is left empty.
+    """
+    row_axis, *column_axes = axes
+    losses: dict[str, dict[tuple[str, ...], list[float]]] = {}
+    columns: dict[tuple[str, ...], None] = {}
+    for row in _read(_HERE / "results" / f"{name}.csv"):
+        column = tuple(row[axis] for axis in column_axes)
+        columns[column] = None
+        losses.setdefault(row[row_axis], {}).setdefault(column, []).append(float(row["loss"]))
+    lines = [[row_axis, *(", ".join(column) for column in columns)]]
+    for value, found in losses.items():
+        lines.append([value, *(_mean(found.get(column, [])) for column in columns)])
+    return _markdown(lines)
+
+
+def _mean(values: Sequence[float]) -> str:
+    """Mean and standard error."""
+    if len(values) < 2:
+        return "".join(f"{value:.3f}" for value in values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{statistics.fmean(values):.3f} ± {error:.3f}"
+
+
 def _markdown(lines: Sequence[Sequence[str]]) -> str:
     """A table, its titles first; ends with a newline."""
     titles, *rows = ("| " + " | ".join(line) + " |" for line in lines)
@@ -123,6 +156,8 @@ def render(page: str) -> str:
                 made = table(name, axes)
             case "heads":
                 made = heads(name)
+            case "cross":
+                made = cross(name, axes)
             case "csv":
                 rows = _read(_HERE / "results" / f"{name}.csv")
                 made = _markdown([list(rows[0]), *(list(row.values()) for row in rows)])

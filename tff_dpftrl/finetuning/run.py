@@ -88,7 +88,7 @@ def finetune(
     task = _task(config, text, initial)
     for line in startup.describe_task(task):
         say(line)
-    users = _users(task)
+    users = users_of(task)
     if is_new:
         # Also refuses held-out text without words, before anything is written.
         pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
@@ -356,7 +356,7 @@ def _spec(initial: trained_model.TrainedModel) -> sequences.SequenceSpec:
     return sequences.SequenceSpec(initial.model.sequence_length, split_long_texts=False)
 
 
-def _users(task: text_task.TextTask) -> contributions.Users:
+def users_of(task: text_task.TextTask) -> contributions.Users:
     """The users who have examples."""
     sizes = {user: len(task.train.sequences(user)) for user in task.train.user_ids}
     ids = tuple(user for user, size in sizes.items() if size)

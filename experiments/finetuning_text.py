@@ -1,0 +1,296 @@
+"""ELS, ULS and passes on text, Figures 4 to 8 of Charles et al. 2024.
+
+    python experiments/finetuning_text.py FIGURE CORPUS --data users.jsonl.gz \
+        --initial-weights results/pretrained --seeds 0,1,2
+
+fine-tunes a pretrained model once for each cell of a figure and each seed, and appends a row to
+experiments/results/finetuning_CORPUS_FIGURE.csv when it is done. Cells that have their row are
+left out: an interrupted figure goes on, and several processes may share one (`--share 0/2`).
+
+What is measured is what `tff-dpftrl finetune` runs: its plans, batches and steps, without
+its books. Gradient norms are those of users kept for a test, a tenth of all, who take no other
+part. Noise and samples come from the seed, so that a cell can be repeated: nothing here is
+private, and nothing has to be, the corpora being public.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import fcntl
+import functools
+import math
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from tff_dpftrl.data import sequences
+from tff_dpftrl.finetuning import (
+    choosing,
+    contributions,
+    group_size,
+    plan,
+    proxies,
+    run,
+    run_privacy,
+)
+from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.runs import privacy
+from tff_dpftrl.training import corpus, text_task, trained_model
+
+_RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+_STEPS, _HELD_OUT, _LEARNING_RATE = 60, 4000, 2e-3
+_EPSILONS, _BUDGETS = (1.0, 4.0, 16.0), (256, 1024, 64)
+_LARGEST_GROUP = 64
+ELS, ULS, PASSES, NONE = "ELS", "ULS", "passes", "no privacy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One fine-tuning run.
+
+    Attributes:
+      method: ELS, ULS, passes (BLT noise) or "no privacy" (ULS without noise).
+      epsilon: Its target; infinite for no privacy.
+      budget: B.
+      group: G; None for the power of two nearest to the median (ELS) or
+        Estimate-and-Double (the others).
+      users_scale: The accounting has so many times the users.
+      seed: Of noise and samples.
+    """
+
+    method: str
+    epsilon: float
+    budget: int
+    group: int | None = None
+    users_scale: int = 1
+    seed: int = 0
+
+
+def cells(figure: str, seed: int) -> Iterator[Cell]:
+    """The cells of a figure with one seed."""
+    match figure:
+        case "epsilon":  # Figures 6 and 7, and passes, which the paper has not.
+            for budget in _BUDGETS:
+                for method in (ULS, ELS, PASSES):
+                    for epsilon in _EPSILONS:
+                        yield Cell(method, epsilon, budget, seed=seed)
+                yield Cell(NONE, math.inf, budget, seed=seed)
+        case "map":  # Figures 5, 14 and 15.
+            for epsilon in (_EPSILONS[0], _EPSILONS[-1]):
+                for budget in (64, 128, 256, 512):
+                    for group in (1, 2, 4, 8, 16):
+                        if budget // group >= group_size.SMALLEST_COHORT:
+                            yield Cell(ULS, epsilon, budget, group, seed=seed)
+        case "group":  # Figure 4.
+            for epsilon in (_EPSILONS[0], _EPSILONS[-1]):
+                for group in (1, 4, 16, 32, 64, 256):
+                    yield Cell(ELS, epsilon, 256, group, seed=seed)
+        case "users":  # Figure 8.
+            for budget in _BUDGETS:
+                for method in (ULS, ELS):
+                    yield Cell(method, 4.0, budget, users_scale=10, seed=seed)
+
+
+class Corpus:
+    """Users, a pretrained model and what its gradients are like: what cells share."""
+
+    def __init__(self, data: str, initial_weights: str):
+        self._files = {"data": data, "initial_weights": initial_weights}
+        text = corpus.read_users(self._config(sampling="user", group_size=1, cohort_size=1))
+        initial = trained_model.find(pathlib.Path(initial_weights)).load()
+        self.model, self.weights = initial.model, initial.weights
+        spec = sequences.SequenceSpec(self.model.sequence_length, split_long_texts=False)
+        self.task = text_task.TextTask(
+            **text_task.sequences_of(
+                text.train, text.validation, initial.words, spec, max_held_out=_HELD_OUT
+            ),
+            num_untouched_users=len(text.test),
+            model=self.model,
+        )
+        self.users = run.users_of(self.task)
+        self.proxies = proxies.measure(
+            sequences.SequenceCorpus(text.test, initial.words, spec),
+            self.model,
+            self.weights,
+            largest_group=_LARGEST_GROUP,
+            seed=0,
+            source="users kept for a test",
+        )
+
+    def _config(self, **options: object) -> config_lib.FinetuningConfig:
+        kwargs = {"noise_multiplier": 0.0} | self._files | options
+        return config_lib.FinetuningConfig(num_steps=_STEPS, learning_rate=_LEARNING_RATE, **kwargs)
+
+    @functools.cached_property
+    def pretrained(self) -> dict[str, float]:
+        """Metrics of the pretrained model on held-out users."""
+        return self.task.evaluate(self.weights)
+
+    def _split(self, cell: Cell) -> tuple[int, int]:
+        """G and M."""
+        if cell.method == ELS:
+            return cell.group or group_size.median_choice(self.users.num_examples).group_size, 1
+        if cell.group is not None:
+            return cell.group, cell.budget // cell.group
+        num_users = len(self.users) * cell.users_scale
+        sigma = plan.noise_multiplier_of_cohort(
+            num_users,
+            num_steps=_STEPS,
+            target_epsilon=min(cell.epsilon, _EPSILONS[-1]),
+            delta=self._delta(cell),
+        )
+        split = group_size.estimate_and_double(
+            self.proxies.gradient_norms, sigma, compute_budget=cell.budget, num_users=num_users
+        )
+        return split.group_size, split.cohort_size
+
+    def _delta(self, cell: Cell) -> float:
+        return plan.default_delta(int(self.users.num_examples.sum()) * cell.users_scale)
+
+    def _privacy(self, cell: Cell, group: int, cohort: int) -> privacy.PrivacyPlan:
+        rows = 1 if cell.method == ELS else group
+        clip_norm = choosing.CLIP_FACTOR * self.proxies.gradient_norms(rows)
+        if cell.method == PASSES:
+            options = {
+                "sampling": "passes",
+                "group_size": group,
+                "cohort_size": cohort,
+                "noise_multiplier": None,
+                "target_epsilon": cell.epsilon,
+                "delta": self._delta(cell),
+                "clip_norm": clip_norm,
+                "deterministic_noise_seed": cell.seed,
+            }
+            config = self._config(**options)
+            return choosing.choose(config, self.users, None, self.model.num_parameters).privacy
+        has_noise = cell.method != NONE
+        made = plan.make_plan(
+            self.users,
+            sampling=plan.EXAMPLE if cell.method == ELS else plan.USER,
+            group_size=group,
+            expected_units=cell.budget if cell.method == ELS else cohort,
+            num_steps=_STEPS,
+            target_epsilon=cell.epsilon if has_noise else None,
+            noise_multiplier=None if has_noise else 0.0,
+            delta=self._delta(cell),
+            users_scale=cell.users_scale,
+        )
+        return run_privacy.SampledFinetuning.of(
+            made, clip_norm=clip_norm, deterministic_seed=cell.seed
+        )
+
+    def row(self, cell: Cell) -> dict[str, object]:
+        """Runs a cell, and measures it on held-out users."""
+        begin = time.monotonic()
+        group, cohort = self._split(cell)
+        private = self._privacy(cell, group, cohort)
+        rows = 1 if cell.method == ELS else group
+        config = self._config(
+            sampling="user",
+            group_size=group,
+            cohort_size=cohort,
+            deterministic_noise_seed=cell.seed,
+        )
+        steps = run.steps_of(config, private, group, self.model, self.weights)
+        batches = run.batches_of(private, self.users, group, cell.seed)
+        state = steps.initial_state()
+        for step in range(_STEPS):
+            state = self._step(steps, state, batches(step))
+        measured = self.task.evaluate(state["global_model_weights"]["trainable"])
+        relative = private.noise_multiplier / private.clients_per_round
+        relative *= self.proxies.gradient_norms(rows)
+        return {
+            **_key(cell),
+            "G": group,
+            "units a step": private.clients_per_round,
+            "σ": f"{private.noise_multiplier:.4g}",
+            "clip norm": f"{private.clip_norm:.4g}",
+            "noise": f"{relative:.4g}",
+            **{name: f"{measured[name]:.5g}" for name in ("loss", "top1_in_vocab")},
+            "seconds": f"{time.monotonic() - begin:.0f}",
+        }
+
+    def _step(self, steps, state, batch: contributions.Batch):
+        train = self.task.train
+        drawn = [
+            train.sequences(self.users.ids[user])[example]
+            for user, example in zip(batch.row_users, batch.examples, strict=True)
+        ]
+        drawn = np.reshape(drawn, [-1, self.model.sequence_length + 1]).astype(np.int32)
+        return steps.step(state, batch.row_splits, lambda a, b: (drawn[a:b, :-1], drawn[a:b, 1:]))[
+            0
+        ]
+
+
+def _key(cell: Cell) -> dict[str, str]:
+    """The columns that tell the cells of a figure from each other."""
+    return {
+        "method": cell.method,
+        "ε": f"{cell.epsilon:g}",
+        "B": str(cell.budget),
+        "G asked": "" if cell.group is None else str(cell.group),
+        "users": f"× {cell.users_scale}",
+        "seed": str(cell.seed),
+    }
+
+
+def _done(path: pathlib.Path) -> set[tuple[str, ...]]:
+    if not path.exists():
+        return set()
+    with open(path, newline="", encoding="utf-8") as file:
+        names = list(_key(Cell(ELS, 1.0, 1)))
+        return {tuple(row[name] for name in names) for row in csv.DictReader(file)}
+
+
+def _append(path: pathlib.Path, row: dict[str, object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", newline="", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        table = csv.DictWriter(file, row, lineterminator="\n")
+        if not path.stat().st_size:
+            table.writeheader()
+        table.writerow(row)
+
+
+def main() -> None:
+    """Runs the cells that are left."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("figure", choices=["epsilon", "map", "group", "users"])
+    parser.add_argument("corpus", help="what the file of results is called by")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--initial-weights", required=True)
+    parser.add_argument("--budgets", help="only cells with these B: 64,256")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--share", default="0/1", help="every n-th cell, from the k-th: k/n")
+    args = parser.parse_args()
+    path = _RESULTS / f"finetuning_{args.corpus}_{args.figure}.csv"
+    place, parts = map(int, args.share.split("/"))
+    wanted = [cell for seed in args.seeds.split(",") for cell in cells(args.figure, int(seed))]
+    if args.budgets is not None:
+        budgets = [int(budget) for budget in args.budgets.split(",")]
+        wanted = [cell for cell in wanted if cell.budget in budgets]
+    left = [cell for cell in wanted[place::parts] if tuple(_key(cell).values()) not in _done(path)]
+    print(f"{len(left)} of {len(wanted)} cells to run.", file=sys.stderr)
+    if not left:
+        return
+    shared = Corpus(args.data, args.initial_weights)
+    known = shared.pretrained
+    print(
+        f"Pretrained: loss {known['loss']:.4f}, top-1 {known['top1_in_vocab']:.4f}; L(G) ", end=""
+    )
+    print(shared.proxies.gradient_norms, flush=True)
+    for cell in left:
+        row = shared.row(cell)
+        _append(path, row)
+        print(*row.values(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
