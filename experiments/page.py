@@ -6,10 +6,10 @@ The page is written by hand but for its tables. They stand between
     <!-- end -->                         and  <!-- end -->
 
 The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
-each baseline; the second how many of a model's ten likeliest words are frequent ones; `csv: NAME`
-is results/NAME.csv as it is; `cross: NAME, ROWS, COLUMNS ...` has the losses in results/NAME.csv, means over
-seeds, a row for each value of its first axis and a column for each setting of the others. With --check
-nothing is written; the exit status says whether the page is up to date.
+each baseline; the second how many of a model's ten likeliest words are frequent ones; a third,
+`csv: NAME`, is results/NAME.csv as it is; `cross: NAME, ROW, COLUMN ...` has the losses in
+results/NAME.csv, means over seeds, for each value of one axis and each setting of others. With
+--check nothing is written; the exit status says whether the page is up to date.
 """
 
 from __future__ import annotations
