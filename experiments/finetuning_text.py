@@ -43,7 +43,7 @@ from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import corpus, text_task, trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-_STEPS, _HELD_OUT, _LEARNING_RATE = 60, 4000, 2e-3
+_STEPS, _HELD_OUT, _LEARNING_RATE = 60, 4000, 4e-3
 _EPSILONS, _BUDGETS = (1.0, 4.0, 16.0), (256, 1024, 64)
 _LARGEST_GROUP = 64
 ELS, ULS, PASSES, NONE = "ELS", "ULS", "passes", "no privacy"
