@@ -5,7 +5,9 @@
 
 fine-tunes a pretrained model once for each cell of a figure and each seed, and appends a row to
 experiments/results/finetuning_CORPUS_FIGURE.csv when it is done. Cells that have their row are
-left out: an interrupted figure goes on, and several processes may share one (`--share 0/2`).
+left out: an interrupted figure goes on, and several processes may share one (`--share 0/2`). What the
+choices rest on, L(G) and the numbers of users and examples, is kept beside it, in
+experiments/results/finetuning_CORPUS.csv.
 
 What is measured is what `tff-dpftrl finetune` runs: its plans, batches and steps, without
 its books. Gradient norms are those of users kept for a test, a tenth of all, who take no other
@@ -125,6 +127,22 @@ class Corpus:
     def _config(self, **options: object) -> config_lib.FinetuningConfig:
         kwargs = {"noise_multiplier": 0.0} | self._files | options
         return config_lib.FinetuningConfig(num_steps=_STEPS, learning_rate=_LEARNING_RATE, **kwargs)
+
+    @property
+    def facts(self) -> list[dict[str, object]]:
+        """What the choices rest on, a row for each group size that L is known for."""
+        norms, sizes = self.proxies.gradient_norms, self.users.num_examples
+        return [
+            {
+                "G": group,
+                "L(G)": f"{norm:.5g}",
+                "users": len(sizes),
+                "examples": int(sizes.sum()),
+                "median": f"{np.median(sizes):g}",
+                "pretrained loss": f"{self.pretrained['loss']:.5g}",
+            }
+            for group, norm in zip(norms.group_sizes, norms.norms, strict=True)
+        ]
 
     @functools.cached_property
     def pretrained(self) -> dict[str, float]:
