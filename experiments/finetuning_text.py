@@ -5,8 +5,8 @@
 
 fine-tunes a pretrained model once for each cell of a figure and each seed, and appends a row to
 experiments/results/finetuning_CORPUS_FIGURE.csv when it is done. Cells that have their row are
-left out: an interrupted figure goes on, and several processes may share one (`--share 0/2`). What the
-choices rest on, L(G) and the numbers of users and examples, is kept beside it, in
+left out: an interrupted figure goes on, and several processes may share one (`--share 0/2`).
+What choices rest on, L(G) and the numbers of users and examples, is kept in
 experiments/results/finetuning_CORPUS.csv.
 
 What is measured is what `tff-dpftrl finetune` runs: its plans, batches and steps, without
@@ -45,7 +45,7 @@ from tff_dpftrl.runs import privacy
 from tff_dpftrl.training import corpus, text_task, trained_model
 
 _RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-_STEPS, _HELD_OUT, _LEARNING_RATE = 60, 4000, 4e-3
+STEPS, _HELD_OUT, _LEARNING_RATE = 60, 4000, 4e-3
 _EPSILONS, _BUDGETS = (1.0, 4.0, 16.0), (256, 1024, 64)
 _LARGEST_GROUP = 64
 ELS, ULS, PASSES, NONE = "ELS", "ULS", "passes", "no privacy"
@@ -126,7 +126,7 @@ class Corpus:
 
     def _config(self, **options: object) -> config_lib.FinetuningConfig:
         kwargs = {"noise_multiplier": 0.0} | self._files | options
-        return config_lib.FinetuningConfig(num_steps=_STEPS, learning_rate=_LEARNING_RATE, **kwargs)
+        return config_lib.FinetuningConfig(num_steps=STEPS, learning_rate=_LEARNING_RATE, **kwargs)
 
     @property
     def facts(self) -> list[dict[str, object]]:
@@ -158,7 +158,7 @@ class Corpus:
         num_users = len(self.users) * cell.users_scale
         sigma = plan.noise_multiplier_of_cohort(
             num_users,
-            num_steps=_STEPS,
+            num_steps=STEPS,
             target_epsilon=min(cell.epsilon, _EPSILONS[-1]),
             delta=self._delta(cell),
         )
@@ -192,7 +192,7 @@ class Corpus:
             sampling=plan.EXAMPLE if cell.method == ELS else plan.USER,
             group_size=group,
             expected_units=cell.budget if cell.method == ELS else cohort,
-            num_steps=_STEPS,
+            num_steps=STEPS,
             target_epsilon=cell.epsilon if has_noise else None,
             noise_multiplier=None if has_noise else 0.0,
             delta=self._delta(cell),
@@ -217,7 +217,7 @@ class Corpus:
         steps = run.steps_of(config, private, group, self.model, self.weights)
         batches = run.batches_of(private, self.users, group, cell.seed)
         state = steps.initial_state()
-        for step in range(_STEPS):
+        for step in range(STEPS):
             state = self._step(steps, state, batches(step))
         measured = self.task.evaluate(state["global_model_weights"]["trainable"])
         relative = private.noise_multiplier / private.clients_per_round
