@@ -80,10 +80,10 @@ def doubling(corpus: str) -> list[dict[str, object]]:
                 "B": budget,
                 "best G": best,
                 "its loss": f"{losses[best]:.4f}",
-                "Estimate-and-Double": chosen.group_size,
-                "its excess": _excess(losses[chosen.group_size], losses[best]),
-                "as printed": printed.group_size,
-                "its excess (printed)": _excess(losses[printed.group_size], losses[best]),
+                "G chosen": chosen.group_size,
+                "excess": _excess(losses[chosen.group_size], losses[best]),
+                "G as printed": printed.group_size,
+                "excess as printed": _excess(losses[printed.group_size], losses[best]),
                 "excess of a random G": _excess(statistics.fmean(losses.values()), losses[best]),
             }
         )

@@ -223,7 +223,7 @@ class Corpus:
         relative = private.noise_multiplier / private.clients_per_round
         relative *= self.proxies.gradient_norms(rows)
         return {
-            **_key(cell),
+            **key(cell),
             "G": group,
             "units a step": private.clients_per_round,
             "σ": f"{private.noise_multiplier:.4g}",
@@ -245,7 +245,7 @@ class Corpus:
         ]
 
 
-def _key(cell: Cell) -> dict[str, str]:
+def key(cell: Cell) -> dict[str, str]:
     """The columns that tell the cells of a figure from each other."""
     return {
         "method": cell.method,
@@ -257,15 +257,17 @@ def _key(cell: Cell) -> dict[str, str]:
     }
 
 
-def _done(path: pathlib.Path) -> set[tuple[str, ...]]:
+def done(path: pathlib.Path) -> set[tuple[str, ...]]:
+    """The cells that a file has, by the values of `key`."""
     if not path.exists():
         return set()
     with open(path, newline="", encoding="utf-8") as file:
-        names = list(_key(Cell(ELS, 1.0, 1)))
+        names = list(key(Cell(ELS, 1.0, 1)))
         return {tuple(row[name] for name in names) for row in csv.DictReader(file)}
 
 
-def _append(path: pathlib.Path, row: dict[str, object]) -> None:
+def append(path: pathlib.Path, row: dict[str, object]) -> None:
+    """Adds a row to a file that other processes may add to."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", newline="", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -294,7 +296,7 @@ def main() -> None:
     if args.budgets is not None:
         budgets = [int(budget) for budget in args.budgets.split(",")]
         wanted = [cell for cell in wanted if cell.budget in budgets]
-    left = [cell for cell in wanted[place::parts] if tuple(_key(cell).values()) not in _done(path)]
+    left = [cell for cell in wanted[place::parts] if tuple(key(cell).values()) not in done(path)]
     print(f"{len(left)} of {len(wanted)} cells to run.", file=sys.stderr)
     if not left:
         return
@@ -306,7 +308,7 @@ def main() -> None:
     print(shared.proxies.gradient_norms, flush=True)
     for cell in left:
         row = shared.row(cell)
-        _append(path, row)
+        append(path, row)
         print(*row.values(), flush=True)
 
 

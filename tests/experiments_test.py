@@ -18,6 +18,7 @@ _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 def _load(name):
     spec = importlib.util.spec_from_file_location(f"experiments_{name}", _FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # Where dataclasses look for their module.
     spec.loader.exec_module(module)
     return module
 
@@ -77,6 +78,56 @@ def test_frequent_words_are_averaged_over_seeds(tmp_path, monkeypatch):
     _write(tmp_path / "results" / "toy" / "head_words.csv", rows)
     lines = page.render("<!-- heads: toy -->\n<!-- end -->").splitlines()
     assert lines[3:5] == ["| mechanism=blt | 4.50 | 8.00 |", "| mechanism=none | 3.00 | 8.00 |"]
+
+
+def test_losses_stand_crosswise_with_errors_over_seeds(tmp_path, monkeypatch):
+    page = _load("page")
+    monkeypatch.setattr(page, "_HERE", tmp_path)
+    losses = {("ELS", "1"): (4.0, 4.2), ("ULS", "1"): (3.9, 4.1), ("ULS", "4"): (3.5,)}
+    rows = [
+        {"method": method, "ε": epsilon, "seed": seed, "loss": loss}
+        for (method, epsilon), found in losses.items()
+        for seed, loss in enumerate(found)
+    ]
+    _write(tmp_path / "results" / "toy.csv", rows)
+    lines = page.render("<!-- cross: toy, ε, method -->\n<!-- end -->").splitlines()
+    assert lines[1] == "| ε | ELS | ULS |"
+    assert lines[3:5] == ["| 1 | 4.100 ± 0.100 | 4.000 ± 0.100 |", "| 4 |  | 3.500 |"]
+
+
+@pytest.mark.parametrize("figure", ["epsilon", "map", "group", "users"])
+def test_every_cell_of_a_figure_can_be_told_from_the_others(figure):
+    module = _load("finetuning_text")
+    cells = [cell for seed in (0, 1) for cell in module.cells(figure, seed)]
+    assert len({tuple(module.key(cell).values()) for cell in cells}) == len(cells) > 10
+
+
+def test_a_figure_that_was_interrupted_goes_on(tmp_path):
+    module = _load("finetuning_text")
+    path = tmp_path / "toy.csv"
+    first, second, *_ = module.cells("users", seed=0)
+    assert module.done(path) == set()
+    module.append(path, module.key(first) | {"loss": "4.0"})
+    module.append(path, module.key(second) | {"loss": "4.1"})
+    assert module.done(path) == {tuple(module.key(cell).values()) for cell in (first, second)}
+
+
+def test_estimate_and_double_is_set_beside_the_best_of_the_map(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(_FOLDER)
+    pictures = _load("finetuning_pictures")
+    monkeypatch.setattr(pictures, "_RESULTS", tmp_path)
+    facts = {"users": 8000, "examples": 500_000}
+    # Orthogonal gradients: a group is worth as much as a cohort.
+    norms = [{"G": 2**i, "L(G)": 2 ** (-i / 2)} | facts for i in range(4)]
+    _write(tmp_path / "finetuning_toy.csv", norms)
+    losses = {1: 4.0, 2: 4.1, 4: 4.4}
+    rows = [{"ε": "1", "B": "128", "G": group, "loss": loss} for group, loss in losses.items()]
+    _write(tmp_path / "finetuning_toy_map.csv", rows)
+    (found,) = pictures.doubling("toy")
+    assert (found["best G"], found["its loss"]) == (1, "4.0000")
+    assert found["excess"] == f"{100 * (losses[found['G chosen']] / 4.0 - 1):.2f} %"
+    # As the paper prints it, the group is doubled each time.
+    assert (found["G as printed"], found["excess as printed"]) == (4, "10.00 %")
 
 
 @pytest.mark.parametrize("experiment", ["participation", "mechanism_losses"])

@@ -357,7 +357,17 @@ def _spec(initial: trained_model.TrainedModel) -> sequences.SequenceSpec:
 
 
 def users_of(task: text_task.TextTask) -> contributions.Users:
-    """The users who have examples."""
+    """The users who have examples.
+
+    Args:
+      task: The text, all of which is split into words now.
+
+    Returns:
+      The users.
+
+    Raises:
+      ValueError: If there is none.
+    """
     sizes = {user: len(task.train.sequences(user)) for user in task.train.user_ids}
     ids = tuple(user for user, size in sizes.items() if size)
     if not ids:
