@@ -35,6 +35,8 @@ setuptools.setup(
             "tqdm",
             "tomli; python_version < '3.11'",
         ],
+        # Server and devices: signatures of plans and attestation tokens.
+        "runtime": ["cryptography>=42"],
         # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
         "distributed": ["ray>=2.51,<2.53"],
         "plots": ["matplotlib"],

@@ -29,9 +29,12 @@ _ALLOWED = {
     "finetuning": (*_MATHS, "private_round", "models", "data", "runs", "training"),
     "training": (*_FEDERATED, "runs"),
     "sweeps": ("accounting", "mechanisms", "runs", "training"),
+    "runtime": (*_FEDERATED, "runs", "training"),
     "cli": (*_FEDERATED, "runs", "finetuning", "training", "sweeps"),
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
+# Parts of the runtime that a device starts with, or a server without TensorFlow.
+_LIGHT_RUNTIME = ("device", "protocol")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")
 
 
@@ -134,6 +137,18 @@ for package in {_MATHS!r}:
     names = done.stdout.split()
     assert "tff_dpftrl.mechanisms.blt_optimize" in names
     assert "tff_dpftrl.accounting.guarantee" in names
+
+
+def test_the_light_runtime_can_be_imported_without_tensorflow():
+    done = _run_blocked(f"""
+for package in {_LIGHT_RUNTIME!r}:
+    root = importlib.import_module("tff_dpftrl.runtime." + package)
+    for module in pkgutil.walk_packages(root.__path__, root.__name__ + "."):
+        importlib.import_module(module.name)
+        print(module.name)
+""")
+    assert done.returncode == 0, done.stderr
+    assert "tff_dpftrl.runtime.protocol.attestation" in done.stdout.split()
 
 
 def test_accounting_on_the_command_line_works_without_tensorflow():

@@ -1,0 +1,1 @@
+"""The federated-learning runtime: plans, protocol, server and devices (Bonawitz et al. 2019)."""

@@ -1,0 +1,119 @@
+"""Ed25519 keys in files: the private one for its owner only, the public one to hand out.
+
+Plans are signed by the engineers who release them, attestation tokens by their issuer;
+use different keys. Both files are PEM, as other tools read them.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+
+from cryptography import exceptions
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import durable_files
+
+
+def public_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Where `create` puts the public key of the private key at `path`."""
+    return pathlib.Path(f"{os.fspath(path)}.pub")
+
+
+def create(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
+    """Draws a key from the operating system and writes it, mode 0600, beside its public key.
+
+    Args:
+      path: The new file of the private key; the public key goes to `public_path(path)`.
+
+    Returns:
+      The private key.
+
+    Raises:
+      ValueError: If there is a file at `path` already.
+      OSError: If the files cannot be written.
+    """
+    path = pathlib.Path(path)
+    if path.exists():
+        raise ValueError(
+            f"{path} exists already: what it signed could not be verified with another key. "
+            "Name another file, or remove this one."
+        )
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    durable_files.write(public_path(path), public)
+    durable_files.write(path, private, private=True)
+    return key
+
+
+def load_private(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
+    """Reads a private key.
+
+    Args:
+      path: The file that `create` wrote, or any Ed25519 key in unencrypted PKCS8 PEM.
+
+    Returns:
+      The key.
+
+    Raises:
+      ValueError: If the file is missing, holds no such key, or others may read it.
+      OSError: If it cannot be read.
+    """
+    content = _read(path, "private")
+    mode = stat.S_IMODE(pathlib.Path(path).stat().st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"{path} is a private key that others can use (mode {mode:04o}): run "
+            f"`chmod 600 {path}`, or make a new key if somebody may have read it."
+        )
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
+    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise ValueError(f"{path} holds no Ed25519 private key in unencrypted PEM.")
+    return key
+
+
+def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
+    """Reads a public key.
+
+    Args:
+      path: The file `public_path(...)`, or any Ed25519 public key in PEM.
+
+    Returns:
+      The key.
+
+    Raises:
+      ValueError: If the file is missing or holds no such key.
+      OSError: If it cannot be read.
+    """
+    content = _read(path, "public")
+    try:
+        key = serialization.load_pem_public_key(content)
+    except (ValueError, exceptions.UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ed25519.Ed25519PublicKey):
+        raise ValueError(f"{path} holds no Ed25519 public key in PEM.")
+    return key
+
+
+def raw(key: ed25519.Ed25519PublicKey) -> bytes:
+    """The 32 bytes of a public key."""
+    return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+
+
+def _read(path: str | os.PathLike[str], kind: str) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"There is no {kind} key at {path}: correct the path.") from None
