@@ -16,6 +16,7 @@ from tff_dpftrl.cli import account, main
 _COMMANDS = (
     "train",
     "sweep",
+    "personalize",
     "report",
     "predict",
     "export",

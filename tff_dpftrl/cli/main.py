@@ -28,6 +28,7 @@ _SUBCOMMANDS = (
     "sweep",
     "pretrain",
     "finetune",
+    "personalize",
     "report",
     "predict",
     "export",

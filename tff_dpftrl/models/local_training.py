@@ -1,0 +1,117 @@
+"""Training of a language model on one user's text after the other's, each from the same start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.models import language_model, metrics
+
+_ROWS_AT_ONCE = 64  # When measuring; it bounds memory.
+
+
+class Measured(NamedTuple):
+    """How well a model predicts some text.
+
+    Attributes:
+      loss: Mean cross-entropy in nats over all targets, as in `metrics.finalize`.
+      top1: Share of the words of the vocabulary that were the model's first guess; NaN if
+        there is no such word.
+    """
+
+    loss: float
+    top1: float
+
+
+class LocalTraining:
+    """A model that is trained for one user, measured, and then the first one again.
+
+    The graphs are traced once, whoever the users are.
+    """
+
+    def __init__(
+        self,
+        model: language_model.LanguageModel,
+        weights: Sequence[np.ndarray],
+        special: metrics.SpecialIds,
+    ):
+        """Copies the weights.
+
+        Args:
+          model: The model.
+          weights: Where everybody begins; one array for each entry of its `weight_shapes`.
+          special: Ids of special tokens.
+        """
+        self._first = [tf.constant(weight, tf.float32) for weight in weights]
+        self._weights = [tf.Variable(weight) for weight in self._first]
+        rows = tf.TensorSpec([None, model.sequence_length + 1], tf.int32)
+
+        def scores(batch):
+            logits, positions = model.compact_logits(self._weights, batch[:, :-1])
+            return logits, tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
+
+        @tf.function(autograph=False, input_signature=[rows, tf.TensorSpec([], tf.float32)])
+        def step(batch, learning_rate):
+            with tf.GradientTape() as tape:
+                loss = metrics.mean_cross_entropy(*scores(batch), language_model.PAD)
+            gradients = tape.gradient(
+                loss, self._weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            for weight, gradient in zip(self._weights, gradients, strict=True):
+                weight.assign_sub(learning_rate * tf.convert_to_tensor(gradient))
+
+        @tf.function(autograph=False, input_signature=[rows])
+        def count(batch):
+            return metrics.count(*scores(batch), special)
+
+        self._step, self._count = step, count
+
+    def restart(self) -> None:
+        """Forgets all that was trained on."""
+        for weight, first in zip(self._weights, self._first, strict=True):
+            weight.assign(first)
+
+    def train(
+        self,
+        rows: np.ndarray,
+        *,
+        learning_rate: float,
+        num_epochs: int,
+        batch_size: int,
+        rng: np.random.Generator,
+    ) -> None:
+        """Goes on training, by plain SGD on the mean cross-entropy of a batch.
+
+        Args:
+          rows: Ids, integer, shape [n, T + 1], T the model's sequence length.
+          learning_rate: The same in all steps.
+          num_epochs: Passes over the rows, each in another order.
+          batch_size: Rows in a batch; the last one of a pass may have fewer.
+          rng: Draws the orders.
+        """
+        rows, learning_rate = np.asarray(rows, np.int32), tf.constant(learning_rate, tf.float32)
+        for _ in range(num_epochs):
+            order = rng.permutation(len(rows))
+            for start in range(0, len(rows), batch_size):
+                batch = rows[order[start : start + batch_size]]
+                self._step(tf.constant(batch), learning_rate)
+
+    def measure(self, rows: np.ndarray) -> Measured:
+        """Measures the model as it is now.
+
+        Args:
+          rows: Ids, integer, shape [n, T + 1], n positive.
+
+        Returns:
+          Loss and accuracy; they are not finite if training diverged.
+        """
+        counts = metrics.zero_counts()
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            batch = np.asarray(rows[start : start + _ROWS_AT_ONCE], np.int32)
+            counts = metrics.add(counts, self._count(tf.constant(batch)))
+        found = metrics.finalize(counts)
+        top1 = float(found["top1_in_vocab"]) if int(found["num_in_vocab"]) else float("nan")
+        return Measured(float(found["loss"]), top1)
