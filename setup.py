@@ -35,8 +35,9 @@ setuptools.setup(
             "tqdm",
             "tomli; python_version < '3.11'",
         ],
-        # Server and devices: signatures of plans and attestation tokens.
-        "runtime": ["cryptography>=42"],
+        # Server and devices: signatures of plans and attestation tokens; leases and commits
+        # in SQLite or PostgreSQL by the same statements.
+        "runtime": ["cryptography>=42", "SQLAlchemy>=1.4,<3"],
         # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
         "distributed": ["ray>=2.51,<2.53"],
         "plots": ["matplotlib"],

@@ -34,7 +34,7 @@ _ALLOWED = {
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
-_LIGHT_RUNTIME = ("device", "protocol")
+_LIGHT_RUNTIME = ("device", "protocol", "store")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")
 
 
@@ -148,7 +148,9 @@ for package in {_LIGHT_RUNTIME!r}:
         print(module.name)
 """)
     assert done.returncode == 0, done.stderr
-    assert "tff_dpftrl.runtime.protocol.attestation" in done.stdout.split()
+    names = done.stdout.split()
+    assert "tff_dpftrl.runtime.protocol.attestation" in names
+    assert "tff_dpftrl.runtime.store.sql" in names
 
 
 def test_accounting_on_the_command_line_works_without_tensorflow():

@@ -1,0 +1,178 @@
+"""The tables of a store, and how a database is found, opened and kept secret.
+
+SQLite by default: a folder that only its owner may enter, with one file in it that only
+its owner may read. PostgreSQL, or what else SQLAlchemy can lock rows in, by URL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+import sqlalchemy as sql
+from sqlalchemy import event, exc, pool
+
+from tff_dpftrl.runtime.store import interface
+
+_FILE = "store.sqlite"
+_FORMAT = 1  # Of the tables below; another number in a store means another version of them.
+_BUSY_SECONDS = 30  # For which a transaction waits for that of another process.
+
+_tables = sql.MetaData()
+_NAME = sql.String(200)
+FORMAT = sql.Table("store_format", _tables, sql.Column("version", sql.Integer, primary_key=True))
+LEASES = sql.Table(
+    "leases",
+    _tables,
+    sql.Column("population", _NAME, primary_key=True),
+    sql.Column("owner", sql.Text, nullable=False),
+    sql.Column("epoch", sql.BigInteger, nullable=False),
+    sql.Column("expires_at", sql.Float(53), nullable=False),
+)
+COMMITS = sql.Table(  # One row a task: the only state that it may go on from.
+    "commits",
+    _tables,
+    sql.Column("population", _NAME, primary_key=True),
+    sql.Column("task", _NAME, primary_key=True),
+    sql.Column("rounds_done", sql.BigInteger, nullable=False),
+    sql.Column("epoch", sql.BigInteger, nullable=False),
+    sql.Column("model", sql.LargeBinary, nullable=False),
+    sql.Column("state", sql.LargeBinary, nullable=False),
+    sql.Column("metrics", sql.Text, nullable=False),
+)
+ROUNDS = sql.Table(  # One row a committed round; its key makes a second commit impossible.
+    "rounds",
+    _tables,
+    sql.Column("population", _NAME, primary_key=True),
+    sql.Column("task", _NAME, primary_key=True),
+    sql.Column("round", sql.BigInteger, primary_key=True),
+    sql.Column("epoch", sql.BigInteger, nullable=False),
+    sql.Column("committed_at", sql.Float(53), nullable=False),
+    sql.Column("metrics", sql.Text, nullable=False),
+)
+
+
+@contextlib.contextmanager
+def one_line_errors(action: str) -> Iterator[None]:
+    """Turns the database's errors into one line each, without the values that were written.
+
+    Args:
+      action: What is done, like "write to the store at /data/store".
+
+    Raises:
+      StoreError: For every error of the database.
+    """
+    try:
+        yield
+    except exc.SQLAlchemyError as error:
+        # Never str(error), which quotes the parameters of the statement: models and seeds.
+        origin = getattr(error, "orig", None)
+        lines = str(origin).strip().splitlines() if origin is not None else []
+        reason = lines[0].rstrip(".") if lines else type(error).__name__
+        raise interface.StoreError(f"Cannot {action}: {reason}.") from None
+
+
+def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str]:
+    """Opens the database of a store, and makes its tables where there are none.
+
+    Args:
+      place: A folder, made if it is missing, for SQLite; or a database URL, like
+        "postgresql://user@host/name".
+
+    Returns:
+      The engine, and the place as it may be printed, without a password.
+
+    Raises:
+      ValueError: If the URL cannot be used, or a driver for it is not installed.
+      StoreError: If the place cannot be made, reached or written, or holds something else.
+    """
+    place = os.fspath(place)
+    engine, name = _by_url(place) if "://" in place else _in_folder(pathlib.Path(place))
+    try:
+        with one_line_errors(f"open the store at {name}"):
+            try:
+                found = _make_tables(engine)
+            except (exc.IntegrityError, exc.ProgrammingError):
+                found = _make_tables(engine)  # Another process made them at the same time.
+        if found != _FORMAT:
+            raise interface.StoreError(
+                f"The store at {name} has format {found}, this version reads format {_FORMAT}: "
+                "use the version of this package that wrote it."
+            )
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine, name
+
+
+def _make_tables(engine: sql.engine.Engine) -> int:
+    """Makes the tables where there are none; returns the format of those that are there."""
+    with engine.begin() as connection:
+        _tables.create_all(connection)
+        found = connection.execute(sql.select(FORMAT.c.version)).scalar()
+        if found is None:
+            connection.execute(FORMAT.insert().values(version=_FORMAT))
+            found = _FORMAT
+        return found
+
+
+def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
+    path = folder / _FILE
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # SQLite gives its other files (-wal, -shm) the mode of this one.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+    except OSError as error:
+        raise interface.StoreError(
+            f"Cannot write to the store at {folder}: {error.strerror}. Name a folder of your own."
+        ) from None
+    engine = sql.create_engine(
+        sql.engine.URL.create("sqlite", database=str(path)),
+        poolclass=pool.QueuePool,
+        connect_args={"timeout": _BUSY_SECONDS, "check_same_thread": False},
+        hide_parameters=True,
+        future=True,
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection, _):
+        connection.isolation_level = None  # The driver begins no transaction by itself.
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection):
+        # Whoever will write takes the lock at once: what it has read is still true then.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine, str(folder)
+
+
+def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
+    try:
+        url = sql.engine.make_url(text)
+    except (exc.ArgumentError, ValueError):
+        raise ValueError(
+            "The URL of the store cannot be read: write it like postgresql://user@host/name, or "
+            "name a folder."
+        ) from None
+    name = url.render_as_string(hide_password=True)
+    if url.get_backend_name() == "sqlite":
+        raise ValueError(f"store must be a folder for SQLite, got the URL {name!r}.")
+    try:
+        engine = sql.create_engine(url, hide_parameters=True, pool_pre_ping=True, future=True)
+    except exc.NoSuchModuleError:
+        raise ValueError(
+            f"store names the unknown kind of database {url.drivername!r}: use postgresql://, or "
+            "name a folder."
+        ) from None
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"store={name!r} needs the driver {error.name!r}, which is not installed: "
+            f"pip install {error.name}, or name a folder."
+        ) from None
+    return engine, name

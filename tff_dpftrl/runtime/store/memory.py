@@ -1,0 +1,120 @@
+"""A store in the memory of one process, for schedules that run by the thousand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tff_dpftrl.runtime.store import interface
+
+
+class MemoryStore(interface.Store):
+    """Keeps the laws of a store as long as the process lives; for one thread."""
+
+    def __init__(self):
+        self._leases: dict[str, interface.Lease] = {}
+        self._commits: dict[tuple[str, str], interface.Commit] = {}
+        self._history: dict[tuple[str, str], list[dict[str, Any]]] = {}
+
+    def acquire(
+        self, population: str, owner: str, *, now: float, duration: float
+    ) -> interface.Lease:
+        """See the base class."""
+        interface.check_lease(population, owner, now, duration)
+        last = self._leases.get(population)
+        epoch = 1 if last is None else last.epoch + 1
+        if last is not None and interface.is_held(last, now):
+            if last.owner != owner:
+                raise interface.LeaseHeld(last, now)
+            epoch = last.epoch
+        return self._keep(interface.Lease(population, owner, epoch, now + duration))
+
+    def _keep(self, lease: interface.Lease) -> interface.Lease:
+        self._leases[lease.population] = lease
+        return lease
+
+    def renew(
+        self, population: str, owner: str, epoch: int, *, now: float, duration: float
+    ) -> interface.Lease:
+        """See the base class."""
+        interface.check_lease(population, owner, now, duration)
+        last = self._leases.get(population)
+        if (
+            last is None
+            or (last.owner, last.epoch) != (owner, epoch)
+            or not interface.is_held(last, now)
+        ):
+            raise interface.LeaseLost(population, owner, epoch)
+        return self._keep(dataclasses.replace(last, expires_at=now + duration))
+
+    def release(self, population: str, owner: str, epoch: int) -> None:
+        """See the base class."""
+        last = self._leases.get(population)
+        if last is not None and (last.owner, last.epoch) == (owner, epoch):
+            self._keep(dataclasses.replace(last, owner=""))
+
+    def lease(self, population: str) -> interface.Lease | None:
+        """See the base class."""
+        return self._leases.get(population)
+
+    def add_task(
+        self, population: str, task: str, *, model: bytes, state: bytes
+    ) -> interface.Commit:
+        """See the base class."""
+        if (population, task) in self._commits:
+            raise interface.TaskExists(population, task)
+        added = interface.Commit(task, 0, 0, model, state)
+        self._commits[population, task] = added
+        self._history[population, task] = []
+        return added
+
+    def tasks(self, population: str) -> tuple[str, ...]:
+        """See the base class."""
+        return tuple(sorted(task for of, task in self._commits if of == population))
+
+    def last_commit(self, population: str, task: str) -> interface.Commit:
+        """See the base class."""
+        try:
+            return self._commits[population, task]
+        except KeyError:
+            raise interface.UnknownTask(population, task) from None
+
+    def commit(
+        self,
+        population: str,
+        task: str,
+        *,
+        round_index: int,
+        epoch: int,
+        model: bytes,
+        state: bytes,
+        metrics: Mapping[str, Any],
+        now: float,
+    ) -> interface.Commit:
+        """See the base class."""
+        interface.check_commit(round_index, epoch)
+        text = interface.metrics_text(metrics)
+        lease = self._leases.get(population)
+        latest = 0 if lease is None else lease.epoch
+        if epoch != latest:
+            raise interface.StaleEpoch(population, epoch, latest)
+        last = self.last_commit(population, task)
+        if round_index != last.rounds_done:
+            raise interface.RoundConflict(task, round_index, last.rounds_done)
+        kept = json.loads(text)
+        done = interface.Commit(task, round_index + 1, epoch, model, state, kept)
+        self._commits[population, task] = done
+        self._history[population, task].append(
+            {"task": task, "round": round_index, "epoch": epoch, "committed_at": now, **kept}
+        )
+        return done
+
+    def history(self, population: str, task: str) -> list[dict[str, Any]]:
+        """See the base class."""
+        self.last_commit(population, task)
+        return [dict(row) for row in self._history[population, task]]
+
+    def close(self) -> None:
+        """See the base class."""
