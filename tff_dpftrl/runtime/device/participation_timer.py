@@ -1,0 +1,228 @@
+"""How often, and how closely, this device takes part: the half of the guarantee it keeps.
+
+The guarantee of DP-FTRL rests on a participation schema. The server keeps no list of devices,
+so each of them keeps the schema for itself: it refuses a round that comes fewer than
+`min_sep` rounds (a stride, j - i) or fewer than `min_hours` hours after its last one, or that
+would be one more than `max_participations`. Rounds are what the accounting needs; hours hold
+where a server's count of rounds cannot be relied on (Xu et al. 2023, section 2.2, use a timer
+of 24 hours and more).
+
+A participation is durable before the report can leave: `record` returns the vectors that
+complete the report (`participation_histograms`) only after it has written the round down. A
+crash, a lost connection or a report that comes too late thus count as participation. The
+device may count more than took place, never less.
+
+What it rests on, and a statement must say: the device is honest, its file is not deleted or
+set back (uninstalling the software forgets it), the server tells the number of the round
+truthfully, and the clock does not run ahead. A clock that was set back makes the device wait
+until it has caught up, however long: the last time may have been a moment ago. The file never
+leaves the device. It holds, for each task, the last round, its time, and how many there were.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sqlite3
+from collections.abc import Callable
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime import participation_histograms as histograms
+from tff_dpftrl.runtime.device import private_database
+
+_HOUR_S = 3600.0
+_LARGEST_ROUND = 2**31 - 1
+_KIND = private_database.Kind(
+    name="a participation timer",
+    application_id=0x44505054,  # "DPPT"
+    version=1,
+    tables="""CREATE TABLE participations (
+  population TEXT NOT NULL,
+  task TEXT NOT NULL,
+  last_round INTEGER NOT NULL,
+  last_time REAL NOT NULL,             -- seconds since 1970, by the clock of that moment
+  times INTEGER NOT NULL,
+  PRIMARY KEY (population, task)
+) WITHOUT ROWID""",
+    if_damaged="This device no longer knows when it took part; who removes the file gives up the "
+    "protection of what it took part in.",
+)
+
+
+class TimerRefusal(ValueError):
+    """The device does not take part in this round; the message says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticipationRule:
+    """What a plan asks of its devices.
+
+    Attributes:
+      min_sep: Smallest allowed stride between two rounds of one device.
+      max_participations: Largest number of rounds of one device.
+      min_hours: Smallest number of hours between two participations of one device.
+    """
+
+    min_sep: int
+    max_participations: int
+    min_hours: float = 0.0
+
+    def __post_init__(self):
+        for name in ("min_sep", "max_participations"):
+            value = validation.integer(name, getattr(self, name), minimum=1)
+            object.__setattr__(self, name, value)
+        hours = validation.number("min_hours", self.min_hours, at_least=0)
+        object.__setattr__(self, "min_hours", hours)
+
+
+class ParticipationTimer:
+    """The timer of one device, in a file of its own, for all its populations and tasks.
+
+    Processes and threads may share the file.
+    """
+
+    def __init__(self, database: private_database.PrivateDatabase, clock: Callable[[], float]):
+        """Internal; use `ParticipationTimer.open`."""
+        self._database = database
+        self._clock = clock
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], *, clock: Callable[[], float]
+    ) -> ParticipationTimer:
+        """Opens the timer, or starts one that has never run.
+
+        Args:
+          path: The file; its folder must exist. A damaged one is not replaced: a device
+            that does not know when it last took part must not.
+          clock: Seconds since 1970.
+
+        Returns:
+          The timer.
+
+        Raises:
+          ValueError: If the file is no participation timer, or damaged.
+          OSError: If it cannot be used.
+        """
+        database = private_database.PrivateDatabase.open(path, _KIND)
+        try:
+            database.check()  # A lost row would be a device that has never taken part.
+        except BaseException:
+            database.close()
+            raise
+        return cls(database, clock)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._database.close()
+
+    def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
+        """Refuses a round that comes too early; call it before the device works for it.
+
+        Args:
+          population: Name of the population.
+          task: Name of the task, whose rounds have one statement.
+          round_index: The round, from 0; the attempts at one round share it.
+          rule: What the plan asks.
+
+        Raises:
+          TimerRefusal: If the device must not take part.
+          ValueError: If the file is damaged.
+          OSError: If it cannot be used.
+        """
+        rows = self._database.read(_SELECT, population, task)
+        _next_times(rows, round_index, rule, self._now(), f"{population}/{task}")
+
+    def record(
+        self,
+        population: str,
+        task: str,
+        round_index: int,
+        rule: ParticipationRule,
+        buckets: histograms.ParticipationBuckets,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Writes a participation down; call it before the report leaves the device.
+
+        Args:
+          population: See `check`, as for the next three.
+          task: Name of the task.
+          round_index: The round.
+          rule: What the plan asks.
+          buckets: The buckets that the plan declares.
+
+        Returns:
+          The vectors that belong into the report, see `ParticipationBuckets.encode`. The
+          participation is durable by now.
+
+        Raises:
+          TimerRefusal: If the device must not take part, for instance because another
+            process of it has just done so. Nothing is written then.
+          ValueError: If the buckets have no place for this many times, or the file is
+            damaged.
+          OSError: If it cannot be written; the report must not leave then.
+        """
+        with self._database.transaction() as connection:
+            rows = connection.execute(_SELECT, (population, task)).fetchall()
+            now = self._now()
+            stride, times = _next_times(rows, round_index, rule, now, f"{population}/{task}")
+            vectors = buckets.encode(stride, times)
+            _write(connection, population, task, round_index, now, times)
+        return vectors
+
+    def _now(self) -> float:
+        return validation.number("clock()", self._clock())
+
+
+_SELECT = "SELECT last_round, last_time, times FROM participations WHERE population=? AND task=?"
+
+
+def _next_times(
+    rows: list[tuple], round_index: int, rule: ParticipationRule, now: float, name: str
+) -> tuple[int | None, int]:
+    """Stride and number of times if the device took part now; refuses if it must not."""
+    if validation.integer("round_index", round_index, minimum=0) > _LARGEST_ROUND:
+        raise ValueError(f"round_index={round_index} is above {_LARGEST_ROUND}.")
+    if not rows:
+        return None, 1
+    [(last_round, last_time, times)] = rows
+    stride, seconds = round_index - last_round, now - last_time
+    if times >= rule.max_participations:
+        raise TimerRefusal(
+            f"{name}: this device took part {times} times, and "
+            f"max_participations={rule.max_participations}."
+        )
+    if stride < rule.min_sep:
+        raise TimerRefusal(
+            f"{name}: round {round_index} is {stride} after the last one of this device, "
+            f"{last_round}, and min_sep={rule.min_sep}."
+        )
+    if rule.min_hours and seconds < 0:
+        raise TimerRefusal(
+            f"{name}: the clock is {math.ceil(-seconds)} s behind the last participation of this "
+            "device. It waits until the clock has caught up; set the clock if it is wrong."
+        )
+    if rule.min_hours and seconds < rule.min_hours * _HOUR_S:
+        raise TimerRefusal(
+            f"{name}: this device took part {seconds / _HOUR_S:.1f} hours ago, and "
+            f"min_hours={rule.min_hours:g}."
+        )
+    return stride, times + 1
+
+
+def _write(
+    connection: sqlite3.Connection,
+    population: str,
+    task: str,
+    round_index: int,
+    now: float,
+    times: int,
+) -> None:
+    connection.execute(
+        "INSERT INTO participations VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+        "last_round = excluded.last_round, last_time = max(last_time, excluded.last_time), "
+        "times = excluded.times",
+        (population, task, round_index, now, times),
+    )
