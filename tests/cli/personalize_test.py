@@ -41,6 +41,8 @@ def test_the_table_has_the_model_and_the_users_own_models(run, capsys):
     assert f"over 3 held-out users of {run}/users.jsonl" in rest
     assert "On others: --users test --learning-rates 0.1" in rest
     assert "try higher --learning-rates" in rest and "no statement covers them" in rest
+    # Of one rate there is no best.
+    assert "*" not in _printed(capsys, run, "--learning-rates", "0.1", "--max-users", "2")
 
 
 def test_a_table_and_a_document_have_the_same_numbers(run, capsys):

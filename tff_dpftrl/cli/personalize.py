@@ -165,7 +165,7 @@ def _table(found: personalisation.Personalisation) -> list[list[str]]:
         name = "none" if one.learning_rate is None else f"{one.learning_rate:g}"
         rows.append(
             [
-                name + (" *" if one is found.best else ""),
+                name + (" *" if one is found.best and len(found.after) > 1 else ""),
                 _shown(one.loss),
                 _shown(one.loss_gain),
                 _shown(one.top1, percent=True),
