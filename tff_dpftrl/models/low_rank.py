@@ -24,8 +24,9 @@ from tff_dpftrl.models import language_model, weight_uses
 ALPHA = 32.0
 """The paper's α, whose value for GPT-2 it is (its Table 11).
 
-What is added is α / R times A B. For ranks around four and widths of hundreds a step of Adam
-then changes a kernel by about as much as if the kernel itself were trained.
+What is added is α / R times A B. Where steps of Adam have moved B by r, the kernel is moved by
+α r / √(R · inputs), root mean square: about r for ranks around four and widths of hundreds,
+so that learning rates are of the size that they have where all weights are trained.
 """
 
 _A, _B = "_adapter_a", "_adapter_b"
