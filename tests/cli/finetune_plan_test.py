@@ -9,8 +9,13 @@ import sys
 
 import pytest
 
+from tests.finetuning import toy_finetuning
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import split
+from tff_dpftrl.finetuning import proxies
+from tff_dpftrl.training import trained_model
+
+toy = toy_finetuning.toy
 
 _TARGET = ["--target-epsilon", "4", "--compute-budget", "128", "--steps", "20"]
 _USERS = ["--users", "500", "--examples-per-user", "20", *_TARGET]
@@ -38,7 +43,7 @@ def test_text_has_all_ways_and_a_reason(capsys):
     ]
     assert "500 users with 10000 examples, median 20; delta = 3.98e-05" in text
     assert "* Recommended: ULS" in text and "Best if a user's gradients are all equal" in text
-    assert "must stay secret" in text and "--gradient-norms" in text
+    assert "must stay secret" in text and "--initial-weights" in text
 
 
 def test_json_has_plans_that_meet_the_target(capsys):
@@ -73,6 +78,31 @@ def test_gradient_norms_decide(capsys):
     assert "fourth root" not in _out(capsys, *_USERS, "--gradient-norms", "5,5,5")
 
 
+def test_gradients_are_measured_where_finetune_measures_them(capsys, toy):
+    flags = ("--initial-weights", str(toy / "pretrained"))
+    public = str(toy / "public.jsonl")
+    report = _json(capsys, *_USERS, *flags, "--proxy-data", public)
+    trained = trained_model.find(toy / "pretrained").load()
+    found = proxies.of_model(trained, public, protected="docs", largest_group=4)
+    assert report["measured"]["gradient_norms"]["norms"] == list(found.gradient_norms.norms)
+    assert report["measured"]["num_users"] == found.num_users
+    for row in report["plans"]:
+        norm = found.gradient_norms(row["group_size"] if row["sampling"] == "user" else 1)
+        measured = row["relative_noise"]["measured"]
+        assert measured == pytest.approx(norm * row["noise_of_average"])
+        assert report["recommended"]["relative_noise"]["measured"] <= measured
+    text = _out(capsys, *_USERS, *flags, "--proxy-data", public)
+    assert f"{found.gradient_norms(4):.3g} (G = 4)" in text and "public.jsonl" in text
+
+
+def test_protected_text_is_not_measured(capsys, toy):
+    users, weights = str(toy / "users.jsonl"), str(toy / "pretrained")
+    flags = ["--data", users, *_TARGET[:2], "--compute-budget", "32", "--steps", "9"]
+    flags += ["--initial-weights", weights]
+    assert main.main(["finetune-plan", *flags, "--proxy-data", users]) == 2
+    assert "is the file of the users to be protected" in capsys.readouterr().err
+
+
 def test_sizes_and_texts_are_counted(capsys, tmp_path):
     sizes = tmp_path / "sizes.txt"
     sizes.write_text("\n".join(str(1 + i % 7) for i in range(140)))
@@ -104,6 +134,8 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
         ([*_USERS, "--delta", "2"], "delta must be .* below 1, got 2"),
         ([*_USERS, "--example-group-sizes", "0"], "group_size must be at least 1, got 0"),
         ([*_USERS, "--gradient-norms", "5,4"], "group_size=4 is not between 1 and 2"),
+        ([*_USERS, "--proxy-data", "x.jsonl"], "--proxy-data is for --initial-weights"),
+        ([*_USERS, "--initial-weights", "/nowhere"], "There is no trained model in /nowhere"),
         ([*_USERS, "--gradient-norms", "5,0,1"], "norms at group size 2 .* got 0.0"),
         (["--user-sizes", "/nowhere", *_TARGET], "--user-sizes /nowhere .* No such file"),
         (["--users", "500", "--examples-per-user", "0", *_TARGET], "--examples-per-user .* got 0"),
@@ -120,7 +152,7 @@ def test_data_without_anybody_to_train_on_is_refused(capsys, tmp_path):
     rows = ({"user_id": user, "examples": [" "]} for user in ("ann", "bob"))
     path.write_text("\n".join(map(json.dumps, rows)))
     assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
-    assert "has no user to train on who has text" in capsys.readouterr().err
+    assert "has no user to train on who has a text" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

@@ -23,6 +23,21 @@ def test_users_and_examples_keep_their_order():
     assert corpus.user_unit == "one basket"
 
 
+def test_a_table_becomes_a_corpus():
+    rows = [("b", "2"), ["a", "1"], ("b", "1"), ("b", "2")]
+    corpus = user_text.UserText.from_rows("t", iter(rows), user_unit="one x", is_tokenized=True)
+    assert corpus.user_ids == ("b", "a")
+    assert corpus.examples("b") == ["2", "1", "2"] and corpus.examples("a") == ["1"]
+    assert (corpus.name, corpus.user_unit, corpus.is_tokenized) == ("t", "one x", True)
+    assert len(user_text.UserText.from_rows("t", [])) == 0
+
+
+@pytest.mark.parametrize("row", [("a",), ("a", 1), (7, "text"), ("", "text"), ("a", None), "ab"])
+def test_rows_that_are_no_user_and_text_are_refused(row):
+    with pytest.raises(ValueError, match="row 1 of 't' is .*convert ids with str"):
+        user_text.UserText.from_rows("t", [("a", "text"), row])
+
+
 def test_blank_texts_are_no_text():
     assert _corpus(a=[], b=["", " "], c=["x"]).has_text()
     assert not _corpus(a=[], b=["", " \n"]).has_text()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tff_dpftrl.data import user_text
 from tff_dpftrl.finetuning import contributions
 
 _SIZES = (1, 2, 3, 5, 8, 13, 40)
@@ -203,6 +204,16 @@ def test_bad_input_is_one_clear_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_examples_of_text_are_what_is_not_blank():
+    corpus = user_text.UserText.from_mapping(
+        "notes", {"ann": ["a b", " ", "c"], "silent": ["", "\n"], "bob": ["d"]}
+    )
+    users = contributions.of_text(corpus)
+    assert users.ids == ("ann", "bob") and users.num_examples.tolist() == [2, 1]
+    with pytest.raises(ValueError, match="'notes' has no user to train on"):
+        contributions.of_text(corpus.select(["silent"]))
 
 
 if __name__ == "__main__":

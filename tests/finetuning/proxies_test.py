@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.data import sequences, user_text, vocabulary
+from tff_dpftrl.data import jsonl, sequences, tokenizer, user_text, vocabulary
 from tff_dpftrl.finetuning import contributions, group_size, proxies
 from tff_dpftrl.models import low_rank, metrics, transformer
+from tff_dpftrl.training import trained_model
 
 _WORDS = vocabulary.Vocabulary(tuple("abcdefgh"), "made up")
 _MODEL = transformer.Transformer(_WORDS.size, 5, 4, 1, 1, 6)
@@ -61,6 +62,19 @@ def test_norms_are_medians_over_users_of_their_first_examples(model):
         for size in (1, 2, 4)
     ]
     np.testing.assert_allclose(found.gradient_norms.norms, expected, rtol=1e-4)
+
+
+def test_a_model_is_measured_on_the_text_of_a_file(tmp_path):
+    corpus, weights = _corpus(), _MODEL.initial_weights(3)
+    path = tmp_path / "public.jsonl"
+    jsonl.write(corpus.corpus, path)
+    trained = trained_model.TrainedModel(_MODEL, weights, _WORDS, tokenizer.Tokenizer())
+    found = proxies.of_model(trained, str(path), protected="docs", largest_group=3, seed=1)
+    expected = proxies.measure(corpus, _MODEL, weights, largest_group=3, seed=1, source="x")
+    assert found.gradient_norms == expected.gradient_norms
+    assert found.source == "public.jsonl, declared public by the operator"
+    with pytest.raises(ValueError, match="is the file of the users to be protected"):
+        proxies.of_model(trained, str(path), protected=str(path), largest_group=3)
 
 
 def test_text_without_words_is_refused():

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import pathlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import output
+from tff_dpftrl.cli import output, train
 
 if TYPE_CHECKING:
-    from tff_dpftrl.finetuning import contributions, group_size
+    from tff_dpftrl.finetuning import contributions, group_size, proxies
     from tff_dpftrl.finetuning import plan as plan_lib
+    from tff_dpftrl.training import trained_model
 
 _DESCRIPTION = """\
 Plan a fine-tuning run with user-level privacy where all data lies in one place.
@@ -25,8 +27,10 @@ fewer), and the share of all examples that is used in at least one step.
 
 The better way has less noise *relative to the gradient*. The mean of G gradients of one user is
 smaller than one gradient: by nothing if all are equal, by the square root of G if they have
-nothing in common. Where between is known from gradients only (--gradient-norms); without them
-the recommended way is the best one for the fourth root of G, halfway.
+nothing in common. Where between is known from gradients only: of the pretrained model on public
+text (--initial-weights), which is what `finetune` decides by, or measured elsewhere
+(--gradient-norms). Without them the recommended way is the best one for the fourth root of G,
+halfway.
 """
 
 _EPILOG = """\
@@ -35,6 +39,10 @@ examples:
   # a text that is not blank.
   tff-dpftrl finetune-plan --data users.jsonl.gz --target-epsilon 4 --compute-budget 1024 \\
       --steps 500
+
+  # With the gradients of the model that is to be fine-tuned, on public text.
+  tff-dpftrl finetune-plan --data users.jsonl.gz --initial-weights results/pretrained \\
+      --target-epsilon 4 --compute-budget 1024 --steps 500
 
   # Before there is any data: 10000 users with 50 examples each.
   tff-dpftrl finetune-plan --users 10000 --examples-per-user 50 --target-epsilon 4 \\
@@ -102,12 +110,25 @@ def add_parser(subparsers) -> None:
         metavar="G,G,...",
         help="Group sizes of ELS. Default: five powers of two around the users' median.",
     )
-    parser.add_argument(
+    norms = parser.add_mutually_exclusive_group()
+    norms.add_argument(
+        "--initial-weights",
+        type=pathlib.Path,
+        metavar="DIR",
+        help="Folder of the model to fine-tune, whose gradients are measured on --proxy-data.",
+    )
+    norms.add_argument(
         "--gradient-norms",
         type=_numbers,
         metavar="L,L,...",
         help="Typical norm of the mean of 1, 2, 4 ... gradients of one user at the weights to "
         "begin with; of public users, or the guarantee does not cover the choice.",
+    )
+    parser.add_argument(
+        "--proxy-data",
+        metavar="CORPUS",
+        help="With --initial-weights: public text by user, as for finetune. Default: "
+        "standard-library.",
     )
     output.add_format(parser)
 
@@ -130,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
     """Plans and prints; returns the exit status."""
     from tff_dpftrl.finetuning import plan
 
-    users = _users(args)
+    model, users = _model(args), _users(args)
     plans = plan.choices(
         users,
         compute_budget=args.compute_budget,
@@ -140,12 +161,13 @@ def run(args: argparse.Namespace) -> int:
         example_group_sizes=args.example_group_sizes,
         smallest_cohort=args.smallest_cohort,
     )
-    norms = _gradient_norms(args, plans)
+    measured = None if model is None else _measure(model, args, plans)
+    norms = _gradient_norms(args, plans, measured)
     best = {
         name: min(plans, key=lambda one, norm=norm: plan.relative_noise(one, norm))
         for name, norm in norms.items()
     }
-    recommended = best["given" if args.gradient_norms else "halfway"]
+    recommended = best.get("halfway") or next(iter(best.values()))
     if args.format == "json":
         output.print_json(
             {
@@ -153,10 +175,11 @@ def run(args: argparse.Namespace) -> int:
                 "best": {name: _name(one) for name, one in best.items()},
                 "plans": [_as_json(one, users, norms) for one in plans],
             }
+            | ({} if measured is None else {"measured": dataclasses.asdict(measured)})
         )
         return 0
     output.print_table(_rows(plans, users, norms, recommended), left=0)
-    print("\n" + "\n".join(_advice(recommended, best, users, plans)))
+    print("\n" + "\n".join(_advice(recommended, best, users, plans, measured)))
     return 0
 
 
@@ -179,20 +202,45 @@ def _users(args: argparse.Namespace) -> contributions.Users:
             ) from error
     from tff_dpftrl.data import sources, split
 
-    corpus = split.by_user(sources.load_user_text(args.data)).train
-    sizes = {u: sum(bool(t.strip()) for t in corpus.examples(u)) for u in corpus.user_ids}
-    sizes = {user: size for user, size in sizes.items() if size}
-    if not sizes:
-        raise ValueError(f"--data {args.data} has no user to train on who has text: use more.")
-    return contributions.Users(tuple(sizes), list(sizes.values()))
+    return contributions.of_text(split.by_user(sources.load_user_text(args.data)).train)
+
+
+def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
+    """The model in --initial-weights."""
+    if args.initial_weights is None:
+        if args.proxy_data is not None:
+            raise ValueError("--proxy-data is for --initial-weights: give that too.")
+        return None
+    from tff_dpftrl.training import warm_start
+
+    warm_start.refuse_protected(args.initial_weights, args.data or "")
+    return warm_start.find(args.initial_weights)
+
+
+def _measure(
+    model: trained_model.TrainedFiles, args: argparse.Namespace, plans: list[plan_lib.Plan]
+) -> proxies.Proxies:
+    """What the model's gradients are like on public text."""
+    train.silence_tensorflow()
+    print("Measuring gradients of public text ...", file=sys.stderr)
+    from tff_dpftrl.finetuning import proxies
+
+    return proxies.of_model(
+        model.load(),
+        args.proxy_data or "standard-library",
+        protected=args.data or "",
+        largest_group=max(one.rows_per_unit for one in plans),
+    )
 
 
 def _gradient_norms(
-    args: argparse.Namespace, plans: list[plan_lib.Plan]
+    args: argparse.Namespace, plans: list[plan_lib.Plan], measured: proxies.Proxies | None
 ) -> dict[str, group_size.GradientNorms]:
-    """L(G) as given, or for each of three assumptions, L(1) being 1."""
+    """L(G) as measured or given, or for each of three assumptions, L(1) being 1."""
     from tff_dpftrl.finetuning import group_size
 
+    if measured is not None:
+        return {"measured": measured.gradient_norms}
     if args.gradient_norms:
         sizes = tuple(2**i for i in range(len(args.gradient_norms)))
         return {"given": group_size.GradientNorms(sizes, args.gradient_norms)}
@@ -262,6 +310,7 @@ def _advice(
     best: dict[str, plan_lib.Plan],
     users: contributions.Users,
     plans: list[plan_lib.Plan],
+    measured: proxies.Proxies | None,
 ) -> list[str]:
     import numpy as np
 
@@ -272,16 +321,26 @@ def _advice(
         f"{len(users)} users with {int(users.num_examples.sum())} examples, median {median:g}; "
         f"delta = {recommended.delta:.3g}.",
         f"* Recommended: {_name(recommended)}: the least noise relative to the gradient"
-        + ("." if "given" in best else ", if its norm falls with the fourth root of G."),
+        + (", if its norm falls with the fourth root of G." if "halfway" in best else "."),
     ]
-    if "given" not in best:
+    if measured is not None:
+        norms = measured.gradient_norms
+        found = ", ".join(
+            f"{norm:.3g} (G = {size})"
+            for size, norm in zip(norms.group_sizes, norms.norms, strict=True)
+        )
+        lines.append(
+            f"Norm of the mean of G gradients, median over {measured.num_users} public users "
+            f"({measured.source}): {found}."
+        )
+    if "halfway" in best:
         names = {name: _name(one) for name, one in best.items()}
         if len(set(names.values())) == 1:
             lines.append("It is the best one whatever the gradients are.")
         else:
             lines.append(
                 f"Best if a user's gradients are all equal: {names['equal']}; if they have nothing "
-                f"in common: {names['diverse']}. Gradients of public users tell: --gradient-norms."
+                f"in common: {names['diverse']}. Gradients of public users tell: --initial-weights."
             )
     if any(one.sampling == plan.EXAMPLE for one in plans):
         lines.append(

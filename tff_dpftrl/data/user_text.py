@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,6 +58,44 @@ class UserText:
         examples_by_user = {user: tuple(texts) for user, texts in examples_by_user.items()}
         return cls(
             name, user_unit, tuple(examples_by_user), examples_by_user.__getitem__, is_tokenized
+        )
+
+    @classmethod
+    def from_rows(
+        cls,
+        name: str,
+        rows: Iterable[tuple[str, str]],
+        *,
+        user_unit: str = "one user_id",
+        is_tokenized: bool = False,
+    ) -> UserText:
+        """Builds a corpus from a table with a user and a text in each row.
+
+        Args:
+          name: As in `from_mapping`, as for the others.
+          rows: Users and texts, read once; of a pandas data frame, `zip(frame["user"],
+            frame["text"])`.
+          user_unit: What one user is, in words.
+          is_tokenized: Whether texts are words separated by white space already.
+
+        Returns:
+          The corpus, in memory; users, and the texts of each, in the order of the rows.
+
+        Raises:
+          ValueError: If a row is not two strings, or its user has no name.
+        """
+        examples_by_user: dict[str, list[str]] = {}
+        for number, row in enumerate(rows):
+            user, text = row if isinstance(row, (tuple, list)) and len(row) == 2 else (row, None)
+            if not isinstance(user, str) or not user or not isinstance(text, str):
+                raise ValueError(
+                    f"rows must be pairs of a user_id and a text, two strings, but row {number} of "
+                    f"{name!r} is {str(row)[:60]!r}: convert ids with str, and leave out rows "
+                    "without a text."
+                )
+            examples_by_user.setdefault(user, []).append(text)
+        return cls.from_mapping(
+            name, examples_by_user, user_unit=user_unit, is_tokenized=is_tokenized
         )
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_dpftrl import validation
+from tff_dpftrl.data import user_text
 from tff_dpftrl.participation import cohorts
 
 
@@ -349,3 +350,25 @@ def random_order(stream: str, user_id: str, num_examples: int, limit: int) -> np
 def of_sizes(sizes: Sequence[int]) -> Users:
     """Users of whom only the numbers of examples are known, named "0", "1" and so on."""
     return Users(tuple(map(str, range(len(sizes)))), np.array(sizes))
+
+
+def of_text(corpus: user_text.UserText) -> Users:
+    """Users of a corpus and how many examples each has: texts that are not blank.
+
+    Args:
+      corpus: The users to train on, like the `train` of `data.split.by_user`.
+
+    Returns:
+      Those who have an example; others do not take part.
+
+    Raises:
+      ValueError: If nobody has one.
+    """
+    sizes = {u: sum(bool(t.strip()) for t in corpus.examples(u)) for u in corpus.user_ids}
+    sizes = {user: size for user, size in sizes.items() if size}
+    if not sizes:
+        raise ValueError(
+            f"data {corpus.name!r} has no user to train on who has a text that is not blank: use "
+            "other text."
+        )
+    return Users(tuple(sizes), np.array(list(sizes.values())))

@@ -7,6 +7,7 @@ import filecmp
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from tff_dpftrl.data import docstrings, sequences, sources, user_text
 from tff_dpftrl.finetuning import clipped_sums, contributions, group_size
 from tff_dpftrl.models import language_model
 from tff_dpftrl.training import pretraining
+
+if TYPE_CHECKING:
+    from tff_dpftrl.training import trained_model
 
 _USERS_AT_ONCE = 32
 _LARGEST_CLIP_NORM = 1e6  # Nothing is clipped: norms are all that is wanted.
@@ -61,6 +65,48 @@ def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.Us
         )
     text = sources.load_user_text(name, pretokenized=is_tokenized)
     return text, f"{pathlib.PurePath(name).name}, declared public by the operator"
+
+
+def of_model(
+    trained: trained_model.TrainedModel,
+    name: str = pretraining.STANDARD_LIBRARY,
+    *,
+    protected: str,
+    largest_group: int,
+    is_tokenized: bool = False,
+    seed: int = 0,
+) -> Proxies:
+    """Reads public text and measures a pretrained model's gradients on it: `read`, `measure`.
+
+    Args:
+      trained: The model, and the words of its ids.
+      name: The public text; see `read`.
+      protected: The corpus of the run.
+      largest_group: See `measure`.
+      is_tokenized: See `read`.
+      seed: See `measure`.
+
+    Returns:
+      What `finetune` decides by.
+
+    Raises:
+      ValueError: As for `read` and `measure`.
+    """
+    text, source = read(name, is_tokenized=is_tokenized, protected=protected)
+    spec = sequence_spec(trained.model)
+    return measure(
+        sequences.SequenceCorpus(text, trained.words, spec),
+        trained.model,
+        trained.weights,
+        largest_group=largest_group,
+        seed=seed,
+        source=source,
+    )
+
+
+def sequence_spec(model: language_model.LanguageModel) -> sequences.SequenceSpec:
+    """How text is encoded: an example is what its user counts as one, however long it is."""
+    return sequences.SequenceSpec(model.sequence_length, split_long_texts=False)
 
 
 def measure(

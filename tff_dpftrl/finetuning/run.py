@@ -5,6 +5,7 @@ Its folder is that of a training run (`training.run`); its rounds are steps.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -96,7 +97,8 @@ def finetune(
         say(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
         for line in part.describe():
             say(line)
-        chosen = _choose(config, users, task, part, say)
+        trained = dataclasses.replace(initial, model=part.model, weights=part.weights)
+        chosen = _choose(config, users, trained, say)
         plan = chosen.privacy
         facts = {
             "pretrained_top1": pretrained,
@@ -343,17 +345,12 @@ def _task(
             text.train,
             text.validation,
             initial.words,
-            _spec(initial),
+            proxies.sequence_spec(initial.model),
             max_held_out=config.eval_sequences,
         ),
         num_untouched_users=len(text.test),
         model=initial.model,
     )
-
-
-def _spec(initial: trained_model.TrainedModel) -> sequences.SequenceSpec:
-    # An example is what its user counts as one, however long it is.
-    return sequences.SequenceSpec(initial.model.sequence_length, split_long_texts=False)
 
 
 def users_of(task: text_task.TextTask) -> contributions.Users:
@@ -381,26 +378,21 @@ def users_of(task: text_task.TextTask) -> contributions.Users:
 def _choose(
     config: config_lib.FinetuningConfig,
     users: contributions.Users,
-    task: text_task.TextTask,
-    part: trained_part.TrainedPart,
+    trained: trained_model.TrainedModel,
     say: committed_run.Say,
 ) -> choosing.Chosen:
     public = None
     if choosing.needs_proxies(config):
         say("Measuring gradients of public text ...")
-        text, source = proxies.read(
-            config.proxy_data, is_tokenized=config.pretokenized, protected=config.data
-        )
-        encoded = sequences.SequenceCorpus(text, task.words, task.train.spec)
-        public = proxies.measure(
-            encoded,
-            part.model,
-            part.weights,
+        public = proxies.of_model(
+            trained,
+            config.proxy_data,
+            protected=config.data,
             largest_group=choosing.largest_group(config, len(users)),
+            is_tokenized=config.pretokenized,
             seed=config.seed,
-            source=source,
         )
-    return choosing.choose(config, users, public, part.model.num_parameters)
+    return choosing.choose(config, users, public, trained.model.num_parameters)
 
 
 class _Steps(committed_run.Trainer):
