@@ -301,11 +301,10 @@ def main() -> None:
     if not left:
         return
     shared = Corpus(args.data, args.initial_weights)
-    known = shared.pretrained
-    print(
-        f"Pretrained: loss {known['loss']:.4f}, top-1 {known['top1_in_vocab']:.4f}; L(G) ", end=""
-    )
-    print(shared.proxies.gradient_norms, flush=True)
+    facts = _RESULTS / f"finetuning_{args.corpus}.csv"
+    if not facts.exists():
+        for row in shared.facts:
+            append(facts, row)
     for cell in left:
         row = shared.row(cell)
         append(path, row)
