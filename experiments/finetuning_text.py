@@ -287,6 +287,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--initial-weights", required=True)
     parser.add_argument("--budgets", help="only cells with these B: 64,256")
+    parser.add_argument("--methods", help=f"only cells of these: {ELS},{ULS}")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--share", default="0/1", help="every n-th cell, from the k-th: k/n")
     args = parser.parse_args()
@@ -296,6 +297,8 @@ def main() -> None:
     if args.budgets is not None:
         budgets = [int(budget) for budget in args.budgets.split(",")]
         wanted = [cell for cell in wanted if cell.budget in budgets]
+    if args.methods is not None:
+        wanted = [cell for cell in wanted if cell.method in args.methods.split(",")]
     left = [cell for cell in wanted[place::parts] if tuple(key(cell).values()) not in done(path)]
     print(f"{len(left)} of {len(wanted)} cells to run.", file=sys.stderr)
     if not left:
