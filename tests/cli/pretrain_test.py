@@ -42,7 +42,17 @@ def test_the_model_is_that_of_the_run(calls, tmp_path, capsys):
     assert options.model_sizes == {"state_size": 7, "embedding_size": 9}
     assert options.data == f"{tmp_path}/protected.jsonl" and options.vocabulary_size == 10
     assert len(text.words.words) == 10
-    assert f"train --initial-weights {tmp_path}/out" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    for command in ("train", "finetune"):
+        assert f"tff-dpftrl {command} --initial-weights {tmp_path}/out" in said
+
+
+def test_help_names_both_commands_that_go_on(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["pretrain", "--help"])
+    said = capsys.readouterr().out
+    for command in ("train", "finetune"):
+        assert f"`{command}`" in said and f"tff-dpftrl {command} " in said
 
 
 def test_options_that_flags_of_train_complete_are_not_asked_for(calls, tmp_path):

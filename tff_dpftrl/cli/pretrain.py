@@ -1,4 +1,4 @@
-"""`tff-dpftrl pretrain`: a model of public text, for `train` to begin with."""
+"""`tff-dpftrl pretrain`: a model of public text, for `train` and `finetune` to begin with."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from tff_dpftrl.training import language_config, pretraining
 from tff_dpftrl.training import options as options_lib
 
 _DESCRIPTION = """\
-Train a language model centrally on text that you declare public, for `train` to begin with.
+Train a language model centrally on text that you declare public, for `train` or `finetune` to
+begin with.
 
 Nothing of it is private: whoever has the model may learn the text. By default the text is the
 docstrings of Python's standard library. The model of the best epoch so far is kept at any
 time, so that Ctrl-C ends it early and loses only the epoch under way.
 
-Give it the --config of the run that is to follow: model, vocabulary and sequence length are
-taken from it, and its users' data are not read.
+Give it the --config of the run of `train` that is to follow: model, vocabulary and sequence
+length are taken from it, and its users' data are not read. A run of `finetune` takes all of these
+from the pretrained model: give them here.
 """
 
 _EPILOG = """\
@@ -29,6 +31,11 @@ examples:
   tff-dpftrl pretrain --config configs/quickstart.toml --output results/pretrained
   tff-dpftrl train --config configs/quickstart.toml --initial-weights results/pretrained \\
     --output results/warm
+
+  # A transformer, for `finetune` to go on with.
+  tff-dpftrl pretrain --model transformer --output results/pretrained
+  tff-dpftrl finetune --data users.jsonl.gz --initial-weights results/pretrained \\
+    --target-epsilon 4 --compute-budget 1024 --output results/finetuned
 
   # On a file of public text, in the format of `train`.
   tff-dpftrl pretrain --config my_run.toml --data public.jsonl.gz --output results/pretrained
@@ -53,14 +60,14 @@ def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "pretrain",
-        help="train a model on public text, for train --initial-weights",
+        help="train a model on public text, for --initial-weights of train and finetune",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
-    parser.add_argument("--config", metavar="FILE", help="TOML file of the run's options.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of options of `train`.")
     group = parser.add_argument_group("central training")
     for field in dataclasses.fields(pretraining.PretrainingConfig):
         group.add_argument(
@@ -116,8 +123,9 @@ def run(args: argparse.Namespace) -> int:
     summary = pretraining.pretrain(
         config, shared, output, text=text, say=lambda line: print(line, file=sys.stderr)
     )
+    begin = f"--initial-weights {shlex.quote(str(output))} ..."
     print(
-        f"\n{summary}\nResults are in {output}/; begin a run with them: "
-        f"tff-dpftrl train --initial-weights {shlex.quote(str(output))} ..."
+        f"\n{summary}\nResults are in {output}/; begin a run with them:\n"
+        f"  tff-dpftrl train {begin}\n  tff-dpftrl finetune {begin}"
     )
     return 0
