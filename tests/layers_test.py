@@ -34,7 +34,9 @@ _ALLOWED = {
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
-_LIGHT_RUNTIME = ("device", "protocol", "store")
+_LIGHT_RUNTIME = ("actors", "device", "protocol", "schedules", "store")
+# What the server's actors, and the simulator of their schedules, must be free of.
+_ENGINES = ("asyncio", "concurrent", "grpc", "ray", "sqlalchemy", "threading", "time")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")
 
 
@@ -91,6 +93,12 @@ def test_numerics_is_machinery_of_the_mechanisms(path):
     if path.relative_to(_PACKAGE).parts[0] != "mechanisms":
         inside = [name for name in _imports(path) if "mechanisms.numerics" in name]
         assert not inside, f"{_label(path)} imports {inside}; ask a strategy instead."
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_actors_hold_no_engine_code(path):
+    if path.relative_to(_PACKAGE).parts[:2] in (("runtime", "actors"), ("runtime", "schedules")):
+        assert not {name.split(".")[0] for name in _imports(path)} & {*_ENGINES, *_TENSORFLOW}
 
 
 def test_the_rules_catch_a_violation(tmp_path):

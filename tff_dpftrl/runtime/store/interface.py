@@ -316,13 +316,15 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     taken = sorted(set(HISTORY_COLUMNS) & set(metrics))
     if taken:
         raise ValueError(f"metrics must not use the names {taken}: the history has such columns.")
-    try:
-        return json.dumps({name: _finite(value) for name, value in metrics.items()})
-    except TypeError as error:
-        raise ValueError(
-            f"metrics must be JSON-compatible, got {dict(metrics)!r} ({error}): convert arrays "
-            "and tensors to numbers and lists."
-        ) from error
+    for name, value in metrics.items():
+        try:
+            json.dumps(_finite(value))
+        except TypeError as error:  # Without the values: they are not committed.
+            raise ValueError(
+                f"metrics must be JSON-compatible, which {name!r} is not ({error}): convert "
+                "arrays and tensors to numbers and lists."
+            ) from None
+    return json.dumps({name: _finite(value) for name, value in metrics.items()})
 
 
 def _finite(value: Any) -> Any:

@@ -1,0 +1,286 @@
+import dataclasses
+import random
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.actors import actor, coordinator, messages
+from tff_dpftrl.runtime.schedules import simulation
+from tff_dpftrl.runtime.store import interface
+
+SERVED = simulation.small_population()  # Lease 8 s, heartbeat 2 s; training wants 4 devices.
+SELECTORS = ("s0", "s1")
+
+
+def commits(training=0, evaluation=0):
+    return (
+        interface.Commit("training", training, 1, b"model %d" % training, b"secret"),
+        interface.Commit("evaluation", evaluation, 1, b"", b"secret"),
+    )
+
+
+class Leader:
+    """A Coordinator and what it did last."""
+
+    def __init__(self, served=SERVED):
+        self.actor = coordinator.Coordinator("me", served, SELECTORS, "keeper", random.Random(0))
+        self.effects = self.actor.start(100.0)
+        (self.tick,) = [one.message for one in self.effects if isinstance(one, actor.After)]
+
+    def tell(self, message, now=101.0):
+        self.effects = self.actor.step(now, message)
+        return self
+
+    def heartbeat(self, now):
+        return self.tell(self.tick, now)
+
+    def sent(self, to, kind=object):
+        return [
+            effect.message
+            for effect in self.effects
+            if isinstance(effect, actor.Send)
+            and effect.to == to
+            and isinstance(effect.message, kind)
+        ]
+
+    def spawned(self):
+        return [effect for effect in self.effects if isinstance(effect, actor.Spawn)]
+
+    def is_stopped(self):
+        return actor.Stop("me") in self.effects
+
+
+def leading(served=SERVED, **rounds_done):
+    made = Leader(served).tell(messages.LeaseGranted(3, 100.0))
+    (asked,) = made.sent("keeper", messages.ReadCommits)
+    known = tuple(
+        dataclasses.replace(commit, rounds_done=rounds_done.get(commit.task, 0))
+        for commit in commits()
+        if commit.task in {task.name for task in served.tasks}
+    )
+    return made.tell(messages.CommitsRead(asked.request, known))
+
+
+def waiting(selector, count, task="training", epoch=3, serial=0):
+    return messages.DevicesWaiting(selector, epoch, task, serial, count)
+
+
+def running():
+    made = leading().tell(waiting("s0", 3)).tell(waiting("s1", 3))
+    (spawn,) = made.spawned()
+    return made, spawn
+
+
+def committed(task="training", rounds_done=1, epoch=3, attempt="me/round/1"):
+    commit = interface.Commit(
+        task, rounds_done, epoch, b"new model", b"secret", {"attempt": attempt, "loss": 0.5}
+    )
+    return messages.RoundCommitted(attempt, epoch, commit)
+
+
+def test_it_asks_for_the_lease_and_stops_when_it_does_not_get_it():
+    made = Leader()
+    assert made.sent("keeper") == [messages.AcquireLease("me", 100.0)]
+    assert made.heartbeat(102.0).sent("keeper") == [messages.AcquireLease("me", 102.0)]
+    assert made.tell(messages.LeaseRefused(0, "somebody leads")).is_stopped()
+    assert not made.heartbeat(104.0).effects
+
+
+def test_it_stops_when_nobody_answers():
+    assert Leader().heartbeat(108.0).is_stopped()
+
+
+def test_it_leads_from_what_is_committed():
+    made = leading(training=7, evaluation=5)
+    (wish,) = made.sent("s0")
+    assert wish == messages.SelectDevices(3, "me", "training", 4, True)
+    assert made.sent("s1") == [wish]
+    made.tell(waiting("s0", 4))
+    (spawn,) = made.spawned()
+    assert (spawn.role.epoch, spawn.role.commit.rounds_done) == (3, 7)
+
+
+def test_the_lease_is_counted_from_when_it_asked():
+    made = leading().heartbeat(106.0)
+    assert made.sent("keeper", messages.RenewLease) == [messages.RenewLease("me", 3, 106.0)]
+    made.tell(messages.LeaseGranted(3, 102.0), 107.0)  # Until 110.
+    made.tell(messages.LeaseGranted(3, 100.5), 107.0)  # Overtaken.
+    assert not made.heartbeat(109.9).is_stopped()
+    assert made.heartbeat(110.0).is_stopped()
+    assert not made.spawned() and not made.sent("s0")
+
+
+def test_a_zombie_acts_on_nothing():
+    made, spawn = running()
+    made.tell(committed(), 130.0)  # It was stopped past its lease.
+    assert made.is_stopped()
+    assert made.sent(spawn.address) == [messages.AbandonRound("the lease has ended")]
+    assert not made.sent(messages.OBSERVER)
+    assert not made.tell(waiting("s0", 4), 101.0).effects
+
+
+def test_an_answer_that_took_longer_than_the_lease_is_no_lease():
+    made = Leader().tell(messages.LeaseGranted(3, 100.0), 108.0)
+    assert not made.sent("s0")
+
+
+@pytest.mark.parametrize(
+    "message", [messages.LeaseRefused(3, "lost"), messages.LeaseGranted(4, 101.0)]
+)
+def test_it_stops_at_once_when_the_lease_is_not_its_own_any_more(message):
+    assert leading().tell(message).is_stopped()
+
+
+def test_refusals_of_another_epoch_are_old():
+    made = leading().tell(messages.LeaseRefused(0, "old")).tell(messages.LeaseRefused(2, "old"))
+    assert not made.is_stopped()
+
+
+def test_an_orderly_stop_lets_another_one_lead_at_once():
+    made, spawn = running()
+    made.tell(messages.Shutdown())
+    assert made.sent("keeper") == [messages.ReleaseLease("me", 3)]
+    assert made.sent(spawn.address, messages.AbandonRound)
+    assert made.is_stopped()
+
+
+def test_a_round_begins_when_enough_devices_wait():
+    made = leading().tell(waiting("s0", 3))
+    assert not made.spawned()
+    made.tell(waiting("s1", 3, epoch=2)).tell(waiting("s1", 3, task="evaluation"))
+    assert not made.spawned()
+    made.tell(waiting("s1", 3))
+    (spawn,) = made.spawned()
+    orders = [*made.sent("s0"), *made.sent("s1")]
+    assert sum(order.count for order in orders) == 4
+    assert {order.attempt for order in orders} == {spawn.address}
+    assert spawn.role.expected == {"s0", "s1"}
+    (began,) = made.sent(messages.OBSERVER, messages.RoundBegan)
+    assert (began.round_index, began.devices) == (0, 4)
+
+
+def test_after_the_time_out_of_the_selection_the_least_number_is_enough():
+    made = leading().tell(waiting("s0", 1)).heartbeat(104.0)
+    made.tell(messages.LeaseGranted(3, 107.5), 107.5)
+    assert not made.spawned()
+    made.heartbeat(108.0)
+    assert made.sent(messages.OBSERVER) == [messages.TooFewDevices("training", 1, 2)]
+    made.tell(waiting("s0", 2), 109.0)
+    assert not made.spawned()  # The time is counted anew.
+    made.heartbeat(114.5)
+    (spawn,) = made.spawned()
+    assert [order.count for order in made.sent("s0", messages.ForwardDevices)] == [2]
+    assert spawn.role.expected == {"s0"}
+    # The other Selector only hears what is wanted next.
+    assert [type(message) for message in made.sent("s1")] == [messages.SelectDevices]
+
+
+def test_the_next_devices_are_chosen_while_a_round_reports_but_no_round_begins():
+    made, spawn = running()
+    (order,) = made.sent("s0")
+    # Evaluation is behind its share, and its schedule forbids pipelining.
+    assert (order.then.task, order.then.accepting) == ("evaluation", False)
+    made.tell(committed())
+    assert [wish.accepting for wish in made.sent("s0")] == [True]
+    made.tell(waiting("s0", 3, "evaluation", serial=1))
+    (spawn,) = made.spawned()
+    assert spawn.role.model == b"new model"  # That of training.
+    (order,) = made.sent("s0")
+    assert (order.then.task, order.then.accepting) == ("training", True)
+    made.tell(waiting("s0", 4, serial=2))
+    assert not made.spawned()
+
+
+def test_a_count_from_before_the_devices_were_forwarded_is_not_believed():
+    made, _ = running()
+    made.tell(committed()).tell(waiting("s0", 3, "evaluation", serial=1))
+    made.tell(waiting("s0", 4, serial=1))  # Not yet forwarded for the second attempt.
+    done = committed("evaluation", attempt="me/round/2")
+    made.tell(done)
+    assert not made.heartbeat(102.0).spawned()
+    assert made.tell(waiting("s0", 4, serial=1)).spawned()  # It never will.
+
+
+def test_tasks_get_their_shares():
+    made = leading()
+    begun = []
+    for i in range(1, 10):
+        (wish,) = made.sent("s0", messages.SelectDevices)
+        begun.append(wish.task)
+        made.tell(waiting("s0", wish.wanted, wish.task, serial=i))
+        assert len(made.spawned()) == 1
+        done = committed(wish.task, begun.count(wish.task), attempt=f"me/round/{i}")
+        made.tell(done)
+    assert begun.count("training") == 6 and begun.count("evaluation") == 3
+
+
+def test_a_task_that_is_over_begins_no_round():
+    training = dataclasses.replace(
+        SERVED.task("training"), num_rounds=2, refusal=lambda commit: None
+    )
+    served = dataclasses.replace(SERVED, tasks=(training,))
+    made = leading(served, training=2)
+    (wish,) = made.sent("s0")
+    assert (wish.task, wish.accepting) == ("", False)
+    assert not made.tell(waiting("s0", 9, "")).spawned()
+    guarded = dataclasses.replace(
+        SERVED.task("training"),
+        refusal=lambda commit: "the budget is spent" if commit.rounds_done == 1 else None,
+    )
+    made = leading(dataclasses.replace(SERVED, tasks=(guarded,)))
+    made.tell(waiting("s0", 4)).tell(committed())
+    assert made.sent("s0")[-1].task == ""
+
+
+def test_only_what_is_committed_is_released():
+    made, spawn = running()
+    made.tell(committed())
+    (released,) = made.sent(messages.OBSERVER)
+    assert (released.round_index, released.metrics["loss"]) == (0, 0.5)
+    assert not made.tell(committed()).effects
+    assert not made.tell(committed(rounds_done=2, epoch=2)).effects
+
+
+def test_an_abandoned_attempt_is_repeated_after_the_store_was_read():
+    made, spawn = running()
+    made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {"dropped": 2}))
+    (lost,) = made.sent(messages.OBSERVER)
+    assert (lost.round_index, lost.reason, lost.counts) == (0, "too few reports", {"dropped": 2})
+    (asked,) = made.sent("keeper")
+    assert not made.tell(waiting("s0", 4, serial=1)).spawned()
+    made.tell(messages.CommitsRead(asked.request - 1, commits(5)))
+    assert not made.effects  # The answer to an earlier question.
+    made.tell(messages.CommitsRead(asked.request, commits()))
+    made.tell(waiting("s0", 4, made.sent("s0")[0].task, serial=1))
+    (again,) = made.spawned()
+    assert again.address != spawn.address
+
+
+@pytest.mark.parametrize("how", ["notice", "time"])
+def test_a_lost_master_aggregator_may_have_committed(how):
+    made, spawn = running()
+    if how == "notice":
+        made.tell(messages.Lost("somebody")).tell(messages.Lost(spawn.address))
+    else:
+        made.tell(messages.LeaseGranted(3, 118.0), 108 - 0.1)
+        made.heartbeat(101.0 + SERVED.task("training").rounds.longest)
+        assert made.sent(spawn.address) == [messages.AbandonRound("its time is over")]
+    (asked,) = made.sent("keeper", messages.ReadCommits)
+    made.tell(messages.CommitsRead(asked.request, commits(training=1)), 107.0)
+    assert made.sent(messages.OBSERVER, messages.RoundReleased)[0].round_index == 0
+
+
+def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
+    made, first = running()
+    made.tell(messages.RoundAbandoned(first.address, "the store did not answer", {}))
+    (asked,) = made.sent("keeper")
+    made.tell(messages.CommitsRead(asked.request, commits(evaluation=3)))
+    made.tell(waiting("s0", 4, serial=1))
+    (second,) = made.spawned()
+    made.tell(committed(attempt=first.address))
+    assert made.sent(second.address) == [messages.AbandonRound("the round is committed")]
+    assert made.sent(messages.OBSERVER, messages.RoundReleased)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,98 @@
+import random
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.actors import actor, cast, messages
+from tff_dpftrl.runtime.schedules import simulation
+from tff_dpftrl.runtime.store import memory, sql
+
+SERVED = simulation.small_population()  # The lease is of 8 seconds.
+CAST = cast.Cast(SERVED, selectors=("s0",), pace=lambda *_: 0.0)
+
+
+def make(store=None):
+    store = store or memory.MemoryStore()
+    for task in SERVED.tasks:
+        store.add_task(SERVED.name, task.name, model=b"first", state=b"seed")
+    made = CAST.keeper(store)
+    assert made.start(0.0) == []
+    return made, store
+
+
+def commit(epoch=1, round_index=0, metrics=None):
+    return messages.CommitRound(
+        "attempt", epoch, "training", round_index, b"model", b"state", metrics or {"loss": 1.0}
+    )
+
+
+def test_leases_are_given_renewed_and_refused():
+    made, store = make()
+    assert made.step(10.0, messages.AcquireLease("a", 7.0)) == [
+        actor.Send("a", messages.LeaseGranted(1, 7.0))
+    ]
+    assert store.lease(SERVED.name).expires_at == 18.0
+    (refused,) = made.step(11.0, messages.AcquireLease("b", 11.0))
+    assert (refused.to, refused.message.epoch) == ("b", 0)
+    assert "led by 'a'" in refused.message.reason
+    assert made.step(12.0, messages.RenewLease("a", 1, 11.5)) == [
+        actor.Send("a", messages.LeaseGranted(1, 11.5))
+    ]
+    assert made.step(13.0, messages.ReleaseLease("a", 1)) == []
+    assert made.step(13.0, messages.AcquireLease("b", 13.0))[0].message.epoch == 2
+    (lost,) = made.step(13.0, messages.RenewLease("a", 1, 13.0))
+    assert (lost.to, lost.message.epoch) == ("a", 1)
+
+
+def test_commits_are_read_made_and_refused():
+    made, store = make()
+    made.step(0.0, messages.AcquireLease("a", 0.0))
+    (stored,) = made.step(5.0, commit())
+    assert stored == actor.Send(
+        "attempt", messages.RoundStored(store.last_commit(SERVED.name, "training"))
+    )
+    assert store.history(SERVED.name, "training")[0]["committed_at"] == 5.0
+    (read,) = made.step(5.0, messages.ReadCommits("a", 4, ("training", "evaluation")))
+    assert read.message.request == 4
+    assert [one.rounds_done for one in read.message.commits] == [1, 0]
+    for refused in (commit(), commit(round_index=1, epoch=2), commit(round_index=2)):
+        (answer,) = made.step(6.0, refused)
+        assert answer.to == "attempt" and isinstance(answer.message, messages.CommitRefused)
+    assert store.last_commit(SERVED.name, "training").rounds_done == 1
+
+
+def test_metrics_that_cannot_be_kept_do_not_leave_by_the_reason():
+    made, _ = make()
+    made.step(0.0, messages.AcquireLease("a", 0.0))
+    (answer,) = made.step(5.0, commit(metrics={"loss": b"secret so far", "other": 12345}))
+    assert "'loss'" in answer.message.reason
+    assert "secret" not in answer.message.reason and "12345" not in answer.message.reason
+
+
+def test_a_store_that_fails_is_reported_and_the_round_given_up(tmp_path):
+    store = sql.SqlStore(tmp_path)
+    made, _ = make(store)
+    made.step(0.0, messages.AcquireLease("a", 0.0))
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE commits")
+    effects = made.step(1.0, commit())
+    assert [effect.to for effect in effects] == [messages.OBSERVER, "attempt"]
+    assert "Cannot write to the store" in effects[0].message.reason
+    effects = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
+    assert [effect.to for effect in effects] == [messages.OBSERVER]
+    store.close()
+
+
+def test_a_missing_task_is_reported():
+    made = CAST.keeper(memory.MemoryStore())
+    (told,) = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
+    assert told.to == messages.OBSERVER and "no task 'training'" in told.message.reason
+
+
+def test_the_cast_knows_its_roles_only():
+    with pytest.raises(TypeError, match="no actor for the role"):
+        CAST.build("x", "a string", random.Random(0))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

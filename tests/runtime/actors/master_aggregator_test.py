@@ -1,0 +1,197 @@
+import dataclasses
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.actors import actor, master_aggregator, messages, roles
+from tff_dpftrl.runtime.schedules import simulation, toy_task
+from tff_dpftrl.runtime.store import interface
+
+TASK = simulation.small_population().task("training")  # Goal 3, least 2, groups of 2.
+COMMIT = interface.Commit("training", 5, 1, b"model 5", b"training|seed|5")
+ROLE = roles.MasterAggregatorRole("leader", 2, COMMIT, b"model 5", frozenset({"s0", "s1"}))
+
+
+class Attempt:
+    """A Master Aggregator and what it did last."""
+
+    def __init__(self):
+        self.actor = master_aggregator.MasterAggregator("attempt", "keeper", TASK, ROLE)
+        self.effects = self.actor.start(0.0)
+        self.timers = []
+
+    def tell(self, message, now=1.0):
+        self.timers += [one for one in self.effects if isinstance(one, actor.After)]
+        self.effects = self.actor.step(now, message)
+        return self
+
+    def sent(self, to):
+        return [
+            effect.message
+            for effect in self.effects
+            if isinstance(effect, actor.Send) and effect.to == to
+        ]
+
+    def spawned(self):
+        return [effect for effect in self.effects if isinstance(effect, actor.Spawn)]
+
+    def stopped(self):
+        return {effect.address for effect in self.effects if isinstance(effect, actor.Stop)}
+
+    def wait(self):
+        """Lets the last time-out pass."""
+        timers = [one for one in (*self.timers, *self.effects) if isinstance(one, actor.After)]
+        return self.tell(timers[-1].message)
+
+
+def forwarded(selector, *devices):
+    return messages.DevicesForwarded(selector, devices)
+
+
+def reporting():
+    return Attempt().tell(forwarded("s0", "a", "b", "c")).tell(forwarded("s1", "d"))
+
+
+def counted(i, accepted, outstanding):
+    return messages.ReportsCounted(f"attempt/aggregator/{i}", accepted, outstanding)
+
+
+def part(i, *names, **counts):
+    counts = {"reports": len(names), **counts}
+    return messages.PartialSum(f"attempt/aggregator/{i}", list(names), counts)
+
+
+def committing():
+    made = reporting().tell(counted(0, 2, 0)).tell(counted(1, 1, 1))
+    return made.tell(part(0, "a", "c")).tell(part(1, "b", outstanding=1))
+
+
+def test_devices_are_divided_among_aggregators_when_all_selectors_have_answered():
+    made = Attempt().tell(forwarded("s0", "a", "b", "c"))
+    assert not made.spawned()
+    made.tell(forwarded("s1", "d"))
+    groups = [effect.role.devices for effect in made.spawned()]
+    assert groups == [("a", "c"), ("b", "d")]
+    role = made.spawned()[0].role
+    assert (role.attempt, role.round_index, role.model) == ("attempt", 5, b"model 5")
+
+
+def test_a_selector_that_does_not_answer_is_not_waited_for():
+    made = Attempt().tell(forwarded("s0", "a", "b")).wait()
+    assert [effect.role.devices for effect in made.spawned()] == [("a", "b")]
+    made.tell(forwarded("s1", "late"))
+    assert made.sent("late") == [messages.ComeBack("late", 0.0, "the round was abandoned")]
+    assert not made.tell(forwarded("s1", "late")).effects
+
+
+def test_with_too_few_devices_nothing_begins():
+    made = Attempt().tell(forwarded("s0", "a")).wait()
+    assert made.sent("a")[0].reason == "the round was abandoned"
+    (told,) = made.sent("leader")
+    assert told.reason == "devices were not forwarded in time"
+    assert made.stopped() == {"attempt"}
+
+
+def test_the_goal_closes_reporting():
+    made = reporting().tell(counted(0, 2, 0))
+    assert not made.sent("attempt/aggregator/0")
+    made.tell(counted(1, 1, 1))
+    assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
+    assert made.sent("attempt/aggregator/1") == [messages.CloseReporting()]
+
+
+def test_reporting_closes_early_when_nobody_is_left_and_late_by_its_time_out():
+    made = reporting().tell(counted(0, 1, 0)).tell(counted(1, 0, 0))
+    assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
+    made = reporting().tell(counted(0, 1, 1)).wait()
+    assert made.sent("attempt/aggregator/1") == [messages.CloseReporting()]
+
+
+def test_counts_that_were_overtaken_do_not_go_back():
+    made = reporting().tell(counted(0, 2, 0)).tell(counted(0, 1, 1))
+    assert made.tell(counted(1, 1, 1)).sent("attempt/aggregator/0")
+
+
+def test_the_sum_is_noised_and_goes_to_the_store_only():
+    made = committing()
+    (commit,) = made.sent("keeper")
+    assert (commit.epoch, commit.task, commit.round_index) == (2, "training", 5)
+    result = toy_task.Noised.parse(commit.model.decode())
+    assert (result.devices, result.noise) == (("a", "b", "c"), "seed:5")
+    assert commit.state == b"training|seed|6"
+    assert commit.metrics["devices/reports"] == 3
+    assert commit.metrics["attempt"] == "attempt"
+    assert {effect.to for effect in made.effects if isinstance(effect, actor.Send)} == {"keeper"}
+
+
+def test_what_is_committed_is_told_then():
+    done = dataclasses.replace(COMMIT, rounds_done=6)
+    made = committing().tell(messages.RoundStored(done))
+    assert made.sent("leader") == [messages.RoundCommitted("attempt", 2, done)]
+    assert made.stopped() == {"attempt", "attempt/aggregator/0", "attempt/aggregator/1"}
+
+
+def test_a_refused_commit_releases_nothing():
+    made = committing().tell(messages.CommitRefused("stale"))
+    (told,) = made.sent("leader")
+    assert told == messages.RoundAbandoned("attempt", "stale", told.counts)
+    assert "attempt" in made.stopped()
+
+
+def test_the_store_is_asked_again_with_the_same_result_and_then_given_up():
+    made = committing()
+    (first,) = made.sent("keeper")
+    assert made.wait().sent("keeper") == [first]
+    assert made.wait().sent("keeper") == [first]
+    (told,) = made.wait().sent("leader")
+    assert told.reason == "the store did not answer"
+
+
+def test_a_sum_is_merged_once_and_only_when_it_was_asked_for():
+    made = reporting().tell(part(0, "early")).tell(counted(0, 2, 0)).tell(counted(1, 1, 1))
+    made.tell(part(0, "a", "c")).tell(part(0, "a", "c"))
+    assert not made.sent("keeper")
+    made.tell(part(7, "stranger")).tell(part(1, "b"))
+    (commit,) = made.sent("keeper")
+    assert toy_task.Noised.parse(commit.model.decode()).devices == ("a", "b", "c")
+
+
+def test_a_lost_aggregator_takes_its_devices_with_it():
+    made = reporting().tell(counted(0, 2, 0))
+    made.tell(messages.Lost("attempt/aggregator/1"))  # Nobody else is outstanding.
+    assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
+    (commit,) = made.tell(part(0, "a", "c")).sent("keeper")
+    assert toy_task.Noised.parse(commit.model.decode()).devices == ("a", "c")
+
+
+def test_an_aggregator_that_does_not_hand_over_its_sum_is_lost():
+    made = reporting().tell(counted(0, 2, 0)).tell(counted(1, 1, 1)).tell(part(0, "a", "c"))
+    (commit,) = made.wait().sent("keeper")
+    assert commit.metrics["devices/lost_aggregators"] == 1
+    assert commit.metrics["devices/reports"] == 2
+
+
+def test_with_too_few_reports_the_attempt_is_abandoned():
+    made = reporting().wait().tell(part(0, "a", dropped=1)).tell(part(1))
+    (told,) = made.sent("leader")
+    assert told.reason == "too few reports"
+    assert told.counts["dropped"] == 1
+    assert not made.sent("keeper")
+
+
+def test_all_aggregators_lost_is_an_end():
+    made = reporting().tell(messages.Lost("attempt/aggregator/0"))
+    (told,) = made.tell(messages.Lost("attempt/aggregator/1")).sent("leader")
+    assert told.reason == "all Aggregators are lost"
+
+
+@pytest.mark.parametrize("phase", [Attempt, reporting, committing])
+def test_the_coordinator_can_end_it_in_any_phase(phase):
+    made = phase().tell(messages.AbandonRound("the lease is lost"))
+    assert made.sent("leader")[0].reason == "the lease is lost"
+    assert "attempt" in made.stopped()
+    assert not made.tell(messages.AbandonRound("again")).effects
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,167 @@
+import collections
+import dataclasses
+import math
+import random
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.actors import actor, messages, roles, selector
+from tff_dpftrl.runtime.schedules import simulation
+
+SERVED = simulation.small_population()
+BOTH = frozenset({"training", "evaluation"})
+WISH = messages.SelectDevices(3, "leader", "training", 2, True)
+
+
+def make(seed=0, wish=WISH):
+    made = selector.Selector("selector", SERVED, random.Random(seed), lambda now, randomness: 7.0)
+    made.start(0.0)
+    if wish is not None:
+        made.step(0.0, wish)
+    return made
+
+
+def sent(effects, kind):
+    return [
+        effect.message
+        for effect in effects
+        if isinstance(effect, actor.Send) and isinstance(effect.message, kind)
+    ]
+
+
+def check_in(made, device, tasks=BOTH):
+    return made.step(1.0, messages.CheckIn(device, tasks))
+
+
+def forward(serial, count, epoch=3, then=WISH):
+    return messages.ForwardDevices(epoch, serial, f"attempt {serial}", "training", count, then)
+
+
+def test_devices_wait_until_as_many_are_there_as_are_wanted():
+    made = make()
+    assert check_in(made, "a") == []
+    (told,) = sent(check_in(made, "b"), messages.DevicesWaiting)
+    assert told == messages.DevicesWaiting("selector", 3, "training", 0, 2)
+    assert check_in(made, "b") == []  # Once more over the same connection.
+    (away,) = sent(check_in(made, "c"), messages.ComeBack)
+    assert (away.seconds, away.reason) == (7.0, "enough devices are waiting")
+    (forwarded,) = sent(made.step(2.0, forward(1, 2)), messages.DevicesForwarded)
+    assert len(forwarded.devices) == 2 and away.device not in forwarded.devices
+
+
+def test_reservoir_sampling_gives_everybody_the_same_chance():
+    wanted, came, repetitions = 3, 8, 4000
+    chosen = collections.Counter()
+    for seed in range(repetitions):
+        made = make(seed, dataclasses.replace(WISH, wanted=wanted))
+        for i in range(came):
+            check_in(made, f"{i}")
+        (forwarded,) = sent(made.step(2.0, forward(1, wanted)), messages.DevicesForwarded)
+        chosen.update(forwarded.devices)
+    chance = wanted / came
+    margin = 6 * math.sqrt(chance * (1 - chance) / repetitions)
+    # Keeping the first three would give chances of 1 and 0; the margin is 0.05.
+    for i in range(came):
+        assert abs(chosen[f"{i}"] / repetitions - chance) < margin
+
+
+def test_who_went_away_is_not_forwarded():
+    made = make()
+    for device in ("a", "b"):
+        check_in(made, device)
+    made.step(1.0, messages.DeviceGone("a"))
+    made.step(1.0, messages.DeviceGone("a"))
+    (forwarded,) = sent(made.step(2.0, forward(1, 2)), messages.DevicesForwarded)
+    assert forwarded.devices == ("b",)
+
+
+def test_devices_are_forwarded_once():
+    made = make(wish=dataclasses.replace(WISH, wanted=3))
+    for device in ("a", "b", "c"):
+        check_in(made, device)
+    effects = made.step(2.0, forward(2, 1))
+    (forwarded,) = sent(effects, messages.DevicesForwarded)
+    assert len(forwarded.devices) == 1
+    assert sent(effects, messages.DevicesWaiting)[0].serial == 2
+    assert made.step(2.0, forward(2, 1)) == []
+    assert made.step(2.0, forward(1, 1)) == []  # Overtaken.
+
+
+def test_a_former_coordinator_is_not_followed():
+    made = make()
+    check_in(made, "a")
+    assert made.step(2.0, dataclasses.replace(WISH, epoch=2, coordinator="former")) == []
+    assert made.step(2.0, forward(9, 1, epoch=2)) == []
+    (told,) = sent(
+        made.step(2.0, dataclasses.replace(WISH, epoch=4, coordinator="next")),
+        messages.DevicesWaiting,
+    )
+    assert (told.epoch, told.waiting) == (4, 1)
+    (forwarded,) = sent(made.step(2.0, forward(1, 1, epoch=4)), messages.DevicesForwarded)
+    assert forwarded.devices == ("a",)
+
+
+def test_devices_wait_for_tasks_that_they_can_run():
+    made = make()
+    (away,) = sent(check_in(made, "old", frozenset({"evaluation"})), messages.ComeBack)
+    assert away.reason == "the next round is not for this version"
+    check_in(made, "a", frozenset({"training"}))
+    check_in(made, "b", BOTH)
+    effects = made.step(2.0, dataclasses.replace(WISH, task="evaluation"))
+    assert [away.device for away in sent(effects, messages.ComeBack)] == ["a"]
+    assert sent(effects, messages.DevicesWaiting)[0].waiting == 1
+
+
+def test_nobody_waits_when_nobody_leads_or_devices_are_not_wanted():
+    (away,) = sent(check_in(make(wish=None), "a"), messages.ComeBack)
+    assert away.reason == "no round is waiting for devices"
+    made = make()
+    check_in(made, "a")
+    effects = made.step(2.0, dataclasses.replace(WISH, accepting=False))
+    assert [away.device for away in sent(effects, messages.ComeBack)] == ["a"]
+    assert sent(check_in(made, "b"), messages.ComeBack)
+
+
+def test_those_who_are_too_many_are_sent_away():
+    made = make(wish=dataclasses.replace(WISH, wanted=5))
+    for i in range(5):
+        check_in(made, f"{i}")
+    effects = made.step(2.0, dataclasses.replace(WISH, wanted=2))
+    assert len(sent(effects, messages.ComeBack)) == 3
+    assert sent(effects, messages.DevicesWaiting)[0].waiting == 2
+
+
+def spawned(effects):
+    return [effect.address for effect in effects if isinstance(effect, actor.Spawn)]
+
+
+def test_silence_of_the_coordinator_makes_a_new_one():
+    made = selector.Selector("selector", SERVED, random.Random(0), lambda *_: 0.0)
+    (timer,) = made.start(0.0)
+    effects = made.step(timer.seconds, timer.message)
+    (first,) = spawned(effects)  # Nobody was ever heard of.
+    assert any(
+        isinstance(effect, actor.Spawn) and effect.role == roles.CoordinatorRole()
+        for effect in effects
+    )
+    made.step(10.0, WISH)
+    assert spawned(made.step(10.0 + SERVED.silence_seconds - 0.1, timer.message)) == []
+    (second,) = spawned(made.step(10.0 + SERVED.silence_seconds, timer.message))
+    assert second != first
+    assert spawned(made.step(10.1 + SERVED.silence_seconds, timer.message)) == []  # It has time.
+
+
+def test_the_engine_may_tell_that_the_coordinator_is_lost():
+    made = make()
+    assert spawned(made.step(1.0, messages.Lost("somebody else"))) == []
+    assert len(spawned(made.step(1.0, messages.Lost("leader")))) == 1
+
+
+def test_unknown_messages_are_mistakes():
+    with pytest.raises(TypeError, match="selector got a message of the type int"):
+        make().step(1.0, 5)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

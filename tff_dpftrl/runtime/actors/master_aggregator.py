@@ -1,0 +1,234 @@
+"""The Master Aggregator: one attempt at a round, from the chosen devices to the commit."""
+
+from __future__ import annotations
+
+import collections
+import enum
+import math
+
+from tff_dpftrl.runtime.actors import actor, messages, population, roles
+
+_COMMIT_TRIES = 3
+
+
+class _Phase(enum.Enum):
+    """Where an attempt is; also what a time-out is for."""
+
+    SELECTION = "devices were not forwarded in time"
+    REPORTING = "too few reports"
+    CLOSING = "too few sums of Aggregators"
+    COMMITTING = "the store did not answer"
+    OVER = "over"
+
+
+class MasterAggregator(actor.Actor):
+    """Spawns Aggregators, merges their sums, has the noise drawn, and commits.
+
+    The noised result goes to the store and to nobody else before the store has confirmed it.
+    An attempt that ends in any other way has released nothing.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keeper: str,
+        served: population.Task,
+        role: roles.MasterAggregatorRole,
+    ):
+        """See `cast.Cast.build`."""
+        super().__init__(address)
+        self._keeper = keeper
+        self._task = served
+        self._rounds = served.rounds
+        self._role = role
+        self._phase = _Phase.SELECTION
+        self._selectors = set(role.expected)
+        self._devices: dict[str, None] = {}  # In the order of arrival.
+        self._progress: dict[str, tuple[int, int]] = {}  # Of the Aggregators that live.
+        self._awaited: set[str] = set()
+        self._total = served.summation.zero()
+        self._counts: collections.Counter[str] = collections.Counter()
+        self._result: messages.CommitRound | None = None
+        self._tries = 0
+
+    def _begin(self) -> None:
+        self._wait(self._rounds.exchange_timeout)
+
+    def _wait(self, seconds: float) -> None:
+        self.after(seconds, self._phase)
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case messages.DevicesForwarded():
+                self._forwarded(message)
+            case messages.ReportsCounted():
+                self._counted(message)
+            case messages.PartialSum():
+                self._merge(message)
+            case messages.RoundStored():
+                self._stored(message)
+            case messages.CommitRefused():
+                if self._phase is _Phase.COMMITTING:
+                    self._abandon(message.reason)
+            case messages.AbandonRound():
+                self._abandon(message.reason)
+            case messages.Lost():
+                self._lose(message.address)
+            case _Phase():
+                if message is self._phase:
+                    self._time_is_over()
+            case _:
+                raise self._unknown(message)
+
+    def _time_is_over(self) -> None:
+        if self._phase is _Phase.SELECTION:
+            self._configure()
+        elif self._phase is _Phase.REPORTING:
+            self._close()
+        elif self._phase is _Phase.CLOSING:
+            self._finish()
+        elif self._phase is _Phase.COMMITTING:
+            self._try_to_commit()
+
+    # Selection and configuration.
+
+    def _forwarded(self, message: messages.DevicesForwarded) -> None:
+        if self._phase is not _Phase.SELECTION:
+            if message.selector in self._selectors:
+                self._selectors.discard(message.selector)
+                self._send_away(message.devices)
+            return
+        self._selectors.discard(message.selector)
+        self._devices.update(dict.fromkeys(message.devices))
+        if not self._selectors:
+            self._configure()
+
+    def _send_away(self, devices: tuple[str, ...]) -> None:
+        for device in devices:
+            self.send(device, messages.ComeBack(device, 0.0, "the round was abandoned"))
+
+    def _configure(self) -> None:
+        if len(self._devices) < self._rounds.least:
+            self._abandon(self._phase.value)
+            return
+        devices = tuple(self._devices)
+        groups = math.ceil(len(devices) / self._rounds.devices_per_aggregator)
+        self._phase = _Phase.REPORTING
+        commit = self._role.commit
+        for i in range(groups):
+            group = devices[i::groups]
+            address = f"{self.address}/aggregator/{i}"
+            self._progress[address] = (0, len(group))
+            self.spawn(
+                address,
+                roles.AggregatorRole(
+                    self.address, commit.task, commit.rounds_done, self._role.model, group
+                ),
+            )
+        self._wait(self._rounds.reporting_timeout)
+
+    # Reporting.
+
+    def _counted(self, message: messages.ReportsCounted) -> None:
+        if self._phase is _Phase.REPORTING and message.aggregator in self._progress:
+            accepted, outstanding = self._progress[message.aggregator]
+            self._progress[message.aggregator] = (
+                max(accepted, message.accepted),
+                min(outstanding, message.outstanding),
+            )
+            self._close_if_complete()
+
+    def _close_if_complete(self) -> None:
+        accepted, outstanding = (
+            sum(column) for column in zip(*self._progress.values(), strict=True)
+        )
+        if accepted >= self._rounds.goal_count or not outstanding:
+            self._close()
+
+    def _close(self) -> None:
+        self._phase = _Phase.CLOSING
+        self._awaited = set(self._progress)
+        for aggregator in self._awaited:
+            self.send(aggregator, messages.CloseReporting())
+        self._wait(self._rounds.exchange_timeout)
+
+    def _merge(self, message: messages.PartialSum) -> None:
+        if self._phase is _Phase.CLOSING and message.aggregator in self._awaited:
+            self._awaited.discard(message.aggregator)
+            self._total = self._task.summation.merge(self._total, message.total)
+            self._counts.update(message.counts)
+            if not self._awaited:
+                self._finish()
+
+    def _lose(self, aggregator: str) -> None:
+        if self._progress.pop(aggregator, None) is None:
+            return
+        if self._phase is _Phase.REPORTING:
+            if self._progress:
+                self._close_if_complete()
+            else:
+                self._abandon("all Aggregators are lost")
+        elif self._phase is _Phase.CLOSING and aggregator in self._awaited:
+            self._awaited.discard(aggregator)
+            if not self._awaited:
+                self._finish()
+
+    # Noise, then commit, then release.
+
+    def _finish(self) -> None:
+        self._counts["lost_aggregators"] = len(self._awaited)
+        reports = self._counts["reports"]
+        if reports < self._rounds.least:
+            self._abandon(_Phase.REPORTING.value)
+            return
+        self._phase = _Phase.COMMITTING
+        commit = self._role.commit
+        total, self._total = self._total, None
+        result = self._task.server_step.apply(total, reports, self._role.model, commit.state)
+        self._result = messages.CommitRound(
+            self.address,
+            self._role.epoch,
+            commit.task,
+            commit.rounds_done,
+            result.model,
+            result.state,
+            {
+                **result.metrics,
+                "attempt": self.address,
+                **{f"devices/{name}": count for name, count in self._counts.items()},
+            },
+        )
+        self._try_to_commit()
+
+    def _try_to_commit(self) -> None:
+        if self._tries == _COMMIT_TRIES:
+            self._abandon(_Phase.COMMITTING.value)
+            return
+        self._tries += 1
+        self.send(self._keeper, self._result)
+        self._wait(self._rounds.exchange_timeout)
+
+    def _stored(self, message: messages.RoundStored) -> None:
+        if self._phase is _Phase.COMMITTING:
+            self.send(
+                self._role.coordinator,
+                messages.RoundCommitted(self.address, self._role.epoch, message.commit),
+            )
+            self._end()
+
+    def _abandon(self, reason: str) -> None:
+        if self._phase is _Phase.SELECTION:
+            self._send_away(tuple(self._devices))
+        if self._phase is not _Phase.OVER:
+            self.send(
+                self._role.coordinator,
+                messages.RoundAbandoned(self.address, reason, dict(self._counts)),
+            )
+            self._end()
+
+    def _end(self) -> None:
+        self._phase = _Phase.OVER
+        self._result = None
+        for aggregator in self._progress:
+            self.stop(aggregator)
+        self.stop(self.address)

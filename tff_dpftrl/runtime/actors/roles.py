@@ -1,0 +1,50 @@
+"""What an actor is spawned with: data, so that it can be built on another machine."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_dpftrl.runtime.store import interface
+
+
+@dataclasses.dataclass(frozen=True)
+class CoordinatorRole:
+    """Leads the population if it gets the lease."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MasterAggregatorRole:
+    """Makes one attempt at a round.
+
+    Attributes:
+      coordinator: Who hears of the outcome.
+      epoch: Under which it commits.
+      commit: The commit of the task that it continues from; secret.
+      model: The committed model that devices begin with.
+      expected: Selectors that forward devices.
+    """
+
+    coordinator: str
+    epoch: int
+    commit: interface.Commit
+    model: bytes = dataclasses.field(repr=False)
+    expected: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class AggregatorRole:
+    """Sums the reports of some devices of an attempt.
+
+    Attributes:
+      attempt: The Master Aggregator.
+      task: The task.
+      round_index: The round, from 0.
+      model: The committed model that devices begin with.
+      devices: Their connections.
+    """
+
+    attempt: str
+    task: str
+    round_index: int
+    model: bytes = dataclasses.field(repr=False)
+    devices: tuple[str, ...]

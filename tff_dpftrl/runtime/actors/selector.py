@@ -1,0 +1,166 @@
+"""The Selector: holds the devices that wait, and sees to it that somebody leads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TypeAlias
+
+from tff_dpftrl.runtime.actors import actor, messages, population, roles
+
+Pace: TypeAlias = Callable[[float, random.Random], float]
+"""Given the time and randomness, says in how many seconds a device is to check in again."""
+
+_CHECK = "check that somebody leads"
+
+
+class Selector(actor.Actor):
+    """Chooses among the devices that connect to it, by reservoir sampling.
+
+    At most as many devices wait as the next round wants. Once so many wait, a further one
+    takes the place of a random one with the probability that makes all that came since the
+    last round equally likely to be among those that wait.
+
+    It hears from the Coordinator again and again; when it does not, it spawns another one.
+    All Selectors may do so at the same time: the lease decides which one leads.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        served: population.Population,
+        randomness: random.Random,
+        pace: Pace,
+    ):
+        """See `cast.Cast.selector`."""
+        super().__init__(address)
+        self._served = served
+        self._random = randomness
+        self._pace = pace
+        self._heard_at = 0.0
+        self._wish = messages.SelectDevices(0, "", "", 0, False)
+        self._last_serial = (0, 0)
+        self._devices: list[str] = []
+        self._place: dict[str, int] = {}
+        self._tasks: dict[str, frozenset[str]] = {}
+        self._came = 0
+
+    def _begin(self) -> None:
+        self._heard_at = -self._served.silence_seconds  # Nobody leads as far as it knows.
+        self.after(self._random.uniform(0, self._served.heartbeat_seconds), _CHECK)
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case messages.CheckIn():
+                self._check_in(message)
+            case messages.SelectDevices():
+                self._follow(message)
+            case messages.ForwardDevices():
+                self._forward(message)
+            case messages.DeviceGone():
+                self._remove(message.device)
+            case messages.Lost():
+                if message.address == self._wish.coordinator:
+                    self._spawn_coordinator()
+            case str() if message == _CHECK:
+                if self.now - self._heard_at >= self._served.silence_seconds:
+                    self._spawn_coordinator()
+                self.after(self._served.heartbeat_seconds, _CHECK)
+            case _:
+                raise self._unknown(message)
+
+    def _spawn_coordinator(self) -> None:
+        # No earlier start of this process, and no other one, has used the name.
+        name = f"{self._served.name}/coordinator/{self._random.getrandbits(64):016x}"
+        self.spawn(name, roles.CoordinatorRole())
+        self._heard_at = self.now
+
+    def _check_in(self, message: messages.CheckIn) -> None:
+        device = message.device
+        if device in self._place:
+            return
+        if not self._wish.accepting:
+            self._send_away(device, "no round is waiting for devices")
+        elif self._wish.task not in message.tasks:
+            self._send_away(device, "the next round is not for this version")
+        else:
+            self._came += 1
+            if len(self._devices) < self._wish.wanted:
+                self._add(device, message.tasks)
+                if len(self._devices) == self._wish.wanted:
+                    self._tell_waiting()
+            elif self._random.randrange(self._came) < self._wish.wanted:
+                unlucky = self._random.choice(self._devices)
+                self._remove(unlucky)
+                self._send_away(unlucky, "enough devices are waiting")
+                self._add(device, message.tasks)
+            else:
+                self._send_away(device, "enough devices are waiting")
+
+    def _send_away(self, device: str, reason: str) -> None:
+        seconds = self._pace(self.now, self._random)
+        self.send(device, messages.ComeBack(device, seconds, reason))
+
+    def _add(self, device: str, tasks: frozenset[str]) -> None:
+        self._place[device] = len(self._devices)
+        self._devices.append(device)
+        self._tasks[device] = tasks
+
+    def _remove(self, device: str) -> None:
+        place = self._place.pop(device, None)
+        if place is None:
+            return
+        del self._tasks[device]
+        last = self._devices.pop()
+        if last != device:
+            self._devices[place] = last
+            self._place[last] = place
+
+    def _follow(self, wish: messages.SelectDevices) -> None:
+        if wish.epoch < self._wish.epoch:
+            return  # A former Coordinator that does not know yet.
+        self._heard_at = self.now
+        before, self._wish = self._wish, wish
+        if not wish.accepting:
+            self._keep_only(lambda device: False, "no round is waiting for devices")
+        elif wish.task != before.task:
+            self._keep_only(
+                lambda device: wish.task in self._tasks[device],
+                "the next round is not for this version",
+            )
+            self._came = len(self._devices)
+        while len(self._devices) > wish.wanted:
+            unlucky = self._random.choice(self._devices)
+            self._remove(unlucky)
+            self._send_away(unlucky, "enough devices are waiting")
+        self._came = max(self._came, len(self._devices))
+        self._tell_waiting()
+
+    def _keep_only(self, keeps: Callable[[str], bool], reason: str) -> None:
+        for device in [device for device in self._devices if not keeps(device)]:
+            self._remove(device)
+            self._send_away(device, reason)
+
+    def _tell_waiting(self) -> None:
+        epoch, serial = self._last_serial
+        told = messages.DevicesWaiting(
+            self.address,
+            self._wish.epoch,
+            self._wish.task,
+            serial if epoch == self._wish.epoch else 0,
+            len(self._devices),
+        )
+        self.send(self._wish.coordinator, told)
+
+    def _forward(self, message: messages.ForwardDevices) -> None:
+        serial = (message.epoch, message.serial)
+        if message.epoch < self._wish.epoch or serial <= self._last_serial:
+            return  # Of a former Coordinator, or a second time.
+        self._last_serial = serial
+        able = [device for device in self._devices if message.task in self._tasks[device]]
+        chosen = self._random.sample(able, min(message.count, len(able)))
+        for device in chosen:
+            self._remove(device)
+        self._came = len(self._devices)
+        self.send(message.attempt, messages.DevicesForwarded(self.address, tuple(chosen)))
+        self._follow(message.then)

@@ -1,0 +1,110 @@
+"""Devices of a schedule: they come, wait, drop out, report twice, and lose patience."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.schedules import faults
+
+PATIENCE = 25.0  # Seconds that a device waits for an answer.
+_REST = 3.0
+_LONGEST_TRAINING = 4.0
+
+
+class Device:
+    """One device; every connection it makes has a new address.
+
+    Attributes:
+      address: Of its connection; empty while it has none.
+      selector: The Selector that it is connected to.
+      reports_to: The Aggregator that it is to report to, or empty.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        selectors: tuple[str, ...],
+        tasks: frozenset[str],
+        randomness: random.Random,
+        send: Callable[[str, str, object], None],
+        later: Callable[[float, Device, str], None],
+    ):
+        """Makes a device that is not connected.
+
+        Args:
+          name: Its name, for the addresses of its connections.
+          selectors: Where it may connect.
+          tasks: The tasks it can take part in.
+          randomness: What it draws from.
+          send: Sends from an address to another.
+          later: Has `wake` called with a text, after some seconds.
+        """
+        self._name = name
+        self._selectors = selectors
+        self._tasks = tasks
+        self._random = randomness
+        self._send = send
+        self._later = later
+        self._connections = 0
+        self.address = ""
+        self.selector = ""
+        self.reports_to = ""
+        self._attempt = ""
+
+    def connect(self) -> None:
+        """Connects to a Selector and checks in."""
+        self._connections += 1
+        self.address = f"{self._name}.{self._connections}"
+        self.selector = self._random.choice(self._selectors)
+        self._send(self.address, self.selector, messages.CheckIn(self.address, self._tasks))
+        self._later(PATIENCE, self, self.address)
+
+    def disconnect(self, seconds: float) -> None:
+        """Closes the connection; the other side hears of it, perhaps. Comes back later."""
+        gone = messages.DeviceGone(self.address)
+        self._send(self.address, self.reports_to or self.selector, gone)
+        self.address = self.selector = self.reports_to = ""
+        self._later(seconds, self, "connect")
+
+    def wake(self, what: str, faults_now: faults.Faults) -> None:
+        """Does what it wanted to do later.
+
+        Args:
+          what: From `later`.
+          faults_now: How reliable it is.
+        """
+        if what == "connect":
+            if not self.address:
+                self.connect()
+        elif what == "report":
+            self._report(faults_now)
+        elif what == self.address:  # Nobody has answered on this connection.
+            self.disconnect(self._random.uniform(0, _REST))
+
+    def receive(self, message: object) -> None:
+        """Handles a message that came over its connection."""
+        if isinstance(message, messages.Configure):
+            if not self.reports_to:
+                self.reports_to = message.report_to
+                self._attempt = message.attempt
+                self._later(self._random.uniform(0.1, _LONGEST_TRAINING), self, "report")
+        elif isinstance(message, messages.ComeBack):
+            if not self.reports_to:
+                self.disconnect(message.seconds + self._random.uniform(0.1, _REST))
+        elif message.attempt == self._attempt:
+            self.disconnect(self._random.uniform(0.1, _REST))
+
+    def _report(self, faults_now: faults.Faults) -> None:
+        if not self.reports_to:
+            return
+        if self._random.random() < faults_now.dropped:
+            self.disconnect(self._random.uniform(0, _REST))
+            return
+        is_malformed = self._random.random() < faults_now.malformed
+        payload = None if is_malformed else self.address
+        report = messages.Report(self.address, self._attempt, payload)
+        self._send(self.address, self.reports_to, report)
+        if self._random.random() < faults_now.repeated:
+            self._send(self.address, self.reports_to, report)

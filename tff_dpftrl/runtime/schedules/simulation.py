@@ -1,0 +1,281 @@
+"""One schedule: actors, devices, a clock, and what goes wrong, all from a seed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+from tff_dpftrl.runtime.actors import actor, cast, messages, population
+from tff_dpftrl.runtime.schedules import devices, faults, toy_task, watch
+from tff_dpftrl.runtime.store import interface, memory
+
+SELECTORS = ("selector/0", "selector/1")
+KEEPER = "keeper"
+_NUM_DEVICES = 8
+_QUICKEST, _SLOWEST = 0.001, 0.05  # Seconds that a message takes when nothing is wrong.
+_RESTART_SECONDS = 1.0
+_NOTICE_SECONDS = 0.3
+# Virtual seconds.
+FAULTY_SECONDS = 30.0
+PROGRESS_SECONDS = 150.0
+
+
+def small_population() -> population.Population:
+    """A training task, and an evaluation of its model, with rounds of a few devices."""
+    sizes = {
+        "over_selection": 1.3,
+        "least_fraction": 0.6,
+        "selection_timeout": 6.0,
+        "reporting_timeout": 6.0,
+        "devices_per_aggregator": 2,
+        "exchange_timeout": 2.0,
+    }
+    summation = toy_task.NameSum()
+    training = population.Task(
+        "training",
+        population.RoundSettings(goal_count=3, **sizes),
+        summation,
+        toy_task.NameStep(),
+        weight=2.0,
+    )
+    evaluation = population.Task(
+        "evaluation",
+        population.RoundSettings(goal_count=2, **sizes),
+        summation,
+        toy_task.NameStep(has_model=False),
+        model_of="training",
+        pipelined=False,
+    )
+    return population.Population(
+        "simulated",
+        (training, evaluation),
+        lease_seconds=8.0,
+        heartbeat_seconds=2.0,
+        silence_seconds=5.0,
+    )
+
+
+def _pace(now: float, randomness: random.Random) -> float:
+    del now
+    return randomness.uniform(0.5, 3.0)
+
+
+class Simulation:
+    """One schedule.
+
+    Attributes:
+      watch: What happened in it.
+      time: Virtual seconds since its beginning.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        cast_type: type[cast.Cast] = cast.Cast,
+        store: interface.Store | None = None,
+        going_wrong: faults.Faults | None = None,
+    ):
+        """Sets the stage.
+
+        Args:
+          seed: All that happens follows from it.
+          cast_type: Builds the actors; another one may build them with mistakes.
+          store: A store without tasks; one in memory if None.
+          going_wrong: What goes wrong; drawn from the seed if None.
+        """
+        self._random = random.Random(seed)
+        served = small_population()
+        self.watch = watch.Watch(served)
+        self._store = watch.WatchedStore(store or memory.MemoryStore(), self.watch)
+        for task in served.tasks:
+            seed_of_noise = f"{task.name} noise"
+            state = toy_task.initial_state(task.name, seed_of_noise)
+            self._store.add_task(served.name, task.name, model=b"", state=state)
+        self._served = served
+        self._cast = cast_type(served, selectors=SELECTORS, pace=_pace, keeper_address=KEEPER)
+        self._faults = faults.draw(self._random) if going_wrong is None else going_wrong
+        self.time = 0.0
+        self._serial = 0
+        self._queue: list[tuple] = []
+        self._actors: dict[str, actor.Actor] = {}
+        self._parents: dict[str, str] = {}
+        self._skews: dict[str, float] = {}
+        self._stopped_until: dict[str, float] = {}
+        self._restart(KEEPER)
+        for selector in SELECTORS:
+            self._restart(selector)
+        tasks = frozenset(task.name for task in served.tasks)
+        self._devices = [
+            devices.Device(f"{i}", SELECTORS, tasks, self._random, self._send, self._wake_later)
+            for i in range(_NUM_DEVICES)
+        ]
+        for device in self._devices:
+            self._wake_later(self._random.uniform(0, 5), device, "connect")
+
+    def run(self) -> watch.Watch:
+        """Runs it: a time in which things go wrong, then one in which they must go right.
+
+        Returns:
+          What happened.
+        """
+        self._run_until(FAULTY_SECONDS)
+        self._faults = faults.NONE
+        goal = {
+            task.name: self.watch.rounds_committed(task.name) + 1 for task in self._served.tasks
+        }
+
+        def is_reached() -> bool:
+            return all(self.watch.rounds_committed(name) >= goal[name] for name in goal)
+
+        self._run_until(FAULTY_SECONDS + PROGRESS_SECONDS, is_reached)
+        if not is_reached():
+            self.watch.no_progress(f"within {PROGRESS_SECONDS} seconds")
+        return self.watch
+
+    def _run_until(self, end: float, is_over: Callable[[], bool] | None = None) -> None:
+        queue = self._queue
+        commits = self.watch.num_commits
+        while queue and queue[0][0] <= end:
+            self.time, _, to, only, message = heapq.heappop(queue)
+            if to:
+                self._deliver(to, only, message)
+            else:
+                message()
+            if is_over is not None and commits != self.watch.num_commits:
+                commits = self.watch.num_commits
+                if is_over():
+                    return
+
+    # Messages.
+
+    # An entry of the queue: when, a number, to whom, the only actor that may get it (or
+    # None), and the message; or, to nobody, what is to be called.
+
+    def _put(self, seconds: float, to: str, only: object, message: object) -> None:
+        self._serial += 1
+        heapq.heappush(self._queue, (self.time + seconds, self._serial, to, only, message))
+
+    def _wake_later(self, seconds: float, device: devices.Device, what: str) -> None:
+        self._put(seconds, "", None, lambda: device.wake(what, self._faults))
+
+    def _send(self, sender: str, to: str, message: object, held: float = 0.0) -> None:
+        self.watch.sent(sender, message)
+        if to == messages.OBSERVER:
+            return
+        wrong = self._faults
+        draw = self._random.random
+        chance = draw()
+        if chance < wrong.lost:
+            return
+        seconds = held + _QUICKEST + (_SLOWEST - _QUICKEST) * draw()
+        chance -= wrong.lost
+        if chance < wrong.doubled:
+            self._put(held + self._delay(), to, None, message)
+        elif chance - wrong.doubled < wrong.late:
+            seconds = held + self._delay()
+        self._put(seconds, to, None, message)
+
+    def _delay(self) -> float:
+        # Of every order of magnitude, up to the longest.
+        return self._faults.longest_delay * 10 ** -self._random.uniform(0, 3)
+
+    def _deliver(self, to: str, only: object, message: object) -> None:
+        member = self._actors.get(to)
+        if member is None or (only is not None and only is not member):
+            self._deliver_elsewhere(to, message)
+            return
+        until = self._stopped_until.get(to)
+        if until is not None:
+            if until > self.time:
+                self._put(until - self.time, to, only, message)
+                return
+            del self._stopped_until[to]
+        wrong = self._faults
+        chance = self._random.random()
+        if chance < wrong.killed:
+            self._kill(to, message)
+            return
+        effects = member.step(self.time + self._skews[to], message)
+        held = 0.0
+        if chance - wrong.killed < wrong.stopped:
+            # Stopped after the step; half of the time before its effects are out.
+            held = wrong.longest_stop * self._random.random()
+            self._stopped_until[to] = self.time + held
+            self.watch.seen["actors stopped"] += 1
+            held *= self._random.randrange(2)
+        self._carry_out(member, effects, held)
+
+    def _deliver_elsewhere(self, to: str, message: object) -> None:
+        name, dot, _ = to.partition(".")
+        if dot:
+            device = self._devices[int(name)]
+            if device.address == to:
+                device.receive(message)
+        elif isinstance(message, messages.Report):
+            late = messages.ReportRefused(message.device, message.attempt, messages.Refusal.LATE)
+            self._send(to, message.device, late)
+
+    # Actors.
+
+    def _carry_out(self, member: actor.Actor, effects: list[actor.Effect], held: float) -> None:
+        for effect in effects:
+            kind = type(effect)
+            if kind is actor.Send:
+                self._send(member.address, effect.to, effect.message, held)
+            elif kind is actor.After:
+                self._put(held + effect.seconds, member.address, member, effect.message)
+            elif kind is actor.Spawn:
+                made = self._cast.build(effect.address, effect.role, self._random)
+                self._parents[effect.address] = member.address
+                self._start(made)
+            else:
+                self._forget(effect.address)
+
+    def _start(self, member: actor.Actor) -> None:
+        self._actors[member.address] = member
+        skew = self._faults.skew
+        self._skews[member.address] = self._random.uniform(-skew, skew) if skew else 0.0
+        effects = member.start(self.time + self._skews[member.address])
+        self._carry_out(member, effects, 0.0)
+
+    def _forget(self, address: str) -> None:
+        self._actors.pop(address, None)
+        self._parents.pop(address, None)
+        self._stopped_until.pop(address, None)
+
+    def _kill(self, address: str, message: object) -> None:
+        member = self._actors[address]
+        moment = self._random.choice(("before", "between effects"))
+        if moment == "between effects":
+            effects = member.step(self.time + self._skews[address], message)
+            self._carry_out(member, effects[: self._random.randint(0, len(effects))], 0.0)
+        dead = [address]
+        if self._random.random() < self._faults.killed_together:
+            dead = list(self._actors)
+        for one in dead:
+            self._bury(one)
+
+    def _bury(self, address: str) -> None:
+        role = address.rpartition("/")[0].rpartition("/")[2] or address
+        self.watch.seen[f"killed: {role}"] += 1
+        parent = self._parents.get(address)
+        self._forget(address)
+        if self._random.random() < self._faults.noticed:
+            told = SELECTORS if parent in SELECTORS else (parent,)
+            for one in told:
+                if one is not None:
+                    self._put(_NOTICE_SECONDS, one, None, messages.Lost(address))
+        if address in SELECTORS or address == KEEPER:
+            # A supervisor starts it again, with nothing remembered; its connections are lost.
+            self._put(_RESTART_SECONDS, "", None, lambda: self._restart(address))
+        for device in self._devices:
+            if device.selector == address and not device.reports_to:
+                device.disconnect(self._random.uniform(0, _RESTART_SECONDS))
+
+    def _restart(self, address: str) -> None:
+        if address == KEEPER:
+            self._start(self._cast.keeper(self._store))
+        else:
+            self._start(self._cast.selector(address, self._random))

@@ -1,0 +1,88 @@
+"""A task whose sums are lists of devices, so that every result tells what is in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tff_dpftrl.runtime.actors import population
+
+
+@dataclasses.dataclass(frozen=True)
+class Noised:
+    """What can be read from a noised result.
+
+    Attributes:
+      task: The task.
+      round_index: The round, from 0.
+      noise: Which noise it was; the same for every attempt at the round.
+      devices: Whose reports are in the sum, sorted; each as often as it is in it.
+    """
+
+    task: str
+    round_index: int
+    noise: str
+    devices: tuple[str, ...]
+
+    def text(self) -> str:
+        """A text that `parse` reads."""
+        return f"{self.task}|{self.round_index}|{self.noise}|{','.join(self.devices)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Noised:
+        """Reads the text of a result."""
+        task, round_index, noise, devices = text.split("|")
+        return cls(task, int(round_index), noise, tuple(devices.split(",")))
+
+
+class NameSum(population.Summation):
+    """Sums lists of names."""
+
+    def zero(self) -> list[str]:
+        """See the base class."""
+        return []
+
+    def accumulate(self, total: list[str], payload: Any) -> list[str]:
+        """See the base class."""
+        if not isinstance(payload, str):
+            raise population.UnusableReport("the report is not a name")
+        total.append(payload)
+        return total
+
+    def merge(self, total: list[str], other: list[str]) -> list[str]:
+        """See the base class."""
+        return total + other
+
+
+class NameStep(population.ServerStep):
+    """Adds noise to a list of names: the name of the noise.
+
+    The state is the task, the seed and the round, like "task|seed|0".
+    """
+
+    def __init__(self, *, has_model: bool = True):
+        """Says what it makes.
+
+        Args:
+          has_model: Whether the result is a model too, or metrics only.
+        """
+        self._has_model = has_model
+
+    def apply(
+        self, total: list[str], num_reports: int, model: bytes, state: bytes
+    ) -> population.StepResult:
+        """See the base class."""
+        del model, num_reports
+        task, seed, round_index = state.decode().split("|")
+        result = Noised(task, int(round_index), f"{seed}:{round_index}", tuple(sorted(total)))
+        text = result.text()
+        return population.StepResult(
+            model=text.encode() if self._has_model else b"",
+            state=f"{task}|{seed}|{int(round_index) + 1}".encode(),
+            metrics={"noised": text},
+        )
+
+
+def initial_state(task: str, seed: str) -> bytes:
+    """The state that a task begins with."""
+    return f"{task}|{seed}|0".encode()

@@ -1,0 +1,218 @@
+"""Sees all that is committed and all that leaves the server, and notes what breaks a law."""
+
+from __future__ import annotations
+
+import collections
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.schedules import toy_task
+from tff_dpftrl.runtime.store import interface
+
+
+class Law(enum.Enum):
+    """What must hold in every schedule."""
+
+    ONE_OWNER = "two Coordinators led the population under one epoch"
+    GROWING_EPOCHS = "an epoch was given that is not larger than all before"
+    FRESH_EPOCH = "a stale epoch has committed"
+    ONE_COMMIT = "a round was committed twice, or out of order"
+    COUNTED_ONCE = "a report is in a sum more than once"
+    ENOUGH_REPORTS = "a sum has too few or too many reports"
+    COMMIT_FIRST = "a result left the server that is not the committed one"
+    ONE_COHORT = "released results of one noise have different cohorts"
+    PROGRESS = "no round was committed in time after the faults ended"
+
+
+class Watch:
+    """The books of one schedule, kept apart from all that the actors and the store know.
+
+    Attributes:
+      num_commits: How many rounds were committed, of all tasks.
+      broken: Laws that were broken, with what happened, in order.
+      seen: How often things happened, by name.
+    """
+
+    def __init__(self, served: population.Population):
+        """Begins with empty books.
+
+        Args:
+          served: The population.
+        """
+        self._served = served
+        self._owners: dict[int, str] = {}
+        self._leaders: dict[int, str] = {}
+        self._committed: dict[tuple[str, int], str] = {}
+        self._released: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._known_good: set[str] = set()
+        self._notes = {
+            messages.Configure: self._note_configure,
+            messages.RoundReleased: self._note_release,
+            messages.SelectDevices: self._note_leader,
+            messages.ForwardDevices: self._note_leader,
+            messages.ReportRefused: self._note_refused_report,
+            messages.RoundLost: self._note_kind,
+            messages.CommitRefused: self._note_kind,
+        }
+        self.num_commits = 0
+        self.broken: list[tuple[Law, str]] = []
+        self.seen: collections.Counter[str] = collections.Counter()
+
+    def rounds_committed(self, task: str) -> int:
+        """How many rounds of a task are committed."""
+        return self.seen[f"rounds of {task}"]
+
+    def _break(self, law: Law, what: str) -> None:
+        self.broken.append((law, what))
+
+    def leased(self, lease: interface.Lease) -> None:
+        """Notes a lease that the store gave."""
+        owner = self._owners.get(lease.epoch)
+        if owner is None:
+            if lease.epoch <= max(self._owners, default=0):
+                self._break(Law.GROWING_EPOCHS, f"{lease.owner} got epoch {lease.epoch}")
+            self._owners[lease.epoch] = lease.owner
+            self.seen["leases"] += 1
+        elif owner != lease.owner:
+            self._break(Law.ONE_OWNER, f"epoch {lease.epoch} of {owner} and {lease.owner}")
+
+    def committed(self, task: str, round_index: int, epoch: int, metrics: Mapping) -> None:
+        """Notes a commit that the store made."""
+        latest = max(self._owners, default=0)
+        if epoch != latest:
+            self._break(Law.FRESH_EPOCH, f"round {round_index}: epoch {epoch}, not {latest}")
+        if round_index != self.rounds_committed(task):
+            self._break(Law.ONE_COMMIT, f"round {round_index} of {task}")
+        self.seen[f"rounds of {task}"] += 1
+        self.num_commits += 1
+        text = metrics["noised"]
+        devices = toy_task.Noised.parse(text).devices
+        if len(set(devices)) != len(devices):
+            self._break(Law.COUNTED_ONCE, text)
+        rounds = self._served.task(task).rounds
+        if not rounds.least <= len(devices) <= rounds.wanted:
+            self._break(Law.ENOUGH_REPORTS, text)
+        self._committed[task, round_index] = text
+
+    def sent(self, sender: str, message: object) -> None:
+        """Notes a message on its way, before anything can happen to it."""
+        note = self._notes.get(type(message))
+        if note is not None:
+            note(sender, message)
+
+    def _note_configure(self, sender: str, message: messages.Configure) -> None:
+        del sender
+        if message.model:
+            self._leaves(message.model.decode())
+
+    def _note_release(self, sender: str, message: messages.RoundReleased) -> None:
+        del sender
+        self._leaves(message.metrics["noised"])
+
+    def _note_leader(
+        self, sender: str, message: messages.SelectDevices | messages.ForwardDevices
+    ) -> None:
+        leader = self._leaders.setdefault(message.epoch, sender)
+        if leader != sender:
+            self._break(Law.ONE_OWNER, f"epoch {message.epoch}: {leader} and {sender}")
+
+    def _note_refused_report(self, sender: str, message: messages.ReportRefused) -> None:
+        del sender
+        self.seen[f"reports refused: {message.refusal.value}"] += 1
+
+    def _note_kind(self, sender: str, message: object) -> None:
+        del sender
+        self.seen[type(message).__name__] += 1
+
+    def _leaves(self, text: str) -> None:
+        if text in self._known_good:
+            return
+        left = toy_task.Noised.parse(text)
+        first = self._released.setdefault((left.task, left.noise), left.devices)
+        if first != left.devices:
+            self._break(Law.ONE_COHORT, f"{left.noise}: {first} and {left.devices}")
+        if self._committed.get((left.task, left.round_index)) != text:
+            self._break(Law.COMMIT_FIRST, text)
+        elif first == left.devices:
+            self._known_good.add(text)
+
+    def no_progress(self, what: str) -> None:
+        """Notes that nothing was committed in time."""
+        self._break(Law.PROGRESS, what)
+
+
+class WatchedStore(interface.Store):
+    """A store whose leases and commits are noted in a watch's books."""
+
+    def __init__(self, store: interface.Store, watch: Watch):
+        """Watches a store.
+
+        Args:
+          store: The store.
+          watch: The books.
+        """
+        self._store = store
+        self._watch = watch
+
+    def acquire(
+        self, population: str, owner: str, *, now: float, duration: float
+    ) -> interface.Lease:
+        """See the base class."""
+        lease = self._store.acquire(population, owner, now=now, duration=duration)
+        self._watch.leased(lease)
+        return lease
+
+    def renew(
+        self, population: str, owner: str, epoch: int, *, now: float, duration: float
+    ) -> interface.Lease:
+        """See the base class."""
+        return self._store.renew(population, owner, epoch, now=now, duration=duration)
+
+    def release(self, population: str, owner: str, epoch: int) -> None:
+        """See the base class."""
+        self._store.release(population, owner, epoch)
+
+    def lease(self, population: str) -> interface.Lease | None:
+        """See the base class."""
+        return self._store.lease(population)
+
+    def add_task(
+        self, population: str, task: str, *, model: bytes, state: bytes
+    ) -> interface.Commit:
+        """See the base class."""
+        return self._store.add_task(population, task, model=model, state=state)
+
+    def tasks(self, population: str) -> tuple[str, ...]:
+        """See the base class."""
+        return self._store.tasks(population)
+
+    def last_commit(self, population: str, task: str) -> interface.Commit:
+        """See the base class."""
+        return self._store.last_commit(population, task)
+
+    def commit(
+        self,
+        population: str,
+        task: str,
+        *,
+        round_index: int,
+        epoch: int,
+        metrics: Mapping[str, Any],
+        **values: Any,
+    ) -> interface.Commit:
+        """See the base class."""
+        done = self._store.commit(
+            population, task, round_index=round_index, epoch=epoch, metrics=metrics, **values
+        )
+        self._watch.committed(task, round_index, epoch, metrics)
+        return done
+
+    def history(self, population: str, task: str) -> list[dict[str, Any]]:
+        """See the base class."""
+        return self._store.history(population, task)
+
+    def close(self) -> None:
+        """See the base class."""
+        self._store.close()
