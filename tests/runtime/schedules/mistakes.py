@@ -1,0 +1,141 @@
+"""Servers with a mistake planted in them, for schedules to find."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tff_dpftrl.runtime.actors import (
+    aggregator,
+    cast,
+    coordinator,
+    master_aggregator,
+    messages,
+    roles,
+    selector,
+)
+from tff_dpftrl.runtime.store import interface, memory
+
+
+def cast_with(role_type, actor_type):
+    """A cast that builds the actors of a role as another class."""
+
+    class Cast(cast.Cast):
+        def build(self, address, role, randomness):
+            made = super().build(address, role, randomness)
+            if isinstance(role, role_type):
+                made.__class__ = actor_type
+            return made
+
+        def selector(self, address, randomness):
+            made = super().selector(address, randomness)
+            if role_type is selector.Selector:
+                made.__class__ = actor_type
+            return made
+
+    return Cast
+
+
+class CommitsWithoutLookingAtTheEpoch(memory.MemoryStore):
+    def commit(self, population, task, *, epoch, **values):
+        latest = self.lease(population).epoch
+        return super().commit(population, task, epoch=latest, **values)
+
+
+class CommitsWithoutLookingAtTheRound(memory.MemoryStore):
+    def commit(self, population, task, *, round_index, **values):
+        done = self.last_commit(population, task).rounds_done
+        return super().commit(population, task, round_index=done, **values)
+
+
+class GivesTheSameEpochAgain(memory.MemoryStore):
+    def _keep(self, lease):
+        return super()._keep(dataclasses.replace(lease, epoch=1))
+
+
+class ReleasesBeforeTheCommit(master_aggregator.MasterAggregator):
+    def _try_to_commit(self):
+        made = self._result
+        commit = interface.Commit(
+            made.task, made.round_index + 1, made.epoch, made.model, made.state, made.metrics
+        )
+        self.send(self._role.coordinator, messages.RoundCommitted(self.address, made.epoch, commit))
+        super()._try_to_commit()
+
+
+class ShowsMetricsBeforeTheCommit(master_aggregator.MasterAggregator):
+    """An attempt that fails afterwards has released its noise; the next one uses it again."""
+
+    def _try_to_commit(self):
+        made = self._result
+        self.send(
+            messages.OBSERVER,
+            messages.RoundReleased(made.task, made.round_index, self.address, made.metrics),
+        )
+        super()._try_to_commit()
+
+
+class CountsSumsTwice(master_aggregator.MasterAggregator):
+    def _merge(self, message):
+        if message.aggregator not in self._awaited and message.aggregator in self._progress:
+            self._awaited.add(message.aggregator)
+        super()._merge(message)
+
+
+class TakesTooFewReports(master_aggregator.MasterAggregator):
+    def _finish(self):
+        self._counts["reports"] += 2
+        super()._finish()
+
+
+class CountsReportsTwice(aggregator.Aggregator):
+    def _report(self, message):
+        if message.device in self._reported:
+            self._reported.discard(message.device)
+            self._outstanding.add(message.device)
+        super()._report(message)
+
+
+class NeverReadsAgain(coordinator.Coordinator):
+    def _lose_attempt(self, address, reason, counts):
+        was_reading = self._is_reading
+        super()._lose_attempt(address, reason, counts)
+        self._is_reading = was_reading
+
+
+class NeverGivesUp(coordinator.Coordinator):
+    """Waits for a Master Aggregator that is dead."""
+
+    def _make_attempt(self, task):
+        super()._make_attempt(task)
+        self._attempt = dataclasses.replace(self._attempt, deadline=math.inf)
+
+
+class DoesNotCareWhoLeads(selector.Selector):
+    def _spawn_coordinator(self):
+        if self.now < 10:
+            super()._spawn_coordinator()
+
+
+MASTER = roles.MasterAggregatorRole
+MASTERS = [
+    ReleasesBeforeTheCommit,
+    ShowsMetricsBeforeTheCommit,
+    CountsSumsTwice,
+    TakesTooFewReports,
+]
+CASTS = {
+    **{actor_type.__name__: cast_with(MASTER, actor_type) for actor_type in MASTERS},
+    "CountsReportsTwice": cast_with(roles.AggregatorRole, CountsReportsTwice),
+    "NeverReadsAgain": cast_with(roles.CoordinatorRole, NeverReadsAgain),
+    "NeverGivesUp": cast_with(roles.CoordinatorRole, NeverGivesUp),
+    "DoesNotCareWhoLeads": cast_with(selector.Selector, DoesNotCareWhoLeads),
+}
+STORES = {
+    store.__name__: store
+    for store in (
+        CommitsWithoutLookingAtTheEpoch,
+        CommitsWithoutLookingAtTheRound,
+        GivesTheSameEpochAgain,
+    )
+}

@@ -1,0 +1,96 @@
+"""Ten thousand schedules keep the laws, and every planted mistake is found by some."""
+
+import collections
+import sys
+
+import pytest
+
+from tests.runtime.schedules import mistakes
+from tff_dpftrl.runtime.actors import cast
+from tff_dpftrl.runtime.schedules import faults, simulation, watch
+
+SCHEDULES = 10_000  # 38 seconds of one core of the machine that this was written on.
+SCHEDULES_PER_MISTAKE = 200
+
+
+def test_the_laws_hold_in_every_schedule():
+    seen = collections.Counter()
+    for seed in range(SCHEDULES):
+        watched = simulation.Simulation(seed).run()
+        assert not watched.broken, f"schedule {seed}: {watched.broken}"
+        seen.update(watched.seen)
+    # They hold although all of this happened, and often.
+    for what in (
+        "rounds of training",
+        "rounds of evaluation",
+        "RoundLost",
+        "CommitRefused",
+        "actors stopped",
+        "killed: coordinator",
+        "killed: round",
+        "killed: aggregator",
+        "killed: selector",
+        "killed: keeper",
+        "reports refused: late",
+        "reports refused: duplicate",
+        "reports refused: unusable",
+    ):
+        assert seen[what] > SCHEDULES // 20, what
+    # In some schedules another Coordinator led before the faults ended, in many more than one.
+    assert seen["leases"] > 1.3 * SCHEDULES
+
+
+def test_rounds_follow_one_another_when_nothing_goes_wrong():
+    for seed in range(20):
+        watched = simulation.Simulation(seed, going_wrong=faults.NONE).run()
+        assert not watched.broken
+        assert watched.seen["leases"] == 1
+        assert watched.rounds_committed("training") >= 4
+        assert watched.rounds_committed("evaluation") >= 2
+        assert not watched.seen["CommitRefused"]
+
+
+def test_a_schedule_is_its_seed():
+    def run(seed):
+        simulated = simulation.Simulation(seed)
+        return simulated.run().seen, simulated.time
+
+    assert run(3) == run(3)
+    assert len({run(seed)[1] for seed in range(5)}) == 5
+
+
+FOUND_BY = {
+    "CommitsWithoutLookingAtTheEpoch": watch.Law.FRESH_EPOCH,
+    "CommitsWithoutLookingAtTheRound": watch.Law.ONE_COMMIT,
+    "GivesTheSameEpochAgain": watch.Law.ONE_OWNER,
+    "ReleasesBeforeTheCommit": watch.Law.COMMIT_FIRST,
+    "ShowsMetricsBeforeTheCommit": watch.Law.ONE_COHORT,
+    "CountsReportsTwice": watch.Law.COUNTED_ONCE,
+    "CountsSumsTwice": watch.Law.COUNTED_ONCE,
+    "TakesTooFewReports": watch.Law.ENOUGH_REPORTS,
+    "NeverReadsAgain": watch.Law.PROGRESS,
+    "NeverGivesUp": watch.Law.PROGRESS,
+    "DoesNotCareWhoLeads": watch.Law.PROGRESS,
+}
+
+
+def test_every_mistake_is_tried():
+    assert set(FOUND_BY) == {*mistakes.CASTS, *mistakes.STORES}
+
+
+@pytest.mark.parametrize("mistake", FOUND_BY)
+def test_a_planted_mistake_is_found(mistake):
+    for seed in range(SCHEDULES_PER_MISTAKE):
+        watched = simulation.Simulation(
+            seed,
+            cast_type=mistakes.CASTS.get(mistake, cast.Cast),
+            store=mistakes.STORES[mistake]() if mistake in mistakes.STORES else None,
+        ).run()
+        if FOUND_BY[mistake] in {law for law, _ in watched.broken}:
+            print(f"found by schedule {seed}")
+            return
+    pytest.fail(f"no schedule before {SCHEDULES_PER_MISTAKE} found it")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
