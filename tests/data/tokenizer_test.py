@@ -80,7 +80,11 @@ _CHARACTERS = [
 ]
 
 
-@pytest.mark.parametrize("rule", _RULES)
+@pytest.mark.parametrize(
+    "rule",
+    # By default the rule that does most to a text.
+    [pytest.param(rule, marks=() if rule == _RULES[1] else pytest.mark.slow) for rule in _RULES],
+)
 def test_engines_agree_on_every_character(rule):
     # Not by itself: letters and digits beside it tell of what kind it is, and two of a
     # kind make one word.
@@ -103,7 +107,9 @@ def test_engines_agree_on_random_characters(rule):
     assert _graph_words(rule, texts) == [rule.words(text) for text in texts]
 
 
-@pytest.mark.parametrize("locale", ["tr_TR.UTF-8", "lt_LT.UTF-8", "C"])
+@pytest.mark.parametrize(
+    "locale", ["tr_TR.UTF-8", "lt_LT.UTF-8", pytest.param("C", marks=pytest.mark.slow)]
+)
 def test_the_locale_does_not_matter(locale):
     code = (
         "import sys, tensorflow as tf\n"

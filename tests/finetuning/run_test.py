@@ -219,7 +219,7 @@ def test_the_loss_of_a_step_is_that_of_its_users_and_a_step_of_nobody_has_none(
         assert row["loss"] == (loss and pytest.approx(loss, rel=1e-4))
 
 
-@pytest.mark.parametrize("kind", ["user", "example"])
+@pytest.mark.parametrize("kind", [pytest.param("user", marks=pytest.mark.slow), "example"])
 def test_a_private_run_states_what_its_plan_spent(kind, toy, tmp_path):
     noise = {"noise_multiplier": None, "target_epsilon": 6.0}
     config = toy_finetuning.config(toy, **_KINDS[kind] | noise | {"deterministic_noise_seed": None})
