@@ -1,0 +1,242 @@
+"""Tests of tff_dpftrl.runtime.device.scheduler."""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import random
+import signal
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+from tff_dpftrl.runtime.device import eligibility, scheduler, session
+
+deterministic = hypothesis.settings(deadline=None, derandomize=True)
+
+_NO_REPORT = session.SessionReport("-#", 1.0, 1, {})
+_WAITS = scheduler.Waits(usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, longest_s=5_000.0)
+_FAILED = session.Outcome.FAILED
+
+
+def _result(outcome, seconds=None):
+    return session.SessionResult(outcome, seconds, "", _NO_REPORT)
+
+
+class _Time:
+    """A clock that waiting moves."""
+
+    def __init__(self):
+        self.now = 500.0
+        self.waited = []
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        assert seconds > 0
+        self.waited.append(seconds)
+        self.now += seconds
+
+
+def _schedule(time, populations=("a",), waits=_WAITS, seed=0):
+    return scheduler.Schedule(populations, clock=time, generator=random.Random(seed), waits=waits)
+
+
+def _wait_after(result, time=None, schedule=None):
+    time = _Time() if time is None else time
+    schedule = _schedule(time) if schedule is None else schedule
+    schedule.finished("a", result)
+    return schedule.next_job().seconds
+
+
+def test_devices_that_start_together_do_not_check_in_together():
+    first = [_schedule(_Time(), seed=seed).next_job().seconds for seed in range(400)]
+    assert 0 <= min(first) < 2 and 48 < max(first) <= 50
+    # Uniform: the mean of 400 has a standard error of 50 / sqrt(12 * 400).
+    assert abs(sum(first) / 400 - 25) < 6 * 50 / math.sqrt(12 * 400)
+
+
+@pytest.mark.parametrize("outcome", [o for o in session.Outcome if o not in scheduler._FAILURES])
+def test_what_the_server_asks_is_honoured_to_the_second(outcome):
+    assert _wait_after(_result(outcome, 123.5)) == 123.5
+    assert _wait_after(_result(outcome, 0.0)) == 0.0
+    assert _wait_after(_result(outcome, 1e12)) == 5_000.0
+    assert _wait_after(_result(outcome, -7.0)) == 0.0
+
+
+def test_without_a_word_of_the_server_it_is_the_usual_time():
+    for outcome in (session.Outcome.COMPLETED, session.Outcome.RESTING):
+        assert _wait_after(_result(outcome)) == 1_000.0
+        assert _wait_after(_result(outcome, math.nan)) == 1_000.0
+    assert 5.0 <= _wait_after(_result(session.Outcome.INTERRUPTED)) <= 10.0
+
+
+@pytest.mark.parametrize("outcome", scheduler._FAILURES)
+def test_failures_wait_twice_as_long_each_until_one_session_works(outcome):
+    time = _Time()
+    schedule = _schedule(time)
+    for failures in range(14):
+        limit = min(5_000.0, 10.0 * 2**failures)
+        assert limit / 2 <= _wait_after(_result(outcome), time, schedule) <= limit
+    assert _wait_after(_result(session.Outcome.NOT_SELECTED, 7.0), time, schedule) == 7.0
+    assert 5.0 <= _wait_after(_result(outcome), time, schedule) <= 10.0
+
+
+def test_a_failure_never_anticipates_what_the_server_asked():
+    assert _wait_after(_result(_FAILED, 600.0)) == 600.0
+    assert 5.0 <= _wait_after(_result(_FAILED, 0.0)) <= 10.0
+
+
+def test_devices_that_failed_together_do_not_return_together():
+    waits = [_WAITS.back_off_s(3, random.Random(seed)) for seed in range(400)]
+    assert 20 <= min(waits) < 21 and 39 < max(waits) <= 40
+    assert _WAITS.back_off_s(10**9, random.Random(0)) <= 5_000.0
+
+
+@deterministic
+@hypothesis.given(
+    st.integers(1, 5), st.lists(st.sampled_from([0.0, 0.0, 3.0, 40.0]), min_size=1, max_size=60)
+)
+def test_whoever_waits_longest_is_next(count, asked):
+    time = _Time()
+    due = {f"p{i}": time.now for i in range(count)}
+    schedule = _schedule(time, due, waits=scheduler.Waits(first_s=0.0))
+    overtaken = collections.Counter()
+    for seconds in asked:
+        job = schedule.next_job()
+        if job.seconds:
+            time.wait(job.seconds)
+        chosen = job.population
+        assert due[chosen] == min(due.values())
+        assert time.now >= due[chosen] - 1e-9
+        for name in due:
+            if name != chosen and due[name] <= time.now:
+                overtaken[name, chosen] += 1
+                assert overtaken[name, chosen] <= 1  # One session of each other, at most.
+            overtaken[chosen, name] = 0
+        time.now += 5.0  # The session itself.
+        schedule.finished(chosen, _result(session.Outcome.NOT_SELECTED, seconds))
+        due[chosen] = time.now + seconds
+
+
+def test_those_who_always_want_more_take_turns():
+    time = _Time()
+    schedule = _schedule(time, "abc")
+    time.now += 50.0
+    order = []
+    for _ in range(12):
+        job = schedule.next_job()
+        assert job.seconds == 0
+        order.append(job.population)
+        time.now += 1.0
+        schedule.finished(job.population, _result(session.Outcome.COMPLETED, 0.0))
+    assert all(set(order[i : i + 3]) == set("abc") for i in range(0, 12, 3))
+    assert order[:3] * 4 == order
+
+
+def _run_jobs(time, sessions, *, settable=None, lock_file=None, stop_at=10_000.0, populations="a"):
+    """Runs until `stop_at`; `sessions` yields (seconds that it takes, result)."""
+    log, running = [], []
+
+    def run_session(population):
+        assert not running, "two sessions at a time"
+        running.append(population)
+        seconds, result = next(sessions)
+        log.append((time.now, population))
+        time.now += seconds
+        running.pop()
+        return result
+
+    scheduler.run_jobs(
+        _schedule(time, populations),
+        run_session,
+        settable or eligibility.SettableEligibility(),
+        wait=time.wait,
+        should_stop=lambda: time.now >= stop_at,
+        lock_file=lock_file,
+        look_again_s=30.0,
+    )
+    return log
+
+
+def test_the_loop_runs_sessions_when_they_are_due():
+    results = iter([(20.0, _result(session.Outcome.COMPLETED, 300.0))] * 100)
+    log = _run_jobs(_Time(), results, stop_at=2_000.0)
+    gaps = [b[0] - a[0] for a, b in zip(log, log[1:], strict=False)]
+    assert len(log) == 5 and gaps == pytest.approx([320.0] * 4)
+
+
+def test_the_loop_waits_while_the_device_may_not_work():
+    time, settable = _Time(), eligibility.SettableEligibility(charging=False)
+    plain_wait = time.wait
+
+    def wait(seconds):
+        plain_wait(seconds)
+        settable.charging = time.now >= 900.0
+
+    time.wait = wait
+    log = _run_jobs(
+        time, iter([(1.0, _result(session.Outcome.COMPLETED, 1e4))]), settable=settable,
+        stop_at=2_000.0,
+    )  # fmt: skip
+    assert len(log) == 1
+    assert 900.0 <= log[0][0] < 930.0
+    assert 30.0 in time.waited
+
+
+def test_one_process_of_the_device_has_a_session(tmp_path):
+    lock_file = tmp_path / "lock"
+    ready_reader, ready_writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with scheduler._lock(lock_file) as is_ours:
+            os.write(ready_writer, b"y" if is_ours else b"n")
+            signal.pause()  # Until it is killed, in the middle of its session.
+    os.close(ready_writer)
+    assert os.read(ready_reader, 1) == b"y"
+    os.close(ready_reader)
+    done = iter([(1.0, _result(session.Outcome.COMPLETED, 1e4))] * 9)
+    assert _run_jobs(_Time(), done, lock_file=lock_file, stop_at=900.0) == []
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(_run_jobs(_Time(), done, lock_file=lock_file, stop_at=900.0)) == 1
+    assert lock_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_error_of_the_runtime_itself_frees_the_lock(tmp_path):
+    def sessions():
+        raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        _run_jobs(_Time(), sessions(), lock_file=tmp_path / "lock")
+    done = iter([(1.0, _result(session.Outcome.COMPLETED, 1e5))])
+    assert len(_run_jobs(_Time(), done, lock_file=tmp_path / "lock", stop_at=900.0)) == 1
+
+
+@pytest.mark.parametrize("populations", [(), ("a", "a")])
+def test_bad_populations_are_named(populations):
+    with pytest.raises(ValueError, match="populations"):
+        _schedule(_Time(), populations)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"usual_s": 0}, "usual_s"),
+        ({"first_s": -1}, "first_s"),
+        ({"after_failure_s": 0}, "after_failure_s"),
+        ({"longest_s": 29}, "longest_s"),
+    ],
+)
+def test_bad_waits_are_named(changed, name):
+    with pytest.raises(ValueError, match=name):
+        scheduler.Waits(**changed)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
