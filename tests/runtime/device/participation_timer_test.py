@@ -27,6 +27,14 @@ _BUCKETS = histograms.ParticipationBuckets((1, 2, 4, 8), (1, 2, 3))
 _RULE = participation_timer.ParticipationRule(min_sep=3, max_participations=3, min_hours=2.0)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_power_cuts():
+    """Tests kill processes, not the machine: they need not wait for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(private_database, "_SYNCHRONOUS", "OFF")
+        yield
+
+
 class _Clock:
     def __init__(self):
         self.now = 1_700_000_000.0

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from tff_dpftrl import durable_files
 
 _BUSY_S = 30.0
+# A transaction that has ended survives a loss of power, and so does its journal's end.
+_SYNCHRONOUS = "EXTRA"
 # POSIX drops a process's locks on a file when it closes any descriptor of it: nobody may
 # open a database while `_create_file` has one.
 _opening = threading.Lock()
@@ -33,7 +35,8 @@ class Kind:
       name: What messages call it, with its article: "an example store".
       application_id: SQLite's mark of the kind, a positive 32-bit integer.
       version: Number of the format, from 1.
-      tables: Statements that make an empty one.
+      tables: Statements that make an empty one, a semicolon at the end of a line between
+        them and nowhere else.
       if_damaged: What to do about a damaged one, a sentence.
     """
 
@@ -156,8 +159,8 @@ class PrivateDatabase:
 
     def _prepare(self) -> None:
         self._connection.executescript(
-            "PRAGMA secure_delete = ON; PRAGMA temp_store = MEMORY; PRAGMA synchronous = EXTRA;"
-            "PRAGMA journal_mode = DELETE;"
+            "PRAGMA secure_delete = ON; PRAGMA temp_store = MEMORY;"
+            f"PRAGMA synchronous = {_SYNCHRONOUS};"
         )
         if self._marks() == (0, 0):
             with self.transaction() as connection:
@@ -176,6 +179,10 @@ class PrivateDatabase:
                 f"{self.path} is {self._kind.name} of format {version}, and this version knows "
                 f"format {self._kind.version}: update the software, or name another file."
             )
+        # Nothing before this line changes somebody else's file.
+        self._connection.execute("PRAGMA journal_mode = DELETE")
+        if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+            self.path.chmod(0o600)
 
     def _marks(self) -> tuple[int, int]:
         return tuple(
@@ -185,15 +192,13 @@ class PrivateDatabase:
 
 
 def _create_file(path: pathlib.Path, kind: Kind) -> None:
-    """Sees to it that there is a file, of mode 0600."""
+    """Makes a file of mode 0600 if there is none."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         durable_files.sync_folder(path.parent)
     except FileExistsError:
         if not path.is_file():
             raise ValueError(f"{path} is not {kind.name} but no file at all.") from None
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            path.chmod(0o600)
     except FileNotFoundError:
         raise ValueError(
             f"{path} cannot be made: there is no folder {path.parent}. Make it first."

@@ -1,0 +1,102 @@
+"""Texts as `tf.train.Example` protos, the form in which plans parse examples.
+
+A plan's graph reads examples with `tf.io.parse_example`, since that is what TensorFlow alone
+can parse. The message is small and frozen for good (tensorflow/core/example/example.proto),
+and TensorFlow takes seconds to import: applications that only record examples should not need
+it, so the encoding is written out here. Tests compare it with TensorFlow's own.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from tff_dpftrl.data import user_text
+from tff_dpftrl.runtime.device import example_store
+
+Values = Sequence[bytes] | Sequence[str] | Sequence[int] | Sequence[float]
+
+
+def encode(features: Mapping[str, Values]) -> bytes:
+    """Serializes a `tf.train.Example`.
+
+    Args:
+      features: Name to values: bytes or strings (UTF-8) for a bytes list, integers for an
+        int64 list, floats for a float list (rounded to float32). No value is a feature
+        without a kind.
+
+    Returns:
+      The proto; features sorted by name, so that equal examples are equal bytes.
+
+    Raises:
+      ValueError: If values are mixed, of another type, or beyond int64 or float32.
+    """
+    entries = b"".join(
+        _field(1, _field(1, name.encode("utf-8")) + _field(2, _feature(name, features[name])))
+        for name in sorted(features)
+    )
+    return _field(1, entries)
+
+
+def add_user(
+    store: example_store.SqliteExampleStore,
+    collection: str,
+    corpus: user_text.UserText,
+    user_id: str,
+    *,
+    text_feature: str = "tokens",
+    recorded: float | None = None,
+) -> None:
+    """Puts the texts of one user of a corpus into a store: a device for trying things out.
+
+    Args:
+      store: The store.
+      collection: Name of the collection.
+      corpus: The corpus.
+      user_id: One of its users; the id itself is not kept.
+      text_feature: Name of the bytes feature, one value an example.
+      recorded: When they were recorded, seconds since 1970; now if None. The user's last
+        text is the newest.
+
+    Raises:
+      ValueError: If there is no such user, or the store refuses.
+      OSError: If the store cannot be written.
+    """
+    texts = corpus.examples(user_id)
+    store.add(collection, (encode({text_feature: [text]}) for text in texts), recorded=recorded)
+
+
+def _feature(name: str, values: Values) -> bytes:
+    kinds = {type(value) for value in values}
+    if not kinds:
+        return b""
+    if kinds <= {bytes, str}:
+        encoded = [v.encode("utf-8") if isinstance(v, str) else v for v in values]
+        return _field(1, b"".join(_field(1, value) for value in encoded))
+    if kinds == {float}:
+        try:
+            packed = struct.pack(f"<{len(values)}f", *values)
+        except OverflowError:
+            raise ValueError(f"{name}: floats must fit into float32.") from None
+        return _field(2, _field(1, packed))
+    if kinds == {int}:
+        if not all(-(2**63) <= value < 2**63 for value in values):
+            raise ValueError(f"{name}: integers must fit into 64 bits.")
+        return _field(3, _field(1, b"".join(_varint(value % 2**64) for value in values)))
+    raise ValueError(
+        f"{name}: values must be all bytes or strings, all int or all float, got "
+        f"{', '.join(sorted(kind.__name__ for kind in kinds))}."
+    )
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
