@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tff_dpftrl.data import user_text
 from tff_dpftrl.runtime.device import example_store, text_examples
 
-deterministic = hypothesis.settings(deadline=None, derandomize=True, max_examples=200)
+deterministic = hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
 
 _VALUES = st.one_of(
     st.lists(st.binary(max_size=300), max_size=4),
