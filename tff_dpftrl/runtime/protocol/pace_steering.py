@@ -1,0 +1,148 @@
+"""When a device is to check in again: pace steering, without a memory of anybody.
+
+The server says to each device that it sends away, or thanks, in how many seconds to come
+back (Bonawitz et al. 2019, section 2.3). It keeps nothing about who was told what. What it
+says depends on the time, on how many devices there are and on how many are needed:
+
+- Of a large population, each device comes at random, such that as many come in every second
+  as are needed. Waits are exponential in the expected number of turns, which forget the
+  past: whatever came before (an outage, after which all come at once), the rate of those
+  that come again is the needed one from the first second on.
+- A small population is told to come together, at times that everybody would compute alike:
+  the multiples of a round's length. Each device is there with the probability that brings
+  as many as are needed, all of them if there are too few.
+- Both follow a curve of the day: when four times as many devices are available, each comes
+  a quarter as often.
+
+A device that is not available when its turn has come must not come as soon as it is: in the
+evening all those of the day would come at once. It is given a few turns (`turns`), takes
+the first one that it can, and lets the others go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+
+import numpy as np
+
+from tff_dpftrl import validation
+
+_HOUR = 3600.0
+_DAY = 24 * _HOUR
+_STEPS = 24 * 60  # Minutes, for the turns of a day.
+_NEVER_LESS = 1e-3  # Of the mean availability: with nobody there, waits would have no end.
+
+
+@dataclasses.dataclass(frozen=True)
+class PaceSteering:
+    """What a population needs, and what it has.
+
+    Attributes:
+      devices_needed: Devices that the rounds of all tasks want in `period_seconds`,
+        over-selection included.
+      period_seconds: How long a round takes, from one selection to the next.
+      population_size: Devices that are available at the same time, mean over the day.
+      availability: How that changes over the day: relative numbers at each full hour of
+        UTC, shape [24]; in between it is interpolated.
+      small_population: A population of up to so many times the devices needed comes
+        together.
+      meeting_fraction: Share of the period within which it comes.
+    """
+
+    devices_needed: float
+    period_seconds: float
+    population_size: float
+    availability: tuple[float, ...] = (1.0,) * 24
+    small_population: float = 10.0
+    meeting_fraction: float = 0.1
+
+    def __post_init__(self):
+        for name in ("devices_needed", "period_seconds", "population_size"):
+            validation.positive(name, getattr(self, name))
+        validation.number("small_population", self.small_population, at_least=0)
+        validation.probability("meeting_fraction", self.meeting_fraction)
+        curve = np.asarray(self.availability, float)
+        if curve.shape != (24,) or not (np.isfinite(curve) & (curve >= 0)).all() or not curve.any():
+            raise ValueError(
+                "availability must be 24 numbers, none negative and not all zero, got "
+                f"{self.availability!r}."
+            )
+
+    def __call__(self, now: float, randomness: random.Random) -> float:
+        """Seconds after which one device is to check in again; see `waits`."""
+        return float(self.waits(now, randomness.random(), randomness.random()))
+
+    def turns(self, now: float, randomness: random.Random, count: int) -> tuple[float, ...]:
+        """Turns of one device, for it to take the first that it can.
+
+        Args:
+          now: Seconds since the epoch, UTC.
+          randomness: What they are drawn from.
+          count: How many.
+
+        Returns:
+          Seconds from now, growing, shape [count].
+        """
+        seconds = 0.0
+        drawn = []
+        for _ in range(count):
+            seconds += self(now + seconds, randomness)
+            drawn.append(seconds)
+        return tuple(drawn)
+
+    def waits(
+        self, now: float, turns: np.ndarray | float, places: np.ndarray | float
+    ) -> np.ndarray:
+        """Seconds after which devices are to check in again.
+
+        Args:
+          now: Seconds since the epoch, UTC.
+          turns: Uniform draws from [0, 1), any shape: which turn each device takes.
+          places: The same once more: where in a meeting it arrives.
+
+        Returns:
+          Seconds, at least 0, of the same shape.
+        """
+        turns = -np.log1p(-np.asarray(turns, float))
+        if self._available(now) <= self.small_population * self.devices_needed:
+            return self._until_meeting(now, turns, np.asarray(places, float))
+        return self._until_turn(now, turns)
+
+    def _available(self, now: float) -> float:
+        """Expected number of devices that are available at a time."""
+        curve = self._curve
+        return self.population_size * float(np.interp(now % _DAY / _HOUR, np.arange(25), curve))
+
+    @functools.cached_property
+    def _curve(self) -> np.ndarray:
+        curve = np.asarray(self.availability, float)
+        relative = np.append(curve, curve[0])
+        mean = (relative[1:] + relative[:-1]).mean() / 2
+        return np.maximum(relative / mean, _NEVER_LESS)
+
+    def _until_meeting(self, now: float, turns: np.ndarray, places: np.ndarray) -> np.ndarray:
+        chance = min(1.0, self.devices_needed / self._available(now))
+        # The first success of independent trials with this chance, counted from 0.
+        skipped = np.floor(turns / -np.log1p(-chance)) if chance < 1 else np.zeros_like(turns)
+        meeting = np.floor(now / self.period_seconds) + 1 + skipped
+        start = meeting * self.period_seconds - now
+        return start + places * self.meeting_fraction * self.period_seconds
+
+    @functools.cached_property
+    def _turns_of_a_day(self) -> np.ndarray:
+        """Turns that an available device has had since midnight, shape [_STEPS + 1]."""
+        hours = np.linspace(0, 24, _STEPS + 1)
+        available = self.population_size * np.interp(hours, np.arange(25), self._curve)
+        rate = self.devices_needed / self.period_seconds / available
+        steps = (rate[1:] + rate[:-1]) / 2 * (_DAY / _STEPS)
+        return np.append(0.0, np.cumsum(steps))
+
+    def _until_turn(self, now: float, turns: np.ndarray) -> np.ndarray:
+        of_a_day = self._turns_of_a_day
+        seconds = np.linspace(0, _DAY, _STEPS + 1)
+        since_midnight = now % _DAY
+        goal = np.interp(since_midnight, seconds, of_a_day) + turns
+        days, rest = np.divmod(goal, of_a_day[-1])
+        return np.maximum(days * _DAY + np.interp(rest, of_a_day, seconds) - since_midnight, 0.0)
