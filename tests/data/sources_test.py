@@ -25,6 +25,18 @@ def test_sqlite_is_recognised(tmp_path):
     assert sources.load_user_text(str(tmp_path / "c.sqlite")).user_ids == ("a", "b")
 
 
+def test_the_same_text_is_recognised_by_name_and_as_a_copy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, texts in (("one", ["x"]), ("copy", ["x"]), ("other", ["y"])):
+        corpus = user_text.UserText.from_mapping("m", {"a": texts, "b": []})
+        jsonl.write(corpus, tmp_path / f"{name}.jsonl")
+    for other in ("one.jsonl", str(tmp_path / "one.jsonl"), "copy.jsonl"):
+        assert sources.are_same_text("one.jsonl", other)
+    assert sources.are_same_text("docs", "docs")
+    for other in ("other.jsonl", "nowhere.jsonl", "docs", ""):
+        assert not sources.are_same_text("one.jsonl", other)
+
+
 def test_options_that_do_not_apply_are_refused(tmp_path):
     jsonl.write(user_text.UserText.from_mapping("m", {"a": ["x"], "b": []}), tmp_path / "c.jsonl")
     data = str(tmp_path / "c.jsonl")

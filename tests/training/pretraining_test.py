@@ -139,6 +139,20 @@ def test_weights_of_the_protected_text_are_refused(tmp_path):
         warm_start.read(tmp_path, None, None, 0, protected="docs")
 
 
+def test_weights_of_a_protected_file_are_refused_wherever_it_was_named(
+    corpus, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(corpus)
+    config = _config(corpus, data="public.jsonl", epochs=1)
+    pretraining.pretrain(config, toy_run.config(corpus), tmp_path / "pretrained")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(corpus / "public.jsonl", "copy.jsonl")
+    for protected in (str(corpus / "public.jsonl"), "copy.jsonl"):
+        with pytest.raises(ValueError, match="public.jsonl', the very text .* or a copy of it"):
+            warm_start.refuse_protected(tmp_path / "pretrained", protected)
+    warm_start.refuse_protected(tmp_path / "pretrained", str(corpus / "users.jsonl"))
+
+
 def test_a_folder_with_something_in_it_is_refused(pretrained):
     with pytest.raises(ValueError, match="not an empty folder"):
         pretraining.check_is_free(pretrained[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 
 from tff_dpftrl.data import docstrings, jsonl, sqlite, user_text
@@ -59,3 +60,18 @@ def load_user_text(
     raise ValueError(
         f"data must be 'docs' or a path ending in .jsonl, .jsonl.gz or .sqlite, got {spec!r}."
     )
+
+
+def are_same_text(one: str, other: str) -> bool:
+    """Whether two names stand for the same text: by name, or as a file and its copy.
+
+    Args:
+      one: As `load_user_text` takes it; whatever names no file is compared by name.
+      other: The same.
+
+    Returns:
+      Whether they do. Other files with the same texts are not recognised.
+    """
+    if one == other:
+        return True
+    return os.path.isfile(one) and os.path.isfile(other) and filecmp.cmp(one, other, shallow=False)

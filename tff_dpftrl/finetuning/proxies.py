@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import filecmp
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -54,11 +52,7 @@ def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.Us
     """
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
-    if name == protected or (
-        os.path.isfile(name)
-        and os.path.isfile(protected)
-        and filecmp.cmp(name, protected, shallow=False)
-    ):
+    if sources.are_same_text(name, protected):
         raise ValueError(
             f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, or a "
             "copy of it, and cannot be public: name other text."

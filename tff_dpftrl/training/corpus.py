@@ -7,8 +7,6 @@ whose import takes longer (but SQLite is parsed by it).
 from __future__ import annotations
 
 import dataclasses
-import filecmp
-import os
 
 import tqdm
 
@@ -152,7 +150,7 @@ def _vocabulary(
 
 def _refuse_same_file(data: str, path: str) -> None:
     """Refuses a vocabulary that is the protected file, under its own name or as a copy."""
-    if os.path.isfile(data) and os.path.isfile(path) and filecmp.cmp(data, path, shallow=False):
+    if sources.are_same_text(data, path):
         raise ValueError(
             f"vocabulary {path!r} is the file of the users to be protected, {data!r}, or a copy of "
             "it, and cannot be public: count it on other text, or pass vocabulary 'private', and "

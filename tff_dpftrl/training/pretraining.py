@@ -11,7 +11,6 @@ The folder of a pretrained model:
 from __future__ import annotations
 
 import dataclasses
-import filecmp
 import json
 import os
 import pathlib
@@ -153,7 +152,7 @@ def _all_docstrings() -> user_text.UserText:
 
 
 def _refuse_protected(public: str, protected: str) -> None:
-    if all(map(os.path.isfile, (public, protected))) and filecmp.cmp(public, protected, False):
+    if sources.are_same_text(public, protected):
         raise ValueError(
             f"data {public!r} is the file of the users to be protected, {protected!r}, or a "
             "copy of it, and cannot be public: pretrain on other text."
@@ -293,7 +292,7 @@ def _write_record(
     record: Mapping[str, Any] = {
         "source": text.source,
         "vocabulary_source": text.words.source,
-        "pretraining": dataclasses.asdict(config),
+        "pretraining": dataclasses.asdict(config) | {"data": _found_from_everywhere(config.data)},
         "model": {"name": options.model, **options.with_model_sizes().model_sizes},
         "best_epoch": _best(rows)["round"],
         "epochs": [
@@ -304,6 +303,11 @@ def _write_record(
     }
     content = json.dumps(record, indent=2) + "\n"
     durable_files.write(output / warm_start.RECORD, content.encode("utf-8"))
+
+
+def _found_from_everywhere(data: str) -> str:
+    """The name of a text, which a run in another folder compares with its own users' text."""
+    return os.path.abspath(data) if os.path.isfile(data) else data
 
 
 def _draw(output: pathlib.Path, text: PublicText, rows: list[dict[str, float]]) -> None:

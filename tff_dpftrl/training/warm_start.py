@@ -7,7 +7,7 @@ import json
 import pathlib
 from typing import TYPE_CHECKING
 
-from tff_dpftrl.data import vocabulary
+from tff_dpftrl.data import sources, vocabulary
 from tff_dpftrl.training import trained_model
 
 if TYPE_CHECKING:
@@ -80,14 +80,14 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
       ValueError: If they were.
     """
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
         data = record["pretraining"]["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return  # Of something else, which `source` has words for.
-    if data == protected:
+    if sources.are_same_text(data, protected):
         raise ValueError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
-            "protects: pretrain on public text."
+            "protects or a copy of it: pretrain on public text."
         )
 
 
