@@ -10,9 +10,11 @@ What choices rest on, L(G) and the numbers of users and examples, is kept in
 experiments/results/finetuning_CORPUS.csv.
 
 What is measured is what `tff-dpftrl finetune` runs: its plans, batches and steps, without
-its books. Gradient norms are those of users kept for a test, a tenth of all, who take no other
-part. Noise and samples come from the seed, so that a cell can be repeated: nothing here is
-private, and nothing has to be, the corpora being public.
+its books. But gradient norms are those of users of the same corpus who are kept for a test, a tenth
+of all, and take no other part, where `finetune` takes other public text; and the group size of
+ELS is by the exact median, not by a private one that is part of ε. Noise and samples come from
+the seed, so that a cell can be repeated: nothing here is private, and nothing has to be, the
+corpora being public.
 """
 
 from __future__ import annotations

@@ -112,6 +112,30 @@ def test_a_figure_that_was_interrupted_goes_on(tmp_path):
     assert module.done(path) == {tuple(module.key(cell).values()) for cell in (first, second)}
 
 
+def test_what_choices_rest_on_is_kept_beside_the_losses(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(_FOLDER)
+    module, pictures = _load("finetuning_text"), _load("finetuning_pictures")
+
+    class Corpus:
+        facts = [{"G": 1, "L(G)": "5"}, {"G": 2, "L(G)": "4"}]
+
+        def __init__(self, *files):
+            assert files == ("users.jsonl", "pretrained")
+
+        def row(self, cell):
+            return module.key(cell) | {"loss": 4.0}
+
+    for one in (module, pictures):
+        monkeypatch.setattr(one, "_RESULTS", tmp_path)
+    monkeypatch.setattr(module, "Corpus", Corpus)
+    files = ["--data", "users.jsonl", "--initial-weights", "pretrained"]
+    monkeypatch.setattr(sys, "argv", ["finetuning_text.py", "users", "toy", *files, "--seeds", "0"])
+    for _ in range(2):  # There is nothing left for the second time.
+        module.main()
+        assert len(pictures.read("toy_users")) == len(list(module.cells("users", seed=0)))
+        assert pictures.read("toy") == [{"G": "1", "L(G)": "5"}, {"G": "2", "L(G)": "4"}]
+
+
 def test_estimate_and_double_is_set_beside_the_best_of_the_map(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(_FOLDER)
     pictures = _load("finetuning_pictures")
