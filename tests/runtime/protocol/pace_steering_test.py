@@ -41,7 +41,8 @@ def arrivals_over_need(num_devices, needed, period, *, days, step=600.0, is_stee
             hours = turn[due] % DAY / 3600
             arrived += np.count_nonzero(rng.random(due.size) < np.interp(hours, range(25), curve))
             # Who arrives is told the next turn; who is not available takes it as well.
-            turn[due] += pace.waits(start + step / 2, rng.random(due.size), rng.random(due.size))
+            now = start + step / 2
+            turn[due] = now + pace.waits(now, rng.random(due.size), rng.random(due.size))
             due = due[turn[due] < start + step]
         ratios.append(arrived / (needed / period * step))
     return np.asarray(ratios)
@@ -53,6 +54,13 @@ def test_a_large_population_meets_the_need_day_and_night_and_after_an_outage():
     assert np.abs(ratios - 1).max() < 0.1
     # In the first ten minutes after all have come at once, too.
     assert abs(ratios[0] - 1) < 0.1
+
+
+def test_meetings_of_a_population_in_between_follow_the_curve():
+    ratios = arrivals_over_need(10**4, 1000, 1200.0, days=2)
+    hourly = ratios.reshape(48, 6).mean(1)[1:]  # Of three meetings; the first is at 00:20.
+    # 3,000 are needed in each hour: six standard errors are 0.11.
+    assert np.abs(hourly - 1).max() < 0.11
 
 
 def test_without_the_curve_arrivals_follow_the_day():
@@ -93,7 +101,8 @@ def test_meetings_bring_as_many_as_are_needed_again_and_again():
     for meeting in range(1, 60):
         came = np.flatnonzero(turn // 600 == meeting)
         assert abs(came.size - 130) < 6 * math.sqrt(1000 * 0.13 * 0.87)
-        turn[came] += pace.waits(meeting * 600 + 60.0, rng.random(came.size), rng.random(came.size))
+        now = meeting * 600 + 60.0
+        turn[came] = now + pace.waits(now, rng.random(came.size), rng.random(came.size))
 
 
 def test_waits_are_exponential_in_a_large_population():

@@ -32,6 +32,7 @@ from tff_dpftrl import validation
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _STEPS = 24 * 60  # Minutes, for the turns of a day.
+_SURE = 1 - 1e-9  # The greatest chance to come to a meeting.
 _NEVER_LESS = 1e-3  # Of the mean availability: with nobody there, waits would have no end.
 
 
@@ -123,26 +124,40 @@ class PaceSteering:
         return np.maximum(relative / mean, _NEVER_LESS)
 
     def _until_meeting(self, now: float, turns: np.ndarray, places: np.ndarray) -> np.ndarray:
-        chance = min(1.0, self.devices_needed / self._available(now))
-        # The first success of independent trials with this chance, counted from 0.
-        skipped = np.floor(turns / -np.log1p(-chance)) if chance < 1 else np.zeros_like(turns)
-        meeting = np.floor(now / self.period_seconds) + 1 + skipped
-        start = meeting * self.period_seconds - now
+        # Counted from the last meeting: the next one comes after one turn of a period.
+        last = np.floor(now / self.period_seconds) * self.period_seconds
+        skipped = np.floor(self._until(last, turns, self._turns_of_meetings) / self.period_seconds)
+        start = last + (skipped + 1) * self.period_seconds - now
         return start + places * self.meeting_fraction * self.period_seconds
 
-    @functools.cached_property
-    def _turns_of_a_day(self) -> np.ndarray:
-        """Turns that an available device has had since midnight, shape [_STEPS + 1]."""
-        hours = np.linspace(0, 24, _STEPS + 1)
-        available = self.population_size * np.interp(hours, np.arange(25), self._curve)
-        rate = self.devices_needed / self.period_seconds / available
-        steps = (rate[1:] + rate[:-1]) / 2 * (_DAY / _STEPS)
-        return np.append(0.0, np.cumsum(steps))
-
     def _until_turn(self, now: float, turns: np.ndarray) -> np.ndarray:
-        of_a_day = self._turns_of_a_day
+        return self._until(now, turns, self._turns_at_random)
+
+    def _until(self, now: float, turns: np.ndarray, of_a_day: np.ndarray) -> np.ndarray:
+        """Seconds until so many turns have passed."""
         seconds = np.linspace(0, _DAY, _STEPS + 1)
         since_midnight = now % _DAY
         goal = np.interp(since_midnight, seconds, of_a_day) + turns
         days, rest = np.divmod(goal, of_a_day[-1])
         return np.maximum(days * _DAY + np.interp(rest, of_a_day, seconds) - since_midnight, 0.0)
+
+    @functools.cached_property
+    def _chances(self) -> np.ndarray:
+        """Share of the available devices that a period needs, shape [_STEPS + 1]."""
+        hours = np.linspace(0, 24, _STEPS + 1)
+        available = self.population_size * np.interp(hours, np.arange(25), self._curve)
+        return self.devices_needed / available
+
+    @functools.cached_property
+    def _turns_at_random(self) -> np.ndarray:
+        """Turns that an available device has had since midnight, shape [_STEPS + 1]."""
+        return self._turns_of_a_day(self._chances)
+
+    @functools.cached_property
+    def _turns_of_meetings(self) -> np.ndarray:
+        """The same, such that the chance of one turn or more in a period is the share."""
+        return self._turns_of_a_day(-np.log1p(-np.minimum(self._chances, _SURE)))
+
+    def _turns_of_a_day(self, in_a_period: np.ndarray) -> np.ndarray:
+        steps = (in_a_period[1:] + in_a_period[:-1]) / 2 * (_DAY / _STEPS) / self.period_seconds
+        return np.append(0.0, np.cumsum(steps))
