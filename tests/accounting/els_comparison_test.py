@@ -21,8 +21,9 @@ _SETTING = {"sampling_probability": 0.01, "num_steps": 2000, "delta": 1e-6}
         (2.0, 1, 1.035),
         (2.0, 2, 2.221),
         (2.0, 4, 4.978),
-        pytest.param(1.0, 2, 6.958, marks=pytest.mark.slow),
-        pytest.param(1.0, 4, 20.41, marks=pytest.mark.slow),
+        (2.0, 16, 37.84),
+        (1.0, 2, 6.958),
+        (1.0, 4, 20.41),
     ],
 )
 def test_black_box_values(stddev, group, expected):
@@ -51,6 +52,23 @@ def test_black_box_gives_up_where_it_asks_for_too_small_a_delta():
     kwargs = {"sampling_probability": 0.01, "num_steps": 100, "delta": 1e-50}
     found = els_comparison.black_box_epsilon(noise_multiplier=2.0, group_size=16, **kwargs)
     assert found == math.inf
+
+
+@pytest.mark.parametrize("group, is_finite", [(2, True), (8, False)])
+def test_black_box_asks_a_few_quick_questions(group, is_finite, monkeypatch):
+    asked, epsilon = [], mixture_of_gaussians.epsilon
+
+    def counted(pair, *, num_steps, delta):
+        asked.append(delta)
+        return epsilon(pair, num_steps=num_steps, delta=delta)
+
+    # One question takes `epsilon` hundredths of a second here, and `delta` seconds.
+    monkeypatch.setattr(mixture_of_gaussians, "epsilon", counted)
+    monkeypatch.setattr(mixture_of_gaussians, "delta", None)
+    kwargs = {"sampling_probability": 0.01, "num_steps": 100, "delta": 1e-6}
+    found = els_comparison.black_box_epsilon(noise_multiplier=0.7, group_size=group, **kwargs)
+    assert math.isfinite(found) == is_finite
+    assert len(asked) <= 20 and min(asked) >= 0.99e-50
 
 
 @pytest.mark.parametrize("order", [2, 3])

@@ -23,8 +23,8 @@ _ORDERS = (
     *range(64, 513, 32),
 )
 _MOST_POINTS = 200_000
-# Smallest delta that `mixture_of_gaussians.delta` tells from 0; steps in search of epsilon.
-_SMALLEST_DELTA, _STEP, _SMALLEST_STEP = 1e-50, 1.2, 1.001
+# Smallest δ₁ that is tried; where the search for it ends: ratio of two ε₁, difference of log δ₁.
+_SMALLEST_DELTA, _TOLERANCE, _SMALLEST_STEP = 1e-50, 1.001, 1e-4
 
 
 def black_box_epsilon(
@@ -49,7 +49,8 @@ def black_box_epsilon(
       delta: δ for the user, at least 1e-50.
 
     Returns:
-      ε, within 0.2% of the best; inf if none is found before δ₁ falls below 1e-50.
+      ε, within 0.2% of the best for a δ₁ of at least 1e-50; inf if there is none, whatever
+      smaller ones would give.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -57,24 +58,27 @@ def black_box_epsilon(
     delta = validation.number("delta", delta, at_least=_SMALLEST_DELTA, below=1)
     group_size = validation.integer("group_size", group_size, minimum=1)
     pair = mixture_of_gaussians.uls(noise_multiplier, sampling_probability)
+
+    def of_one(log_delta: float) -> float:
+        # Going the other way, by `mixture_of_gaussians.delta`, takes seconds each time.
+        return mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=math.exp(log_delta))
+
     tight = mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta)
     if group_size == 1 or tight == 0.0 or math.isinf(tight):
         return tight
-    # The factor is G at least, so that nothing smaller than this will do.
-    too_small = mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta / group_size)
-    enough, step = math.inf, _STEP
-    while step > _SMALLEST_STEP:
-        example = too_small * step
-        wanted = math.log(delta) - _log_factor(example, group_size)
-        if wanted < math.log(_SMALLEST_DELTA):  # And ever less beyond.
-            break
-        small = mixture_of_gaussians.delta(pair, num_steps=num_steps, epsilon=example)
-        if math.log(small) <= wanted:
-            enough = example
+    # The factor is G at least, so that nothing larger than this will do; and what does, does so
+    # with every smaller one, since the logarithm of δ₁ is concave in ε₁.
+    too_large, log_small = math.log(delta / group_size), math.log(_SMALLEST_DELTA)
+    too_small, enough = of_one(too_large), of_one(log_small)
+    if math.isinf(enough) or log_small + _log_factor(enough, group_size) > math.log(delta):
+        return math.inf
+    while enough > _TOLERANCE * too_small and too_large - log_small > _SMALLEST_STEP:
+        middle = (too_large + log_small) / 2.0
+        example = of_one(middle)
+        if middle + _log_factor(example, group_size) <= math.log(delta):
+            log_small, enough = middle, example
         else:
-            too_small = example
-        if math.isfinite(enough):
-            step = math.sqrt(enough / too_small)
+            too_large, too_small = middle, example
     return group_size * enough
 
 
