@@ -9,6 +9,7 @@ import pytest
 from tff_dpftrl.finetuning import contributions, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
+from tff_dpftrl.training import startup
 
 _USERS = contributions.of_sizes([3, 8, 20] * 200)
 
@@ -40,6 +41,27 @@ def test_epsilon_is_that_of_the_plan_and_none_where_there_is_none():
         assert without.epsilon_after(50) is None and not without.has_guarantee
     expected = made.noise_multiplier / 64 * math.sqrt(10_000 / 50)
     assert made.noise_to_signal(10_000) == pytest.approx(expected, rel=1e-12)
+
+
+def test_noise_that_fine_tuning_gained_under_is_not_warned_of():
+    # The noisiest runs that were measured, by sampling: 32 users in each of 60 steps.
+    users = contributions.of_sizes([28] * 8602)
+
+    def warnings(noise_multiplier):
+        plan = plan_lib.make_plan(
+            users,
+            sampling="user",
+            group_size=2,
+            expected_units=32,
+            num_steps=60,
+            noise_multiplier=noise_multiplier,
+        )
+        made = run_privacy.SampledFinetuning.of(plan, clip_norm=1.0, deterministic_seed=None)
+        lines = startup.describe_plan(made, 361_124, unit="step", swamped=run_privacy.SWAMPED)
+        assert any(line.startswith("Noise to signal: ") for line in lines)
+        return [line for line in lines if line.startswith("Warning: above 2 the noise")]
+
+    assert not warnings(0.7975) and len(warnings(0.9)) == 1
 
 
 def test_the_statement_charges_what_was_run_or_all():

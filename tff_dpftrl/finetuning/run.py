@@ -125,7 +125,9 @@ def finetune(
         # looked at it each time.
         for line in chosen.reasons if is_new else ():
             say(line)
-        for line in startup.describe_plan(plan, part.model.num_parameters, unit=config.unit):
+        for line in startup.describe_plan(
+            plan, part.model.num_parameters, unit=config.unit, swamped=run_privacy.SWAMPED
+        ):
             say(line)
         say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
         public_seed = config.seed

@@ -21,6 +21,17 @@ METRICS_NOT_COVERED = (
     "them."
 )
 
+SWAMPED = 2.0
+"""`PrivacyPlan.noise_to_signal` above which a fine-tuning run is warned; a rule of thumb.
+
+Ten times that of federated rounds (`runs.privacy.SWAMPED`): a pretrained model is near to where
+it shall go, and Adam, dividing by the gradient's size, steps no farther for more noise. It is
+where the evidence ends, not where learning does: a transformer of 361,124 weights, 60 steps of
+Adam on commit messages by author, was better than before in each run, at the highest ratio of
+independent noise (1.93: ε = 1, 32 users in a step) by 0.24 nats a word, 5.04 before, and at that
+of passes (1.62: ε = 1, 64 users) by 0.17. Nothing noisier was tried.
+"""
+
 
 @dataclasses.dataclass(frozen=True)
 class SampledFinetuning(privacy.PrivacyPlan):

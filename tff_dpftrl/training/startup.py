@@ -21,7 +21,11 @@ def describe_task(language_task: text_task.TextTask) -> list[str]:
 
 
 def describe_plan(
-    plan: privacy.PrivacyPlan, num_parameters: int, *, unit: str = "round"
+    plan: privacy.PrivacyPlan,
+    num_parameters: int,
+    *,
+    unit: str = "round",
+    swamped: float = privacy.SWAMPED,
 ) -> list[str]:
     """Participation, noise, the ε to come, and how the noise compares with the signal.
 
@@ -29,6 +33,7 @@ def describe_plan(
       plan: The run's privacy.
       num_parameters: Number of trainable weights.
       unit: What people call its rounds.
+      swamped: `PrivacyPlan.noise_to_signal` above which it is warned of.
 
     Returns:
       One line for each, and a warning where the noise outweighs all there is to learn.
@@ -55,10 +60,10 @@ def describe_plan(
         f"Noise to signal: {ratio:.2g} (norm of the noise in the sum of all {unit}s, over the "
         "largest norm that the clipped updates can add up to)."
     )
-    if ratio > privacy.SWAMPED:
+    if ratio > swamped:
         lines.append(
-            f"Warning: above {privacy.SWAMPED:g} the noise is likely to drown what is sent or "
-            f"sampled, which never agrees entirely. Take more of it in a {unit}, more {unit}s, a "
-            "smaller model or a larger ε."
+            f"Warning: above {swamped:g} the noise is likely to drown what is sent or sampled, "
+            f"which never agrees entirely. Take more of it in a {unit}, more {unit}s, a smaller "
+            "model or a larger ε."
         )
     return lines
