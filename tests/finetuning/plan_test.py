@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import mixture_of_gaussians, statement
+from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
 from tff_dpftrl.finetuning import contributions, group_size, plan
 
 _USERS = contributions.of_sizes([16] * 256)
@@ -139,7 +139,8 @@ def test_the_statement_says_what_holds(sampling):
     text = said.to_markdown()
     assert "client" not in text  # There are none.
     assert "stay secret" in text and "with all data in one place" in text
-    assert f"probability {found.sampling_probability:.6g}" in text
+    chance = display.round_up(found.sampling_probability, 6)
+    assert f"probability {chance}, " in text and f"- sampling_probability: {chance}\n" in text
     assert "was counted on the data" in text and "n^-1.1" in text
     assert said.parameters["denominator"] == 16 and said.parameters["clip_norm"] == 0.5
     assert ("Theorem 3" in said.accounting) == (sampling == "example")
@@ -147,6 +148,27 @@ def test_the_statement_says_what_holds(sampling):
     assert not any("counted on the data" in caveat for caveat in declared.caveats)
     part = found.statement(steps_done=10)
     assert part.epsilon < said.epsilon and part.parameters["num_steps_charged"] == 10
+
+
+@pytest.mark.parametrize("sampling", ["example", "user"])
+def test_what_people_read_is_short_and_its_nouns_agree(sampling):
+    users = contributions.of_sizes([2] * 300)
+    found = _plan(sampling, users=users, group_size=1, expected_units=7)
+    said = found.statement(
+        parameters={"user": "one author"}, vocabulary_source="a book", vocabulary_is_public=True
+    )
+    text = said.to_markdown()
+    assert "at most 1 example " in text.lower() and "1 examples" not in text
+    assert "at most 1 example " in "".join(found.describe())
+    # Never less than what holds, which the document for programs has.
+    assert "- sampling_probability: 0.0233334\n" in text and 7 / 300 < 0.0233334
+    assert f'"sampling_probability": {7 / 300!r}' in said.to_json()
+    assert "- Unit of privacy: one user, here one author.\n" in text
+    assert "The vocabulary is of public text: a book." in said.assumptions
+    assert "vocabulary" not in "".join(said.not_covered)
+    private = found.statement(vocabulary_source="the users")
+    assert "Choice of the vocabulary: the users." in private.not_covered
+    assert not any("public text" in line for line in private.assumptions)
 
 
 def test_an_exact_median_is_said_not_to_be_covered():

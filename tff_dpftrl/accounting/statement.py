@@ -171,6 +171,7 @@ def dp_ftrl_statement(
     declared: schema_lib.MinSep | None = None,
     observed: observed_lib.Participation | None = None,
     vocabulary_source: str | None = None,
+    vocabulary_is_public: bool = False,
     hyperparameter_tuning: str | None = None,
     not_covered: Sequence[str] = (),
     caveats: Sequence[str] = (),
@@ -193,6 +194,8 @@ def dp_ftrl_statement(
       declared: The schema declared before the run; `claim.schema` if None.
       observed: What the ledger recorded, `Ledger.observed()`; None if nothing was.
       vocabulary_source: Where the vocabulary came from; None if unknown.
+      vocabulary_is_public: Whether that is public text, by somebody's word: then it is an
+        assumption, and otherwise not covered.
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
@@ -249,7 +252,8 @@ def dp_ftrl_statement(
         output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(vocabulary_source, hyperparameter_tuning, data_in_one_place),
+            *sentences.not_covered(hyperparameter_tuning, data_in_one_place),
+            *([] if vocabulary_is_public else [sentences.vocabulary_choice(vocabulary_source)]),
             *not_covered,
         ),
         assumptions=(
@@ -258,6 +262,7 @@ def dp_ftrl_statement(
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.norm_bound(claim.adaptive_clipping),
             sentences.NOISE_USED_ONCE,
+            *([sentences.public_vocabulary(vocabulary_source)] if vocabulary_is_public else []),
         ),
         caveats=(
             sentences.FLOATING_POINT,
@@ -292,6 +297,7 @@ def sampled_statement(
     num_users: int | None = None,
     seed_is_known: bool = False,
     vocabulary_source: str | None = None,
+    vocabulary_is_public: bool = False,
     hyperparameter_tuning: str | None = None,
     not_covered: Sequence[str] = (),
     caveats: Sequence[str] = (),
@@ -314,6 +320,7 @@ def sampled_statement(
       num_users: Number of users in the population; None if unknown.
       seed_is_known: Whether the user chose the seed of noise or sampling.
       vocabulary_source: As for `dp_ftrl_statement`, like the arguments below.
+      vocabulary_is_public: See there.
       hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
       not_covered: Further accesses to data that the guarantee does not cover.
       caveats: Further caveats.
@@ -353,7 +360,8 @@ def sampled_statement(
         output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(vocabulary_source, hyperparameter_tuning, data_in_one_place),
+            *sentences.not_covered(hyperparameter_tuning, data_in_one_place),
+            *([] if vocabulary_is_public else [sentences.vocabulary_choice(vocabulary_source)]),
             *not_covered,
         ),
         assumptions=(
@@ -361,6 +369,7 @@ def sampled_statement(
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.CLIPPED_AS_STATED,
             sentences.NOISE_USED_ONCE,
+            *([sentences.public_vocabulary(vocabulary_source)] if vocabulary_is_public else []),
         ),
         caveats=(
             sentences.FLOATING_POINT,

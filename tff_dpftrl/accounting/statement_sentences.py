@@ -96,17 +96,24 @@ def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
     return (f"What the noised sums say about the training data of one {unit}{which}.",)
 
 
-def not_covered(
-    vocabulary_source: str | None, tuning: str | None, in_one_place: bool = False
-) -> tuple[str, ...]:
+def not_covered(tuning: str | None, in_one_place: bool = False) -> tuple[str, ...]:
     """What no run's guarantee covers."""
     return (
         *(() if in_one_place else ("Clients that do not follow the algorithm.",)),
         "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
         "of a checkpoint.",
         f"Tuning of hyperparameters: {tuning or 'not recorded'}.",
-        f"Choice of the vocabulary: {vocabulary_source or 'not recorded'}.",
     )
+
+
+def vocabulary_choice(source: str | None) -> str:
+    """What is not covered where the words are not of public text."""
+    return f"Choice of the vocabulary: {source or 'not recorded'}."
+
+
+def public_vocabulary(source: str | None) -> str:
+    """The assumption where they are."""
+    return f"The vocabulary is of public text: {source or 'not recorded'}."
 
 
 def schema_kept(recorded: bool) -> str:

@@ -26,6 +26,17 @@ def _bullets(lines: tuple[str, ...]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
+def _unit(facts: statement.PrivacyStatement) -> str:
+    """What is protected, and what that is in the corpus where a run says so."""
+    unit, found = f"one {facts.unit_of_privacy}", facts.parameters.get("user")
+    return unit if found is None or found == unit else f"{unit}, here {found}"
+
+
+def _readable(name: str, value: statement.Scalar) -> statement.Scalar:
+    """A parameter with few digits, if more of it promises less and rounding up cannot flatter."""
+    return display.round_up(value, 6) if name == "sampling_probability" else value
+
+
 def _headline(facts: statement.PrivacyStatement) -> list[str]:
     """What will be quoted: with all that it must not be quoted without."""
     if not facts.has_guarantee:
@@ -49,7 +60,8 @@ def to_markdown(facts: statement.PrivacyStatement) -> str:
       facts: The statement.
 
     Returns:
-      Markdown, ending with a newline. Costs in privacy are rounded up.
+      Markdown, ending with a newline. Costs in privacy and sampling probabilities are rounded
+      up; the JSON has them exactly.
     """
     lines = ["# Privacy statement", "", *_headline(facts)]
     lines += [
@@ -57,7 +69,7 @@ def to_markdown(facts: statement.PrivacyStatement) -> str:
         "## Setting",
         "",
         f"- Trust: {facts.setting}",
-        f"- Unit of privacy: one {facts.unit_of_privacy}.",
+        f"- Unit of privacy: {_unit(facts)}.",
         f"- Neighbouring data sets: {facts.adjacency}",
         f"- Released: {facts.output}",
         "",
@@ -93,7 +105,7 @@ def to_markdown(facts: statement.PrivacyStatement) -> str:
         "## Mechanism and parameters",
         "",
         f"- mechanism: {facts.mechanism}",
-        *(f"- {name}: {value}" for name, value in facts.parameters.items()),
+        *(f"- {name}: {_readable(name, value)}" for name, value in facts.parameters.items()),
         "",
         "## Caveats",
         "",

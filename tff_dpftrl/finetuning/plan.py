@@ -19,6 +19,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
 from tff_dpftrl.finetuning import contributions
 from tff_dpftrl.finetuning import group_size as group_sizes
+from tff_dpftrl.mechanisms import strategy
 
 EXAMPLE, USER = "example", "user"
 """What is sampled: examples of a pool (ELS), or users (ULS)."""
@@ -110,6 +111,10 @@ class Plan:
         """How many units of one user there may be."""
         return self.group_size if self.sampling == EXAMPLE else 1
 
+    @property
+    def _examples(self) -> str:
+        return strategy.counted(self.group_size, "example")
+
     def contributions(self, users: contributions.Users, seed: int) -> contributions.Contributions:
         """Who contributes what in which step.
 
@@ -185,8 +190,7 @@ class Plan:
         lines = [
             f"Sampling: {_NAMES[self.sampling]}; each of {self.num_units} {unit} is in a step "
             f"with probability {self.sampling_probability:.4g}, in secret; {self.num_steps} steps.",
-            f"Group size: at most {self.group_size} examples of a user {of_user}; "
-            f"{self.group_size_source}.",
+            f"Group size: at most {self._examples} of a user {of_user}; {self.group_size_source}.",
             f"Noise: σ = {self.noise_multiplier:.4g}, {self.noise_of_average:.4g} of the clip norm "
             f"in an average over {self.expected_units:g} {unit}; {spent} at δ = {self.delta:.3g}.",
         ]
@@ -200,6 +204,7 @@ class Plan:
         parameters: Mapping[str, statement.Scalar] | None = None,
         seed_is_known: bool = False,
         vocabulary_source: str | None = None,
+        vocabulary_is_public: bool = False,
         hyperparameter_tuning: str | None = None,
         not_covered: Sequence[str] = (),
         caveats: Sequence[str] = (),
@@ -212,6 +217,7 @@ class Plan:
           parameters: More parameters of the run, like the clip norm.
           seed_is_known: Whether the seed of noise or sampling was given by the user.
           vocabulary_source: Where the vocabulary came from; None if unknown.
+          vocabulary_is_public: Whether that is public text, by somebody's word.
           hyperparameter_tuning: How clip norm, learning rate and so on were chosen.
           not_covered: Further accesses to data that are not covered, like gradient norms
             L(G) of the protected users.
@@ -247,6 +253,7 @@ class Plan:
             num_users=self.num_users,
             seed_is_known=seed_is_known,
             vocabulary_source=vocabulary_source,
+            vocabulary_is_public=vocabulary_is_public,
             hyperparameter_tuning=hyperparameter_tuning,
             not_covered=(*self._not_covered(), *not_covered),
             caveats=(*self._caveats(), *caveats),
@@ -262,7 +269,7 @@ class Plan:
             text = (
                 "Privacy loss distribution of the mixture of Gaussians N(j, σ²), j ~ "
                 f"Binomial({self.group_size}, p), which is tight for one user with at most "
-                f"{self.group_size} examples in the pool (Charles et al. 2024, Theorem 3), "
+                f"{self._examples} in the pool (Charles et al. 2024, Theorem 3), "
                 "composed over the steps."
             )
         else:
@@ -275,15 +282,18 @@ class Plan:
         return text
 
     def _sampling_sentence(self) -> str:
-        chance = f"with probability {self.sampling_probability:.6g}, independently of all else"
+        chance = (
+            f"with probability {display.round_up(self.sampling_probability, 6)}, independently of "
+            "all else"
+        )
         if self.sampling == EXAMPLE:
             return (
-                f"At most {self.group_size} examples of each user were put into a pool, once, at "
-                f"random; every example of the pool is in a step {chance}."
+                f"At most {self._examples} of each user were put into a pool, once, at random; "
+                f" every example of the pool is in a step {chance}."
             )
         return (
-            f"Every user is in a step {chance}, with at most {self.group_size} examples drawn at "
-            "random in every step; their mean gradient is clipped."
+            f"Every user is in a step {chance}, with at most {self._examples} drawn at random in "
+            "every step; their mean gradient is clipped."
         )
 
     def _not_covered(self) -> tuple[str, ...]:

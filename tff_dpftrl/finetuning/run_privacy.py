@@ -99,6 +99,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        vocabulary_is_public: bool = False,
         headline_caveats: Sequence[str],
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
@@ -113,6 +114,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
             },
             seed_is_known=self.deterministic_seed is not None,
             vocabulary_source=vocabulary_source,
+            vocabulary_is_public=vocabulary_is_public,
             not_covered=(*not_covered, METRICS_NOT_COVERED),
             headline_caveats=headline_caveats,
         )

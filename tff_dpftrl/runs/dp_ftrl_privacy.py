@@ -315,6 +315,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        vocabulary_is_public: bool = False,
         headline_caveats: Sequence[str],
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
@@ -343,6 +344,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             declared=self.schema,
             observed=seen,
             vocabulary_source=vocabulary_source,
+            vocabulary_is_public=vocabulary_is_public,
             headline_caveats=(
                 *(self.simulated.caveats() if self.simulated else ()),
                 *headline_caveats,

@@ -186,6 +186,7 @@ class PrivacyPlan(abc.ABC):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        vocabulary_is_public: bool = False,
         headline_caveats: Sequence[str],
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
@@ -196,6 +197,7 @@ class PrivacyPlan(abc.ABC):
           seen: Rounds, stride and participations that the ledger recorded.
           parameters: What else the run depended on.
           vocabulary_source: Where the vocabulary came from; None if there is none.
+          vocabulary_is_public: Whether that is public text, by somebody's word.
           headline_caveats: What nobody should quote epsilon without.
           not_covered: What else the guarantee does not cover.
           charge_all_rounds: Whether all declared rounds are charged, not only those that

@@ -189,6 +189,7 @@ class SampledPlan(privacy.FederatedPlan):
         *,
         parameters: Mapping[str, statement.Scalar],
         vocabulary_source: str | None,
+        vocabulary_is_public: bool = False,
         headline_caveats: Sequence[str],
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
@@ -223,6 +224,7 @@ class SampledPlan(privacy.FederatedPlan):
             num_users=self.num_clients,
             seed_is_known=self.deterministic_seed is not None,
             vocabulary_source=vocabulary_source,
+            vocabulary_is_public=vocabulary_is_public,
             headline_caveats=(
                 *(self.simulated.caveats() if self.simulated else ()),
                 *headline_caveats,

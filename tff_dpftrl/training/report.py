@@ -197,6 +197,8 @@ def write(
             "user": known.facts["user_unit"],
         },
         vocabulary_source=known.facts["vocabulary_source"],
+        # Older runs did not record it.
+        vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
         headline_caveats=_headline_caveats(config, known.facts),
         not_covered=_not_covered(known),
         # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
