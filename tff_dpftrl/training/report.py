@@ -35,9 +35,19 @@ EVALUATION_METRICS = {
 """Metrics of `models.metrics` that are recorded for held-out users, and their meaning."""
 
 COLUMNS = (
-    metrics_log.Column("round", "number of the round, from 1"),
-    metrics_log.Column("loss", "cross-entropy on the round's training cohort", is_exact=True),
-    metrics_log.Column("top1", "accuracy on the round's training cohort", is_exact=True),
+    metrics_log.Column("round", "number of the round, from 1; of fine-tuning, of the step"),
+    metrics_log.Column(
+        "loss",
+        "cross-entropy on the round's training cohort; of fine-tuning, mean over the step's "
+        "sampled examples, each the mean over its words, or over its users, each the mean over "
+        "their examples",
+        is_exact=True,
+    ),
+    metrics_log.Column(
+        "top1",
+        "accuracy on the round's training cohort; empty in fine-tuning, which does not measure it",
+        is_exact=True,
+    ),
     metrics_log.Column(
         "epsilon",
         "ε that all rounds so far spent at the run's δ, with the participation that was declared. "
@@ -48,7 +58,12 @@ COLUMNS = (
         metrics_log.Column(f"eval_{name}", f"held-out users, who never train: {meaning}")
         for name, meaning in EVALUATION_METRICS.items()
     ),
-    metrics_log.Column("clients", "size of the cohort, unless it is secret", is_exact=True),
+    metrics_log.Column(
+        "clients",
+        "size of the cohort; empty where it is secret, as with sampled cohorts, and in fine-tuning "
+        "with sampled examples or users",
+        is_exact=True,
+    ),
     metrics_log.Column(
         "seconds",
         "wall-clock time of the round, which grows with the cohort and its text",
