@@ -65,6 +65,13 @@ def test_bad_input_gets_one_line(toy, tmp_path, capsys, flags, message):
     assert not (tmp_path / "run").exists()
 
 
+def test_help_says_how_few_users_an_evaluation_may_be_of(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["finetune", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "each with all examples, until there are twice as many" in said
+
+
 def test_a_missing_model_is_refused_before_tensorflow(tmp_path, capsys):
     flags = ["finetune", *_ULS, "--target-epsilon", "8", "--output", str(tmp_path / "run")]
     assert main.main([*flags, "--initial-weights", str(tmp_path)]) == 2

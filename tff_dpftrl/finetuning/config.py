@@ -169,7 +169,11 @@ class FinetuningConfig(language_config.TextConfig):
     )
     eval_every: int = _option(25, "Steps between evaluations on held-out users.", "run", 1)
     eval_sequences: int = _option(
-        4000, "Held-out examples used in an evaluation, at most.", "run", 1
+        4000,
+        "Held-out examples used in an evaluation, at most: of users in random order, each with all "
+        "examples, until there are twice as many. Where users have many, few are behind it.",
+        "run",
+        1,
     )
     seed: int = _option(
         0,
