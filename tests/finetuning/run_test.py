@@ -127,6 +127,11 @@ def test_adapters_alone_are_trained_and_the_model_is_whole(toy, tmp_path):
     assert (parameters["trained_weights"], parameters["model_weights"]) == numbers
     assert parameters["adapter_rank"] == 2
     assert f"rank 2: {numbers[0]} weights" in "".join(lines)
+    (results,) = [i for i, line in enumerate(lines) if line.startswith("Results: ")]
+    assert lines[results + 1].startswith("Compiling the step")
+    note = (tmp_path / "run" / "metrics_README.md").read_text()
+    for said in ("of fine-tuning, of the step", "in fine-tuning with sampled examples or users"):
+        assert said in note
     assert manifest.read(tmp_path / "run").facts["num_parameters"] == numbers[0]
     further = dataclasses.replace(config, initial_weights=str(tmp_path / "run"), num_steps=2)
     _finetune(further, tmp_path / "further")

@@ -136,6 +136,8 @@ def finetune(
         seed = committed_run.sampling_seed(output, plan, public_seed)
         batches = batches_of(plan, users, group_size, seed)
         trainer = _Steps(users.ids, batches, steps, task.train)
+        if rounds.rounds_done < plan.num_rounds:
+            say("Compiling the step: the first one takes seconds, of a large model minutes ...")
         before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
         committed_run.CommittedRun(
             config, output, task, plan, trainer, rounds, say, baselines=before, whole=part.whole
