@@ -12,8 +12,8 @@ import pytest
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.cli import main
 from tff_dpftrl.data import split
-from tff_dpftrl.finetuning import proxies
-from tff_dpftrl.training import trained_model
+from tff_dpftrl.finetuning import group_size, proxies
+from tff_dpftrl.training import corpus, language_config, trained_model
 
 toy = toy_finetuning.toy
 
@@ -136,6 +136,7 @@ def test_sizes_and_texts_are_counted(capsys, tmp_path):
         ([*_USERS, "--gradient-norms", "5,4"], "group_size=4 is not between 1 and 2"),
         ([*_USERS, "--proxy-data", "x.jsonl"], "--proxy-data is for --initial-weights"),
         ([*_USERS, "--initial-weights", "/nowhere"], "There is no trained model in /nowhere"),
+        ([*_USERS, "--max-users", "20"], "--max-users is for --data, which is not given"),
         ([*_USERS, "--gradient-norms", "5,0,1"], "norms at group size 2 .* got 0.0"),
         (["--user-sizes", "/nowhere", *_TARGET], "--user-sizes /nowhere .* No such file"),
         (["--users", "500", "--examples-per-user", "0", *_TARGET], "--examples-per-user .* got 0"),
@@ -147,12 +148,35 @@ def test_bad_input_is_one_clear_line(capsys, arguments, message):
     assert re.search(message, error) and error.count("\n") == 1, error
 
 
+def test_texts_are_read_as_finetune_reads_them(capsys, toy, monkeypatch):
+    seen, read = [], corpus.read_users
+
+    def recorded(config):
+        seen.append(config)
+        return read(config)
+
+    measured = {}
+    monkeypatch.setattr(corpus, "read_users", recorded)
+    monkeypatch.setattr(proxies, "of_model", lambda *a, **kwargs: measured.update(kwargs) or found)
+    found = proxies.Proxies(group_size.GradientNorms((1,), (2.0,)), 3, "a book")
+    users = str(toy / "users.jsonl")
+    text = ("--data", users, "--pretokenized", "--max-users", "40")
+    flags = ("--initial-weights", str(toy / "pretrained"), "--compute-budget", "32")
+    flags += ("--target-epsilon", "4", "--steps", "9", "--delta", "1e-4")
+    said = _out(capsys, *text, *flags)
+    assert seen == [language_config.TextConfig(users, pretokenized=True, max_users=40)]
+    assert said.split("\n\n")[1].startswith("40 users with ") and measured["is_tokenized"]
+    assert "of all weights, not of adapters" in said
+    assert main.main(["finetune-plan", *text, *flags, "--sqlite-split", "train"]) == 2
+    assert "sqlite_split applies to SQLite files only" in capsys.readouterr().err
+
+
 def test_data_without_anybody_to_train_on_is_refused(capsys, tmp_path):
     path = tmp_path / "texts.jsonl"
     rows = ({"user_id": user, "examples": [" "]} for user in ("ann", "bob"))
     path.write_text("\n".join(map(json.dumps, rows)))
     assert main.main(["finetune-plan", "--data", str(path), *_TARGET]) == 2
-    assert "has no user to train on who has a text" in capsys.readouterr().err
+    assert "none of them has a text with a word" in capsys.readouterr().err
 
 
 if __name__ == "__main__":

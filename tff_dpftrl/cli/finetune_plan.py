@@ -6,10 +6,12 @@ import argparse
 import dataclasses
 import pathlib
 import sys
+import typing
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import output, train
+from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     from tff_dpftrl.finetuning import contributions, group_size, proxies
@@ -42,6 +44,10 @@ examples:
 
   # With the gradients of the model that is to be fine-tuned, on public text.
   tff-dpftrl finetune-plan --data users.jsonl.gz --initial-weights results/pretrained \\
+      --target-epsilon 4 --compute-budget 1024 --steps 500
+
+  # As finetune --pretokenized and --max-users read them.
+  tff-dpftrl finetune-plan --data users.jsonl.gz --pretokenized --max-users 2000 \\
       --target-epsilon 4 --compute-budget 1024 --steps 500
 
   # Before there is any data: 10000 users with 50 examples each.
@@ -80,6 +86,10 @@ def add_parser(subparsers) -> None:
         "--users", type=int, metavar="N", help="So many users, with --examples-per-user each."
     )
     parser.add_argument("--examples-per-user", type=int, metavar="K", help="With --users.")
+    hints = typing.get_type_hints(language_config.TextConfig)
+    group = parser.add_argument_group("how texts are read, as for finetune")
+    for field in _text_options():
+        train.add_flag(group, field, hints[field.name])
     parser.add_argument(
         "--target-epsilon", type=float, required=True, metavar="E", help="Epsilon of the run."
     )
@@ -115,7 +125,8 @@ def add_parser(subparsers) -> None:
         "--initial-weights",
         type=pathlib.Path,
         metavar="DIR",
-        help="Folder of the model to fine-tune, whose gradients are measured on --proxy-data.",
+        help="Folder of the model to fine-tune, whose gradients are measured on --proxy-data: "
+        "those of all weights, not of adapters (finetune --adapter-rank), which have other norms.",
     )
     norms.add_argument(
         "--gradient-norms",
@@ -131,6 +142,12 @@ def add_parser(subparsers) -> None:
         "standard-library.",
     )
     output.add_format(parser)
+
+
+def _text_options() -> list[dataclasses.Field]:
+    """What `finetune` is told of its text, besides where it is."""
+    fields = dataclasses.fields(language_config.TextConfig)
+    return [field for field in fields if field.name != "data"]
 
 
 def _integers(text: str) -> tuple[int, ...]:
@@ -188,6 +205,12 @@ def _users(args: argparse.Namespace) -> contributions.Users:
 
     if (args.users is None) != (args.examples_per_user is None):
         raise ValueError("--users and --examples-per-user go together.")
+    given = set(_given_text_options(args))
+    if args.proxy_data is not None:
+        given.discard("pretokenized")  # Which is of that file, too.
+    if args.data is None and given:
+        name = min(given).replace("_", "-")
+        raise ValueError(f"--{name} is for --data, which is not given: leave it out.")
     if args.users is not None:
         count = validation.integer("--users", args.users, minimum=1)
         size = validation.integer("--examples-per-user", args.examples_per_user, minimum=1)
@@ -200,9 +223,14 @@ def _users(args: argparse.Namespace) -> contributions.Users:
             raise ValueError(
                 f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
             ) from error
-    from tff_dpftrl.data import sources, split
+    from tff_dpftrl.training import corpus
 
-    return contributions.of_text(split.by_user(sources.load_user_text(args.data)).train)
+    text = language_config.TextConfig(args.data, **_given_text_options(args))
+    return contributions.of_text(corpus.read_users(text).train)
+
+
+def _given_text_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {f.name: vars(args)[f.name] for f in _text_options() if f.name in args}
 
 
 def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
@@ -230,6 +258,7 @@ def _measure(
         args.proxy_data or "standard-library",
         protected=args.data or "",
         largest_group=max(one.rows_per_unit for one in plans),
+        is_tokenized=_given_text_options(args).get("pretokenized", False),
     )
 
 
@@ -331,7 +360,7 @@ def _advice(
         )
         lines.append(
             f"Norm of the mean of G gradients, median over {measured.num_users} public users "
-            f"({measured.source}): {found}."
+            f"({measured.source}): {found}; of all weights, not of adapters (--adapter-rank)."
         )
     if "halfway" in best:
         names = {name: _name(one) for name, one in best.items()}
