@@ -91,6 +91,22 @@ def test_bad_input_gets_one_line(run, capsys, flags, message):
     assert message in error and error.startswith("tff-dpftrl personalize: ")
 
 
+def test_users_whom_pretraining_took_are_no_test_users(run, tmp_path, capsys):
+    copy = toy_model.write(tmp_path / "copy")
+    other = tmp_path / "renamed.jsonl"
+    other.write_bytes((run / "users.jsonl").read_bytes())
+    flags = ("--learning-rates", "0.1", "--max-users", "2", "--data", run / "users.jsonl")
+    for known in (run / "users.jsonl", other):
+        record = {"pretraining": {"data": str(known)}}
+        (copy / "pretraining.json").write_text(json.dumps(record))
+        assert main.main(["personalize", str(copy), *map(str, flags), "--users", "test"]) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "take users 'held-out', or other text" in error
+    assert _printed(capsys, copy, *flags)  # Held out from pretraining, too.
+    (copy / "pretraining.json").write_text('{"pretraining": {"data": "standard-library"}}')
+    assert _printed(capsys, copy, *flags, "--users", "test")
+
+
 def test_a_folder_without_model_or_text_is_refused(run, tmp_path, capsys):
     assert main.main(["personalize", str(tmp_path)]) == 2
     assert "There is no trained model in" in capsys.readouterr().err

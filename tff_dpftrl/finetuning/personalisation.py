@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from tff_dpftrl import validation
-from tff_dpftrl.data import sequences, user_text
+from tff_dpftrl.data import sequences, sources, user_text
 from tff_dpftrl.runs import manifest
-from tff_dpftrl.training import corpus, language_config, trained_model
+from tff_dpftrl.training import corpus, language_config, trained_model, warm_start
 
 Part = Literal["held-out", "test"]
 """Users whom runs evaluate on, or those that they never touch (`data.split`)."""
@@ -151,7 +151,8 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
       Their text.
 
     Raises:
-      ValueError: If the text cannot be used, or is not known.
+      ValueError: If the text cannot be used, is not known, or is recorded to have trained the
+        model.
     """
     if part not in get_args(Part):
         raise ValueError(f"users must be one of {', '.join(get_args(Part))}; got {part!r}.")
@@ -164,8 +165,21 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
             )
         known = manifest.read(folder).config
         options = {name: known[name] for name in TEXT_OPTIONS if name in known} | options
-    parts = corpus.read_users(language_config.TextConfig(**options))
+    config = language_config.TextConfig(**options)
+    if part == "test" and not manifest.exists(folder):
+        _refuse_trained_on(folder, config.data)
+    parts = corpus.read_users(config)
     return parts.test if part == "test" else parts.validation
+
+
+def _refuse_trained_on(folder: pathlib.Path, data: str) -> None:
+    """Refuses a corpus of which `pretrain` has taken all users but the held-out ones."""
+    known = warm_start.pretrained_on(folder)
+    if known is not None and sources.are_same_text(known, data):
+        raise ValueError(
+            f"users 'test' of data {data!r} are among those whom the model in {folder} was trained "
+            "on, by tff-dpftrl pretrain: take users 'held-out', or other text."
+        )
 
 
 def personalise(

@@ -69,6 +69,19 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
     return f"the model {name!r}, of which is not recorded what it was trained on", False
 
 
+def pretrained_on(folder: pathlib.Path) -> str | None:
+    """The corpus that the weights of a folder of `pretrain` were trained on, as it was named.
+
+    Returns:
+      The name; None if it is not recorded there.
+    """
+    try:
+        record = json.loads((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
+        return record["pretraining"]["data"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def refuse_protected(folder: pathlib.Path, protected: str) -> None:
     """Refuses weights that were pretrained on the text that the run protects.
 
@@ -79,12 +92,8 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
     Raises:
       ValueError: If they were.
     """
-    try:
-        record = json.loads((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
-        data = record["pretraining"]["data"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # Of something else, which `source` has words for.
-    if sources.are_same_text(data, protected):
+    data = pretrained_on(folder)  # None of something else, which `source` has words for.
+    if data is not None and sources.are_same_text(data, protected):
         raise ValueError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
             "protects or a copy of it: pretrain on public text."
