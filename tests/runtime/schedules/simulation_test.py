@@ -9,7 +9,7 @@ from tests.runtime.schedules import mistakes
 from tff_dpftrl.runtime.actors import cast
 from tff_dpftrl.runtime.schedules import faults, simulation, watch
 
-SCHEDULES = 10_000  # 38 seconds of one core of the machine that this was written on.
+SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
 SCHEDULES_PER_MISTAKE = 200
 
 

@@ -18,7 +18,7 @@ _RESTART_SECONDS = 1.0
 _NOTICE_SECONDS = 0.3
 # Virtual seconds.
 FAULTY_SECONDS = 30.0
-PROGRESS_SECONDS = 150.0
+PROGRESS_SECONDS = 90.0
 
 
 def small_population() -> population.Population:
