@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 import tree
 
 from tests.execution import small_processes
-from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.execution import compiled_process, leaves
 
 _ELEMENT = collections.OrderedDict(x=tff.TensorType(np.float32, [2]), y=np.int32)
 _SEQUENCE = tff.SequenceType(_ELEMENT)
@@ -33,6 +33,14 @@ def _dataset(num_examples):
         x=np.ones((num_examples, 2), np.float32), y=np.arange(num_examples, dtype=np.int32)
     )
     return tf.data.Dataset.from_tensor_slices(arrays)
+
+
+def test_every_leaf_has_a_path():
+    type_spec = tff.to_type(collections.OrderedDict(a=[np.int32, _ELEMENT], b=_SEQUENCE))
+    assert leaves.paths(type_spec) == ["a/0", "a/1/x", "a/1/y", "b"]
+    assert leaves.paths(tff.to_type(np.int32)) == [""]
+    assert leaves.paths(None) == []
+    assert len(leaves.specs(type_spec)) == 4
 
 
 @pytest.fixture(scope="module")

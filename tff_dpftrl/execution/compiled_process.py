@@ -9,7 +9,6 @@ out of the process once and called directly. The state stays where it is.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.execution import client_part, graph_function, leaves
+from tff_dpftrl.execution import client_part, graph_function, leaves, process_form
 
 
 class NotCompilableError(ValueError):
@@ -88,13 +87,12 @@ def compile_process(
         raise ValueError("dataset_fn and tensor_spec belong together: give both or none.")
     if clients is None:
         clients = client_part.ThreadedClients()
-    # Grappler would lower loops to a form that cannot be called in a `tf.function`.
-    config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
     with _refusing_the_process():
-        form = _Form.of(process, config)
+        form = process_form.ProcessForm.of(process)
     data_type = leaves.member(process.next.type_signature.parameter[1])
-    data = None if dataset_fn is None else _data_graph(dataset_fn, tensor_spec, data_type)
+    data = (
+        None if dataset_fn is None else process_form.data_graph(dataset_fn, tensor_spec, data_type)
+    )
     with _refusing_the_process():
         return CompiledProcess(process, form, data, tensor_spec, clients)
 
@@ -120,7 +118,7 @@ class CompiledProcess:
     def __init__(
         self,
         process: tff.templates.IterativeProcess,
-        form: _Form,
+        form: process_form.ProcessForm,
         data: graph_function.GraphFunction | None,
         tensor_spec: Any,
         clients: client_part.ClientRunner,
@@ -134,9 +132,10 @@ class CompiledProcess:
         )
         self._result_type = process.next.type_signature.result
         self._clients = client_part.ClientFunctions(form.client_part(data))
-        self._initialize = _local(form.initialize)
-        self._prepare = _local(form.round.prepare)
-        self._finish = form.server_function(self._clients.sum_specs)
+        self._initialize = process_form.local_function(form.initialize)
+        self._prepare = process_form.local_function(form.round.prepare)
+        finish, specs = form.finish()
+        self._finish = client_part.traced(finish, specs, device=client_part.CPU)
         self._unplaced: dict[str, Callable[..., Any]] = {}
 
     def initialize(self) -> Any:
@@ -212,7 +211,7 @@ class CompiledProcess:
     def _call(self, name: str, *arguments: Any) -> Any:
         computation = getattr(self._process, name)
         if name not in self._unplaced:
-            self._unplaced[name] = _local(computation)
+            self._unplaced[name] = process_form.local_function(computation)
         parameter = computation.type_signature.parameter
         types = [parameter] if len(arguments) == 1 else list(parameter)
         flat = [
@@ -225,121 +224,3 @@ class CompiledProcess:
     def close(self) -> None:
         """Ends the threads or workers of the clients; no round can follow."""
         self._runner.close()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Form:
-    """A process taken apart: what TFF calls the MapReduceForm, and the initialisation."""
-
-    initialize: tff.Computation
-    round: tff.backends.mapreduce.MapReduceForm
-
-    @classmethod
-    def of(cls, process: tff.templates.IterativeProcess, config: tf.compat.v1.ConfigProto) -> _Form:
-        mapreduce = tff.backends.mapreduce
-        try:
-            return cls(
-                mapreduce.get_state_initialization_computation(process.initialize, config),
-                mapreduce.get_map_reduce_form_for_computation(process.next, config),
-            )
-        except (TypeError, ValueError, NotImplementedError) as error:
-            raise graph_function.UnsupportedGraphError(f"TFF says: {error}") from error
-
-    @property
-    def _secure_types(self) -> list[tff.Type]:
-        """Types of what is summed securely: by bit width, by largest input, by modulus."""
-        return list(self.round.work.type_signature.result)[1:]
-
-    @property
-    def _secure_specs(self) -> list[tf.TensorSpec]:
-        return [spec for type_spec in self._secure_types for spec in leaves.specs(type_spec)]
-
-    def client_part(self, data: graph_function.GraphFunction | None) -> client_part.ClientPart:
-        """What clients compute, with the limits of what they may send."""
-        by_bits, by_input, by_modulus = self._secure_types
-        bits = _limits(self.round.secure_sum_bitwidth, by_bits)
-        inputs = _limits(self.round.secure_sum_max_input, by_input)
-        return client_part.ClientPart(
-            data=data,
-            work=_graph(self.round.work),
-            zero=_graph(self.round.zero),
-            accumulate=_graph(self.round.accumulate),
-            merge=_graph(self.round.merge),
-            num_broadcast=len(leaves.specs(self.round.prepare.type_signature.result)),
-            secure_shapes=tuple(spec.shape for spec in self._secure_specs),
-            bounds=(*[2**b - 1 for b in bits], *inputs, *[None] * len(leaves.specs(by_modulus))),
-        )
-
-    def server_function(self, sum_specs: Sequence[tf.TensorSpec]) -> Callable[..., Any]:
-        """From state and sums to new state and output."""
-        report, update = _graph(self.round.report).importer(), _graph(self.round.update).importer()
-        secure_specs = self._secure_specs
-        moduli = _limits(self.round.secure_modular_sum_modulus, self._secure_types[-1])
-        moduli = [None] * (len(secure_specs) - len(moduli)) + moduli
-        state_specs = leaves.specs(self.round.prepare.type_signature.parameter)
-        num_state, num_plain = len(state_specs), len(sum_specs) - len(secure_specs)
-
-        def finish(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            state, sums = arguments[:num_state], arguments[num_state:]
-            secure = [
-                tf.cast(total if modulus is None else total % modulus, spec.dtype)
-                for total, modulus, spec in zip(sums[num_plain:], moduli, secure_specs, strict=True)
-            ]
-            return update(*state, *report(*sums[:num_plain]), *secure)
-
-        return client_part.traced(finish, [*state_specs, *sum_specs], device=client_part.CPU)
-
-
-def _limits(computation: tff.Computation, summed: tff.Type) -> list[int]:
-    """Values of a computation without arguments, one for each leaf of what is summed."""
-    values = [int(value) for value in _local(computation)()]
-    return [values[i] for i in leaves.spread(computation.type_signature.result, summed)]
-
-
-def _graph(computation: tff.Computation) -> graph_function.GraphFunction:
-    """The graph of a computation that is a TensorFlow graph."""
-    message = tff.framework.ConcreteComputation.get_proto(computation)
-    kind = message.WhichOneof("computation")
-    if kind != "tensorflow":
-        raise graph_function.UnsupportedGraphError(f"a part of it is no TensorFlow but a {kind}.")
-    content = message.tensorflow
-    graph = tf.compat.v1.GraphDef()
-    content.graph_def.Unpack(graph)
-    return graph_function.GraphFunction(
-        graph.SerializeToString(),
-        tuple(_tensor_names(content.parameter)) if content.HasField("parameter") else (),
-        tuple(_tensor_names(content.result)),
-        tuple(leaves.specs(computation.type_signature.parameter)),
-        content.initialize_op,
-    )
-
-
-def _tensor_names(binding: Any) -> list[str]:
-    """Names of a value's leaves; `binding` says where they are in the graph."""
-    match binding.WhichOneof("binding"):
-        case "struct":
-            return [name for element in binding.struct.element for name in _tensor_names(element)]
-        case "tensor":
-            return [binding.tensor.tensor_name]
-        case "sequence":
-            return [binding.sequence.variant_tensor_name]
-        case other:
-            raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
-
-
-def _local(computation: tff.Computation) -> Callable[..., Any]:
-    """A computation of one place as a function of flat tensors, on the CPU."""
-    graph = _graph(computation)
-    return client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
-
-
-def _data_graph(
-    dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff.Type
-) -> graph_function.GraphFunction:
-    """Traces what makes datasets of a client's tensors."""
-
-    def variants(*flat: tf.Tensor) -> list[tf.Tensor]:
-        made = dataset_fn(tf.nest.pack_sequence_as(tensor_spec, flat))
-        return leaves.flatten(made, data_type, "the result of dataset_fn")
-
-    return graph_function.GraphFunction.trace(variants, tf.nest.flatten(tensor_spec))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 from google.protobuf import message
@@ -90,8 +90,12 @@ class GraphFunction:
             graph_def.ParseFromString(self.graph)
         except message.DecodeError as error:
             raise UnsupportedGraphError(f"its graph cannot be read: {error}.") from error
-        # Two threads, or two processes of one process tree, never share a name.
-        _rename_functions(graph_def, f"_{os.getpid()}_{next(_COUNTER)}")
+        # TensorFlow's eager context may know functions of these names, from when the graph was
+        # traced, and forgets them when that graph is collected. And two threads, or two
+        # processes of one process tree, never share a name.
+        suffix = f"_{os.getpid()}_{next(_COUNTER)}"
+        names = [function.signature.name for function in graph_def.library.function]
+        rename_functions(graph_def, {name: name + suffix for name in names})
         _separate_resources(graph_def)
         _initialize_first(graph_def, self.initialize_op.partition(":")[0])
         # TensorFlow's eager context must know the functions, also after this graph is gone.
@@ -112,18 +116,17 @@ class GraphFunction:
         return call
 
 
-def _rename_functions(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:
-    """Makes the names of a graph's functions unique.
+def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str]) -> None:
+    """Renames functions of a graph, wherever they are called.
 
-    TensorFlow's eager context may know functions of these names, from when the graph was
-    traced, and forgets them when that graph is collected.
+    Args:
+      graph_def: The graph, which is changed.
+      names: From names of all functions in its library to new names.
     """
-    names = {f.signature.name: f.signature.name + suffix for f in graph_def.library.function}
-    for node in _nodes(graph_def):
+    for node in nodes_of(graph_def):
         node.op = names.get(node.op, node.op)
-        for attr in node.attr.values():
-            for function in [attr.func] if attr.HasField("func") else attr.list.func:
-                function.name = names.get(function.name, function.name)
+        for function in called_by(node):
+            function.name = names.get(function.name, function.name)
     for function in graph_def.library.function:
         function.signature.name = names[function.signature.name]
     for gradient in graph_def.library.gradient:
@@ -131,10 +134,18 @@ def _rename_functions(graph_def: tf.compat.v1.GraphDef, suffix: str) -> None:
         gradient.gradient_func = names.get(gradient.gradient_func, gradient.gradient_func)
 
 
-def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator:
+def nodes_of(graph_def: tf.compat.v1.GraphDef) -> Iterator:
+    """All nodes of a graph and of the functions in its library."""
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
+
+
+def called_by(node: tf.compat.v1.NodeDef) -> Iterator:
+    """Names, as messages that can be changed, of functions in a node's attributes."""
+    for key in sorted(node.attr):
+        attr = node.attr[key]
+        yield from [attr.func] if attr.HasField("func") else attr.list.func
 
 
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:

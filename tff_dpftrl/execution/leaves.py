@@ -30,6 +30,17 @@ def specs(type_spec: tff.Type | None) -> list[tf.TensorSpec]:
     return [tf.TensorSpec(type_spec.shape, tf.dtypes.as_dtype(type_spec.dtype.type))]
 
 
+def paths(type_spec: tff.Type | None) -> list[str]:
+    """Where each leaf of a type is, like "train/loss" or "0/1"; "" for a type that is a leaf."""
+    if not isinstance(type_spec, tff.StructType):
+        return [] if type_spec is None else [""]
+    return [
+        "/".join(filter(None, [str(index) if name is None else name, path]))
+        for index, (name, element) in enumerate(tff.structure.iter_elements(type_spec))
+        for path in paths(element)
+    ]
+
+
 def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
     """Takes a value apart.
 

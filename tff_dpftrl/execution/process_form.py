@@ -1,0 +1,184 @@
+"""A TFF process taken apart into TensorFlow graphs: what its clients and its server compute."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.execution import client_part, graph_function, leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessForm:
+    """A process taken apart: what TFF calls the MapReduceForm, and the initialisation.
+
+    Attributes:
+      initialize: Makes a first state.
+      round: What clients and server compute in a round.
+    """
+
+    initialize: tff.Computation
+    round: tff.backends.mapreduce.MapReduceForm
+
+    @classmethod
+    def of(cls, process: tff.templates.IterativeProcess) -> ProcessForm:
+        """Takes a process apart, which takes one to two seconds.
+
+        Args:
+          process: The process.
+
+        Returns:
+          Its parts.
+
+        Raises:
+          graph_function.UnsupportedGraphError: If TFF cannot.
+        """
+        # Grappler would lower loops to a form that cannot be called in a `tf.function`.
+        config = tf.compat.v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        mapreduce = tff.backends.mapreduce
+        try:
+            return cls(
+                mapreduce.get_state_initialization_computation(process.initialize, config),
+                mapreduce.get_map_reduce_form_for_computation(process.next, config),
+            )
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise graph_function.UnsupportedGraphError(f"TFF says: {error}") from error
+
+    @property
+    def _secure_types(self) -> list[tff.Type]:
+        """Types of what is summed securely: by bit width, by largest input, by modulus."""
+        return list(self.round.work.type_signature.result)[1:]
+
+    @property
+    def _secure_specs(self) -> list[tf.TensorSpec]:
+        return [spec for type_spec in self._secure_types for spec in leaves.specs(type_spec)]
+
+    @property
+    def bounds(self) -> list[int | None]:
+        """For each secure sum the largest entry that a client may send; None with a modulus."""
+        by_bits, by_input, by_modulus = self._secure_types
+        bits = _limits(self.round.secure_sum_bitwidth, by_bits)
+        inputs = _limits(self.round.secure_sum_max_input, by_input)
+        return [*(2**b - 1 for b in bits), *inputs, *[None] * len(leaves.specs(by_modulus))]
+
+    @property
+    def moduli(self) -> list[int | None]:
+        """For each secure sum its modulus; None with a bound."""
+        moduli = _limits(self.round.secure_modular_sum_modulus, self._secure_types[-1])
+        return [*[None] * (len(self._secure_specs) - len(moduli)), *moduli]
+
+    def client_part(self, data: graph_function.GraphFunction | None) -> client_part.ClientPart:
+        """What clients compute, with the limits of what they may send."""
+        return client_part.ClientPart(
+            data=data,
+            work=graph_of(self.round.work),
+            zero=graph_of(self.round.zero),
+            accumulate=graph_of(self.round.accumulate),
+            merge=graph_of(self.round.merge),
+            num_broadcast=len(leaves.specs(self.round.prepare.type_signature.result)),
+            secure_shapes=tuple(spec.shape for spec in self._secure_specs),
+            bounds=tuple(self.bounds),
+        )
+
+    def finish(self) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
+        """What the server does with the sums.
+
+        Returns:
+          A function, to be traced, from the leaves of the state and of the sums, secure ones
+          last and as int64, to those of the new state and the output; and the specs of what
+          it takes.
+        """
+        report = graph_of(self.round.report).importer()
+        update = graph_of(self.round.update).importer()
+        state_specs = leaves.specs(self.round.prepare.type_signature.parameter)
+        plain_specs = leaves.specs(self.round.report.type_signature.parameter)
+        secure_specs, moduli = self._secure_specs, self.moduli
+        num_state, num_plain = len(state_specs), len(plain_specs)
+
+        def finish(*arguments: tf.Tensor) -> list[tf.Tensor]:
+            state, sums = arguments[:num_state], arguments[num_state:]
+            secure = [
+                tf.cast(total if modulus is None else total % modulus, spec.dtype)
+                for total, modulus, spec in zip(sums[num_plain:], moduli, secure_specs, strict=True)
+            ]
+            return update(*state, *report(*sums[:num_plain]), *secure)
+
+        int64_specs = [tf.TensorSpec(spec.shape, tf.int64) for spec in secure_specs]
+        return finish, [*state_specs, *plain_specs, *int64_specs]
+
+
+def _limits(computation: tff.Computation, summed: tff.Type) -> list[int]:
+    """Values of a computation without arguments, one for each leaf of what is summed."""
+    values = [int(value) for value in local_function(computation)()]
+    return [values[i] for i in leaves.spread(computation.type_signature.result, summed)]
+
+
+def graph_of(computation: tff.Computation) -> graph_function.GraphFunction:
+    """The graph of a computation that is a TensorFlow graph.
+
+    Raises:
+      graph_function.UnsupportedGraphError: If it is none.
+    """
+    message = tff.framework.ConcreteComputation.get_proto(computation)
+    kind = message.WhichOneof("computation")
+    if kind != "tensorflow":
+        raise graph_function.UnsupportedGraphError(f"a part of it is no TensorFlow but a {kind}.")
+    content = message.tensorflow
+    graph = tf.compat.v1.GraphDef()
+    content.graph_def.Unpack(graph)
+    return graph_function.GraphFunction(
+        graph.SerializeToString(),
+        tuple(_tensor_names(content.parameter)) if content.HasField("parameter") else (),
+        tuple(_tensor_names(content.result)),
+        tuple(leaves.specs(computation.type_signature.parameter)),
+        content.initialize_op,
+    )
+
+
+def _tensor_names(binding: Any) -> list[str]:
+    """Names of a value's leaves; `binding` says where they are in the graph."""
+    match binding.WhichOneof("binding"):
+        case "struct":
+            return [name for element in binding.struct.element for name in _tensor_names(element)]
+        case "tensor":
+            return [binding.tensor.tensor_name]
+        case "sequence":
+            return [binding.sequence.variant_tensor_name]
+        case other:
+            raise graph_function.UnsupportedGraphError(f"a part of it has a value that is {other}.")
+
+
+def local_function(computation: tff.Computation) -> Callable[..., Any]:
+    """A computation of one place as a function of flat tensors, on the CPU."""
+    graph = graph_of(computation)
+    return client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
+
+
+def data_graph(
+    dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff.Type
+) -> graph_function.GraphFunction:
+    """Traces what makes datasets of a client's tensors.
+
+    Args:
+      dataset_fn: From a structure of tensors to a dataset, or a structure of datasets.
+      tensor_spec: Structure of `tf.TensorSpec` of those tensors.
+      data_type: TFF's type of the datasets.
+
+    Returns:
+      The graph; its outputs are variants.
+
+    Raises:
+      ValueError: If `dataset_fn` makes datasets of another type.
+      graph_function.UnsupportedGraphError: If it captures tensors from outside.
+    """
+
+    def variants(*flat: tf.Tensor) -> list[tf.Tensor]:
+        made = dataset_fn(tf.nest.pack_sequence_as(tensor_spec, flat))
+        return leaves.flatten(made, data_type, "the result of dataset_fn")
+
+    return graph_function.GraphFunction.trace(variants, tf.nest.flatten(tensor_spec))
