@@ -1,0 +1,68 @@
+"""Graphs of plans have the same bytes whenever they are traced, and compute what was traced."""
+
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.execution import graph_function
+from tff_dpftrl.runtime.plans import graphs
+
+_SPEC = tf.TensorSpec([None, 2], tf.float32)
+
+
+def _function(x):
+    @tf.function(autograph=False)
+    def never_called(y):
+        return y
+
+    with tf.device("/CPU:0"):
+        never_called.get_concrete_function(_SPEC)
+        total = tf.while_loop(
+            lambda i, _: i < 3, lambda i, t: (i + 1, tf.map_fn(tf.square, t)), [0, x]
+        )[1]
+    return [tf.reduce_sum(total), total]
+
+
+def _traced(function=_function):
+    return graphs.traced(function, [_SPEC], inputs=["x"], outputs=["sum", "powers"])
+
+
+def test_functions_are_named_by_their_order_and_devices_not_at_all():
+    graph = _traced()
+    assert _traced() == graph
+    graph_def = tf.compat.v1.GraphDef.FromString(graph.graph_def)
+    names = [function.signature.name for function in graph_def.library.function]
+    assert names and names == [f"function_{i}" for i in range(len(names))]
+    assert not any(node.device for node in graph_function.nodes_of(graph_def))
+
+
+def test_a_message_says_what_goes_in_and_out():
+    graph = _traced()
+    assert [(t.label, t.dtype, list(t.shape)) for t in [*graph.inputs, *graph.outputs]] == [
+        ("x", "float32", [-1, 2]),
+        ("sum", "float32", []),
+        ("powers", "float32", [-1, 2]),
+    ]
+
+
+def test_a_function_comes_back():
+    total, powers = graphs.function_of(_traced())(tf.constant([[1.0, 2.0]]))
+    assert total.numpy() == 257.0
+    assert powers.numpy().tolist() == [[1.0, 256.0]]
+
+
+def test_captured_tensors_are_refused():
+    outside = tf.constant([1.0, 2.0])
+    with pytest.raises(graph_function.UnsupportedGraphError, match="captures"):
+        _traced(lambda x: [x + outside, x])
+
+
+def test_results_need_a_number_of_dimensions():
+    spec = tf.TensorSpec(None, tf.float32)
+    with pytest.raises(graph_function.UnsupportedGraphError, match="number of dimensions"):
+        graphs.traced(lambda x: [x], [spec], inputs=["x"], outputs=["x"])
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,88 @@
+"""Tensors as bytes: back bit for bit, and refused when they are not what a plan says."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
+
+_ARRAYS = [
+    np.array([[1.5, np.nan, -0.0]], np.float32),
+    np.array(2**62 + 1, np.int64),
+    np.zeros([0, 4], np.float64),
+    np.array([True, False]),
+]
+_TENSORS = [
+    plan_pb2.Tensor(label="a", dtype="float32", shape=[1, -1]),
+    plan_pb2.Tensor(label="b", dtype="int64"),
+    plan_pb2.Tensor(label="c", dtype="float64", shape=[-1, 4]),
+    plan_pb2.Tensor(label="d", dtype="bool", shape=[2]),
+]
+
+
+def test_arrays_come_back_bit_for_bit():
+    content = tensor_values.to_bytes(_ARRAYS)
+    found = tensor_values.from_bytes(content, _TENSORS)
+    for array, other in zip(_ARRAYS, found, strict=True):
+        assert array.dtype == other.dtype and array.shape == other.shape
+        assert array.tobytes() == other.tobytes()
+    assert tensor_values.to_bytes(found) == content
+
+
+def test_order_and_byte_order_in_memory_do_not_matter():
+    array = np.arange(6, dtype=np.int32).reshape(2, 3)
+    content = tensor_values.to_bytes([array])
+    assert tensor_values.to_bytes([np.asfortranarray(array)]) == content
+    assert tensor_values.to_bytes([array.astype(">i4")]) == content
+
+
+@pytest.mark.parametrize(
+    ("index", "other", "message"),
+    [
+        (0, np.zeros([1, 3]), r"a, must be float32 of shape \[1, -1\], got float64"),
+        (0, np.zeros([2, 3], np.float32), r"got float32 of shape \[2, 3\]"),
+        (0, np.zeros([3], np.float32), r"got float32 of shape \[3\]"),
+    ],
+)
+def test_other_tensors_are_refused(index, other, message):
+    arrays = list(_ARRAYS)
+    arrays[index] = other
+    with pytest.raises(tensor_values.ValuesError, match=message):
+        tensor_values.from_bytes(tensor_values.to_bytes(arrays), _TENSORS)
+
+
+def test_another_number_of_tensors_is_refused():
+    content = tensor_values.to_bytes(_ARRAYS[:3])
+    with pytest.raises(tensor_values.ValuesError, match="update must have 4 tensors, got 3"):
+        tensor_values.from_bytes(content, _TENSORS, "update")
+
+
+def test_strings_are_refused():
+    with pytest.raises(tensor_values.ValuesError, match="only numbers"):
+        tensor_values.to_bytes([np.array([b"text"], object)])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"dtype": "float32", "shape": [2], "content": b"1234"}, "cannot have 4 bytes"),
+        ({"dtype": "float32", "shape": [-1], "content": b""}, "cannot have 0 bytes"),
+        ({"dtype": "float32", "shape": [-1, -1], "content": b"1234"}, "cannot have 4 bytes"),
+        ({"dtype": "float32", "shape": [2**62, 4, 2**62], "content": b""}, "cannot have 0"),
+        ({"dtype": "object", "content": b"12345678"}, "unknown dtype 'object'"),
+    ],
+)
+def test_values_that_lie_about_themselves_are_refused(value, message):
+    values = plan_pb2.Values(values=[plan_pb2.Values.Value(**value)])
+    with pytest.raises(tensor_values.ValuesError, match=message):
+        tensor_values.from_bytes(values.SerializeToString(), [plan_pb2.Tensor(dtype="float32")])
+
+
+def test_what_cannot_be_read_is_refused():
+    with pytest.raises(tensor_values.ValuesError, match="state cannot be read"):
+        tensor_values.from_bytes(b"\xff\xff", [], "state")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

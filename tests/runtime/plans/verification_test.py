@@ -1,0 +1,182 @@
+"""What a device refuses to load, whoever signed it."""
+
+import re
+import sys
+
+import pytest
+import tensorflow as tf
+
+from tests.runtime.plans import plain_plans
+from tff_dpftrl.runtime.plans import plan_pb2, signing, verification
+
+
+def _refused(plan, message, **options):
+    with pytest.raises(signing.PlanRefusedError, match=message):
+        verification.check_device_plan(plan, **options)
+
+
+def _changed(change):
+    """A plan whose graph was changed."""
+    plan = plain_plans.plan()
+    graph_def = tf.compat.v1.GraphDef.FromString(plan.graph.graph_def)
+    change(graph_def)
+    plan.graph.graph_def = graph_def.SerializeToString()
+    plan.ops[:] = verification.operations(graph_def)
+    return plan
+
+
+def test_a_plan_of_allowed_operations_is_taken():
+    verification.check_device_plan(plain_plans.plan())
+
+
+def test_a_newer_plan_is_refused():
+    plan = plain_plans.plan(least_runtime_version=2)
+    _refused(plan, "needs runtime version 2, this is 1", runtime_version=1)
+    verification.check_device_plan(plan, runtime_version=2)
+
+
+def _read_file(examples, scale):
+    text = tf.io.read_file("/etc/hostname")
+    return [scale, tf.strings.length(text)]
+
+
+def _read_file_in_a_branch(examples, scale):
+    count = tf.cond(scale > 0, lambda: tf.strings.length(tf.io.read_file("x")), lambda: 0)
+    return [scale, count]
+
+
+def _read_file_of_datasets(examples, scale):
+    lines = tf.data.TextLineDataset("x")
+    return [scale, lines.reduce(0, lambda count, line: count + 1)]
+
+
+def _python(examples, scale):
+    return [tf.ensure_shape(tf.numpy_function(lambda x: x, [scale], tf.float32), []), 0]
+
+
+def _python_for_each_example(examples, scale):
+    def number(example):
+        return tf.ensure_shape(tf.py_function(len, [example], tf.int32), [])
+
+    numbers = tf.data.Dataset.from_tensor_slices(examples).map(number)
+    return [scale, numbers.reduce(0, lambda total, one: total + one)]
+
+
+def _print(examples, scale):
+    tf.print(examples, output_stream="file:///tmp/out")
+    return [scale, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (_read_file, "ReadFile"),
+        (_read_file_in_a_branch, "ReadFile"),
+        (_read_file_of_datasets, "TextLineDataset"),
+        (_python, "PyFunc"),
+        (_python_for_each_example, "EagerPyFunc"),
+        (_print, "PrintV2"),
+    ],
+)
+def test_forbidden_operations_are_found_wherever_they_are(function, op):
+    _refused(plain_plans.plan(function), rf"forbidden operations: \[.*'{op}'")
+
+
+def test_operations_must_be_those_declared():
+    plan = plain_plans.plan()
+    plan.ops.remove("ParseExampleV2")
+    _refused(plan, r"other operations than it has: \['ParseExampleV2'\]")
+
+
+def _with_function(graph_def, name, op):
+    function = graph_def.library.function.add()
+    function.signature.name = name
+    function.node_def.add(name="n", op=op)
+
+
+def test_a_function_cannot_take_the_name_of_an_operation():
+    plan = _changed(lambda graph_def: _with_function(graph_def, "AddV2", "NoOp"))
+    _refused(plan, "function with an operation's name: AddV2")
+
+
+def test_functions_that_call_each_other_for_ever_are_refused():
+    def change(graph_def):
+        _with_function(graph_def, "f", "g")
+        _with_function(graph_def, "g", "f")
+
+    _refused(_changed(change), re.escape("for ever: ['f', 'g']"))
+
+
+def test_two_functions_of_a_name_are_refused():
+    def change(graph_def):
+        for op in ("NoOp", "ReadFile"):
+            _with_function(graph_def, "f", op)
+
+    _refused(_changed(change), "two functions of one name")
+
+
+def test_functions_must_be_there():
+    def change(graph_def):
+        node = graph_def.node.add(name="call", op="PartitionedCall")
+        node.attr["f"].func.name = "elsewhere"
+
+    _refused(_changed(change), re.escape("does not have: ['elsewhere']"))
+
+
+def test_other_devices_are_refused():
+    def change(graph_def):
+        graph_def.node[-1].device = "/job:worker/task:0"
+
+    _refused(_changed(change), "on '/job:worker/task:0'")
+
+
+def test_a_constant_that_fills_the_memory_is_refused():
+    def change(graph_def):
+        value = graph_def.node.add(name="huge", op="Const").attr["value"].tensor
+        value.dtype = tf.float32.as_datatype_enum
+        value.tensor_shape.dim.add(size=1_000_000_000)
+        value.float_val.append(1.0)
+
+    _refused(_changed(change), "constants need 8.* bytes, more than its limit of memory")
+
+
+@pytest.mark.parametrize("name", ["memory_bytes", "seconds", "upload_bytes"])
+@pytest.mark.parametrize("value", [0, 10_000_000_000])
+def test_limits_must_be_given_and_within_the_devices(name, value):
+    plan = plain_plans.plan()
+    setattr(plan.limits, name, value)
+    _refused(plan, f"limits.{name} is")
+
+
+def test_a_graph_that_is_too_large_is_refused():
+    _refused(plain_plans.plan(), "this device takes 3", ceiling=verification.Ceiling(num_nodes=3))
+
+
+def test_an_update_that_is_too_large_is_refused_before_it_is_computed():
+    plan = plain_plans.plan(lambda examples, scale: [tf.zeros([1000]), 0])
+    _refused(plan, "update has 4004 bytes, more than its limit of 1000")
+
+
+def test_inputs_must_be_those_of_every_plan():
+    plan = plain_plans.plan()
+    plan.graph.inputs[0].label = "files"
+    _refused(plan, "first inputs must be")
+    plan = plain_plans.plan(seed_policy=plan_pb2.DEVICE_DRAWS)
+    _refused(plan, "first inputs must be .*'seed', 'int64'")
+    plan = plain_plans.plan()
+    plan.graph.outputs[0].name = "missing:0"
+    _refused(plan, "no Identity 'missing:0'")
+
+
+def test_what_cannot_be_read_is_refused():
+    plan = plain_plans.plan()
+    plan.graph.graph_def = b"\xff"
+    _refused(plan, "graph cannot be read")
+    with pytest.raises(signing.PlanRefusedError, match="cannot be read as a SignedPlan"):
+        verification.read_device_plan(b"\xff", [])
+    with pytest.raises(signing.PlanRefusedError, match="has 9 bytes; this device takes 8"):
+        verification.read_device_plan(b"123456789", [], ceiling=verification.Ceiling(plan_bytes=8))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

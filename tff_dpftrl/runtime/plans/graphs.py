@@ -1,0 +1,120 @@
+"""Graphs of plans: traced from functions into messages, and made functions again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tff_dpftrl.execution import client_part, graph_function
+from tff_dpftrl.runtime.plans import plan_pb2
+
+_NOT_NEEDED = ("_gradient_op_type", "forward_function_name", "backward_function_name")
+"""Attributes for differentiating a graph once more, which name functions by counters."""
+
+
+def traced(
+    function: Callable[..., Sequence[tf.Tensor]],
+    specs: Sequence[tf.TensorSpec],
+    *,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+) -> plan_pb2.Graph:
+    """Traces a function of tensors into a message.
+
+    Args:
+      function: From tensors to a sequence of tensors.
+      specs: Shapes and dtypes of its arguments.
+      inputs: Labels of its arguments.
+      outputs: Labels of its results.
+
+    Returns:
+      The graph. It names functions by their order, and neither devices nor lines of source.
+
+    Raises:
+      graph_function.UnsupportedGraphError: If it captures tensors or variables, or a result
+        has an unknown number of dimensions.
+    """
+    named = [tf.TensorSpec(s.shape, s.dtype, f"input_{i}") for i, s in enumerate(specs)]
+    results: list[tf.TensorSpec] = []
+
+    def with_specs(*arguments: tf.Tensor) -> list[tf.Tensor]:
+        made = [tf.identity(tensor) for tensor in function(*arguments)]
+        results[:] = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in made]
+        return made
+
+    graph = graph_function.GraphFunction.trace(with_specs, named)
+    graph_def = tf.compat.v1.GraphDef.FromString(graph.graph)
+    _make_canonical(graph_def)
+    return plan_pb2.Graph(
+        graph_def=graph_def.SerializeToString(deterministic=True),
+        inputs=_tensors(graph.inputs, inputs, specs),
+        outputs=_tensors(graph.outputs, outputs, results),
+    )
+
+
+def _tensors(
+    names: Sequence[str], labels: Sequence[str], specs: Sequence[tf.TensorSpec]
+) -> list[plan_pb2.Tensor]:
+    tensors = []
+    for name, label, spec in zip(names, labels, specs, strict=True):
+        if spec.shape.rank is None:
+            raise graph_function.UnsupportedGraphError(
+                f"{label} has an unknown number of dimensions: use tf.ensure_shape."
+            )
+        shape = [-1 if size is None else size for size in spec.shape]
+        dtype = spec.dtype.name
+        tensors.append(plan_pb2.Tensor(name=name, label=label, dtype=dtype, shape=shape))
+    return tensors
+
+
+def _make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
+    """Names functions by the order in which they are found, and drops what nobody calls."""
+    functions = {f.signature.name: f for f in graph_def.library.function}
+    found: dict[str, str] = {}
+    waiting = list(graph_def.node)
+    for node in waiting:  # It grows.
+        for name in [node.op, *(function.name for function in graph_function.called_by(node))]:
+            if name in functions and name not in found:
+                found[name] = f"function_{len(found)}"
+                waiting.extend(functions[name].node_def)
+    del graph_def.library.function[:], graph_def.library.gradient[:]
+    del graph_def.library.registered_gradients[:]
+    graph_def.library.function.extend(functions[name] for name in found)
+    graph_function.rename_functions(graph_def, found)
+    for node in graph_function.nodes_of(graph_def):
+        node.device = ""
+        node.ClearField("experimental_debug_info")
+        for name in _NOT_NEEDED:
+            node.attr.pop(name, None)
+    for function in graph_def.library.function:
+        for name in _NOT_NEEDED:
+            function.attr.pop(name, None)
+
+
+def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
+    """Shape and dtype of a tensor in a plan."""
+    shape = [None if size < 0 else size for size in tensor.shape]
+    return tf.TensorSpec(shape, tf.dtypes.as_dtype(tensor.dtype))
+
+
+def function_of(graph: plan_pb2.Graph) -> tf.types.experimental.ConcreteFunction:
+    """Makes a graph a function, on the CPU, of a list of tensors to a list of tensors.
+
+    Args:
+      graph: The graph, which is trusted: see `verification` for one that is not.
+
+    Returns:
+      The function, which keeps no state.
+
+    Raises:
+      graph_function.UnsupportedGraphError: If the graph keeps state or cannot be read.
+    """
+    specs = [spec_of(tensor) for tensor in graph.inputs]
+    imported = graph_function.GraphFunction(
+        graph.graph_def,
+        tuple(tensor.name for tensor in graph.inputs),
+        tuple(tensor.name for tensor in graph.outputs),
+        tuple(specs),
+    )
+    return client_part.traced(imported.importer(), specs, device=client_part.CPU)

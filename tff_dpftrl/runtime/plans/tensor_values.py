@@ -1,0 +1,108 @@
+"""Values of tensors as bytes: what is broadcast, updates, and a server's state.
+
+Needs NumPy only. Floating-point numbers keep their bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from google.protobuf import message
+
+from tff_dpftrl.runtime.plans import plan_pb2
+
+_DTYPES = (
+    *("bool", "float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+DTYPES = frozenset(_DTYPES)
+"""Names of the dtypes whose values can be sent and stored."""
+
+
+class ValuesError(ValueError):
+    """Values do not fit what a plan says of them."""
+
+
+def to_bytes(values: Sequence[np.ndarray]) -> bytes:
+    """Serialises arrays.
+
+    Args:
+      values: Arrays of any shapes, of `DTYPES`.
+
+    Returns:
+      A serialized `Values`; equal arrays give equal bytes.
+
+    Raises:
+      ValuesError: If an array has another dtype.
+    """
+    made = plan_pb2.Values()
+    for index, value in enumerate(map(np.asarray, values)):
+        if value.dtype.name not in DTYPES:
+            raise ValuesError(f"values[{index}] has dtype {value.dtype}; only numbers can be sent.")
+        content = value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+        made.values.add(dtype=value.dtype.name, shape=value.shape, content=content)
+    return made.SerializeToString(deterministic=True)
+
+
+def from_bytes(
+    content: bytes, tensors: Sequence[plan_pb2.Tensor], name: str = "content"
+) -> list[np.ndarray]:
+    """Reads arrays that must be as a plan says.
+
+    Args:
+      content: What `to_bytes` returned, perhaps on another machine, perhaps tampered with.
+      tensors: Dtypes and shapes.
+      name: What is read, for errors.
+
+    Returns:
+      Arrays, not writable: they share the memory of what was read.
+
+    Raises:
+      ValuesError: If `content` cannot be read, or holds other tensors.
+    """
+    try:
+        read = plan_pb2.Values.FromString(content)
+    except message.DecodeError:
+        raise ValuesError(f"{name} cannot be read as tensors.") from None
+    arrays = []
+    for index, value in enumerate(read.values):
+        if value.dtype not in DTYPES:
+            raise ValuesError(f"{name}[{index}] has the unknown dtype {value.dtype!r}.")
+        dtype = np.dtype(value.dtype).newbyteorder("<")
+        if min(value.shape, default=0) < 0 or (
+            math.prod(value.shape) * dtype.itemsize != len(value.content)
+        ):
+            raise ValuesError(
+                f"{name}[{index}] of shape {list(value.shape)} and dtype {value.dtype} "
+                f"cannot have {len(value.content)} bytes."
+            )
+        arrays.append(np.frombuffer(value.content, dtype).reshape(value.shape))
+    check(arrays, tensors, name)
+    return arrays
+
+
+def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name: str) -> None:
+    """Refuses arrays that are not as a plan says.
+
+    Args:
+      arrays: The arrays.
+      tensors: Dtypes and shapes.
+      name: What they are, for errors.
+
+    Raises:
+      ValuesError: If their number, a dtype or a shape differs.
+    """
+    if len(arrays) != len(tensors):
+        raise ValuesError(f"{name} must have {len(tensors)} tensors, got {len(arrays)}.")
+    for array, tensor in zip(arrays, tensors, strict=True):
+        wanted = tuple(tensor.shape)
+        fits = len(array.shape) == len(wanted) and all(
+            want in (-1, size) for size, want in zip(array.shape, wanted, strict=True)
+        )
+        if array.dtype.name != tensor.dtype or not fits:
+            raise ValuesError(
+                f"{name}, {tensor.label or 'its tensor'}, must be {tensor.dtype} of shape "
+                f"{list(wanted)}, got {array.dtype.name} of shape {list(array.shape)}."
+            )

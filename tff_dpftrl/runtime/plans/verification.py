@@ -1,0 +1,228 @@
+"""What a device checks before it loads anything of a plan.
+
+The signature says who vouches for the plan; these checks hold whoever that is: nothing in
+the graph, functions in its library included, reaches out of the computation, and it keeps
+to what the device is willing to give.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import tensorflow as tf
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from google.protobuf import message
+
+from tff_dpftrl.execution import graph_function
+from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, signing, tensor_values
+
+EXAMPLES = "examples"
+"""Label of the input that takes serialized examples."""
+SEED = "seed"
+"""Label of the input that takes the seed of the examples' order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ceiling:
+    """The most that a device gives to any task.
+
+    Attributes:
+      plan_bytes: Size of a signed plan.
+      num_nodes: Operations of its graph, with all functions.
+      memory_bytes: What a plan may declare as its peak.
+      seconds: What it may declare as its duration.
+      upload_bytes: Size of the update.
+    """
+
+    plan_bytes: int = 32_000_000
+    num_nodes: int = 200_000
+    memory_bytes: int = 2_000_000_000
+    seconds: float = 600.0
+    upload_bytes: int = 64_000_000
+
+
+DEFAULT_CEILING = Ceiling()
+
+
+def read_device_plan(
+    content: bytes,
+    keys: Iterable[ed25519.Ed25519PublicKey],
+    *,
+    ceiling: Ceiling = DEFAULT_CEILING,
+    runtime_version: int = allowed_ops.RUNTIME_VERSION,
+) -> plan_pb2.DevicePlan:
+    """Reads a device plan, refusing what must not be run here.
+
+    Args:
+      content: A serialized `SignedPlan`.
+      keys: The public keys that are trusted.
+      ceiling: The most that this device gives.
+      runtime_version: Version of this device's runtime.
+
+    Returns:
+      The plan, which can be loaded.
+
+    Raises:
+      signing.PlanRefusedError: If it must not be run; the message says why.
+    """
+    if len(content) > ceiling.plan_bytes:
+        raise signing.PlanRefusedError(
+            f"The plan has {len(content)} bytes; this device takes {ceiling.plan_bytes}."
+        )
+    try:
+        signed = plan_pb2.SignedPlan.FromString(content)
+    except message.DecodeError:
+        raise signing.PlanRefusedError("The plan cannot be read as a SignedPlan.") from None
+    plan = signing.verified(signed, plan_pb2.DevicePlan, keys)
+    check_device_plan(plan, ceiling=ceiling, runtime_version=runtime_version)
+    return plan
+
+
+def check_device_plan(
+    plan: plan_pb2.DevicePlan,
+    *,
+    ceiling: Ceiling = DEFAULT_CEILING,
+    runtime_version: int = allowed_ops.RUNTIME_VERSION,
+) -> None:
+    """Refuses a plan that must not be run on a device, whoever signed it.
+
+    Args:
+      plan: The plan.
+      ceiling: The most that this device gives.
+      runtime_version: Version of this device's runtime.
+
+    Raises:
+      signing.PlanRefusedError: If it must not be run; the message says why.
+    """
+    if plan.least_runtime_version > runtime_version:
+        raise signing.PlanRefusedError(
+            f"The plan needs runtime version {plan.least_runtime_version}, this is "
+            f"{runtime_version}."
+        )
+    _check_limits(plan.limits, ceiling)
+    try:
+        graph_def = tf.compat.v1.GraphDef.FromString(plan.graph.graph_def)
+    except message.DecodeError:
+        raise signing.PlanRefusedError("The plan's graph cannot be read.") from None
+    _check_operations(graph_def, plan.ops, runtime_version, ceiling)
+    _check_constants(graph_def, plan.limits.memory_bytes)
+    _check_tensors(plan, graph_def)
+
+
+def operations(graph_def: tf.compat.v1.GraphDef) -> list[str]:
+    """Names of all operations of a graph and its functions, sorted."""
+    functions = {function.signature.name for function in graph_def.library.function}
+    return sorted({node.op for node in graph_function.nodes_of(graph_def)} - functions)
+
+
+def _check_limits(limits: plan_pb2.Limits, ceiling: Ceiling) -> None:
+    for name in ("memory_bytes", "seconds", "upload_bytes"):
+        wanted, given = getattr(limits, name), getattr(ceiling, name)
+        if not 0 < wanted <= given:
+            raise signing.PlanRefusedError(
+                f"The plan's limits.{name} is {wanted:g}; this device gives {given:g}, and a plan "
+                "must say what it needs."
+            )
+
+
+def _check_operations(
+    graph_def: tf.compat.v1.GraphDef,
+    declared: Iterable[str],
+    runtime_version: int,
+    ceiling: Ceiling,
+) -> None:
+    num_nodes = sum(1 for _ in graph_function.nodes_of(graph_def))
+    if num_nodes > ceiling.num_nodes:
+        raise signing.PlanRefusedError(
+            f"The plan's graph has {num_nodes} operations; this device takes {ceiling.num_nodes}."
+        )
+    _check_functions(graph_def)
+    found = operations(graph_def)
+    forbidden = sorted(set(found) - allowed_ops.allowed(runtime_version))
+    if forbidden:
+        raise signing.PlanRefusedError(f"The plan has forbidden operations: {forbidden}.")
+    if found != list(declared):
+        raise signing.PlanRefusedError(
+            f"The plan declares other operations than it has: {sorted({*found} ^ {*declared})}."
+        )
+    for node in graph_function.nodes_of(graph_def):
+        if node.device:
+            raise signing.PlanRefusedError(f"The plan places {node.name!r} on {node.device!r}.")
+
+
+def _check_functions(graph_def: tf.compat.v1.GraphDef) -> None:
+    """Functions are all there, call each other in no circle, and hide no operation."""
+    library = graph_def.library
+    if library.gradient or library.registered_gradients:
+        raise signing.PlanRefusedError("The plan's graph defines gradients, which none needs.")
+    functions = {function.signature.name: function for function in library.function}
+    if len(functions) != len(library.function):
+        raise signing.PlanRefusedError("The plan has two functions of one name.")
+    called: dict[str, set[str]] = {}
+    for name, nodes in [("", graph_def.node), *((n, f.node_def) for n, f in functions.items())]:
+        # An operation of TensorFlow would hide behind the function, or the other way round.
+        if hasattr(tf.raw_ops, name or "-"):
+            raise signing.PlanRefusedError(
+                f"The plan has a function with an operation's name: {name}."
+            )
+        named = {call.name for node in nodes for call in graph_function.called_by(node)}
+        if named - functions.keys():
+            raise signing.PlanRefusedError(
+                f"The plan calls functions it does not have: {sorted(named - functions.keys())}."
+            )
+        called[name] = named | ({node.op for node in nodes} & functions.keys())
+    while called:
+        done = {name for name, callees in called.items() if not callees & called.keys()}
+        if not done:
+            raise signing.PlanRefusedError(
+                f"The plan's functions call each other for ever: {sorted(filter(None, called))}."
+            )
+        called = {name: callees for name, callees in called.items() if name not in done}
+
+
+def _check_constants(graph_def: tf.compat.v1.GraphDef, memory_bytes: int) -> None:
+    """A constant can say that one number fills any shape."""
+    num_bytes = 0
+    for node in graph_function.nodes_of(graph_def):
+        if node.op == "Const":
+            value = node.attr["value"].tensor
+            num_bytes += 8 * math.prod(max(dim.size, 1) for dim in value.tensor_shape.dim)
+    if num_bytes > memory_bytes:
+        raise signing.PlanRefusedError(
+            f"The plan's constants need {num_bytes} bytes, more than its limit of memory, "
+            f"{memory_bytes}."
+        )
+
+
+def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) -> None:
+    inputs, outputs = plan.graph.inputs, plan.graph.outputs
+    wanted = [(EXAMPLES, "string", [-1])]
+    if plan.seed_policy == plan_pb2.DEVICE_DRAWS:
+        wanted.append((SEED, "int64", [2]))
+    found = [(t.label, t.dtype, list(t.shape)) for t in inputs[: len(wanted)]]
+    if found != wanted:
+        raise signing.PlanRefusedError(f"The plan's first inputs must be {wanted}, got {found}.")
+    for tensor in [*inputs[len(wanted) :], *outputs]:
+        if tensor.dtype not in tensor_values.DTYPES:
+            raise signing.PlanRefusedError(f"The plan has a tensor of dtype {tensor.dtype!r}.")
+    if len(plan.secure_sums) > len(outputs):
+        raise signing.PlanRefusedError("The plan has more secure sums than outputs.")
+    nodes = {node.name: node.op for node in graph_def.node}
+    for tensors, op in ((inputs, "Placeholder"), (outputs, "Identity")):
+        for tensor in tensors:
+            if nodes.get(tensor.name.partition(":")[0]) != op:
+                raise signing.PlanRefusedError(f"The plan has no {op} {tensor.name!r}.")
+    least = sum(
+        math.prod(max(size, 0) for size in tensor.shape) * _item_size(tensor) for tensor in outputs
+    )
+    if least > plan.limits.upload_bytes:
+        raise signing.PlanRefusedError(
+            f"The plan's update has {least} bytes, more than its limit of "
+            f"{plan.limits.upload_bytes}."
+        )
+
+
+def _item_size(tensor: plan_pb2.Tensor) -> int:
+    return tf.dtypes.as_dtype(tensor.dtype).size
