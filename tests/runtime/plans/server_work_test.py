@@ -1,0 +1,104 @@
+"""The server's part: what it refuses to add, and that a repeated round is the same round."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tests.runtime.plans import small_tasks
+from tff_dpftrl.execution import contexts
+from tff_dpftrl.runtime.plans import device_work, server_work, tensor_values
+
+
+@pytest.fixture(scope="module")
+def blt():
+    """Device and server of a task, a state, and an update."""
+    plans = small_tasks.plans(small_tasks.PROCESSES["blt"]())
+    return _ready(plans)
+
+
+@pytest.fixture(scope="module")
+def secagg():
+    with contexts.secure_sum_simulation():
+        plans = small_tasks.plans(small_tasks.SECURE_PROCESSES["secagg"]())
+    return _ready(plans)
+
+
+def _ready(plans):
+    server = server_work.ServerWork(plans.server)
+    device = device_work.DeviceWork(plans.devices[0])
+    state = server.initialize()
+    return server, state, device.run(small_tasks.examples(1, 4), server.broadcast(state))
+
+
+def test_a_repeated_finish_repeats_its_noise(blt):
+    server, state, update = blt
+    sums = server.accumulate(server.zero(), update)
+    (one, metrics), (other, _) = (server.finish(state, sums) for _ in range(2))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert metrics["aggregator/noise_stddev"] == 0.5
+    without_update, _ = server.finish(state, server.zero())
+    assert not np.array_equal(server.weights(one)["trainable/0"], 0)
+    assert not np.array_equal(server.weights(without_update)["trainable/0"], 0)  # Noise alone.
+
+
+def test_sums_are_not_changed_by_adding(blt):
+    server, _, update = blt
+    zero = server.zero()
+    one = server.accumulate(zero, update)
+    two = server.merge(one, one)
+    np.testing.assert_array_equal(zero[-1], 0)
+    np.testing.assert_array_equal(two[-1], 2 * one[-1].numpy())
+
+
+def test_a_state_comes_back_from_bytes_and_no_other_does(blt, secagg):
+    server, state, _ = blt
+    content = tensor_values.to_bytes(state)
+    for a, b in zip(server.state_from_bytes(content), state, strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = tensor_values.to_bytes(secagg[1][:-1])
+    with pytest.raises(tensor_values.ValuesError, match="state"):
+        server.state_from_bytes(other)
+
+
+def test_weights_can_be_taken_and_given(blt):
+    server, state, _ = blt
+    weights = {name: array + 1 for name, array in server.weights(state).items()}
+    changed = server.with_weights(state, weights)
+    for name, array in server.weights(changed).items():
+        np.testing.assert_array_equal(array, weights[name])
+    with pytest.raises(ValueError, match="weights must be"):
+        server.with_weights(state, {"other": np.zeros(1)})
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(blt, bad):
+    server, _, update = blt
+    poisoned = [array.copy() for array in update]
+    poisoned[2][0, 0] = bad
+    with pytest.raises(server_work.UpdateRefusedError, match=r"0/1/0, is not finite"):
+        server.accumulate(server.zero(), poisoned)
+
+
+def test_updates_of_another_shape_are_refused(blt):
+    server, _, update = blt
+    for wrong in (update[:-1], [*update[:-1], update[-1].astype(np.float16)], update[::-1]):
+        with pytest.raises(server_work.UpdateRefusedError, match="update"):
+            server.accumulate(server.zero(), wrong)
+
+
+def test_integers_out_of_the_range_of_a_secure_sum_are_refused(secagg):
+    server, _, update = secagg
+    rules = list(server.plan.secure_sums)
+    assert [rule.WhichOneof("rule") for rule in rules] == ["modulus"]
+    server.accumulate(server.zero(), update)
+    for entry in (-1, rules[0].modulus):
+        wrong = [array.copy() for array in update]
+        wrong[-1][..., 0] = entry
+        with pytest.raises(server_work.UpdateRefusedError, match="integers outside"):
+            server.accumulate(server.zero(), wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,158 @@
+"""Tasks of a few weights, their devices' examples, and a key, for tests of plans."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import aggregators
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.learning import dp_fedavg
+from tff_dpftrl.mechanisms import blt
+from tff_dpftrl.mechanisms import tree as tree_mechanism
+from tff_dpftrl.private_round import clipping, estimators
+from tff_dpftrl.runtime.plans import building, example_pipeline, plan_pb2
+
+SPEC = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
+KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+KEYS = [KEY.public_key()]
+BATCH_SIZE = 2
+EPOCHS = 2
+SELECTION = plan_pb2.Selection(collection="numbers", max_examples=50, max_age_hours=48.0)
+LIMITS = plan_pb2.Limits(memory_bytes=500_000_000, seconds=60.0, upload_bytes=10_000)
+PARTICIPATION = plan_pb2.Participation(
+    min_sep_rounds=2,
+    min_sep_hours=1.5,
+    stride_edges=[1, 2, 4],
+    times_edges=[1, 2, 3],
+)
+_BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
+_SGD = tff.learning.optimizers.build_sgdm(0.1)
+_COMMON = {"noise_multiplier": 0.5, "clients_per_round": 3, "deterministic_seed": 7}
+_CLIPPING = aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0)
+_ENCODING = grid.for_bits(4, 3, 16)
+
+
+def model():
+    """Y = x w + b, with a metric."""
+
+    def mse():
+        return collections.OrderedDict(mse=tf.keras.metrics.MeanSquaredError())
+
+    keras = tf.keras.Sequential(
+        [tf.keras.layers.Dense(1, input_shape=(3,), kernel_initializer="zeros")]
+    )
+    return tff.learning.models.functional_model_from_keras(
+        keras, tf.keras.losses.MeanSquaredError(), SPEC, metrics_constructor=mse
+    )
+
+
+def federated_averaging(aggregator=None):
+    return tff.learning.algorithms.build_unweighted_fed_avg(
+        model(),
+        client_optimizer_fn=_SGD,
+        model_aggregator=aggregator,
+        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+    )
+
+
+def _fixed(strategy):
+    return aggregators.build_dp_ftrl_aggregator(strategy, clip_norm=1.0, **_COMMON)
+
+
+def _dp_fedavg():
+    aggregator = aggregators.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(1.0),
+        noise_multiplier=0.5,
+        estimator=estimators.FixedDenominator(0.5, 6),
+        deterministic_seed=7,
+    )
+    return dp_fedavg.build_dp_fedavg(model(), aggregator=aggregator, client_optimizer=_SGD)
+
+
+PROCESSES = {
+    "blt": lambda: federated_averaging(_fixed(_BLT)),
+    "tree": lambda: federated_averaging(_fixed(tree_mechanism.Tree(8))),
+    "adaptive": lambda: federated_averaging(
+        aggregators.build_adaptive_dp_ftrl_aggregator(_BLT, clipping=_CLIPPING, **_COMMON)
+    ),
+    "dp_fedavg": _dp_fedavg,
+}
+# To be built, and compiled, where secure sums are simulated.
+SECURE_PROCESSES = {
+    "secagg": lambda: federated_averaging(
+        aggregators.build_secagg_dp_ftrl_aggregator(
+            _BLT, clip_norm=1.0, encoding=_ENCODING, rotation_seed=5, **_COMMON
+        )
+    ),
+    "secagg adaptive": lambda: federated_averaging(
+        aggregators.build_secagg_adaptive_dp_ftrl_aggregator(
+            _BLT, clipping=_CLIPPING, encoding=_ENCODING, rotation_seed=5, **_COMMON
+        )
+    ),
+}
+
+
+def evaluation():
+    return tff.learning.algorithms.build_fed_eval(
+        model(), loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR
+    )
+
+
+def pipeline(**options):
+    def to_batch(features):
+        return features["x"], features["y"]
+
+    features = {
+        "x": tf.io.FixedLenFeature([3], tf.float32),
+        "y": tf.io.FixedLenFeature([1], tf.float32),
+    }
+    options = {"batch_size": BATCH_SIZE, "epochs": EPOCHS} | options
+    return example_pipeline.ExamplePipeline(features, to_batch, **options)
+
+
+def plans(process, **options):
+    """Plans of a process of this module."""
+    shuffle = options.pop("shuffle", False)
+    values = {
+        "population": "tests",
+        "task": "small",
+        "selection": SELECTION,
+        "limits": LIMITS,
+        "participation": PARTICIPATION,
+    }
+    return building.build_plans(process, pipeline(shuffle=shuffle), **(values | options))
+
+
+def rows(seed, num_examples):
+    """A device's data: x, [n, 3], and y, [n, 1], near a linear function of x."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num_examples, 3)).astype(np.float32)
+    y = x @ np.float32([[1.0], [-2.0], [0.5]]) + rng.normal(size=(num_examples, 1)) / 10
+    return x, y.astype(np.float32)
+
+
+def dataset(seed, num_examples):
+    """The batches that a device's pipeline makes, for a simulation."""
+    return (
+        tf.data.Dataset.from_tensor_slices(rows(seed, num_examples))
+        .repeat(EPOCHS)
+        .batch(BATCH_SIZE)
+    )
+
+
+def examples(seed, num_examples):
+    """The same data as a device stores it."""
+    return [_example(x, y) for x, y in zip(*rows(seed, num_examples), strict=True)]
+
+
+def _example(x, y):
+    def floats(values):
+        return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+    features = tf.train.Features(feature={"x": floats(x), "y": floats(y)})
+    return tf.train.Example(features=features).SerializeToString()

@@ -1,0 +1,257 @@
+"""From a TFF process to the plans of a task. Needs TFF, as nothing else of plans does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import validation
+from tff_dpftrl.execution import graph_function, leaves, process_form
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.plans import (
+    allowed_ops,
+    example_pipeline,
+    graphs,
+    plan_pb2,
+    signing,
+    tensor_values,
+    verification,
+)
+
+_EXAMPLES_SPEC = tf.TensorSpec([None], tf.string)
+_SEED_SPEC = tf.TensorSpec([2], tf.int64)
+
+
+class CannotPlanError(ValueError):
+    """A process of which no plan can be made."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans:
+    """The plans of a task, not signed yet.
+
+    Attributes:
+      server: What the server computes.
+      devices: What devices compute, a variant for each runtime version that has its own.
+    """
+
+    server: plan_pb2.ServerPlan
+    devices: tuple[plan_pb2.DevicePlan, ...]
+
+    def sign(self, key: ed25519.Ed25519PrivateKey) -> plan_pb2.SignedTask:
+        """Serialises, hashes and signs them; see `signing.sign_task`."""
+        return signing.sign_task(self.server, self.devices, key)
+
+
+def build_plans(
+    process: tff.learning.templates.LearningProcess,
+    pipeline: example_pipeline.ExamplePipeline,
+    *,
+    population: str,
+    task: str,
+    kind: plan_pb2.TaskKind = plan_pb2.TRAINING,
+    selection: plan_pb2.Selection,
+    limits: plan_pb2.Limits,
+    participation: plan_pb2.Participation,
+    variants: Sequence[Callable[[tf.compat.v1.GraphDef], tf.compat.v1.GraphDef]] = (),
+) -> Plans:
+    """Makes plans of a process.
+
+    For every process that `execution.compile_process` compiles and that is a learning
+    process: training with any of our aggregators, and evaluation. Noise must be a function of
+    the state, as ours is: an attempt that is repeated must repeat its noise.
+
+    The least runtime version of a plan follows from its operations.
+
+    Args:
+      process: The process.
+      pipeline: From a device's examples to its batches.
+      population: Name of the devices that take part.
+      task: Name of the task.
+      kind: Whether it trains or evaluates.
+      selection: What a device takes from its store.
+      limits: What the task may cost a device.
+      participation: When a device may take part again, and the buckets of its histograms.
+      variants: Each rewrites the graph of the device part into one that computes the same
+        for older runtime versions.
+
+    Returns:
+      The plans.
+
+    Raises:
+      CannotPlanError: If no plan can be made of the process; the message says why.
+      ValueError: If the pipeline does not make the process's batches, or a name, limit or
+        bucket is missing or out of range.
+    """
+    _check_terms(population, task, selection, limits, participation)
+    common = {
+        "population": population,
+        "task": task,
+        "kind": kind,
+        "participation": participation,
+    }
+    try:
+        form = process_form.ProcessForm.of(process)
+        secure_sums = _secure_sums(form)
+        server = _server_plan(process, form)
+        graph = _device_graph(process, form, pipeline)
+    except graph_function.UnsupportedGraphError as error:
+        raise CannotPlanError(f"No plan can be made of the process: {error}") from error
+    server.MergeFrom(plan_pb2.ServerPlan(update=graph.outputs, secure_sums=secure_sums, **common))
+    shuffled = plan_pb2.DEVICE_DRAWS if pipeline.shuffle else plan_pb2.NO_SEED
+    device = plan_pb2.DevicePlan(
+        graph=graph,
+        secure_sums=secure_sums,
+        selection=selection,
+        batch_size=pipeline.batch_size,
+        epochs=pipeline.epochs,
+        seed_policy=shuffled,
+        limits=limits,
+        **common,
+    )
+    _check_numbers([*server.prepare.inputs, *server.prepare.outputs, *graph.outputs])
+    devices = [_with_graph(device, graph.graph_def)]
+    for rewrite in variants:
+        rewritten = rewrite(tf.compat.v1.GraphDef.FromString(graph.graph_def))
+        devices.append(_with_graph(device, rewritten.SerializeToString(deterministic=True)))
+    return Plans(server, tuple(devices))
+
+
+def _check_terms(
+    population: str,
+    task: str,
+    selection: plan_pb2.Selection,
+    limits: plan_pb2.Limits,
+    participation: plan_pb2.Participation,
+) -> None:
+    """What a task asks of devices is said in full."""
+    names = {"population": population, "task": task, "selection.collection": selection.collection}
+    for name, value in names.items():
+        if not value:
+            raise ValueError(f"{name} must not be empty.")
+    validation.integer("selection.max_examples", selection.max_examples, minimum=1)
+    validation.number("selection.max_age_hours", selection.max_age_hours, at_least=0)
+    for name in ("memory_bytes", "seconds", "upload_bytes"):
+        validation.positive(f"limits.{name}", getattr(limits, name))
+    validation.integer("participation.min_sep_rounds", participation.min_sep_rounds, minimum=1)
+    validation.number("participation.min_sep_hours", participation.min_sep_hours, at_least=0)
+    participation_histograms.ParticipationBuckets(
+        tuple(participation.stride_edges), tuple(participation.times_edges)
+    )
+
+
+def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.DevicePlan:
+    """The same plan with another graph, what follows from it, and the device's own checks."""
+    plan = plan_pb2.DevicePlan()
+    plan.CopyFrom(device)
+    plan.graph.graph_def = graph_def
+    ops = verification.operations(tf.compat.v1.GraphDef.FromString(graph_def))
+    version = allowed_ops.least_version(ops)
+    if version is None:
+        forbidden = sorted(set(ops) - allowed_ops.allowed(allowed_ops.RUNTIME_VERSION))
+        raise CannotPlanError(f"Devices do not run the operations {forbidden} of this process.")
+    plan.ops[:] = ops
+    plan.least_runtime_version = version
+    return plan
+
+
+def _device_graph(
+    process: tff.learning.templates.LearningProcess,
+    form: process_form.ProcessForm,
+    pipeline: example_pipeline.ExamplePipeline,
+) -> plan_pb2.Graph:
+    """Parsing, batches and work in one graph."""
+    data_type = leaves.member(process.next.type_signature.parameter[1])
+    own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
+    data = process_form.data_graph(
+        lambda own: pipeline.batches(*own), tuple(own_specs), data_type
+    ).importer()
+    work = process_form.graph_of(form.round.work)
+    run = work.importer()
+    broadcast_type = form.round.prepare.type_signature.result
+    num_own, num_data = len(own_specs), len(leaves.specs(data_type))
+
+    def device(*arguments: tf.Tensor) -> list[tf.Tensor]:
+        return run(*data(*arguments[:num_own]), *arguments[num_own:])
+
+    return graphs.traced(
+        device,
+        [*own_specs, *work.input_specs[num_data:]],
+        inputs=[verification.EXAMPLES, verification.SEED][:num_own] + leaves.paths(broadcast_type),
+        outputs=leaves.paths(form.round.work.type_signature.result),
+    )
+
+
+def _server_plan(
+    process: tff.learning.templates.LearningProcess, form: process_form.ProcessForm
+) -> plan_pb2.ServerPlan:
+    parts = {
+        "initialize": form.initialize,
+        "prepare": form.round.prepare,
+        "zero": form.round.zero,
+        "accumulate": form.round.accumulate,
+        "merge": form.round.merge,
+        "get_weights": process.get_model_weights,
+    }
+    plan = plan_pb2.ServerPlan(**{name: _part(part) for name, part in parts.items()})
+    # Weights have the same labels as when they are taken out of a state.
+    arguments = process.set_model_weights.type_signature.parameter
+    labels = [path for argument in arguments for path in leaves.paths(argument)]
+    plan.set_weights.CopyFrom(_part(process.set_model_weights, labels))
+    finish, specs = form.finish()
+    state, output = map(leaves.member, process.next.type_signature.result)
+    finish_graph = graphs.traced(
+        finish,
+        specs,
+        inputs=[""] * len(specs),
+        outputs=[*leaves.paths(state), *leaves.paths(output)],
+    )
+    plan.finish.CopyFrom(finish_graph)
+    for name in ("prepare", "zero", "accumulate", "merge", "finish"):
+        _check_repeatable(name, getattr(plan, name))
+    return plan
+
+
+def _part(computation: tff.Computation, inputs: Sequence[str] | None = None) -> plan_pb2.Graph:
+    graph = process_form.graph_of(computation)
+    signature = computation.type_signature
+    return graphs.traced(
+        graph.importer(),
+        graph.input_specs,
+        inputs=leaves.paths(signature.parameter) if inputs is None else inputs,
+        outputs=leaves.paths(signature.result),
+    )
+
+
+def _check_repeatable(name: str, graph: plan_pb2.Graph) -> None:
+    """Refuses a part of the server that could draw other noise for the same state."""
+    ops = set(verification.operations(tf.compat.v1.GraphDef.FromString(graph.graph_def)))
+    repeatable = allowed_ops.allowed(allowed_ops.RUNTIME_VERSION) - allowed_ops.DRAWS_ANEW
+    if ops - repeatable:
+        raise CannotPlanError(
+            f"The server's {name} has the operations {sorted(ops - repeatable)}: a round that is "
+            "repeated after a crash could draw other noise. Take an aggregator of tff_dpftrl, "
+            "whose noise is a function of the state."
+        )
+
+
+def _check_numbers(tensors: Sequence[plan_pb2.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in tensor_values.DTYPES:
+            raise CannotPlanError(
+                f"{tensor.label} is of dtype {tensor.dtype}: state, broadcast and updates must be "
+                "numbers."
+            )
+
+
+def _secure_sums(form: process_form.ProcessForm) -> list[plan_pb2.SecureSum]:
+    return [
+        plan_pb2.SecureSum(largest_entry=bound)
+        if modulus is None
+        else plan_pb2.SecureSum(modulus=modulus)
+        for bound, modulus in zip(form.bounds, form.moduli, strict=True)
+    ]

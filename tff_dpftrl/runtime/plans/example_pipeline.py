@@ -1,0 +1,119 @@
+"""From serialized examples on a device to the batches that a process trains on, as a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_dpftrl import validation
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedSequence:
+    """A feature with any number of entries in each example, made one length.
+
+    Attributes:
+      length: Entries that are kept; shorter ones are padded at the end.
+      dtype: What the examples hold: tf.int64, tf.float32 or tf.string.
+      padding: What is added.
+    """
+
+    length: int
+    dtype: tf.DType = tf.int64
+    padding: Any = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class ExamplePipeline:
+    """Parsing, order, epochs and batches; all of it becomes part of the plan.
+
+    Attributes:
+      features: Features by their names in a `tf.train.Example`.
+      to_batch: From the features of a batch, each of shape [batch, ...], to what the process
+        takes.
+      batch_size: Examples in a batch; the last one may be smaller.
+      epochs: Passes over the examples; batches run over their ends.
+      shuffle: Whether every pass has a new order, from a seed that the device draws.
+    """
+
+    features: Mapping[str, tf.io.FixedLenFeature | PaddedSequence]
+    to_batch: Callable[[Mapping[str, tf.Tensor]], Any]
+    batch_size: int
+    epochs: int = 1
+    shuffle: bool = False
+
+    def __post_init__(self):
+        if not self.features:
+            raise ValueError("features must name at least one feature of the examples.")
+        validation.integer("batch_size", self.batch_size, minimum=1)
+        validation.integer("epochs", self.epochs, minimum=1)
+
+    def batches(self, examples: tf.Tensor, seed: tf.Tensor | None = None) -> tf.data.Dataset:
+        """Makes batches; to be traced.
+
+        Args:
+          examples: Serialized examples, string, [n].
+          seed: int64, [2]; None unless `shuffle`.
+
+        Returns:
+          The batches of `to_batch`.
+        """
+        features = self._parse(examples)
+        order = self._order(tf.shape(examples)[0], seed)
+
+        def batch(indices: tf.Tensor) -> Any:
+            return self.to_batch({k: tf.gather(rows, indices) for k, rows in features.items()})
+
+        return tf.data.Dataset.from_tensor_slices(order).batch(self.batch_size).map(batch)
+
+    def _parse(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+        wanted = {
+            name: tf.io.RaggedFeature(feature.dtype, row_splits_dtype=tf.int64)
+            if isinstance(feature, PaddedSequence)
+            else feature
+            for name, feature in self.features.items()
+        }
+        parsed = tf.io.parse_example(examples, wanted)
+        for name, feature in self.features.items():
+            if isinstance(feature, PaddedSequence):
+                padding = tf.constant(feature.padding, feature.dtype)
+                parsed[name] = parsed[name].to_tensor(padding, shape=[None, feature.length])
+        return parsed
+
+    def _order(self, num_examples: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        one = tf.range(num_examples)
+        if not self.shuffle:
+            return tf.tile(one, [self.epochs])
+        passes = [
+            tf.random.experimental.stateless_shuffle(
+                one, tf.random.experimental.stateless_fold_in(seed, epoch)
+            )
+            for epoch in range(self.epochs)
+        ]
+        return tf.concat(passes, axis=0)
+
+
+def next_word_pipeline(
+    sequence_length: int, *, feature: str = "tokens", batch_size: int, **options: Any
+) -> ExamplePipeline:
+    """Examples that hold the ids of a sequence, as our language models take them.
+
+    Args:
+      sequence_length: T of the model.
+      feature: Name of the int64 feature: up to T + 1 ids; padded with 0, which is PAD.
+      batch_size: Sequences in a batch.
+      **options: `epochs` and `shuffle` of `ExamplePipeline`.
+
+    Returns:
+      Batches (x, y), int32, [batch, T]; y is x shifted by one word.
+    """
+
+    def to_batch(features: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        ids = tf.cast(features[feature], tf.int32)
+        return ids[:, :-1], ids[:, 1:]
+
+    features = {feature: PaddedSequence(sequence_length + 1)}
+    return ExamplePipeline(features, to_batch, batch_size, **options)

@@ -1,0 +1,199 @@
+"""What the server does in a round, from its plan: plain TensorFlow functions, in any thread.
+
+    broadcast = work.broadcast(state)
+    sums = work.zero()
+    for update in updates:  # As devices report them.
+        sums = work.accumulate(sums, update)
+    new_state, metrics = work.finish(state, sums)  # Commit both, then release.
+
+Every function is pure, but for `initialize`: `finish` repeats its noise when it is called
+again with a state. Noise that has left the process may never meet other sums: commit the
+first result, or nothing of the attempt. A state holds the seed of the noise and is secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.runtime.plans import graphs, plan_pb2, tensor_values
+
+State: TypeAlias = list[np.ndarray]
+"""Leaves of a process's state; `tensor_values.to_bytes` makes them bytes."""
+
+Sums: TypeAlias = list[tf.Tensor]
+"""Sums of updates; what is summed securely comes last, as int64."""
+
+
+class UpdateRefusedError(ValueError):
+    """An update that is not added: its device counts as lost."""
+
+
+class ServerWork:
+    """The server's part of a task."""
+
+    def __init__(self, plan: plan_pb2.ServerPlan):
+        """Traces the graphs, which takes a second or so.
+
+        Args:
+          plan: A plan that was verified.
+
+        Raises:
+          graph_function.UnsupportedGraphError: If a graph cannot be loaded.
+        """
+        self.plan = plan
+        """What it runs."""
+        self._initialize = graphs.function_of(plan.initialize)
+        self._prepare = graphs.function_of(plan.prepare)
+        self._zero = graphs.function_of(plan.zero)
+        self._accumulate = graphs.function_of(plan.accumulate)
+        self._merge = graphs.function_of(plan.merge)
+        self._finish = graphs.function_of(plan.finish)
+        self._get_weights = graphs.function_of(plan.get_weights)
+        self._set_weights = graphs.function_of(plan.set_weights)
+        self._num_plain = len(plan.zero.outputs)
+        self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
+
+    @property
+    def state(self) -> Sequence[plan_pb2.Tensor]:
+        """The leaves of a state."""
+        return self.plan.prepare.inputs
+
+    @property
+    def metrics(self) -> Sequence[plan_pb2.Tensor]:
+        """What `finish` tells of a round besides the new state; labels are like "train/loss"."""
+        return self.plan.finish.outputs[len(self.state) :]
+
+    def initialize(self) -> State:
+        """Returns a first state; the seed of its noise is drawn anew at every call."""
+        return _arrays(self._initialize())
+
+    def state_from_bytes(self, content: bytes) -> State:
+        """Reads what `tensor_values.to_bytes` made of a state.
+
+        Raises:
+          tensor_values.ValuesError: If it is the state of another task, or damaged.
+        """
+        return tensor_values.from_bytes(content, self.state, "state")
+
+    def broadcast(self, state: State) -> list[np.ndarray]:
+        """What every device of a round gets: the model, and no secret of the state."""
+        return _arrays(self._prepare(*_tensors(state)))
+
+    def zero(self) -> Sums:
+        """The sums of no updates."""
+        secure = [tf.zeros(tensor.shape, tf.int64) for tensor in self._secure]
+        return [*self._zero(), *secure]
+
+    def check_update(self, update: Sequence[np.ndarray]) -> None:
+        """Refuses an update that must not be added.
+
+        An honest device whose training diverged has sent zeros, where the process says so, and
+        a count that the process reports. Whatever else is not finite is refused here: one such
+        number would end the model of all.
+
+        Args:
+          update: The tensors of an update.
+
+        Raises:
+          UpdateRefusedError: If they are not as the plan says, are not finite, or are
+            integers out of the range of a secure sum.
+        """
+        try:
+            tensor_values.check(update, self.plan.update, "update")
+        except tensor_values.ValuesError as error:
+            raise UpdateRefusedError(str(error)) from None
+        for array, tensor in zip(update, self.plan.update, strict=True):
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise UpdateRefusedError(f"update, {tensor.label}, is not finite.")
+        for array, rule in zip(update[self._num_added :], self.plan.secure_sums, strict=True):
+            largest = rule.modulus - 1 if rule.HasField("modulus") else rule.largest_entry
+            if array.size and not 0 <= array.min() <= array.max() <= largest:
+                raise UpdateRefusedError(
+                    f"update has integers outside [0, {largest}], the range of their secure sum."
+                )
+
+    def accumulate(self, sums: Sums, update: Sequence[np.ndarray]) -> Sums:
+        """Adds an update.
+
+        Args:
+          sums: Sums of other updates, which are not changed.
+          update: The tensors of an update.
+
+        Returns:
+          The sums with it.
+
+        Raises:
+          UpdateRefusedError: As for `check_update`.
+        """
+        self.check_update(update)
+        plain = self._accumulate(*sums[: self._num_plain], *_tensors(update[: self._num_added]))
+        secure = [
+            total + tf.constant(array.astype(np.int64))
+            for total, array in zip(sums[self._num_plain :], update[self._num_added :], strict=True)
+        ]
+        return [*plain, *secure]
+
+    def merge(self, one: Sums, other: Sums) -> Sums:
+        """The sums of two sets of updates together."""
+        plain = self._merge(*one[: self._num_plain], *other[: self._num_plain])
+        pairs = zip(one[self._num_plain :], other[self._num_plain :], strict=True)
+        return [*plain, *(a + b for a, b in pairs)]
+
+    def finish(self, state: State, sums: Sums) -> tuple[State, dict[str, np.ndarray]]:
+        """Ends a round: noise, and the optimizer's step.
+
+        Args:
+          state: The state that the round began with.
+          sums: The sums of its updates.
+
+        Returns:
+          The new state, and the metrics by label; equal arguments give equal results.
+        """
+        results = _arrays(self._finish(*_tensors(state), *sums))
+        labels = [tensor.label for tensor in self.metrics]
+        return results[: len(state)], dict(zip(labels, results[len(state) :], strict=True))
+
+    def weights(self, state: State) -> dict[str, np.ndarray]:
+        """The model's weights by label: what of a committed state may be released."""
+        labels = [tensor.label for tensor in self.plan.get_weights.outputs]
+        arrays = _arrays(self._get_weights(*_tensors(state)))
+        return dict(zip(labels, arrays, strict=True))
+
+    def with_weights(self, state: State, weights: Mapping[str, np.ndarray]) -> State:
+        """A state with other weights, as for an evaluation of a model that is in training.
+
+        Args:
+          state: A state.
+          weights: What `weights` of this or another task of the same model returned.
+
+        Returns:
+          The state with these.
+
+        Raises:
+          ValueError: If there are other weights than the task's model has.
+        """
+        wanted = self.plan.set_weights.inputs[len(self.state) :]
+        if {tensor.label for tensor in wanted} != weights.keys():
+            raise ValueError(
+                f"weights must be {[tensor.label for tensor in wanted]}, got {list(weights)}."
+            )
+        arrays = [np.asarray(weights[tensor.label]) for tensor in wanted]
+        tensor_values.check(arrays, wanted, "weights")
+        return _arrays(self._set_weights(*_tensors(state), *_tensors(arrays)))
+
+    @property
+    def _num_added(self) -> int:
+        return len(self.plan.update) - len(self.plan.secure_sums)
+
+
+def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+    with tf.device("/CPU:0"):
+        return [tf.convert_to_tensor(array) for array in arrays]
+
+
+def _arrays(tensors: Sequence[tf.Tensor]) -> list[np.ndarray]:
+    return [np.asarray(tensor.numpy()) for tensor in tensors]
