@@ -60,8 +60,10 @@ def federated_averaging(aggregator=None):
     )
 
 
-def _fixed(strategy):
-    return aggregators.build_dp_ftrl_aggregator(strategy, clip_norm=1.0, **_COMMON)
+def fixed(noise_multiplier, strategy=_BLT):
+    """The aggregator with a fixed clip norm, and a seed for tests."""
+    options = _COMMON | {"noise_multiplier": noise_multiplier}
+    return aggregators.build_dp_ftrl_aggregator(strategy, clip_norm=1.0, **options)
 
 
 def _dp_fedavg():
@@ -75,8 +77,8 @@ def _dp_fedavg():
 
 
 PROCESSES = {
-    "blt": lambda: federated_averaging(_fixed(_BLT)),
-    "tree": lambda: federated_averaging(_fixed(tree_mechanism.Tree(8))),
+    "blt": lambda: federated_averaging(fixed(0.5)),
+    "tree": lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8))),
     "adaptive": lambda: federated_averaging(
         aggregators.build_adaptive_dp_ftrl_aggregator(_BLT, clipping=_CLIPPING, **_COMMON)
     ),

@@ -1,0 +1,254 @@
+"""Tests that a task passes before a server accepts it: a small simulation on proxy data.
+
+Bonawitz et al. 2019, section 7.1. What is tested are the plans themselves, not the process
+that they were made of, and all that is wrong is told at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.plans import (
+    allowed_ops,
+    device_work,
+    measured_run,
+    plan_pb2,
+    server_work,
+    signing,
+    verification,
+)
+
+
+class TaskRefusedError(ValueError):
+    """A task that failed its tests.
+
+    Attributes:
+      reasons: All of them, one sentence each.
+    """
+
+    def __init__(self, reasons: Sequence[str]):
+        """Joins the reasons, one a line."""
+        super().__init__("The task is refused:\n" + "\n".join(f"- {r}" for r in reasons))
+        self.reasons = tuple(reasons)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicates:
+    """What a task has to show on proxy data.
+
+    Attributes:
+      num_rounds: Rounds of the simulation, with all proxies in each.
+      devices_per_proxy: For how many devices of a real round a proxy stands: its update is
+        added so often. Noise is made for a number of devices, and drowns fewer.
+      loss: Label of the metric that must fall from the first round of a training to the last;
+        "" for none.
+      least_change: Smallest L2 norm of what the proxies change of the model in a round, without
+        noise.
+      largest_change: Largest one.
+      runtime_versions: The versions of devices that the task is meant for.
+    """
+
+    num_rounds: int = 5
+    devices_per_proxy: int = 1
+    loss: str = "client_work/train/loss"
+    least_change: float = 1e-9
+    largest_change: float = 1e3
+    runtime_versions: tuple[int, ...] = (allowed_ops.RUNTIME_VERSION,)
+
+    def __post_init__(self):
+        validation.integer("num_rounds", self.num_rounds, minimum=2)
+        validation.integer("devices_per_proxy", self.devices_per_proxy, minimum=1)
+        validation.number("least_change", self.least_change, at_least=0)
+        validation.number("largest_change", self.largest_change, above=self.least_change)
+        if not self.runtime_versions:
+            raise ValueError("runtime_versions must name at least one version of devices.")
+
+
+DEFAULT_PREDICATES = Predicates()
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+    """What the tests of one variant measured.
+
+    Attributes:
+      losses: The loss in each round; empty if none was asked for.
+      changes: L2 norm of what the proxies changed in each round, without noise.
+      cost: Of the proxy with most examples.
+    """
+
+    losses: tuple[float, ...]
+    changes: tuple[float, ...]
+    cost: measured_run.Cost
+
+
+def check_task(
+    server: plan_pb2.ServerPlan,
+    devices: Sequence[plan_pb2.DevicePlan],
+    proxies: Sequence[Sequence[bytes]],
+    predicates: Predicates = DEFAULT_PREDICATES,
+    *,
+    ceiling: verification.Ceiling = verification.DEFAULT_CEILING,
+) -> dict[int, Findings]:
+    """Tests the plans of a task.
+
+    Operations, loss, updates, norm, memory and seconds, on each variant that a claimed version
+    gets. An evaluation task must leave the model as it is.
+
+    Args:
+      server: The server's plan.
+      devices: The variants of the devices' plan.
+      proxies: Serialized examples for each simulated device; from data that may be used for
+        tests, or made up.
+      predicates: What they have to show.
+      ceiling: The most that devices give.
+
+    Returns:
+      What was measured, by the least version of each variant.
+
+    Raises:
+      TaskRefusedError: If anything is wrong; with all reasons.
+      ValueError: If there is no proxy with an example.
+    """
+    if not any(proxies):
+        raise ValueError("proxies must have at least one device with examples.")
+    reasons: list[str] = []
+    chosen: dict[int, int] = {}
+    for version in predicates.runtime_versions:
+        index = signing.variant_for(devices, version)
+        if index is None:
+            reasons.append(f"No variant of the plan runs on the claimed version {version}.")
+        else:
+            chosen[index] = min(version, chosen.get(index, version))
+    found = {}
+    for index, version in chosen.items():
+        plan = devices[index]
+        trial = _Trial(server, plan, version, predicates, ceiling)
+        findings = trial.run(proxies)
+        reasons += [f"On version {version}: {reason}" for reason in trial.reasons]
+        if findings is not None:
+            found[plan.least_runtime_version] = findings
+    if reasons:
+        raise TaskRefusedError(reasons)
+    return found
+
+
+class _Trial:
+    """The tests of one variant."""
+
+    def __init__(
+        self,
+        server: plan_pb2.ServerPlan,
+        plan: plan_pb2.DevicePlan,
+        version: int,
+        predicates: Predicates,
+        ceiling: verification.Ceiling,
+    ):
+        self.reasons: list[str] = []
+        self._server = server_work.ServerWork(server)
+        self._plan = plan
+        self._version = version
+        self._predicates = predicates
+        self._ceiling = ceiling
+
+    def run(self, proxies: Sequence[Sequence[bytes]]) -> Findings | None:
+        """Runs all tests; None if the plan cannot even be run."""
+        try:
+            verification.check_device_plan(
+                self._plan, ceiling=self._ceiling, runtime_version=self._version
+            )
+            device = device_work.DeviceWork(self._plan)
+            losses, changes = self._simulate(device, proxies)
+            most = max(proxies, key=len)
+            state = self._server.initialize()
+            cost = measured_run.measure(self._plan, most, self._server.broadcast(state))
+        except (ValueError, device_work.WorkFailedError) as error:
+            self.reasons.append(str(error))
+            return None
+        self._check_losses(losses)
+        self._check_changes(changes)
+        self._check_cost(cost)
+        return Findings(tuple(losses), tuple(changes), cost)
+
+    def _simulate(
+        self, device: device_work.DeviceWork, proxies: Sequence[Sequence[bytes]]
+    ) -> tuple[list[float], list[float]]:
+        losses, changes = [], []
+        state = self._server.initialize()
+        for _ in range(self._predicates.num_rounds):
+            broadcast = self._server.broadcast(state)
+            sums = self._server.zero()
+            for examples in proxies:
+                sums = self._server.accumulate(sums, device.run(examples, broadcast))
+            total = self._times(sums, self._predicates.devices_per_proxy)
+            # Both have the same noise: their difference is what the devices changed.
+            without, _ = self._server.finish(state, self._server.zero())
+            state, metrics = self._server.finish(state, total)
+            changes.append(self._distance(state, without))
+            if self._predicates.loss in metrics:
+                losses.append(float(metrics[self._predicates.loss]))
+        return losses, changes
+
+    def _times(self, sums: server_work.Sums, count: int) -> server_work.Sums:
+        """The sums of so many equal sets of updates, by doubling."""
+        if count == 1:
+            return sums
+        half = self._times(sums, count // 2)
+        double = self._server.merge(half, half)
+        return self._server.merge(double, sums) if count % 2 else double
+
+    def _distance(self, one: server_work.State, other: server_work.State) -> float:
+        """L2 norm of the difference of the weights in two states."""
+        pairs = zip(
+            self._server.weights(one).values(), self._server.weights(other).values(), strict=True
+        )
+        return float(
+            np.sqrt(sum(np.sum(np.square(np.subtract(a, b, dtype=float))) for a, b in pairs))
+        )
+
+    def _check_losses(self, losses: Sequence[float]) -> None:
+        label = self._predicates.loss
+        if not label or self._plan.kind == plan_pb2.EVALUATION:
+            return
+        if not losses:
+            known = [tensor.label for tensor in self._server.metrics]
+            self.reasons.append(f"There is no metric {label!r}; the task has {known}.")
+        elif not np.isfinite(losses).all() or not losses[-1] < losses[0]:
+            self.reasons.append(
+                f"The loss {label!r} does not fall: {losses[0]:.6g} in the first of {len(losses)} "
+                f"rounds, {losses[-1]:.6g} in the last."
+            )
+
+    def _check_changes(self, changes: Sequence[float]) -> None:
+        least, largest = self._predicates.least_change, self._predicates.largest_change
+        smallest, greatest = min(changes), max(changes)
+        if self._plan.kind == plan_pb2.EVALUATION:
+            if greatest != 0:
+                self.reasons.append(
+                    f"An evaluation changes the model by {greatest:.3g}: it must leave it as it is."
+                )
+        elif not np.isfinite(changes).all():
+            self.reasons.append("The update makes weights that are not finite.")
+        elif smallest == 0:
+            self.reasons.append("The update is zero: devices change nothing of the model.")
+        elif smallest < least or greatest > largest:
+            self.reasons.append(
+                f"The update's norm is between {smallest:.3g} and {greatest:.3g}, outside "
+                f"[{least:g}, {largest:g}]."
+            )
+
+    def _check_cost(self, cost: measured_run.Cost) -> None:
+        limits = self._plan.limits
+        if cost.seconds > limits.seconds:
+            self.reasons.append(
+                f"A run takes {cost.seconds:.3g} seconds; the plan declares {limits.seconds:g}."
+            )
+        if cost.memory_bytes > limits.memory_bytes:
+            self.reasons.append(
+                f"A run takes {cost.memory_bytes} bytes of memory; the plan declares "
+                f"{limits.memory_bytes}."
+            )
