@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import pathlib
 import shutil
 import sys
 
@@ -13,12 +14,13 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.data import sequences, split
-from tff_dpftrl.finetuning import contributions, private_steps, run
+from tff_dpftrl.finetuning import contributions, private_steps, run, trained_part
 from tff_dpftrl.models import export, low_rank
 from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import committed_run, corpus, report, trained_model
 
 toy = toy_finetuning.toy
+_DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 
 _KINDS = {
     "user": {},
@@ -133,6 +135,9 @@ def test_adapters_alone_are_trained_and_the_model_is_whole(toy, tmp_path):
     for said in ("of fine-tuning, of the step", "in fine-tuning with sampled examples or users"):
         assert said in note
     assert manifest.read(tmp_path / "run").facts["num_parameters"] == numbers[0]
+    page = (_DOCS / "results_folder.md").read_text("utf-8")
+    for path in (tmp_path / "run").glob("*.npz"):
+        assert f"`{path.name}`" in page
     further = dataclasses.replace(config, initial_weights=str(tmp_path / "run"), num_steps=2)
     _finetune(further, tmp_path / "further")
 
@@ -151,6 +156,38 @@ def test_fixed_weights_must_be_those_that_a_run_began_with(toy, tmp_path):
         np.testing.assert_array_equal(one, other)
     _finetune(None, tmp_path / "run")
     assert kept.exists()
+
+
+def test_a_crash_before_the_fixed_weights_are_kept_does_not_let_others_in(
+    toy, tmp_path, monkeypatch
+):
+    pretrained = shutil.copytree(toy / "pretrained", tmp_path / "pretrained")
+    config = toy_finetuning.config(
+        toy, adapter_rank=2, num_steps=2, initial_weights=str(pretrained)
+    )
+
+    class Killed(BaseException):
+        pass
+
+    def killed(self, output):
+        assert manifest.exists(output)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trained_part.TrainedPart, "keep", killed)
+        with pytest.raises(Killed):
+            _finetune(config, tmp_path / "run")
+    model, weights = export.read(pretrained / "model.npz")
+    export.write(pretrained / "model.npz", model, [weight + 1 for weight in weights])
+    with pytest.raises(ValueError, match="fixed weights .* are no longer"):
+        _finetune(None, tmp_path / "run")
+    assert not (tmp_path / "run" / "pretrained_model.npz").exists()
+    export.write(pretrained / "model.npz", model, weights)
+    _finetune(None, tmp_path / "run")
+    for kept, weight in zip(
+        export.read(tmp_path / "run" / "pretrained_model.npz")[1], weights, strict=True
+    ):
+        np.testing.assert_array_equal(kept, weight)
 
 
 def test_adapters_of_too_high_a_rank_are_refused_before_anything_is_written(toy, tmp_path):
