@@ -134,6 +134,7 @@ def _draw_trade_off(axes, corpus: str) -> None:
     axes.axhline(float(read(corpus)[0]["pretrained loss"]), color="grey", label="pretrained")
     axes.set(xscale="log", xlabel="ε", ylabel="loss on held-out users, nats a word", title=corpus)
     axes.set_xticks([1, 4, 16], ["1", "4", "16"])
+    axes.minorticks_off()
     axes.legend(fontsize=7, ncols=2)
     axes.grid(alpha=0.3)
 
@@ -160,7 +161,7 @@ def _draw_map(picture, axes, corpus: str) -> None:
     }
     groups, cohorts = (sorted(set(values)) for values in zip(*cells, strict=True))
     grid = [[cells.get((group, cohort), math.nan) for cohort in cohorts] for group in groups]
-    image = axes.imshow(grid, origin="lower", aspect="auto", cmap="viridis_r")
+    image = axes.imshow(grid, origin="lower", aspect="auto", cmap="Blues")
     for (group, cohort), loss in cells.items():
         axes.text(
             cohorts.index(cohort),
@@ -168,7 +169,7 @@ def _draw_map(picture, axes, corpus: str) -> None:
             f"{loss:.3f}",
             ha="center",
             va="center",
-            color="white",
+            color="black",
             fontsize=8,
         )
     axes.set_xticks(range(len(cohorts)), cohorts)

@@ -8,8 +8,9 @@ The page is written by hand but for its tables. They stand between
 The first has a row for each setting in results/NAME/summary.csv, with those axes, and one for
 each baseline; the second how many of a model's ten likeliest words are frequent ones; a third,
 `csv: NAME`, is results/NAME.csv as it is; `cross: NAME, ROW, COLUMN ...` has the losses in
-results/NAME.csv, means over seeds, for each value of one axis and each setting of others. With
---check nothing is written; the exit status says whether the page is up to date.
+results/NAME.csv, means over seeds, for each value of one axis and each setting of others, or
+only those of AXIS=VALUE. With --check nothing is written; the exit status says whether the page
+is up to date.
 """
 
 from __future__ import annotations
@@ -91,15 +92,19 @@ def cross(name: str, axes: list[str]) -> str:
 
     Args:
       name: Of the file below results/, without its suffix.
-      axes: The column that tells rows from each other, and those that tell columns.
+      axes: The column that tells rows from each other, and those that tell columns; of
+        "NAME=VALUE" only the settings with that value are taken.
 
     Returns:
       Markdown, ending with a newline; a setting that was not run is left empty.
     """
-    row_axis, *column_axes = axes
+    only = dict(axis.split("=") for axis in axes if "=" in axis)
+    row_axis, *column_axes = (axis for axis in axes if "=" not in axis)
     losses: dict[str, dict[tuple[str, ...], list[float]]] = {}
     columns: dict[tuple[str, ...], None] = {}
     for row in _read(_HERE / "results" / f"{name}.csv"):
+        if not only.items() <= row.items():
+            continue
         column = tuple(row[axis] for axis in column_axes)
         columns[column] = None
         losses.setdefault(row[row_axis], {}).setdefault(column, []).append(float(row["loss"]))
