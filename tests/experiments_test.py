@@ -10,6 +10,8 @@ import pytest
 
 from tff_dpftrl.finetuning import mean_estimation
 from tff_dpftrl.sweeps import folder
+from tff_dpftrl.training import config as training_config
+from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
@@ -31,7 +33,10 @@ def test_the_page_has_the_figures_that_are_committed():
 
 @pytest.mark.parametrize("path", sorted(_FOLDER.glob("*.toml")), ids=lambda path: path.name)
 def test_configs_can_be_used(path):
-    options_lib.config_from_mapping(options_lib.read_toml(path), path.name)
+    # One is for `pretrain` alone.
+    is_run = path.stem != "finetuning"
+    kind = training_config.TrainingConfig if is_run else language_config.LanguageConfig
+    options_lib.config_from_mapping(options_lib.read_toml(path), path.name, kind)
 
 
 def _write(path, rows):
