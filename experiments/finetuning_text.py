@@ -230,7 +230,8 @@ class Corpus:
             "units a step": private.clients_per_round,
             "σ": f"{private.noise_multiplier:.4g}",
             "clip norm": f"{private.clip_norm:.4g}",
-            "noise": f"{relative:.4g}",
+            # Correlated noise has no one size: it cancels over steps.
+            "noise": "" if cell.method == PASSES else f"{relative:.4g}",
             **{name: f"{measured[name]:.5g}" for name in ("loss", "top1_in_vocab")},
             "seconds": f"{time.monotonic() - begin:.0f}",
         }

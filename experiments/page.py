@@ -108,10 +108,19 @@ def cross(name: str, axes: list[str]) -> str:
         column = tuple(row[axis] for axis in column_axes)
         columns[column] = None
         losses.setdefault(row[row_axis], {}).setdefault(column, []).append(float(row["loss"]))
-    lines = [[row_axis, *(", ".join(column) for column in columns)]]
-    for value, found in losses.items():
-        lines.append([value, *(_mean(found.get(column, [])) for column in columns)])
+    in_order = sorted(columns, key=lambda column: [_order(value) for value in column])
+    lines = [[row_axis, *(", ".join(column) for column in in_order)]]
+    for value in sorted(losses, key=_order):
+        lines.append([value, *(_mean(losses[value].get(column, [])) for column in in_order)])
     return _markdown(lines)
+
+
+def _order(value: str) -> tuple[float, str]:
+    """Numbers by their size, before words by the alphabet."""
+    try:
+        return float(value), ""
+    except ValueError:
+        return math.inf, value
 
 
 def _mean(values: Sequence[float]) -> str:
