@@ -18,13 +18,13 @@ from tff_dpftrl import durable_files
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     choosing,
-    clipped_sums,
     contributions,
     ghost,
     optimizers,
     private_steps,
     proxies,
     run_privacy,
+    step_trainer,
     trained_part,
 )
 from tff_dpftrl.finetuning import config as config_lib
@@ -135,7 +135,7 @@ def finetune(
             public_seed = config.deterministic_noise_seed
         seed = committed_run.sampling_seed(output, plan, public_seed)
         batches = batches_of(plan, users, group_size, seed)
-        trainer = _Steps(users.ids, batches, steps, task.train)
+        trainer = step_trainer.StepTrainer(users.ids, batches, steps, _reader(task.train))
         if rounds.rounds_done < plan.num_rounds:
             say("Compiling the step: the first one takes seconds, of a large model minutes ...")
         before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
@@ -399,47 +399,11 @@ def _choose(
     return choosing.choose(config, users, public, trained.model.num_parameters)
 
 
-class _Steps(committed_run.Trainer):
-    """A step of fine-tuning, of text."""
+def _reader(train: sequences.SequenceCorpus) -> step_trainer.ReadExamples:
+    """Reads sentences as words and the words that follow them."""
 
-    too_fast = "learning_rate"
-    unit = "users or examples"
+    def read(examples: Sequence[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
+        rows = np.stack([train.sequences(user)[example] for user, example in examples])
+        return rows[:, :-1], rows[:, 1:]
 
-    def __init__(
-        self,
-        user_ids: Sequence[str],
-        batches: Callable[[int], contributions.Batch],
-        steps: private_steps.PrivateSteps,
-        train: sequences.SequenceCorpus,
-    ):
-        self._user_ids = user_ids
-        self._batches = batches
-        self._steps = steps
-        self._train = train
-        self._drawn: tuple[int, contributions.Batch] | None = None
-
-    def _batch(self, step: int) -> contributions.Batch:
-        if self._drawn is None or self._drawn[0] != step:
-            self._drawn = step, self._batches(step)
-        return self._drawn[1]
-
-    def members(self, round_index):
-        return [self._user_ids[user] for user in np.unique(self._batch(round_index).unit_users)]
-
-    def train(self, state, round_index, members):
-        batch = self._batch(round_index)
-        owners = batch.row_users
-
-        def read_rows(begin: int, end: int) -> clipped_sums.Rows:
-            rows = np.stack(
-                [
-                    self._train.sequences(self._user_ids[owners[row]])[batch.examples[row]]
-                    for row in range(begin, end)
-                ]
-            )
-            return rows[:, :-1], rows[:, 1:]
-
-        state, units = self._steps.step(state, batch.row_splits, read_rows)
-        counts = np.isfinite(units.norms)  # All units of a batch have rows.
-        loss = float(np.mean(units.losses[counts])) if counts.any() else None
-        return committed_run.Trained(state, loss, None, int(np.sum(~counts)))
+    return read

@@ -1,0 +1,203 @@
+"""Tests of runs of any model: the books of a run, on vectors whose mean is learnt."""
+
+import json
+import pathlib
+import re
+import stat
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_dpftrl.finetuning import contributions, own_run, plan
+
+_DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
+_STEPS = 5
+
+
+def _table():
+    rng = np.random.default_rng(3)
+    return {f"user {i}": rng.normal(2.0, 1.0, [1 + i % 4, 3]).astype(np.float32) for i in range(60)}
+
+
+def _users(table):
+    return contributions.Users(tuple(table), np.array([len(rows) for rows in table.values()]))
+
+
+def _losses(weights, rows):
+    return 0.5 * tf.reduce_sum(tf.square(weights[0] - rows), axis=1)
+
+
+def _plan(table, sampling="user", **noise):
+    return plan.make_plan(
+        _users(table),
+        sampling=sampling,
+        group_size=2,
+        expected_units=20,
+        num_steps=_STEPS,
+        **(noise or {"target_epsilon": 8.0}),
+    )
+
+
+class _Crash(Exception):
+    pass
+
+
+def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **options):
+    table = _table() if table is None else table
+    calls = []
+
+    def read(examples):
+        calls.append(examples)
+        if crash_at is not None and len(calls) == crash_at:
+            raise _Crash
+        return np.stack([table[user][example] for user, example in examples])
+
+    def error(weights):
+        return {"error": np.linalg.norm(weights[0] - 2.0)}
+
+    options = {
+        "weights": [np.zeros(3, np.float32)],
+        "clip_norm": 1.0,
+        "optimizer": lambda: tf.keras.optimizers.Adam(0.3),
+        "evaluate": error,
+        "eval_every": 2,
+        "units_at_once": 64,  # One piece a step: a crash is at a step.
+        **options,
+    }
+    weights = options.pop("weights")
+    return own_run.finetune(
+        output,
+        _users(table),
+        _plan(table) if made is None else made,
+        _losses,
+        weights,
+        read,
+        say=(lines if lines is not None else []).append,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("sampling", ["user", "example"])
+def test_a_run_keeps_books_and_states_what_its_plan_spent(sampling, tmp_path):
+    made = _plan(_table(), sampling)
+    results = _finetune(tmp_path / "run", made=made, weights_source="nobody's data")
+    assert results.statement.has_guarantee and results.statement.epsilon == made.epsilon <= 8.0
+    assert [row["round"] for row in results.rows] == list(range(1, _STEPS + 1))
+    assert all(row["loss"] is not None for row in results.rows)
+    measured = [row["round"] for row in results.rows if row["eval_error"] is not None]
+    assert measured == [2, 4, 5]
+    assert results.rows[-1]["eval_error"] < np.linalg.norm([2.0, 2.0, 2.0])  # It learnt.
+    (kept,) = np.load(tmp_path / "run" / "weights.npz").values()
+    np.testing.assert_array_equal(kept, results.weights[0])
+    text = (tmp_path / "run" / "privacy_statement.md").read_text()
+    assert "nobody's data" in text
+    assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert stat.S_IMODE((tmp_path / "run" / "private").stat().st_mode) == 0o700
+    note = (tmp_path / "run" / "metrics_README.md").read_text()
+    assert "Do not publish `loss`" in note
+
+
+@pytest.mark.parametrize("crash_at", [1, 4])
+def test_the_same_call_goes_on_with_the_same_batches_and_noise(crash_at, tmp_path):
+    seed = {"deterministic_noise_seed": 11, "iterate_averaging": 0.5}
+    whole = _finetune(tmp_path / "whole", **seed)
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=crash_at, **seed)
+    resumed = _finetune(tmp_path / "run", **seed)
+    np.testing.assert_array_equal(resumed.weights[0], whole.weights[0])
+    assert resumed.rows == whole.rows
+    # It has ended: there is nothing to go on with, and nothing changes.
+    again = _finetune(tmp_path / "run", crash_at=1, **seed)
+    np.testing.assert_array_equal(again.weights[0], whole.weights[0])
+
+
+def test_a_private_run_goes_on_with_its_secret_samples(tmp_path):
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=3)
+    seed = (tmp_path / "run" / "private" / "cohort_seed").read_text()
+    told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
+    assert told["parameters"]["num_steps"] == 2
+    results = _finetune(tmp_path / "run")
+    assert len(results.rows) == _STEPS
+    assert (tmp_path / "run" / "private" / "cohort_seed").read_text() == seed
+
+
+def test_a_run_that_ended_early_is_charged_as_a_whole_one(tmp_path):
+    made = _plan(_table())
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", made=made, crash_at=3)
+    told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
+    assert told["epsilon"] == made.epsilon > made.epsilon_after(2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip_norm": 2.0}, "clip_norm = 1.0, not 2.0"),
+        ({"weights": [np.ones(3, np.float32)]}, "initial weights are not those"),
+        ({"optimizer": lambda: tf.keras.optimizers.SGD(0.3)}, "optimizer"),
+        ({"normalised_clipping": False}, "normalised_clipping = True, not False"),
+    ],
+)
+def test_only_what_it_began_with_can_go_on(change, message, tmp_path):
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=2)
+    with pytest.raises(ValueError, match=message):
+        _finetune(tmp_path / "run", **change)
+
+
+def test_other_users_or_another_plan_are_refused(tmp_path):
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=2)
+    with pytest.raises(ValueError, match="began with plan"):
+        _finetune(tmp_path / "run", made=_plan(_table(), noise_multiplier=1.5))
+    renamed = {f"my {name}": rows for name, rows in _table().items()}
+    with pytest.raises(ValueError, match="users are not those"):
+        _finetune(tmp_path / "run", table=renamed)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [np.zeros(3)]}, r"weights\[0\] must be finite and float32, got float64"),
+        ({"weights": [np.full(3, np.nan, np.float32)]}, "finite"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"eval_every": 0}, "eval_every"),
+        ({"units_at_once": 0}, "units_at_once"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        _finetune(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_that_are_not_finite_are_not_kept(tmp_path):
+    with pytest.raises(ValueError, match="Training diverged: the weights after step 1"):
+        _finetune(tmp_path / "run", learning_rate=lambda step: float("inf"))
+    assert not (tmp_path / "run" / "weights.npz").exists()
+
+
+def test_without_noise_there_is_no_guarantee_and_nothing_need_be_measured(tmp_path):
+    made = _plan(_table(), noise_multiplier=0.0)
+    results = _finetune(tmp_path / "run", made=made, evaluate=None)
+    assert not results.statement.has_guarantee
+    assert set(results.rows[0]) == {"round", "loss", "epsilon"}
+
+
+def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
+    text = (_DOCS / "finetuning.md").read_text(encoding="utf-8")
+    (example,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        if "own_run" in block
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(example, "finetuning.md", "exec"), {})
+    assert (tmp_path / "results" / "mine" / "privacy_statement.md").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
