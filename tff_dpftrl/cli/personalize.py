@@ -207,5 +207,5 @@ def _remarks(
         if best in (min(args.learning_rates), max(args.learning_rates)):
             beyond = "lower" if best == min(args.learning_rates) else "higher"
             lines.append(f"It is at the end of what was tried: try {beyond} --learning-rates, too.")
-    lines.append("These are exact figures of users who did not train: no statement covers them.")
+    lines.append("These are exact figures of these users: no statement covers them.")
     return lines
