@@ -5,6 +5,7 @@ import os
 import sqlite3
 import stat
 import sys
+import threading
 
 import pytest
 from sqlalchemy import event
@@ -148,6 +149,23 @@ def test_a_killed_process_leaves_whole_commits(tmp_path):
             assert rounds == list(range(last.rounds_done))
             committed.add(last.rounds_done)
     assert len(committed) > 10
+
+
+def test_opening_waits_for_whoever_is_making_the_file(tmp_path):
+    # Another process that has begun to write, in the journal mode that a new file has.
+    other = sqlite3.connect(
+        tmp_path / "store.sqlite", isolation_level=None, check_same_thread=False
+    )
+    other.execute("CREATE TABLE something (x)")
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, other.commit)
+    release.start()
+    try:
+        with sql.SqlStore(tmp_path) as store:
+            assert store.tasks("keyboard") == ()
+    finally:
+        release.join()
+        other.close()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import sqlite3
+import time
 from collections.abc import Iterator
 
 import sqlalchemy as sql
@@ -19,6 +21,7 @@ from tff_dpftrl.runtime.store import interface
 _FILE = "store.sqlite"
 _FORMAT = 1  # Of the tables below; another number in a store means another version of them.
 _BUSY_SECONDS = 30  # For which a transaction waits for that of another process.
+_BETWEEN_TRIES = 0.01
 
 _tables = sql.MetaData()
 _NAME = sql.String(200)
@@ -118,6 +121,19 @@ def _make_tables(engine: sql.engine.Engine) -> int:
         return found
 
 
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Sets the journal mode, for which SQLite does not wait where others do the same."""
+    until = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:  # Locked, most likely.
+            if time.monotonic() > until:
+                raise
+            time.sleep(_BETWEEN_TRIES)
+
+
 def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
     path = folder / _FILE
     try:
@@ -141,7 +157,7 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
     @event.listens_for(engine, "connect")
     def prepare(connection, _):
         connection.isolation_level = None  # The driver begins no transaction by itself.
-        connection.execute("PRAGMA journal_mode=WAL")
+        _use_wal(connection)
         connection.execute("PRAGMA synchronous=FULL")
 
     @event.listens_for(engine, "begin")
