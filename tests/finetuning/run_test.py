@@ -14,7 +14,13 @@ import tensorflow as tf
 
 from tests.finetuning import toy_finetuning
 from tff_dpftrl.data import sequences, split
-from tff_dpftrl.finetuning import contributions, private_steps, run, trained_part
+from tff_dpftrl.finetuning import (
+    contributions,
+    private_steps,
+    run,
+    step_trainer,
+    trained_part,
+)
 from tff_dpftrl.models import export, low_rank
 from tff_dpftrl.runs import committed_rounds, manifest
 from tff_dpftrl.training import committed_run, corpus, report, trained_model
@@ -59,7 +65,7 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     config = toy_finetuning.config(toy, initial_weights=str(pretrained), **_KINDS[kind])
     whole = _finetune(config, tmp_path / "whole")
     assert [row["round"] for row in whole.rows] == list(range(1, toy_finetuning.NUM_STEPS + 1))
-    train, publish = run._Steps.train, committed_run.CommittedRun._publish
+    train, publish = step_trainer.StepTrainer.train, committed_run.CommittedRun._publish
 
     class Killed(BaseException):
         pass
@@ -76,7 +82,7 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
         publish(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._Steps, "train", killed_in_step)
+        patch.setattr(step_trainer.StepTrainer, "train", killed_in_step)
         with pytest.raises(Killed):
             _finetune(config, tmp_path / "killed")
     shutil.rmtree(pretrained)  # The run's folder has all that is needed of it.
@@ -291,8 +297,8 @@ def test_half_a_run_is_charged_as_a_whole_one(toy, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return members(self, round_index)
 
-    members = run._Steps.members
-    monkeypatch.setattr(run._Steps, "members", interrupted)
+    members = step_trainer.StepTrainer.members
+    monkeypatch.setattr(step_trainer.StepTrainer, "members", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _finetune(config, tmp_path / "run")
     monkeypatch.undo()

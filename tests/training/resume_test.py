@@ -45,7 +45,7 @@ _CRASH_SITES = (
     (ledger.Ledger, "begin_round", "after", 3, 4),
     pytest.param(checkpoint.CheckpointFolder, "save", "after", 2, 3, marks=pytest.mark.slow),
     pytest.param(ledger.Ledger, "commit_round", "after", 4, 4, marks=pytest.mark.slow),
-    (metrics_log.MetricsLog, "append", "before", 4, 4),
+    pytest.param(metrics_log.MetricsLog, "append", "before", 4, 4, marks=pytest.mark.slow),
 )
 
 
