@@ -34,9 +34,8 @@ from tff_dpftrl.finetuning import (
 )
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.private_round import clipping, fixed_clip
 from tff_dpftrl.runs import checkpoint, committed_rounds, manifest, metrics_log
-from tff_dpftrl.training import committed_run, released_model
+from tff_dpftrl.training import committed_run, released_model, report
 
 Evaluate = Callable[[list[np.ndarray]], Mapping[str, float]]
 """From weights to metrics by name, the same names each time."""
@@ -131,13 +130,7 @@ def finetune(
     )
     made = optimizer()
     steps = private_steps.PrivateSteps(
-        fixed_clip.FixedClipRound(
-            identity.Identity(),
-            noise_multiplier=private.noise_multiplier,
-            clipping=clipping.FlatClipping(private.clip_norm),
-            clients_per_round=private.clients_per_round,
-            deterministic_seed=deterministic_noise_seed,
-        ),
+        private_steps.round_of(private, identity.Identity()),
         clipped_sums.looped(row_losses),
         made,
         weights,
@@ -237,13 +230,14 @@ class _Run:
             "loss": trained.loss,
             "epsilon": self._private.epsilon_after(step + 1),
         }
-        is_evaluated = (step + 1) % self._eval_every == 0 or step + 1 == self._private.num_rounds
+        is_last = step + 1 == self._private.num_rounds
+        is_evaluated = is_last or (step + 1) % self._eval_every == 0
         if self._evaluate is not None and is_evaluated:
             found = _measured(self._evaluate, self._weights(snapshot))
             row |= {f"eval_{name}": found[name] for name in self._known.config["metrics"]}
         self._rounds.commit(step, trained.state, row)
         self._log.append(row)
-        if is_evaluated:
+        if is_evaluated and not is_last:  # `run` ends with a report.
             self._report()
         return trained.state
 
@@ -275,9 +269,8 @@ class _Run:
         weights = self._weights(snapshot)
         archive = io.BytesIO()
         np.savez(archive, *weights)
+        report.write_statement(self._output, told)
         for name, content in (
-            ("privacy_statement.json", (told.to_json() + "\n").encode()),
-            ("privacy_statement.md", told.to_markdown().encode()),
             (_WEIGHTS, archive.getvalue()),
             (_CURVES, _drawn(self._log.rows, config["metrics"], told)),
         ):

@@ -17,10 +17,33 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl.finetuning import clipped_sums
-from tff_dpftrl.private_round import fixed_clip, interface
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import clipping, fixed_clip, interface
+from tff_dpftrl.runs import privacy
 
 ReadRows = Callable[[int, int], clipped_sums.Rows]
 """From the first row of a piece of a batch, and the row after its last, to the rows."""
+
+
+def round_of(
+    plan: privacy.PrivacyPlan, strategy: strategy_lib.Strategy
+) -> fixed_clip.FixedClipRound:
+    """The clip and the noise of a run's steps.
+
+    Args:
+      plan: The run's privacy.
+      strategy: Of the noise: the identity where units are sampled.
+
+    Returns:
+      The private round, whose clients are units.
+    """
+    return fixed_clip.FixedClipRound(
+        strategy,
+        noise_multiplier=plan.noise_multiplier,
+        clipping=clipping.FlatClipping(plan.clip_norm),
+        clients_per_round=plan.clients_per_round,
+        deterministic_seed=plan.deterministic_seed,
+    )
 
 
 class PrivateSteps:

@@ -30,7 +30,6 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
-from tff_dpftrl.private_round import clipping, fixed_clip
 from tff_dpftrl.runs import manifest, privacy
 from tff_dpftrl.training import (
     committed_run,
@@ -169,15 +168,8 @@ def steps_of(
         strategy, rows_per_unit = identity.Identity(), plan.plan.rows_per_unit
     else:
         strategy, rows_per_unit = plan.strategy, group_size
-    private_round = fixed_clip.FixedClipRound(
-        strategy,
-        noise_multiplier=plan.noise_multiplier,
-        clipping=clipping.FlatClipping(plan.clip_norm),
-        clients_per_round=plan.clients_per_round,
-        deterministic_seed=config.deterministic_noise_seed,
-    )
     return private_steps.PrivateSteps(
-        private_round,
+        private_steps.round_of(plan, strategy),
         ghost.fastest_clipped_sum(model, rows_per_unit),
         optimizers.build(config),
         weights,

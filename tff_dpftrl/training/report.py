@@ -220,11 +220,7 @@ def write(
         # depends on the data: then all rounds are charged that it might have run.
         charge_all_rounds=config.stop_at_accuracy is not None or ended is None,
     )
-    for name, text in (
-        ("privacy_statement.json", statement.to_json() + "\n"),
-        ("privacy_statement.md", statement.to_markdown()),
-    ):
-        durable_files.write(output / name, text.encode("utf-8"))
+    write_statement(output, statement)
     model = table.from_description(known.facts["model"])
     weights = released_model.weights(config.iterate_averaging, snapshot, whole=whole)
     export.write(output / "model.npz", model, weights)
@@ -247,6 +243,23 @@ def write(
         _promise(statement),
     ]
     return TrainingResults(rows, baselines, held_out, statement, "\n".join(filter(None, summary)))
+
+
+def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:
+    """Writes a run's privacy statement, for programs and for people.
+
+    Args:
+      output: Folder of the run.
+      statement: The statement.
+
+    Raises:
+      OSError: If a file cannot be written.
+    """
+    for name, text in (
+        ("privacy_statement.json", statement.to_json() + "\n"),
+        ("privacy_statement.md", statement.to_markdown()),
+    ):
+        durable_files.write(output / name, text.encode("utf-8"))
 
 
 def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
