@@ -21,7 +21,7 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=setuptools.find_packages(include=["tff_dpftrl", "tff_dpftrl.*"]),
-    package_data={"tff_dpftrl": ["mechanisms/zoo/*.json", "*/README.md", "runtime/plans/*.proto"]},
+    package_data={"tff_dpftrl": ["mechanisms/zoo/*.json", "*/README.md", "runtime/*/*.proto"]},
     python_requires=">=3.10",
     install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6"],
     extras_require={
@@ -35,9 +35,17 @@ setuptools.setup(
             "tqdm",
             "tomli; python_version < '3.11'",
         ],
-        # Server and devices: plans are protocol buffers; signatures of plans and attestation
-        # tokens; leases and commits in SQLite or PostgreSQL by the same statements.
-        "runtime": ["cryptography>=42", "protobuf>=4.25,<5", "SQLAlchemy>=1.4,<3"],
+        # Server and devices: plans and messages are protocol buffers, over gRPC; signatures of
+        # plans and attestation tokens; leases and commits in SQLite or PostgreSQL by the same
+        # statements; metrics for Prometheus; the status page.
+        "runtime": [
+            "cryptography>=42",
+            "grpcio>=1.60",
+            "prometheus-client>=0.20",
+            "protobuf>=4.25,<5",
+            "SQLAlchemy>=1.4,<3",
+            "tornado>=6.4",
+        ],
         # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
         "distributed": ["ray>=2.51,<2.53"],
         "plots": ["matplotlib"],

@@ -30,7 +30,7 @@ _ALLOWED = {
     "training": (*_FEDERATED, "runs"),
     "sweeps": ("accounting", "mechanisms", "runs", "training"),
     "runtime": (*_FEDERATED, "runs", "training"),
-    "cli": (*_FEDERATED, "runs", "finetuning", "training", "sweeps"),
+    "cli": (*_FEDERATED, "runs", "finetuning", "training", "sweeps", "runtime"),
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.

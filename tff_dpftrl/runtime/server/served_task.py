@@ -1,0 +1,25 @@
+"""A task as a server has it: what its actors do, and what its devices get."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tff_dpftrl.runtime.actors import population
+
+
+@dataclasses.dataclass(frozen=True)
+class ServedTask:
+    """A task of a server.
+
+    Attributes:
+      task: For the actors. Its summation takes a `wire_pb2.Report` as payload, and its model
+        is what `wire_pb2.Configuration.broadcast` holds.
+      plan_for: Given a device's runtime version, its serialized `plan_pb2.SignedPlan`; None
+        if the version is too old.
+      largest_report_bytes: Size of a serialized `wire_pb2.Report`, at most.
+    """
+
+    task: population.Task
+    plan_for: Callable[[int], bytes | None]
+    largest_report_bytes: int
