@@ -48,8 +48,11 @@ def _clock():
     return _Clock()
 
 
-@pytest.fixture(name="timer")
-def _timer(tmp_path, clock):
+@pytest.fixture(name="timer", params=["in a file", "in memory"])
+def _timer(request, tmp_path, clock):
+    if request.param == "in memory":
+        yield participation_timer.MemoryTimer(clock)
+        return
     timer = participation_timer.ParticipationTimer.open(tmp_path / "timer", clock=clock)
     yield timer
     timer.close()
@@ -94,6 +97,23 @@ def test_early_work_is_refused_and_not_recorded(timer, clock, round_index, hours
         _record(timer, round_index)
     clock.now = begin + 7_200
     assert _record(timer, 8)[1].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("round_index", "hours", "wait_hours"),
+    [
+        (6, 1.0, 2.0),  # One round took an hour, and two are left.
+        (7, 4.0, 2.0),
+        (5, 0.5, 1.5),  # No round has come since; the rule's hours count.
+        (9, 1.5, 0.5),
+    ],
+)
+def test_a_device_that_rests_knows_how_long_about(timer, clock, round_index, hours, wait_hours):
+    _record(timer, 5)
+    clock.now += 3_600 * hours
+    with pytest.raises(participation_timer.TimerRefusal) as caught:
+        timer.check("p", "t", round_index, _RULE)
+    assert caught.value.wait_s == pytest.approx(3_600 * wait_hours)
 
 
 def test_the_largest_number_of_times_is_kept(timer, clock):

@@ -22,8 +22,8 @@ _WAITS = scheduler.Waits(usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, lo
 _FAILED = session.Outcome.FAILED
 
 
-def _result(outcome, seconds=None):
-    return session.SessionResult(outcome, seconds, "", _NO_REPORT)
+def _result(outcome, *turns):
+    return session.SessionResult(outcome, turns, "", _NO_REPORT)
 
 
 class _Time:
@@ -88,6 +88,7 @@ def test_failures_wait_twice_as_long_each_until_one_session_works(outcome):
 
 def test_a_failure_never_anticipates_what_the_server_asked():
     assert _wait_after(_result(_FAILED, 600.0)) == 600.0
+    assert _wait_after(_result(_FAILED, 0.0, 600.0)) == 600.0
     assert 5.0 <= _wait_after(_result(_FAILED, 0.0)) <= 10.0
 
 
@@ -170,22 +171,47 @@ def test_the_loop_runs_sessions_when_they_are_due():
     assert len(log) == 5 and gaps == pytest.approx([320.0] * 4)
 
 
-def test_the_loop_waits_while_the_device_may_not_work():
-    time, settable = _Time(), eligibility.SettableEligibility(charging=False)
+def test_the_first_turn_is_taken_at_which_the_device_may_work():
+    time, settable = _Time(), eligibility.SettableEligibility()
     plain_wait = time.wait
 
     def wait(seconds):
         plain_wait(seconds)
-        settable.charging = time.now >= 900.0
+        settable.charging = not 600.0 <= time.now < 1_000.0
 
     time.wait = wait
+    # Turns at some 700, 800, 900 and 1,200 seconds: the device comes neither at the first
+    # three nor at 1,000, when it may work again.
+    turns = _result(session.Outcome.COMPLETED, 200.0, 300.0, 400.0, 700.0)
     log = _run_jobs(
-        time, iter([(1.0, _result(session.Outcome.COMPLETED, 1e4))]), settable=settable,
+        time, iter([(0.0, turns), (0.0, _result(session.Outcome.COMPLETED))]), settable=settable,
         stop_at=2_000.0,
     )  # fmt: skip
-    assert len(log) == 1
-    assert 900.0 <= log[0][0] < 930.0
-    assert 30.0 in time.waited
+    assert [moment - log[0][0] for moment, _ in log] == pytest.approx([0.0, 700.0])
+
+
+def test_devices_that_missed_all_turns_do_not_come_together_when_they_may_work():
+    came = []
+    for seed in range(400):
+        time = _Time()
+        schedule = _schedule(time, seed=seed)
+        while schedule.next_job().seconds:
+            time.wait(schedule.next_job().seconds)
+        # Nobody may work before the moment 20,000, and everybody from then on.
+        while time.now < 20_000.0:
+            schedule.missed("a")
+            seconds = schedule.next_job().seconds
+            assert 0 < seconds <= 1_000.0
+            time.wait(seconds)
+        came.append(time.now - 20_000.0)
+    assert max(sum(t <= x < t + 100.0 for x in came) for t in range(0, 1_000, 20)) < 0.3 * 400
+
+
+def test_a_hostile_number_of_turns_is_not_kept():
+    time = _Time()
+    schedule = _schedule(time)
+    schedule.finished("a", _result(session.Outcome.COMPLETED, *map(float, range(10_000))))
+    assert len(schedule._appointments["a"].turns) == 100
 
 
 def test_one_process_of_the_device_has_a_session(tmp_path):

@@ -64,7 +64,7 @@ class _Steps(session.SessionSteps):
         self.uploaded = (update, participation)
         found = self._happen("upload")
         keep_going()
-        return found or session.UploadAnswer(True, 60.0)
+        return found or session.UploadAnswer(True, (60.0,))
 
     def close(self):
         self.closed += 1
@@ -116,7 +116,7 @@ def test_a_session_that_does_all_it_should(device):
     result = device.run()
     assert result.outcome is session.Outcome.COMPLETED
     assert result.report.shape == "-v[]+^"
-    assert result.come_back_s == 60.0
+    assert result.turns == (60.0,)
     assert device.done == list(_STEPS)
     update, (strides, times) = device.steps.uploaded
     assert update == "update"
@@ -124,16 +124,16 @@ def test_a_session_that_does_all_it_should(device):
 
 
 def test_who_is_not_selected_comes_back(device):
-    result = device.run(check_in=lambda _: session.ComeBack(30.0, "enough devices"))
+    result = device.run(check_in=lambda _: session.ComeBack((30.0, 90.0), "enough devices"))
     assert (result.outcome, result.report.shape) == (session.Outcome.NOT_SELECTED, "-#")
-    assert (result.come_back_s, result.reason) == (30.0, "enough devices")
+    assert (result.turns, result.reason) == ((30.0, 90.0), "enough devices")
     assert not device.has_participated()
 
 
 def test_a_report_that_comes_late_is_a_participation(device):
-    result = device.run(upload=lambda _: session.UploadAnswer(False, 40.0, "late"))
+    result = device.run(upload=lambda _: session.UploadAnswer(False, (40.0,), "late"))
     assert (result.outcome, result.report.shape) == (session.Outcome.REPORT_REFUSED, "-v[]+#")
-    assert result.come_back_s == 40.0
+    assert result.turns == (40.0,)
     assert device.has_participated()
 
 
@@ -198,6 +198,7 @@ def test_the_timer_refuses_before_any_training(device):
     assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-v!")
     assert device.done == ["check_in", "fetch"]
     assert "round 8 is 1 after" in result.reason
+    assert result.turns == (pytest.approx(1e6, rel=1e-3),)  # One round took that long.
     result = device.run(round_index=9)
     assert device.steps.uploaded[1][0].tolist() == [0, 0, 1, 0]
     assert result.outcome is session.Outcome.COMPLETED
@@ -240,6 +241,12 @@ def test_who_is_not_believed_is_told_apart(device):
     assert result.reason == "replayed token"
     result = device.run(upload=_raise(session.AttestationFailed("?")))
     assert result.report.shape == "-v[]+*"
+
+
+def test_a_known_reason_is_told_as_it_is(device):
+    result = device.run(fetch=_raise(session.StepFailed("The server is gone.")))
+    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert result.reason == "The server is gone."
 
 
 def test_a_connection_that_does_not_close_harms_nobody(device):

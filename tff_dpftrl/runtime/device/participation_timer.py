@@ -21,6 +21,7 @@ leaves the device. It holds, for each task, the last round, its time, and how ma
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 import os
@@ -53,7 +54,16 @@ _KIND = private_database.Kind(
 
 
 class TimerRefusal(ValueError):
-    """The device does not take part in this round; the message says why."""
+    """The device does not take part in this round; the message says why.
+
+    Attributes:
+      wait_s: Seconds after which it will have rested enough: exact for hours, and for rounds
+        an estimate from how fast they came since its last one. None if it never will.
+    """
+
+    def __init__(self, message: str, wait_s: float | None):
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +88,94 @@ class ParticipationRule:
         object.__setattr__(self, "min_hours", hours)
 
 
-class ParticipationTimer:
+class Timer(abc.ABC):
+    """What a session asks of a participation timer."""
+
+    @abc.abstractmethod
+    def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
+        """Refuses a round that comes too early; call it before the device works for it.
+
+        Args:
+          population: Name of the population.
+          task: Name of the task, whose rounds have one statement.
+          round_index: The round, from 0; the attempts at one round share it.
+          rule: What the plan asks.
+
+        Raises:
+          TimerRefusal: If the device must not take part.
+          ValueError: If the timer is damaged.
+          OSError: If it cannot be used.
+        """
+
+    @abc.abstractmethod
+    def record(
+        self,
+        population: str,
+        task: str,
+        round_index: int,
+        rule: ParticipationRule,
+        buckets: histograms.ParticipationBuckets,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Writes a participation down; call it before the report leaves the device.
+
+        Args:
+          population: See `check`, as for the next three.
+          task: Name of the task.
+          round_index: The round.
+          rule: What the plan asks.
+          buckets: The buckets that the plan declares.
+
+        Returns:
+          The vectors that belong into the report, see `ParticipationBuckets.encode`. The
+          participation is as durable as the device by now.
+
+        Raises:
+          TimerRefusal: If the device must not take part, for instance because another
+            process of it has just done so. Nothing is written then.
+          ValueError: If the buckets have no place for this many times, or the timer is
+            damaged.
+          OSError: If it cannot be written; the report must not leave then.
+        """
+
+
+class MemoryTimer(Timer):
+    """The timer of a simulated device, which forgets everything with its process."""
+
+    def __init__(self, clock: Callable[[], float]):
+        """Starts one that has never run.
+
+        Args:
+          clock: Seconds since any moment.
+        """
+        self._clock = clock
+        self._last: dict[tuple[str, str], tuple[int, float, int]] = {}
+
+    def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
+        """See the base class."""
+        self._next_times(population, task, round_index, rule)
+
+    def record(
+        self,
+        population: str,
+        task: str,
+        round_index: int,
+        rule: ParticipationRule,
+        buckets: histograms.ParticipationBuckets,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See the base class."""
+        stride, times = self._next_times(population, task, round_index, rule)
+        vectors = buckets.encode(stride, times)
+        self._last[population, task] = (round_index, self._clock(), times)
+        return vectors
+
+    def _next_times(
+        self, population: str, task: str, round_index: int, rule: ParticipationRule
+    ) -> tuple[int | None, int]:
+        rows = [self._last[key]] if (key := (population, task)) in self._last else []
+        return _next_times(rows, round_index, rule, self._clock(), f"{population}/{task}")
+
+
+class ParticipationTimer(Timer):
     """The timer of one device, in a file of its own, for all its populations and tasks.
 
     Processes and threads may share the file.
@@ -120,19 +217,7 @@ class ParticipationTimer:
         self._database.close()
 
     def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
-        """Refuses a round that comes too early; call it before the device works for it.
-
-        Args:
-          population: Name of the population.
-          task: Name of the task, whose rounds have one statement.
-          round_index: The round, from 0; the attempts at one round share it.
-          rule: What the plan asks.
-
-        Raises:
-          TimerRefusal: If the device must not take part.
-          ValueError: If the file is damaged.
-          OSError: If it cannot be used.
-        """
+        """See the base class."""
         rows = self._database.read(_SELECT, population, task)
         _next_times(rows, round_index, rule, self._now(), f"{population}/{task}")
 
@@ -144,26 +229,7 @@ class ParticipationTimer:
         rule: ParticipationRule,
         buckets: histograms.ParticipationBuckets,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Writes a participation down; call it before the report leaves the device.
-
-        Args:
-          population: See `check`, as for the next three.
-          task: Name of the task.
-          round_index: The round.
-          rule: What the plan asks.
-          buckets: The buckets that the plan declares.
-
-        Returns:
-          The vectors that belong into the report, see `ParticipationBuckets.encode`. The
-          participation is durable by now.
-
-        Raises:
-          TimerRefusal: If the device must not take part, for instance because another
-            process of it has just done so. Nothing is written then.
-          ValueError: If the buckets have no place for this many times, or the file is
-            damaged.
-          OSError: If it cannot be written; the report must not leave then.
-        """
+        """See the base class; it survives a loss of power by now."""
         with self._database.transaction() as connection:
             rows = connection.execute(_SELECT, (population, task)).fetchall()
             now = self._now()
@@ -192,22 +258,27 @@ def _next_times(
     if times >= rule.max_participations:
         raise TimerRefusal(
             f"{name}: this device took part {times} times, and "
-            f"max_participations={rule.max_participations}."
+            f"max_participations={rule.max_participations}.",
+            wait_s=None,
         )
+    hours_s = max(rule.min_hours * _HOUR_S - seconds, 0.0) if rule.min_hours else 0.0
     if stride < rule.min_sep:
         raise TimerRefusal(
             f"{name}: round {round_index} is {stride} after the last one of this device, "
-            f"{last_round}, and min_sep={rule.min_sep}."
+            f"{last_round}, and min_sep={rule.min_sep}.",
+            wait_s=max((rule.min_sep - stride) * max(seconds, 0.0) / max(stride, 1), hours_s),
         )
     if rule.min_hours and seconds < 0:
         raise TimerRefusal(
             f"{name}: the clock is {math.ceil(-seconds)} s behind the last participation of this "
-            "device. It waits until the clock has caught up; set the clock if it is wrong."
+            "device. It waits until the clock has caught up; set the clock if it is wrong.",
+            wait_s=hours_s,
         )
     if rule.min_hours and seconds < rule.min_hours * _HOUR_S:
         raise TimerRefusal(
             f"{name}: this device took part {seconds / _HOUR_S:.1f} hours ago, and "
-            f"min_hours={rule.min_hours:g}."
+            f"min_hours={rule.min_hours:g}.",
+            wait_s=hours_s,
         )
     return stride, times + 1
 

@@ -6,9 +6,12 @@ randomness and waiting are handed in.
 
 Fair means first due, first served: whoever waits longest is next, so that no population,
 however often its server calls, keeps another one waiting for more than one session of each.
-What the server said ("come back in s seconds") is never anticipated. After a failure a
-population waits twice as long as after the one before, less a random part, so that devices
-that failed together (an outage) do not return together.
+What the server said (a few turns, in seconds) is never anticipated. A device takes the first
+turn at which it may work and lets the others go; a turn at which it may not work is lost. It
+never comes as soon as it may: in the evening, all devices of the day would come at once. With
+no turn left it makes one for itself, at random. After a failure a population waits twice as
+long as after the one before, less a random part, so that devices that failed together (an
+outage) do not return together.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 from tff_dpftrl.runtime.device import session
 
 _FAILURES = (session.Outcome.FAILED, session.Outcome.ATTESTATION_FAILED)
+_MOST_TURNS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Waits:
     """How long a device waits, all in seconds.
 
     Attributes:
-      usual_s: Between sessions if the server does not say.
+      usual_s: Between sessions if the server does not say; a device that has missed all its
+        turns tries again after a random time up to this.
       first_s: Before the first session: a random time up to this, so that devices that
         start together (an update, the end of a power cut) do not check in together.
       after_failure_s: After the first failure; also after an interruption.
@@ -82,8 +87,8 @@ class Job:
 
 
 @dataclasses.dataclass
-class _Turn:
-    due: float
+class _Appointments:
+    turns: list[float]  # By the clock, growing; never empty.
     failures: int = 0
 
 
@@ -115,38 +120,52 @@ class Schedule:
         self._clock, self._generator = clock, generator
         self._waits = Waits() if waits is None else waits
         begin = clock()
-        self._turns = {
-            name: _Turn(begin + self._waits.first_s * generator.random()) for name in names
+        self._appointments = {
+            name: _Appointments([begin + self._waits.first_s * generator.random()])
+            for name in names
         }
 
     def next_job(self) -> Job:
         """The population that is due first, and in how many seconds."""
-        population = min(self._turns, key=lambda name: self._turns[name].due)
-        return Job(population, max(0.0, self._turns[population].due - self._clock()))
+        population = min(self._appointments, key=self._due)
+        return Job(population, max(0.0, self._due(population) - self._clock()))
+
+    def missed(self, population: str) -> None:
+        """Lets the turns of a population go whose time has come, since the device may not work.
+
+        Args:
+          population: Whose.
+        """
+        appointments, now = self._appointments[population], self._clock()
+        appointments.turns = [turn for turn in appointments.turns if turn > now]
+        if not appointments.turns:
+            appointments.turns = [now + self._waits.usual_s * (1.0 - self._generator.random())]
 
     def finished(self, population: str, result: session.SessionResult) -> None:
-        """Makes the next appointment of a population.
+        """Makes the next appointments of a population.
 
         Args:
           population: Whose session ended just now.
           result: How.
         """
-        turn, asked_s = self._turns[population], result.come_back_s
-        if result.outcome in _FAILURES:
-            turn.failures += 1
-            wait_s = self._waits.back_off_s(turn.failures, self._generator)
-        else:
-            turn.failures = 0
-            wait_s = self._waits.usual_s
-            if result.outcome is session.Outcome.INTERRUPTED:
-                wait_s = self._waits.back_off_s(1, self._generator)
-        if asked_s is not None and not math.isnan(asked_s):
-            asked_s = min(max(asked_s, 0.0), self._waits.longest_s)
-            wait_s = max(wait_s, asked_s) if turn.failures else asked_s
         # Behind all that are due now: dictionaries keep the order of insertion.
-        del self._turns[population]
-        self._turns[population] = turn
-        turn.due = self._clock() + wait_s
+        appointments = self._appointments.pop(population)
+        self._appointments[population] = appointments
+        asked = [seconds for seconds in result.turns[:_MOST_TURNS] if not math.isnan(seconds)]
+        waits = sorted({min(max(seconds, 0.0), self._waits.longest_s) for seconds in asked})
+        if result.outcome in _FAILURES:
+            appointments.failures += 1
+            least = self._waits.back_off_s(appointments.failures, self._generator)
+            waits = [seconds for seconds in waits if seconds >= least] or [least]
+        else:
+            appointments.failures = 0
+            if result.outcome is session.Outcome.INTERRUPTED:
+                waits = waits or [self._waits.back_off_s(1, self._generator)]
+        now = self._clock()
+        appointments.turns = [now + seconds for seconds in waits or [self._waits.usual_s]]
+
+    def _due(self, population: str) -> float:
+        return self._appointments[population].turns[0]
 
 
 def run_jobs(
@@ -164,12 +183,13 @@ def run_jobs(
     Args:
       schedule: The populations.
       run_session: Runs one session of a population to its end.
-      eligibility: Whether the device may work; asked before every session.
+      eligibility: Whether the device may work; asked when a turn has come, which is lost if
+        it may not.
       wait: Waits for some seconds, or less if there is a reason to look.
       should_stop: Asked before every session and after every wait.
       lock_file: A file that all processes of the device share, so that only one of them at
         a time has a session; None if there is one process.
-      look_again_s: How long to wait while the device may not work, or another process does.
+      look_again_s: How long to wait while another process has a session.
 
     Raises:
       OSError: If the lock file cannot be used.
@@ -179,7 +199,7 @@ def run_jobs(
         if job.seconds > 0:
             wait(job.seconds)
         elif eligibility.unmet():
-            wait(look_again_s)
+            schedule.missed(job.population)
         else:
             with _lock(lock_file) as is_ours:
                 if is_ours:

@@ -44,16 +44,21 @@ class AttestationFailed(Exception):
     """The server does not believe that the device is genuine."""
 
 
+class StepFailed(Exception):
+    """A step came to no result for a known reason; the message is for the device's own log."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ComeBack:
     """The server has no work for this device now.
 
     Attributes:
-      seconds: When to check in again, from now; None if the server did not say.
+      turns: When to check in again, seconds from now, growing: the device takes the first
+        one at which it may work. Empty if the server did not say.
       reason: A few words, for the device's own log.
     """
 
-    seconds: float | None
+    turns: tuple[float, ...] = ()
     reason: str = ""
 
 
@@ -87,12 +92,12 @@ class UploadAnswer:
 
     Attributes:
       is_accepted: Whether it counts; it does not if it came too late.
-      seconds: When to check in again, from now; None if the server did not say.
+      turns: When to check in again, as in `ComeBack`.
       reason: A few words, for the device's own log.
     """
 
     is_accepted: bool
-    seconds: float | None
+    turns: tuple[float, ...] = ()
     reason: str = ""
 
 
@@ -181,14 +186,14 @@ class SessionResult:
 
     Attributes:
       outcome: How.
-      come_back_s: When the server wants the device again, seconds from the end; None if it
-        did not say.
+      turns: When the server wants the device again, seconds from the end, as in `ComeBack`;
+        of one that rests, when it will have rested.
       reason: A sentence for the device's own log; it must not leave the device.
       report: What may leave it.
     """
 
     outcome: Outcome
-    come_back_s: float | None
+    turns: tuple[float, ...]
     reason: str
     report: SessionReport
 
@@ -196,7 +201,7 @@ class SessionResult:
 def run(
     population: str,
     steps: SessionSteps,
-    timer: participation_timer.ParticipationTimer,
+    timer: participation_timer.Timer,
     eligibility: eligibility_lib.Eligibility,
     *,
     clock: Callable[[], float],
@@ -217,22 +222,27 @@ def run(
     """
     shape, begin = SessionShape(), clock()
     try:
-        outcome, come_back_s, reason = _run_steps(population, steps, timer, eligibility, shape)
+        outcome, turns, reason = _run_steps(population, steps, timer, eligibility, shape)
     except Interrupted as error:
         shape.add(Event.INTERRUPTED)
-        outcome, come_back_s, reason = Outcome.INTERRUPTED, None, str(error)
+        outcome, turns, reason = Outcome.INTERRUPTED, (), str(error)
     except participation_timer.TimerRefusal as error:
         shape.add(Event.INTERRUPTED)
-        outcome, come_back_s, reason = Outcome.RESTING, None, str(error)
+        outcome, reason = Outcome.RESTING, str(error)
+        turns = () if error.wait_s is None else (error.wait_s,)
     except AttestationFailed as error:
         # Who was believed at check-in and not later has met another fault.
         failed_at_once = str(shape) == Event.CHECKED_IN.value
         shape.add(Event.ATTESTATION_FAILED if failed_at_once else Event.ERROR)
-        outcome, come_back_s, reason = Outcome.ATTESTATION_FAILED, None, str(error)
+        outcome, turns, reason = Outcome.ATTESTATION_FAILED, (), str(error)
+    except StepFailed as error:
+        shape.add(Event.ERROR)
+        _logger.info("session %s of %s failed: %s", shape, population, error)
+        outcome, turns, reason = Outcome.FAILED, (), str(error)
     except Exception as error:  # Of a server, of a plan, of an example: this session's only.
         shape.add(Event.ERROR)
         _logger.warning("session %s of %s failed", shape, population, exc_info=True)
-        outcome, come_back_s, reason = Outcome.FAILED, None, f"{type(error).__name__}: {error}"
+        outcome, turns, reason = Outcome.FAILED, (), f"{type(error).__name__}: {error}"
     finally:
         _close(steps)
     report = SessionReport(
@@ -241,7 +251,7 @@ def run(
         peak_memory_bytes=int(_coarse(_peak_memory_bytes())),
         versions={**_versions(), **(versions or {})},
     )
-    return SessionResult(outcome, come_back_s, reason, report)
+    return SessionResult(outcome, turns, reason, report)
 
 
 def _close(steps: SessionSteps) -> None:
@@ -254,10 +264,10 @@ def _close(steps: SessionSteps) -> None:
 def _run_steps(
     population: str,
     steps: SessionSteps,
-    timer: participation_timer.ParticipationTimer,
+    timer: participation_timer.Timer,
     eligibility: eligibility_lib.Eligibility,
     shape: SessionShape,
-) -> tuple[Outcome, float | None, str]:
+) -> tuple[Outcome, tuple[float, ...], str]:
     def keep_going() -> None:
         unmet = eligibility.unmet()
         if unmet:
@@ -268,7 +278,7 @@ def _run_steps(
     come_back = steps.check_in(keep_going)
     if come_back is not None:
         shape.add(Event.REFUSED)
-        return Outcome.NOT_SELECTED, come_back.seconds, come_back.reason
+        return Outcome.NOT_SELECTED, come_back.turns, come_back.reason
     keep_going()
     work = steps.fetch(keep_going)
     shape.add(Event.PLAN_DOWNLOADED)
@@ -287,9 +297,9 @@ def _run_steps(
     answer = steps.upload(update, participation, keep_going)
     if not answer.is_accepted:
         shape.add(Event.REFUSED)
-        return Outcome.REPORT_REFUSED, answer.seconds, answer.reason
+        return Outcome.REPORT_REFUSED, answer.turns, answer.reason
     shape.add(Event.UPLOAD_COMPLETED)
-    return Outcome.COMPLETED, answer.seconds, answer.reason
+    return Outcome.COMPLETED, answer.turns, answer.reason
 
 
 def _coarse(value: float) -> float:
