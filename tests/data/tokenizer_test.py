@@ -80,11 +80,8 @@ _CHARACTERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "rule",
-    # By default the rule that does most to a text.
-    [pytest.param(rule, marks=() if rule == _RULES[1] else pytest.mark.slow) for rule in _RULES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", _RULES)
 def test_engines_agree_on_every_character(rule):
     # Not by itself: letters and digits beside it tell of what kind it is, and two of a
     # kind make one word.

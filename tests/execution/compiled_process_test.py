@@ -144,7 +144,10 @@ def _assert_close(one, other, atol):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=atol, err_msg=str(path))
 
 
-_SLOW = ("fed_prox", "fed_sgd", "mime_lite", "robust", "tff_tree", "tree", "weighted")
+_SLOW = (
+    *("adaptive", "dp_fedavg", "fed_prox", "fed_sgd", "mime_lite", "reduce", "robust"),
+    *("tff_tree", "tree", "weighted"),
+)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,7 @@ def test_rounds_are_those_of_tff(name):
     _assert_close(compiled.get_model_weights(state), process.get_model_weights(reference), _CLOSE)
 
 
+@pytest.mark.slow
 def test_number_of_threads_changes_no_bit():
     process = _fed_avg(_fixed(_BLT))
     cohort = [_dataset(seed, 1 + seed % 7) for seed in range(23)]

@@ -65,7 +65,7 @@ def test_contexts_start_one_watchdog_in_all():
 @pytest.mark.parametrize(
     "line",
     [
-        "tff_dpftrl.execution.install_fast_state_transfer()",
+        pytest.param("tff_dpftrl.execution.install_fast_state_transfer()", marks=pytest.mark.slow),
         "with tff_dpftrl.execution.local(): pass",
     ],
 )

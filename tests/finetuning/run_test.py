@@ -102,6 +102,7 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     assert not resumed.statement.has_guarantee
 
 
+@pytest.mark.slow
 def test_adapters_alone_are_trained_and_the_model_is_whole(toy, tmp_path):
     config = toy_finetuning.config(toy, **_KINDS["adapters"], num_steps=3)
     lines = []

@@ -145,7 +145,7 @@ def test_a_crash_before_the_first_round_leaves_a_folder_that_can_be_used(
 
 
 @pytest.mark.parametrize(
-    "algorithm", ["dp-fedavg", pytest.param("dp-fedsgd", marks=pytest.mark.slow)]
+    "algorithm", [pytest.param(a, marks=pytest.mark.slow) for a in ("dp-fedavg", "dp-fedsgd")]
 )
 def test_sampled_algorithms_resume_with_the_same_secret_cohorts(
     corpus, tmp_path, monkeypatch, algorithm
