@@ -165,7 +165,9 @@ class MemoryTimer(Timer):
         """See the base class."""
         stride, times = self._next_times(population, task, round_index, rule)
         vectors = buckets.encode(stride, times)
-        self._last[population, task] = (round_index, self._clock(), times)
+        _, last_time, _ = self._last.get((population, task), (0, -math.inf, 0))
+        moment = max(last_time, self._clock())
+        self._last[population, task] = (round_index, moment, times)
         return vectors
 
     def _next_times(

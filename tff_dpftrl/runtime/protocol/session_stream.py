@@ -1,0 +1,33 @@
+"""What both ends of a session's stream have to agree upon, besides its messages."""
+
+from __future__ import annotations
+
+from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+
+VERSIONS = (1,)
+"""Of the protocol, that this package speaks."""
+
+_DEVICES = wire_pb2.DESCRIPTOR.services_by_name["Devices"]
+SERVICE = _DEVICES.full_name
+SESSION_METHOD, TELL_METHOD = (f"/{SERVICE}/{method.name}" for method in _DEVICES.methods)
+"""Paths of the two methods, for handlers and stubs that are not generated."""
+
+KEEPALIVE_S = 60.0
+"""A device asks so often whether the server is still there while it waits; a server must
+allow half of that (`grpc.http2.min_recv_ping_interval_without_data_ms`), or it ends streams
+with "too many pings"."""
+
+
+def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:
+    """What the token of a check-in is bound to.
+
+    Args:
+      challenge: What the server sent.
+      server_name: The host that the server's certificate proves, which each side knows by
+        itself: the device from the address that it was given, without the port.
+      population: What the device checks in for.
+
+    Returns:
+      The nonce, `attestation.NONCE_BYTES` bytes.
+    """
+    return attestation.bound_nonce(challenge, server_name, population)
