@@ -1,0 +1,455 @@
+"""A device talks to a server over gRPC and TLS: what it does, and what it does not put up with."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.runtime.device import wire_server
+from tests.runtime.plans import plain_plans
+from tff_dpftrl.runtime.device import (
+    attester,
+    eligibility,
+    example_store,
+    loaded_plans,
+    participation_timer,
+    server_connection,
+    session,
+    watcher,
+    wire_session,
+)
+from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+
+_PARTICIPATION = plan_pb2.Participation(
+    min_sep_rounds=2, min_sep_hours=1.0, stride_edges=[1, 2, 4], times_edges=[1, 2, 3]
+)
+_KEY = wire_server.ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
+_NOW = 1_700_000_000.0
+_UPDATE = [plan_pb2.Tensor(dtype="float32"), plan_pb2.Tensor(dtype="int32", shape=[1])]
+
+
+def _clock():
+    return _NOW
+
+
+def _plan(*args, key=_KEY, **fields):
+    plan = plain_plans.plan(*args, **({"participation": _PARTICIPATION} | fields))
+    return signing.sign(plan, key).SerializeToString()
+
+
+def _for_ever(examples, scale):
+    count = tf.while_loop(lambda i: i < 10, lambda i: [(i + 1) % 10], [tf.size(examples)])
+    return [scale, count[0]]
+
+
+@pytest.fixture(name="plan", scope="module")
+def _plan_fixture():
+    return _plan()
+
+
+def _configuration(plan, /, **fields):
+    values = {
+        "attempt": "a-1",
+        "task": "plain",
+        "round_index": 7,
+        "broadcast": tensor_values.to_bytes(plain_plans.SCALE),
+    }
+    return wire_server.configuration(**({"plan": plan} | values | fields))
+
+
+class _Device:
+    """A device beside its server."""
+
+    def __init__(self, folder, server, roots=None, **patience):
+        self.folder = folder
+        self.eligibility = eligibility.SettableEligibility()
+        self.timer = participation_timer.ParticipationTimer.open(folder / "timer", clock=_clock)
+        self.examples = example_store.SqliteExampleStore.open(folder / "examples", clock=_clock)
+        self.examples.add("numbers", plain_plans.examples(1.0, 2.0, 4.0), recorded=_NOW - 90)
+        self.plans = loaded_plans.LoadedPlans([_KEY.public_key()])
+        self.attester = attester.IssuingAttester(
+            attestation.TokenIssuer(wire_server.ISSUER_KEY, clock=_clock)
+        )
+        self.connection = server_connection.ServerConnection(
+            server.address,
+            server.root_certificates if roots is None else roots,
+            patience=server_connection.Patience(**patience),
+            watcher_=watcher.Watcher(interval_s=0.02),
+        )
+
+    def steps(self, population="tests"):
+        return wire_session.WireSession(
+            self.connection,
+            population,
+            attester=self.attester,
+            plans=self.plans,
+            examples=self.examples,
+            clock=_clock,
+        )
+
+    def run(self, population="tests", steps=None):
+        steps = steps or self.steps(population)
+        return session.run(population, steps, self.timer, self.eligibility, clock=time.monotonic)
+
+    def has_participated(self):
+        rule = participation_timer.ParticipationRule(2, 3)
+        try:
+            self.timer.check("tests", "plain", 7, rule)
+        except participation_timer.TimerRefusal:
+            return True
+        return False
+
+    def close(self):
+        self.connection.close()
+        self.timer.close()
+        self.examples.close()
+
+
+@pytest.fixture(name="server", scope="module")
+def _server():
+    server = wire_server.WireServer(_clock)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="make_device")
+def _make_device(tmp_path, server):
+    devices = []
+
+    def make(**options):
+        devices.append(_Device(tmp_path, **({"server": server} | options)))
+        return devices[-1]
+
+    yield make
+    for device in devices:
+        device.close()
+
+
+@pytest.fixture(name="device")
+def _device(make_device):
+    return make_device()
+
+
+def _serve(server, *messages):
+    """Checks in, then sends messages; a report is awaited before an answer. Returns what came."""
+    came = []
+
+    def script(served):
+        came.append((yield from served.check_in()))
+        for message in messages:
+            if message.WhichOneof("message") == "report_answer":
+                came.append(served.receive("report"))
+            yield message
+
+    server.script = script
+    return came
+
+
+def test_a_session_over_the_wire(server, device, plan):
+    came = _serve(server, _configuration(plan), wire_server.answer(True, 60.0, 90.0))
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.COMPLETED, "-v[]+^")
+    assert result.turns == (60.0, 90.0)
+    check_in, report = came
+    assert (check_in.population, check_in.protocol_version) == ("tests", 1)
+    assert report.attempt == "a-1"
+    total, count = tensor_values.from_bytes(report.update, _UPDATE)
+    assert (total, count.tolist()) == (np.float32(14.0), [3])
+    assert (list(report.strides), list(report.times)) == ([1, 0, 0, 0], [1, 0, 0])
+    assert device.has_participated()
+
+
+def test_who_is_not_selected_is_told_when_to_come_back(server, device):
+    _serve(server, wire_server.come_back(30.0, 45.5, reason="enough\n\x1b[31m devices"))
+    result = device.run()
+    assert result.outcome is session.Outcome.NOT_SELECTED
+    assert (result.turns, result.reason) == ((30.0, 45.5), "enough ?[31m devices")
+
+
+def test_a_plan_is_loaded_once_for_many_sessions(server, device, plan, monkeypatch):
+    from tff_dpftrl.runtime.plans import device_work
+
+    loaded, load = [], device_work.load
+    monkeypatch.setattr(device_work, "load", lambda *args: loaded.append(1) or load(*args))
+    for round_index in (1, 2):
+        evaluation = _plan(kind=plan_pb2.EVALUATION, participation=None)
+        _serve(
+            server,
+            _configuration(evaluation, round_index=round_index),
+            wire_server.answer(True),
+        )
+        assert device.run().outcome is session.Outcome.COMPLETED
+    assert len(loaded) == 1
+    assert not device.has_participated()
+
+
+def test_a_late_report_has_its_reason(server, device, plan):
+    _serve(server, _configuration(plan), wire_server.answer(False, 5.0, reason="late"))
+    result = device.run()
+    assert (result.report.shape, result.reason) == ("-v[]+#", "late")
+    assert device.has_participated()
+
+
+def test_a_device_that_rests_leaves(server, device, plan):
+    _serve(server, _configuration(plan), wire_server.answer())
+    device.run()
+    _serve(server, _configuration(plan, round_index=8))
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-v!")
+
+
+_OTHER = wire_server.ed25519.Ed25519PrivateKey.generate()
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent", "reason"),
+    [
+        ({"key": _OTHER}, {}, "Refused: The plan is signed with the key"),
+        ({"least_runtime_version": 999}, {}, "Refused: The plan needs runtime version 999"),
+        ({"ops": ["ReadFile"]}, {}, "Refused: The plan declares other operations"),
+        ({"population": "others"}, {}, "Refused: The plan is for the population 'others'"),
+        ({}, {"task": "other"}, "Refused: The plan is for the task 'plain', and the server sent"),
+        ({"participation": None}, {}, "Refused: The plan trains and does not say how often"),
+        (
+            {"participation": plan_pb2.Participation(min_sep_rounds=1)},
+            {},
+            "Refused: The plan's participation is unusable: stride_edges",
+        ),
+        ({}, {"broadcast": b"\xff"}, "The server's model does not fit its plan: The model cannot"),
+        ({}, {"plan": b"\xff"}, "Refused: The plan cannot be read"),
+    ],
+)
+def test_bad_plans_are_one_line_and_nothing_runs(server, device, fields, sent, reason):
+    _serve(server, _configuration(_plan(**fields), **sent))
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert result.reason.startswith(reason) and "\n" not in result.reason
+    assert not device.has_participated()
+
+
+def test_a_forbidden_operation_is_refused(server, device):
+    def reads(examples, scale):
+        return [
+            scale * tf.size(tf.io.read_file("/etc/passwd"), tf.float32),
+            tf.size(examples)[None],
+        ]
+
+    _serve(server, _configuration(_plan(reads)))
+    assert "forbidden operations: ['ReadFile']" in device.run().reason
+
+
+def test_work_that_cannot_be_done_is_no_participation(server, device, plan):
+    device.examples.add("numbers", [b"my secret words"])
+    _serve(server, _configuration(plan))
+    result = device.run()
+    assert (result.report.shape, result.reason) == (
+        "-v[*",
+        "The work failed: InvalidArgumentError.",
+    )
+    assert not device.has_participated()
+
+
+def test_old_examples_are_left_out(server, device):
+    day = plan_pb2.Selection(collection="numbers", max_examples=5, max_age_hours=24)
+    device.examples.clear()
+    device.examples.add("numbers", plain_plans.examples(8.0), recorded=_NOW - 25 * 3600)
+    device.examples.add("numbers", plain_plans.examples(1.0), recorded=_NOW - 23 * 3600)
+    came = _serve(server, _configuration(_plan(selection=day)), wire_server.answer())
+    device.run()
+    _, report = came
+    assert tensor_values.from_bytes(report.update, _UPDATE)[1].tolist() == [1]
+
+
+def test_a_replayed_token_is_an_attestation_failure(server, device):
+    token = device.attester.token(b"n" * 32)
+    device.attester.token = lambda nonce: token
+    _serve(server)
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.ATTESTATION_FAILED, "-?")
+    assert result.reason.endswith("does not accept the token: token for another nonce")
+    device.attester = attester.NoAttester()
+    assert device.run().reason.endswith("malformed token")
+
+
+def test_no_common_version_is_told(server, device):
+    server.script = lambda served: iter([wire_server.challenge_of(versions=[7, 9])])
+    assert "speaks version [7, 9] of the protocol and this device [1]" in device.run().reason
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "The server ended the session without sending the challenge."),
+        ([wire_server.answer()], "The server has sent a report_answer in place of a challenge."),
+        ([wire_pb2.FromServer()], "The server has sent a None in place of a challenge."),
+        (
+            [wire_server.challenge_of(), wire_server.challenge_of()],
+            "The server has sent a challenge in place of a configuration.",
+        ),
+        (
+            [wire_server.challenge_of()],
+            "The server ended the session without sending the configuration.",
+        ),
+    ],
+)
+def test_a_server_that_keeps_no_order_is_left(server, device, messages, reason):
+    server.script = lambda served: iter(messages)
+    assert device.run().reason == reason
+
+
+def test_what_the_server_says_when_it_ends_a_session_is_told(server, device):
+    def script(served):
+        yield wire_server.challenge_of()
+        served.context.abort(grpc.StatusCode.NOT_FOUND, "There is no population 'tests'.")
+
+    server.script = script
+    result = device.run()
+    assert result.outcome is session.Outcome.FAILED
+    assert result.reason.endswith("ended the session (not found): There is no population 'tests'.")
+
+
+@pytest.mark.parametrize("silent_at", ["challenge", "configuration", "report answer"])
+def test_a_silent_server_is_left_in_the_end(server, make_device, plan, silent_at):
+    device = make_device(answer_s=0.2, selection_s=0.2, upload_s=0.2)
+    gone = threading.Event()
+
+    def script(served):
+        served.context.add_callback(gone.set)
+        if silent_at != "challenge":
+            yield from served.check_in()
+        if silent_at == "report answer":
+            yield _configuration(plan)
+            served.receive("report")
+        gone.wait(20)
+
+    device.plans.load(plan)
+    server.script = script
+    result = device.run()
+    assert result.reason == f"The server has not sent the {silent_at} in 0.2 s."
+    assert gone.wait(20)
+    assert device.has_participated() == (silent_at == "report answer")
+
+
+def _waits_for_the_end(gone):
+    def script(served):
+        served.context.add_callback(gone.set)
+        yield from served.check_in()
+        gone.wait(20)
+
+    return script
+
+
+def test_waiting_for_selection_ends_with_eligibility(server, device):
+    gone = threading.Event()
+    server.script = _waits_for_the_end(gone)
+    timer = threading.Timer(0.1, setattr, (device.eligibility, "charging", False))
+    timer.start()
+    result = device.run()
+    timer.join()
+    assert (result.outcome, result.report.shape) == (session.Outcome.INTERRUPTED, "-!")
+    assert result.reason == "The device is no longer charging."
+    assert gone.wait(20)
+
+
+def test_training_ends_with_eligibility(server, device):
+    gone = threading.Event()
+    plan = _plan(_for_ever)
+    device.plans.load(plan)
+
+    def script(served):
+        served.context.add_callback(gone.set)
+        yield from served.check_in()
+        yield _configuration(plan)
+        gone.wait(20)
+
+    steps = device.steps()
+    train = steps.train
+
+    def train_until_it_may_not(work, keep_going):
+        threading.Timer(0.1, setattr, (device.eligibility, "idle", False)).start()
+        return train(work, keep_going)
+
+    steps.train = train_until_it_may_not
+    server.script = script
+    result = device.run(steps=steps)
+    assert (result.outcome, result.report.shape) == (session.Outcome.INTERRUPTED, "-v[!")
+    assert not device.has_participated()
+    assert gone.wait(20)
+
+
+def test_training_that_takes_too_long_ends(server, device):
+    limits = plan_pb2.Limits(memory_bytes=1_000_000, seconds=0.2, upload_bytes=1000)
+    _serve(server, _configuration(_plan(_for_ever, limits=limits)))
+    result = device.run()
+    assert (result.report.shape, result.reason) == (
+        "-v[*",
+        "The work was interrupted, or took too long.",
+    )
+
+
+def test_a_server_that_vanishes_in_the_download_loses_nothing(make_device):
+    server = wire_server.WireServer(_clock)
+    device = make_device(server=server)
+
+    def script(served):
+        yield from served.check_in()
+        threading.Thread(target=server.stop).start()
+        yield _configuration(b"x" * 50_000_000)
+
+    server.script = script
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert server.address in result.reason and "\n" not in result.reason
+    assert not device.has_participated()
+    result = device.run()
+    assert result.reason.startswith(f"{server.address} cannot be reached: ")
+
+
+@pytest.mark.parametrize("names", [("127.0.0.1",), ("other.example",)])
+def test_a_server_that_proves_nothing_is_told_nothing(make_device, names):
+    """Neither with a certificate that nobody trusts, nor with another name."""
+    server = wire_server.WireServer(_clock, names=names)
+    sessions = _serve(server)
+    roots = server.root_certificates
+    if names == ("127.0.0.1",):
+        _, roots = wire_server.certificate("127.0.0.1")
+    result = make_device(server=server, roots=roots).run()
+    server.stop()
+    assert result.outcome is session.Outcome.FAILED
+    assert f"{server.address} does not prove that it is 127.0.0.1" in result.reason
+    assert not sessions
+
+
+def test_a_session_is_told_of_in_a_call_of_its_own(server, device):
+    _serve(server, wire_server.come_back(1.0))
+    server.told.clear()
+    report = device.run().report
+    device.connection.tell("tests", report).result(timeout=20)
+    [told] = server.told
+    assert (told.population, told.shape, told.seconds) == ("tests", "-#", report.seconds)
+    assert dict(told.versions) == report.versions
+
+
+@pytest.mark.parametrize(
+    ("address", "roots", "message"),
+    [
+        ("example.org", b"", "address must be HOST:PORT"),
+        ("https://example.org:443", b"", "address must be HOST:PORT"),
+        ("example.org:0", b"", "address must be HOST:PORT"),
+        ("example.org:443", b"no certificate", "holds no certificate"),
+    ],
+)
+def test_bad_addresses_and_certificates_are_named(address, roots, message):
+    with pytest.raises(ValueError, match=message):
+        server_connection.ServerConnection(address, roots)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

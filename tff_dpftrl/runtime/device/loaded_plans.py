@@ -1,0 +1,125 @@
+"""Plans that a device has verified and loaded, kept for the sessions to come.
+
+Loading takes a second, and a server sends the same plan for many rounds: a plan whose bytes
+are known is not loaded again. TensorFlow, which takes seconds to import, is imported with the
+first plan.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.device import session
+from tff_dpftrl.runtime.plans import plan_pb2
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.plans import device_work
+
+_LOOK_S = 0.5
+
+
+class LoadedPlan:
+    """A plan that was verified; sessions in several threads may share it."""
+
+    def __init__(self, work: device_work.DeviceWork, max_running: int):
+        """Internal; use `LoadedPlans.load`."""
+        self.plan: plan_pb2.DevicePlan = work.plan
+        self.broadcast: Sequence[plan_pb2.Tensor] = work.broadcast
+        """What the server sends, for `tensor_values.from_bytes`."""
+        self._free: queue.SimpleQueue[device_work.DeviceWork] = queue.SimpleQueue()
+        self._free.put(work)
+        self._to_make = threading.Semaphore(max_running - 1)
+
+    @contextlib.contextmanager
+    def borrow(self, keep_going: session.KeepGoing) -> Iterator[device_work.DeviceWork]:
+        """Waits until the work can be run by the caller alone.
+
+        Args:
+          keep_going: Called while waiting.
+
+        Yields:
+          The work.
+
+        Raises:
+          Exception: What `keep_going` raises.
+        """
+        work = self._take()
+        while work is None:
+            keep_going()
+            with contextlib.suppress(queue.Empty):
+                work = self._free.get(timeout=_LOOK_S)
+        try:
+            yield work
+        finally:
+            self._free.put(work)
+
+    def _take(self) -> device_work.DeviceWork | None:
+        with contextlib.suppress(queue.Empty):
+            return self._free.get_nowait()
+        if self._to_make.acquire(blocking=False):
+            from tff_dpftrl.runtime.plans import device_work
+
+            return device_work.DeviceWork(self.plan)
+        return None
+
+
+class LoadedPlans:
+    """The plans that were used last."""
+
+    def __init__(
+        self,
+        keys: Iterable[ed25519.Ed25519PublicKey],
+        *,
+        max_plans: int = 4,
+        max_running: int = 1,
+    ):
+        """Has none yet.
+
+        Args:
+          keys: The public keys whose plans are run.
+          max_plans: How many plans are kept.
+          max_running: How many sessions may run a plan at a time; 1 on a real device.
+
+        Raises:
+          ValueError: If there is no key, or a number is below 1.
+        """
+        self._keys = tuple(keys)
+        if not self._keys:
+            raise ValueError("keys is empty: name the public key of at least one who signs plans.")
+        self._max_plans = validation.integer("max_plans", max_plans, minimum=1)
+        self._max_running = validation.integer("max_running", max_running, minimum=1)
+        self._lock = threading.Lock()
+        self._loaded: collections.OrderedDict[bytes, LoadedPlan] = collections.OrderedDict()
+
+    def load(self, content: bytes) -> LoadedPlan:
+        """Verifies and loads a plan, unless it is loaded already.
+
+        Args:
+          content: A serialized `SignedPlan`.
+
+        Returns:
+          The plan.
+
+        Raises:
+          signing.PlanRefusedError: If it must not be run; the message says why.
+        """
+        digest = hashlib.sha256(content).digest()
+        with self._lock:
+            if digest not in self._loaded:
+                from tff_dpftrl.runtime.plans import device_work
+
+                work = device_work.load(content, self._keys)
+                self._loaded[digest] = LoadedPlan(work, self._max_running)
+                if len(self._loaded) > self._max_plans:
+                    self._loaded.popitem(last=False)
+            self._loaded.move_to_end(digest)
+            return self._loaded[digest]

@@ -1,0 +1,254 @@
+"""A device's connection to its server: gRPC over TLS, and never for ever.
+
+Every wait has an end: for an answer that the server owes, for selection, which may take long,
+and for what is sent. A connection that has died in silence is noticed by HTTP/2 pings. What
+goes wrong is one line in the device's words; the server's are shortened and put in quotes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import queue
+from collections.abc import Iterator
+
+import grpc
+from cryptography import x509
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.device import session, watcher
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+
+_LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
+_LONGEST_TEXT = 200
+_LAST_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """How long a device waits for its server, in seconds.
+
+    Attributes:
+      answer_s: For an answer that needs no waiting for others.
+      selection_s: To be selected, and for plan and model to arrive.
+      upload_s: For the report to arrive and be answered.
+      tell_s: For the summary of a session, which is given up then.
+    """
+
+    answer_s: float = 60.0
+    selection_s: float = 3600.0
+    upload_s: float = 600.0
+    tell_s: float = 10.0
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            validation.positive(field.name, getattr(self, field.name))
+
+
+class ServerConnection:
+    """A channel to one server, for one session after another, or many at a time.
+
+    Attributes:
+      server_name: The host that the server's certificate has to prove.
+      patience: How long to wait.
+      watcher: What ends the waiting.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        root_certificates: bytes,
+        *,
+        server_name: str | None = None,
+        patience: Patience | None = None,
+        watcher_: watcher.Watcher | None = None,
+    ):
+        """Connects to nobody yet: that comes with the first session.
+
+        Args:
+          address: HOST:PORT.
+          root_certificates: PEM of who may prove the server's name, or of the server's own
+            certificate.
+          server_name: The name to be proven if it is not HOST, as through a tunnel.
+          patience: How long to wait.
+          watcher_: A watcher to share.
+
+        Raises:
+          ValueError: If the address is none, or there is no certificate.
+        """
+        host = _host(address)
+        try:
+            x509.load_pem_x509_certificates(root_certificates)
+        except ValueError:
+            raise ValueError(
+                "root_certificates holds no certificate in PEM: give the server's certificate, or "
+                "that of who signed it."
+            ) from None
+        self.server_name = server_name or host
+        self.patience = Patience() if patience is None else patience
+        self.watcher = watcher.Watcher() if watcher_ is None else watcher_
+        self._address = address
+        options = [
+            ("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _LARGEST_MESSAGE_BYTES),
+            ("grpc.keepalive_time_ms", int(1000 * session_stream.KEEPALIVE_S)),
+            ("grpc.http2.max_pings_without_data", 0),
+            # A session is not repeated behind its back, and connections are not shared.
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_reconnect_backoff_ms", 10_000),
+            ("grpc.client_idle_timeout_ms", 60_000),
+        ]
+        if server_name is not None:
+            options.append(("grpc.ssl_target_name_override", server_name))
+        if _is_loopback(host):
+            options.append(("grpc.enable_http_proxy", 0))
+        credentials = grpc.ssl_channel_credentials(root_certificates)
+        self._channel = grpc.secure_channel(address, credentials, options)
+        self._open = self._channel.stream_stream(
+            session_stream.SESSION_METHOD,
+            wire_pb2.FromDevice.SerializeToString,
+            wire_pb2.FromServer.FromString,
+        )
+        self._tell = self._channel.unary_unary(
+            session_stream.TELL_METHOD,
+            wire_pb2.SessionSummary.SerializeToString,
+            wire_pb2.Told.FromString,
+        )
+
+    def open_stream(self) -> Stream:
+        """Begins a session."""
+        return Stream(self, self._open)
+
+    def tell(self, population: str, report: session.SessionReport) -> grpc.Future:
+        """Tells the server how a session went, without waiting for it and whatever comes of it.
+
+        Args:
+          population: Name of the population.
+          report: What may be told.
+
+        Returns:
+          What can be waited for, for up to `patience.tell_s` seconds.
+        """
+        summary = wire_pb2.SessionSummary(
+            population=population,
+            shape=report.shape,
+            seconds=report.seconds,
+            peak_memory_bytes=report.peak_memory_bytes,
+            versions=report.versions,
+        )
+        return self._tell.future(summary, timeout=self.patience.tell_s)
+
+    def close(self) -> None:
+        """Ends the connection, and all sessions that it still has."""
+        self._channel.close()
+
+    def explain(self, error: grpc.RpcError) -> Exception:
+        """What to raise in place of gRPC's error.
+
+        Args:
+          error: What a call raised.
+
+        Returns:
+          An `AttestationFailed` if the server says so, or a `StepFailed`.
+        """
+        code, details = error.code(), one_line(error.details() or "")
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return session.AttestationFailed(
+                f"{self._address} does not accept the token: {details}"
+            )
+        if code is grpc.StatusCode.UNAVAILABLE:
+            if "handshake" in (error.details() or "").lower() or "peer name" in details.lower():
+                return session.StepFailed(
+                    f"{self._address} does not prove that it is {self.server_name}: {details}. "
+                    "Compare its certificate with the one that this device trusts."
+                )
+            return session.StepFailed(f"{self._address} cannot be reached: {details}")
+        name = code.name.lower().replace("_", " ")
+        return session.StepFailed(f"{self._address} ended the session ({name}): {details}")
+
+
+class Stream:
+    """One session's messages; for one thread."""
+
+    def __init__(self, connection: ServerConnection, open_: grpc.StreamStreamMultiCallable):
+        """Internal; use `ServerConnection.open_stream`."""
+        self._connection = connection
+        self._to_send: queue.SimpleQueue[wire_pb2.FromDevice | None] = queue.SimpleQueue()
+        self._call = open_(self._sent())
+
+    def send(self, message: wire_pb2.FromDevice) -> None:
+        """Sends a message, without waiting for it to arrive."""
+        self._to_send.put(message)
+
+    def receive(
+        self, keep_going: session.KeepGoing, *, seconds: float, wanted: str
+    ) -> wire_pb2.FromServer:
+        """Waits for a message.
+
+        Args:
+          keep_going: Asked meanwhile.
+          seconds: How long to wait.
+          wanted: What is waited for, for messages.
+
+        Returns:
+          The message.
+
+        Raises:
+          session.StepFailed: If none comes.
+          session.AttestationFailed: If the server does not take the device for genuine.
+          Exception: What `keep_going` raises.
+        """
+        too_long = f"The server has not sent the {wanted} in {seconds:g} s."
+        with self._connection.watcher.watching(
+            keep_going, self._call.cancel, seconds=seconds, too_long=too_long
+        ):
+            try:
+                return next(self._call)
+            except StopIteration:
+                raise session.StepFailed(
+                    f"The server ended the session without sending the {wanted}."
+                ) from None
+            except grpc.RpcError as error:
+                raise self._connection.explain(error) from None
+
+    def finish(self) -> None:
+        """Lets the server end a session in which all is said, for a moment."""
+        self._to_send.put(None)
+        with (
+            contextlib.suppress(StopIteration, grpc.RpcError, session.StepFailed),
+            self._connection.watcher.watching(
+                lambda: None, self._call.cancel, seconds=_LAST_S, too_long="It is over."
+            ),
+        ):
+            next(self._call)
+
+    def close(self) -> None:
+        """Ends the session, if the server has not."""
+        self._to_send.put(None)
+        self._call.cancel()
+
+    def _sent(self) -> Iterator[wire_pb2.FromDevice]:
+        yield from iter(self._to_send.get, None)
+
+
+def one_line(text: str) -> str:
+    """What a server says, short and harmless on a terminal."""
+    words = " ".join(text.split())
+    printable = "".join(c if c.isprintable() else "?" for c in words[: _LONGEST_TEXT + 1])
+    return printable if len(printable) <= _LONGEST_TEXT else printable[: _LONGEST_TEXT - 1] + "…"
+
+
+def _host(address: str) -> str:
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16) or "/" in host:
+        raise ValueError(f"address must be HOST:PORT, like example.org:443, got {address!r}.")
+    return host.removeprefix("[").removesuffix("]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

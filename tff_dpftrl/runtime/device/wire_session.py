@@ -1,0 +1,201 @@
+"""A session's steps as the server's protocol has them (`wire.proto`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl.runtime import participation_histograms as histograms
+from tff_dpftrl.runtime.device import attester as attester_lib
+from tff_dpftrl.runtime.device import (
+    example_store,
+    loaded_plans,
+    participation_timer,
+    server_connection,
+    session,
+)
+from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+
+_HOUR_S = 3600.0
+
+
+class WireSession(session.SessionSteps):
+    """One session with a server."""
+
+    def __init__(
+        self,
+        connection: server_connection.ServerConnection,
+        population: str,
+        *,
+        attester: attester_lib.Attester,
+        plans: loaded_plans.LoadedPlans,
+        examples: example_store.ExampleStore,
+        clock: Callable[[], float],
+        seed_for: Callable[[str, int], tuple[int, int]] | None = None,
+    ):
+        """Prepares a session; `session.run` runs it.
+
+        Args:
+          connection: To the server.
+          population: Name of the population to check in for.
+          attester: Who vouches for the device.
+          plans: The plans that are loaded, by the keys that are trusted.
+          examples: The device's examples.
+          clock: Seconds since 1970, as the example store has them.
+          seed_for: Task and round to the seed of the examples' order, for simulations; None
+            to draw it from the operating system.
+        """
+        self._connection, self._population = connection, population
+        self._attester, self._plans = attester, plans
+        self._examples, self._clock, self._seed_for = examples, clock, seed_for
+        self._stream: server_connection.Stream | None = None
+        self._configuration = wire_pb2.Configuration()
+        self._attempt = ""
+
+    def check_in(self, keep_going: session.KeepGoing) -> session.ComeBack | None:
+        """See the base class; also waits for plan and model to arrive."""
+        patience = self._connection.patience
+        self._stream = self._connection.open_stream()
+        challenge = self._receive("challenge", keep_going, seconds=patience.answer_s)
+        versions = set(challenge.protocol_versions) & set(session_stream.VERSIONS)
+        if not versions:
+            raise session.StepFailed(
+                f"The server speaks version {sorted(challenge.protocol_versions)} of the protocol "
+                f"and this device {list(session_stream.VERSIONS)}: update the older one."
+            )
+        nonce = session_stream.attested_nonce(
+            challenge.challenge, self._connection.server_name, self._population
+        )
+        check_in = wire_pb2.CheckIn(
+            population=self._population,
+            protocol_version=max(versions),
+            runtime_version=allowed_ops.RUNTIME_VERSION,
+            token=self._attester.token(nonce) or b"",
+        )
+        self._stream.send(wire_pb2.FromDevice(check_in=check_in))
+        answer = self._receive(
+            ("configuration", "come_back"), keep_going, seconds=patience.selection_s
+        )
+        if isinstance(answer, wire_pb2.ComeBack):
+            self._stream.finish()
+            return session.ComeBack(tuple(answer.turns), server_connection.one_line(answer.reason))
+        self._configuration = answer
+        return None
+
+    def fetch(self, keep_going: session.KeepGoing) -> session.Work:
+        """See the base class; what has arrived is verified and loaded."""
+        del keep_going  # Loading takes a second or two, and TensorFlow cannot be stopped in it.
+        configuration, self._configuration = self._configuration, wire_pb2.Configuration()
+        self._attempt = configuration.attempt
+        try:
+            loaded = self._plans.load(configuration.plan)
+            plan = loaded.plan
+            self._check_names(plan, configuration.task)
+            rule, buckets = _participation(plan)
+            broadcast = tensor_values.from_bytes(
+                configuration.broadcast, loaded.broadcast, "The model"
+            )
+        except signing.PlanRefusedError as error:
+            raise session.StepFailed(f"Refused: {error}") from None
+        except tensor_values.ValuesError as error:
+            raise session.StepFailed(f"The server's model does not fit its plan: {error}") from None
+        return session.Work(
+            plan.task, configuration.round_index, rule, buckets, (loaded, broadcast)
+        )
+
+    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes:
+        """See the base class; returns the serialized update."""
+        from tff_dpftrl.runtime.plans import device_work
+
+        loaded, broadcast = work.plan
+        examples = self._select(loaded.plan.selection)
+        seed = self._seed_for and self._seed_for(work.task, work.round_index)
+        with (
+            loaded.borrow(keep_going) as runnable,
+            self._connection.watcher.watching(keep_going, runnable.interrupt),
+        ):
+            try:
+                update = runnable.run(examples, broadcast, seed=seed)
+            except device_work.WorkFailedError as error:
+                raise session.StepFailed(str(error)) from None
+        return tensor_values.to_bytes(update)
+
+    def upload(
+        self,
+        update: bytes,
+        participation: tuple[np.ndarray, np.ndarray] | None,
+        keep_going: session.KeepGoing,
+    ) -> session.UploadAnswer:
+        """See the base class."""
+        report = wire_pb2.Report(attempt=self._attempt, update=update)
+        if participation is not None:
+            strides, times = participation
+            report.strides.extend(strides.tolist())
+            report.times.extend(times.tolist())
+        self._stream.send(wire_pb2.FromDevice(report=report))
+        answer = self._receive(
+            "report_answer", keep_going, seconds=self._connection.patience.upload_s
+        )
+        self._stream.finish()
+        return session.UploadAnswer(
+            answer.accepted, tuple(answer.turns), server_connection.one_line(answer.reason)
+        )
+
+    def close(self) -> None:
+        """See the base class."""
+        if self._stream is not None:
+            self._stream.close()
+
+    def _receive(
+        self, kinds: str | tuple[str, ...], keep_going: session.KeepGoing, *, seconds: float
+    ) -> Any:
+        kinds = (kinds,) if isinstance(kinds, str) else kinds
+        wanted = kinds[0].replace("_", " ")
+        message = self._stream.receive(keep_going, seconds=seconds, wanted=wanted)
+        kind = message.WhichOneof("message")
+        if kind not in kinds:
+            raise session.StepFailed(f"The server has sent a {kind} in place of a {wanted}.")
+        return getattr(message, kind)
+
+    def _check_names(self, plan: plan_pb2.DevicePlan, task: str) -> None:
+        for name, found, wanted in (
+            ("population", plan.population, self._population),
+            ("task", plan.task, task),
+        ):
+            if found != wanted:
+                raise signing.PlanRefusedError(
+                    f"The plan is for the {name} {server_connection.one_line(found)!r}, and the "
+                    f"server sent it for {server_connection.one_line(wanted)!r}."
+                )
+
+    def _select(self, selection: plan_pb2.Selection) -> list[bytes]:
+        since = None
+        if selection.max_age_hours:
+            since = self._clock() - selection.max_age_hours * _HOUR_S
+        return self._examples.select(
+            selection.collection, max_examples=selection.max_examples, recorded_since=since
+        )
+
+
+def _participation(
+    plan: plan_pb2.DevicePlan,
+) -> tuple[participation_timer.ParticipationRule | None, histograms.ParticipationBuckets | None]:
+    """What a plan asks of the device's timer."""
+    asked = plan.participation
+    if not plan.HasField("participation"):
+        if plan.kind == plan_pb2.EVALUATION:
+            return None, None
+        raise signing.PlanRefusedError("The plan trains and does not say how often.")
+    try:
+        buckets = histograms.ParticipationBuckets(
+            tuple(asked.stride_edges), tuple(asked.times_edges)
+        )
+        rule = participation_timer.ParticipationRule(
+            asked.min_sep_rounds, buckets.times_edges[-1], asked.min_sep_hours
+        )
+    except ValueError as error:
+        raise signing.PlanRefusedError(f"The plan's participation is unusable: {error}") from None
+    return rule, buckets
