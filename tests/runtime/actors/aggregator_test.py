@@ -12,7 +12,7 @@ ROLE = roles.AggregatorRole("attempt", "training", 5, b"the model", ("a", "b", "
 
 
 def make(task=TASK):
-    made = aggregator.Aggregator("sums", task, ROLE, random.Random(0), lambda *_: 7.0)
+    made = aggregator.Aggregator("sums", task, ROLE, random.Random(0), lambda *_: (7.0, 9.0))
     return made, made.start(0.0)
 
 
@@ -44,7 +44,7 @@ def test_its_devices_are_configured():
 def test_reports_are_summed_and_acknowledged():
     made, _ = make()
     effects = report(made, "a", "one")
-    assert sent(effects, "a") == [messages.ReportAccepted("a", "attempt", 7.0)]
+    assert sent(effects, "a") == [messages.ReportAccepted("a", "attempt", (7.0, 9.0))]
     assert sent(effects, "attempt") == [messages.ReportsCounted("sums", 1, 2)]
     report(made, "c", "two")
     (handed,) = sent(made.step(2.0, messages.CloseReporting()), "attempt")

@@ -8,7 +8,7 @@ from tff_dpftrl.runtime.schedules import simulation
 from tff_dpftrl.runtime.store import memory, sql
 
 SERVED = simulation.small_population()  # The lease is of 8 seconds.
-CAST = cast.Cast(SERVED, selectors=("s0",), pace=lambda *_: 0.0)
+CAST = cast.Cast(SERVED, selectors=("s0",), pace=lambda *_: (0.0,))
 
 
 def make(store=None):

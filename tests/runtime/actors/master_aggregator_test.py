@@ -80,7 +80,7 @@ def test_a_selector_that_does_not_answer_is_not_waited_for():
     made = Attempt().tell(forwarded("s0", "a", "b")).wait()
     assert [effect.role.devices for effect in made.spawned()] == [("a", "b")]
     made.tell(forwarded("s1", "late"))
-    assert made.sent("late") == [messages.ComeBack("late", 0.0, "the round was abandoned")]
+    assert made.sent("late") == [messages.ComeBack("late", (0.0,), "the round was abandoned")]
     assert not made.tell(forwarded("s1", "late")).effects
 
 

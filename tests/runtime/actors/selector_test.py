@@ -15,7 +15,7 @@ WISH = messages.SelectDevices(3, "leader", "training", 2, True)
 
 
 def make(seed=0, wish=WISH):
-    made = selector.Selector("selector", SERVED, random.Random(seed), lambda now, randomness: 7.0)
+    made = selector.Selector("selector", SERVED, random.Random(seed), lambda *_: (7.0, 9.0))
     made.start(0.0)
     if wish is not None:
         made.step(0.0, wish)
@@ -45,7 +45,7 @@ def test_devices_wait_until_as_many_are_there_as_are_wanted():
     assert told == messages.DevicesWaiting("selector", 3, "training", 0, 2)
     assert check_in(made, "b") == []  # Once more over the same connection.
     (away,) = sent(check_in(made, "c"), messages.ComeBack)
-    assert (away.seconds, away.reason) == (7.0, "enough devices are waiting")
+    assert (away.turns, away.reason) == ((7.0, 9.0), "enough devices are waiting")
     (forwarded,) = sent(made.step(2.0, forward(1, 2)), messages.DevicesForwarded)
     assert len(forwarded.devices) == 2 and away.device not in forwarded.devices
 
@@ -137,7 +137,7 @@ def spawned(effects):
 
 
 def test_silence_of_the_coordinator_makes_a_new_one():
-    made = selector.Selector("selector", SERVED, random.Random(0), lambda *_: 0.0)
+    made = selector.Selector("selector", SERVED, random.Random(0), lambda *_: (0.0,))
     (timer,) = made.start(0.0)
     effects = made.step(timer.seconds, timer.message)
     (first,) = spawned(effects)  # Nobody was ever heard of.

@@ -119,6 +119,29 @@ def test_turns_follow_one_another():
     assert turns[0] == pace(1e9, random.Random(0))
 
 
+def test_turns_of_many_devices_are_those_of_each():
+    pace = steering(population_size=1500, availability=timer.NIGHT_AND_DAY)  # Small at night only.
+    draws = np.random.default_rng(3).random((2, 20, 8))
+    together = pace.successive(1e9, *draws)
+    for device in range(20):
+        seconds = 0.0
+        for i in range(8):
+            seconds += float(pace.waits(1e9 + seconds, *draws[:, device, i]))
+            assert together[device, i] == pytest.approx(seconds)
+
+
+def test_turns_drawn_ahead_lose_the_time_that_has_passed_and_are_never_given_twice():
+    pace = steering(population_size=200)  # Meetings, at multiples of 600 seconds.
+    ahead = pace_steering.TurnsAhead(pace, 3)
+    told = [ahead(1000.0 + i / 100, random.Random(0)) for i in range(150)]
+    assert len(set(told)) == 150
+    for i, turns in enumerate(told):
+        assert len(turns) == 3 and (np.diff(turns) > 0).all()
+        places = (1000.0 + i / 100 + np.array(turns)) % 600
+        assert (places <= 60 + 1e-6).all()
+    assert ahead(5000.0, random.Random(0))[0] + 5000.0 >= 5400.0  # Nothing of an hour ago.
+
+
 def test_hours_with_nobody_have_an_end():
     pace = steering(population_size=10**6, availability=(0.0,) * 23 + (1.0,))
     assert (pace.waits(1e9, np.linspace(0, 0.999, 50), 0.0) < 3000 * DAY).all()

@@ -92,8 +92,8 @@ class Aggregator(actor.Actor):
             self._refuse(message, messages.Refusal.UNUSABLE, str(error))
             return
         self._counts["reports"] += 1
-        seconds = self._pace(self.now, self._random)
-        self.send(message.device, messages.ReportAccepted(message.device, message.attempt, seconds))
+        turns = self._pace(self.now, self._random)
+        self.send(message.device, messages.ReportAccepted(message.device, message.attempt, turns))
 
     def _tell_count(self) -> None:
         if not self._is_closed:

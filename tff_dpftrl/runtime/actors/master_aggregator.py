@@ -105,7 +105,7 @@ class MasterAggregator(actor.Actor):
 
     def _send_away(self, devices: tuple[str, ...]) -> None:
         for device in devices:
-            self.send(device, messages.ComeBack(device, 0.0, "the round was abandoned"))
+            self.send(device, messages.ComeBack(device, (0.0,), "the round was abandoned"))
 
     def _configure(self) -> None:
         if len(self._devices) < self._rounds.least:

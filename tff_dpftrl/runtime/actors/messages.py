@@ -54,12 +54,13 @@ class ComeBack:
 
     Attributes:
       device: Its connection.
-      seconds: When to check in again.
+      turns: When to check in again: seconds from now, growing; the device takes the first
+        one that it can.
       reason: A few words.
     """
 
     device: str
-    seconds: float
+    turns: tuple[float, ...]
     reason: str
 
 
@@ -106,12 +107,12 @@ class ReportAccepted:
     Attributes:
       device: Its connection.
       attempt: The attempt.
-      seconds: When to check in again.
+      turns: When to check in again, as in `ComeBack`.
     """
 
     device: str
     attempt: str
-    seconds: float
+    turns: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles
 
-Pace: TypeAlias = Callable[[float, random.Random], float]
-"""Given the time and randomness, says in how many seconds a device is to check in again."""
+Pace: TypeAlias = Callable[[float, random.Random], tuple[float, ...]]
+"""Given the time and randomness, says when a device is to check in again: seconds from now,
+growing, of which the device takes the first one that it can. Called from any thread."""
 
 _CHECK = "check that somebody leads"
 
@@ -98,8 +99,8 @@ class Selector(actor.Actor):
                 self._send_away(device, "enough devices are waiting")
 
     def _send_away(self, device: str, reason: str) -> None:
-        seconds = self._pace(self.now, self._random)
-        self.send(device, messages.ComeBack(device, seconds, reason))
+        turns = self._pace(self.now, self._random)
+        self.send(device, messages.ComeBack(device, turns, reason))
 
     def _add(self, device: str, tasks: frozenset[str]) -> None:
         self._place[device] = len(self._devices)

@@ -21,6 +21,7 @@ the first one that it can, and lets the others go.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import random
@@ -86,20 +87,37 @@ class PaceSteering:
         Returns:
           Seconds from now, growing, shape [count].
         """
-        seconds = 0.0
-        drawn = []
-        for _ in range(count):
-            seconds += self(now + seconds, randomness)
-            drawn.append(seconds)
-        return tuple(drawn)
+        draws = np.array([[randomness.random(), randomness.random()] for _ in range(count)])
+        return tuple(self.successive(now, draws[:, 0], draws[:, 1]).tolist())
+
+    def successive(self, now: float, turns: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """Turns that follow one another, for any number of devices at once.
+
+        Args:
+          now: Seconds since the epoch, UTC.
+          turns: Uniform draws from [0, 1), shape [..., count].
+          places: The same once more.
+
+        Returns:
+          Seconds from now, growing along the last axis, shape [..., count].
+        """
+        seconds = np.empty(np.shape(turns))
+        last = np.zeros(seconds.shape[:-1])
+        for i in range(seconds.shape[-1]):
+            last = last + self.waits(now + last, turns[..., i], places[..., i])
+            seconds[..., i] = last
+        return seconds
 
     def waits(
-        self, now: float, turns: np.ndarray | float, places: np.ndarray | float
+        self,
+        now: np.ndarray | float,
+        turns: np.ndarray | float,
+        places: np.ndarray | float,
     ) -> np.ndarray:
         """Seconds after which devices are to check in again.
 
         Args:
-          now: Seconds since the epoch, UTC.
+          now: Seconds since the epoch, UTC; one number, or one for each device.
           turns: Uniform draws from [0, 1), any shape: which turn each device takes.
           places: The same once more: where in a meeting it arrives.
 
@@ -107,14 +125,18 @@ class PaceSteering:
           Seconds, at least 0, of the same shape.
         """
         turns = -np.log1p(-np.asarray(turns, float))
-        if self._available(now) <= self.small_population * self.devices_needed:
-            return self._until_meeting(now, turns, np.asarray(places, float))
-        return self._until_turn(now, turns)
+        is_small = self._available(now) <= self.small_population * self.devices_needed
+        if not np.any(is_small):
+            return self._until_turn(now, turns)
+        meetings = self._until_meeting(now, turns, np.asarray(places, float))
+        if np.all(is_small):
+            return meetings
+        return np.where(is_small, meetings, self._until_turn(now, turns))
 
-    def _available(self, now: float) -> float:
+    def _available(self, now: np.ndarray | float) -> np.ndarray:
         """Expected number of devices that are available at a time."""
         curve = self._curve
-        return self.population_size * float(np.interp(now % _DAY / _HOUR, np.arange(25), curve))
+        return self.population_size * np.interp(now % _DAY / _HOUR, np.arange(25), curve)
 
     @functools.cached_property
     def _curve(self) -> np.ndarray:
@@ -123,17 +145,21 @@ class PaceSteering:
         mean = (relative[1:] + relative[:-1]).mean() / 2
         return np.maximum(relative / mean, _NEVER_LESS)
 
-    def _until_meeting(self, now: float, turns: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _until_meeting(
+        self, now: np.ndarray | float, turns: np.ndarray, places: np.ndarray
+    ) -> np.ndarray:
         # Counted from the last meeting: the next one comes after one turn of a period.
         last = np.floor(now / self.period_seconds) * self.period_seconds
         skipped = np.floor(self._until(last, turns, self._turns_of_meetings) / self.period_seconds)
         start = last + (skipped + 1) * self.period_seconds - now
         return start + places * self.meeting_fraction * self.period_seconds
 
-    def _until_turn(self, now: float, turns: np.ndarray) -> np.ndarray:
+    def _until_turn(self, now: np.ndarray | float, turns: np.ndarray) -> np.ndarray:
         return self._until(now, turns, self._turns_at_random)
 
-    def _until(self, now: float, turns: np.ndarray, of_a_day: np.ndarray) -> np.ndarray:
+    def _until(
+        self, now: np.ndarray | float, turns: np.ndarray, of_a_day: np.ndarray
+    ) -> np.ndarray:
         """Seconds until so many turns have passed."""
         seconds = np.linspace(0, _DAY, _STEPS + 1)
         since_midnight = now % _DAY
@@ -161,3 +187,52 @@ class PaceSteering:
     def _turns_of_a_day(self, in_a_period: np.ndarray) -> np.ndarray:
         steps = (in_a_period[1:] + in_a_period[:-1]) / 2 * (_DAY / _STEPS) / self.period_seconds
         return np.append(0.0, np.cumsum(steps))
+
+
+_AHEAD = 256  # Devices whose turns are drawn together.
+_FRESH_SECONDS = 1.0
+
+
+class TurnsAhead:
+    """Hands out turns that are drawn for many devices at once: a server tells thousands a second.
+
+    Drawn up to a second before, they are handed out as what is left of them. Any thread may
+    call it.
+    """
+
+    def __init__(self, steering: PaceSteering, count: int = 8):
+        """Draws nothing yet.
+
+        Args:
+          steering: What the turns follow.
+          count: Turns of a device.
+        """
+        self._steering = steering
+        self._count = validation.integer("count", count, minimum=1)
+        self._drawn: collections.deque[tuple[float, np.ndarray]] = collections.deque()
+
+    def __call__(self, now: float, randomness: random.Random) -> tuple[float, ...]:
+        """Turns of one device.
+
+        Args:
+          now: Seconds since the epoch, UTC.
+          randomness: What they are drawn from.
+
+        Returns:
+          Seconds from now, none negative, growing.
+        """
+        try:
+            drawn_at, turns = self._drawn.popleft()
+        except IndexError:
+            drawn_at, turns = now, None
+        if turns is None or not 0 <= now - drawn_at <= _FRESH_SECONDS:
+            self._drawn.clear()
+            drawn_at = now
+            turns, *others = self._draw(now, randomness)
+            self._drawn.extend((now, other) for other in others)
+        return tuple(np.maximum(turns - (now - drawn_at), 0.0).tolist())
+
+    def _draw(self, now: float, randomness: random.Random) -> np.ndarray:
+        generator = np.random.default_rng(randomness.getrandbits(128))
+        draws = generator.random((2, _AHEAD, self._count))
+        return self._steering.successive(now, draws[0], draws[1])

@@ -92,7 +92,7 @@ class Device:
                 self._later(self._random.uniform(0.1, _LONGEST_TRAINING), self, "report")
         elif isinstance(message, messages.ComeBack):
             if not self.reports_to:
-                self.disconnect(message.seconds + self._random.uniform(0.1, _REST))
+                self.disconnect(message.turns[0] + self._random.uniform(0.1, _REST))
         elif message.attempt == self._attempt:
             self.disconnect(self._random.uniform(0.1, _REST))
 

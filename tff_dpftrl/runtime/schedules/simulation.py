@@ -56,9 +56,9 @@ def small_population() -> population.Population:
     )
 
 
-def _pace(now: float, randomness: random.Random) -> float:
+def _pace(now: float, randomness: random.Random) -> tuple[float, ...]:
     del now
-    return randomness.uniform(0.5, 3.0)
+    return (randomness.uniform(0.5, 3.0),)
 
 
 class Simulation:
