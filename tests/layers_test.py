@@ -34,7 +34,7 @@ _ALLOWED = {
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
-_LIGHT_RUNTIME = ("actors", "device", "protocol", "schedules", "store")
+_LIGHT_RUNTIME = ("actors", "device", "protocol", "schedules", "server", "store")
 # What the server's actors, and the simulator of their schedules, must be free of.
 _ENGINES = ("asyncio", "concurrent", "grpc", "ray", "sqlalchemy", "threading", "time")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")

@@ -106,7 +106,6 @@ class Coordinator(actor.Actor):
         elif self.now < lease_ends:
             self._epoch = message.epoch
             self._lease_ends = lease_ends
-            self.send(messages.OBSERVER, messages.Leading(self._served.name, self._epoch))
             self._ask_for_commits()
             self._tell_selectors()
 
@@ -148,6 +147,8 @@ class Coordinator(actor.Actor):
         if not self._is_reading or message.request != self._request:
             return
         self._is_reading = False
+        if not self._commits:  # From now on devices are wanted.
+            self.send(messages.OBSERVER, messages.Leading(self._served.name, self._epoch))
         for commit in message.commits:
             self._take(commit)
         self._choose_next()

@@ -435,7 +435,7 @@ class StoreFailed:
 
 @dataclasses.dataclass(frozen=True)
 class Leading:
-    """A Coordinator leads the population."""
+    """A Coordinator leads the population, and has read what is committed."""
 
     population: str
     epoch: int

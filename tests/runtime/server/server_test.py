@@ -1,0 +1,209 @@
+import asyncio
+import dataclasses
+import sys
+
+import grpc
+import pytest
+
+from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.server import server
+from tff_dpftrl.runtime.store import interface, memory, sql
+
+
+async def a_round(folder, address, num_devices=2):
+    async with toy.channel_to(folder, address) as channel:
+        return await asyncio.gather(*(toy.take_part(channel) for _ in range(num_devices)))
+
+
+async def until(is_so, seconds=10.0):
+    for _ in range(int(seconds / 0.01)):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it has not happened in time")
+
+
+def test_rounds_go_on_where_the_last_server_has_stopped(tmp_path):
+    task = toy.served()
+
+    async def story():
+        with sql.SqlStore(tmp_path / "store") as store:
+            toy.store_with(task, store=store)
+            for i in range(2):  # The second one starts at once: the lease was given back.
+                waits = []
+                async with toy.running(tmp_path, [task], store, waits=waits.append) as made:
+                    for configuration, answer in await a_round(tmp_path, made.address):
+                        assert configuration.round_index == i
+                        assert int(configuration.broadcast) == i * 1002
+                        assert answer.accepted and list(answer.turns) == [5.0, 9.0]
+                    await until(lambda i=i: len(toy.totals(store)) == i + 1)
+                assert not waits
+                assert store.lease(toy.POPULATION).owner == ""
+            assert toy.totals(store) == [2, 2]
+
+    asyncio.run(story())
+
+
+def test_a_server_that_stops_sends_everybody_away(tmp_path):
+    task = toy.served(goal_count=2, over_selection=1.5)
+    notes = toy.Notes()
+
+    async def story():
+        store = toy.store_with(task)
+        async with toy.running(tmp_path, [task], store, observer=notes) as made:
+            async with toy.channel_to(tmp_path, made.address) as channel:
+                streams = [await toy.connect(channel) for _ in range(5)]
+                for stream in streams[:4]:
+                    await stream.check_in()
+                training = [asyncio.ensure_future(stream.receive()) for stream in streams[:4]]
+                await asyncio.wait(training, return_when=asyncio.FIRST_COMPLETED)
+                await until(lambda: len(toy_calls(notes, "configured")) == 3)
+                await made.stop()
+                statuses = [await stream.status() for stream in streams]
+                got = [future.result() for future in training]
+        (away,) = (message for message in got if isinstance(message, wire_pb2.ComeBack))
+        assert away.reason == "the server stops" and list(away.turns) == [5.0, 9.0]
+        assert sorted(code.name for code, _ in statuses) == ["OK"] + 4 * ["UNAVAILABLE"]
+        assert store.history(toy.POPULATION, "sum") == []
+        assert store.lease(toy.POPULATION).owner == ""
+
+    asyncio.run(story())
+
+
+def toy_calls(notes, name):
+    return [call for call in notes.calls if call[0] == name]
+
+
+def test_two_servers_do_not_lead_one_population(tmp_path):
+    task = toy.served()
+
+    async def story():
+        store = toy.store_with(task)
+        async with toy.running(tmp_path, [task], store) as first:
+            waits = []
+            second = toy.make(tmp_path, [task], store, waits=waits.append)
+            with pytest.raises(server.ServerError, match="two servers for one population"):
+                await second.start()
+            assert len(waits) == 1
+            assert all(answer.accepted for _, answer in await a_round(tmp_path, first.address))
+
+    asyncio.run(story())
+
+
+def test_a_server_waits_for_the_lease_of_one_that_has_crashed(tmp_path):
+    task = toy.served()
+
+    async def story():
+        store = toy.store_with(task)
+        now = asyncio.get_running_loop().time
+        store.acquire(toy.POPULATION, "crashed", now=now(), duration=0.5)
+        waits = []
+        async with toy.running(tmp_path, [task], store, waits=waits.append, clock=now) as made:
+            assert "crashed" in waits[0] and len(waits) == 1
+            assert store.lease(toy.POPULATION).epoch == 2
+            assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))
+
+    asyncio.run(story())
+
+
+def test_a_port_in_use_is_one_line(tmp_path):
+    task = toy.served()
+
+    async def story():
+        async with toy.running(tmp_path, [task], toy.store_with(task)) as first:
+            second = toy.make(tmp_path, [task], toy.store_with(task), address=first.address)
+            with pytest.raises(server.ServerError, match=f"Cannot listen on {first.address}"):
+                await second.start()
+
+    asyncio.run(story())
+
+
+class FailingStore(memory.MemoryStore):
+    """Cannot be written while it is told so."""
+
+    is_broken = False
+
+    def _check(self):
+        if self.is_broken:
+            raise interface.StoreError("Cannot write to the store: the disk is full.")
+
+    def acquire(self, *args, **keywords):
+        self._check()
+        return super().acquire(*args, **keywords)
+
+    def commit(self, *args, **keywords):
+        self._check()
+        return super().commit(*args, **keywords)
+
+
+def test_a_store_that_cannot_be_written_is_one_line(tmp_path):
+    task = toy.served()
+    store = toy.store_with(task, store=FailingStore())
+    store.is_broken = True
+    with pytest.raises(server.ServerError, match="the disk is full"):
+        asyncio.run(toy.make(tmp_path, [task], store).start())
+
+
+def test_a_task_that_the_store_lacks_is_one_line(tmp_path):
+    with pytest.raises(server.ServerError, match=r"no tasks \['sum'\]"):
+        asyncio.run(toy.make(tmp_path, [toy.served()], memory.MemoryStore()).start())
+
+
+def test_a_store_that_fails_in_the_middle_costs_attempts_and_no_round(tmp_path):
+    task = toy.served()
+    notes = toy.Notes()
+
+    async def story():
+        store = toy.store_with(task, store=FailingStore())
+        async with toy.running(tmp_path, [task], store, observer=notes) as made:
+            store.is_broken = True
+            assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))
+            await until(lambda: notes.of(messages.RoundLost))
+            store.is_broken = False
+            again = await a_round(tmp_path, made.address)
+            # The same round, from the same model.
+            assert all(c.round_index == 0 and c.broadcast == b"0" for c, _ in again)
+            await until(lambda: toy.totals(store))
+        assert notes.of(messages.StoreFailed)[0].reason.endswith("the disk is full.")
+        assert len(toy.totals(store)) == 1
+
+    asyncio.run(story())
+
+
+def test_tasks_have_to_be_those_of_the_population(tmp_path):
+    task = toy.served()
+    other = dataclasses.replace(task, task=dataclasses.replace(task.task, name="other"))
+    made = toy.make(tmp_path, [task], memory.MemoryStore())
+    with pytest.raises(ValueError, match="must have those of the population"):
+        server.Server(
+            made._population,
+            {"sum": other},
+            memory.MemoryStore(),
+            **toy.certificate(tmp_path),
+            attestation=None,
+            pace=lambda *_: (0.0,),
+        )
+    with pytest.raises(ValueError, match="chmod 600"):
+        (tmp_path / "server.key").chmod(0o644)
+        toy.make(tmp_path, [task], memory.MemoryStore())
+
+
+def test_devices_trust_no_other_certificate(tmp_path):
+    task = toy.served()
+
+    async def story():
+        async with toy.running(tmp_path, [task], toy.store_with(task)) as made:
+            (tmp_path / "other").mkdir()
+            toy.certificate(tmp_path / "other")
+            async with toy.channel_to(tmp_path / "other", made.address) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as raised:
+                    await toy.connect(channel)
+                assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(story())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,220 @@
+"""A population whose devices report integers, a server of it, and a device of a few lines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import random
+
+import grpc
+
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import observer, served_task, server, tls
+from tff_dpftrl.runtime.store import memory
+
+POPULATION = "toys"
+LARGEST = 1000
+NEWEST = 2  # Runtime version; 1 has a plan of its own, 0 has none.
+
+
+class Total(population.Summation):
+    """Sums integers."""
+
+    def zero(self):
+        return 0
+
+    def accumulate(self, total, payload):
+        if payload.update == b"crash":
+            raise ZeroDivisionError("secret words")
+        try:
+            return total + int(payload.update)
+        except ValueError:
+            raise population.UnusableReport("no integer") from None
+
+    def merge(self, total, other):
+        return total + other
+
+
+class Add(population.ServerStep):
+    """Adds the sum, and 1000 for noise, to the model; the state counts the rounds."""
+
+    def apply(self, total, num_reports, model, state):
+        if total < 0:
+            raise ArithmeticError("secret words")
+        return population.StepResult(
+            model=str(int(model) + total + 1000).encode(),
+            state=str(int(state) + 1).encode(),
+            metrics={"total": total, "num_reports": num_reports},
+        )
+
+
+def served(name="sum", goal_count=2, num_rounds=None, **changes):
+    rounds = {
+        "over_selection": 1.0,
+        "least_fraction": 1.0,
+        "selection_timeout": 30.0,
+        "reporting_timeout": 30.0,
+        "exchange_timeout": 5.0,
+        **changes,
+    }
+    task = population.Task(
+        name,
+        population.RoundSettings(goal_count=goal_count, **rounds),
+        Total(),
+        Add(),
+        num_rounds=num_rounds,
+    )
+    plans = {NEWEST: b"plan of now", 1: b"plan of old"}
+    return served_task.ServedTask(task, plans.get, LARGEST)
+
+
+def store_with(*tasks, store=None):
+    store = memory.MemoryStore() if store is None else store
+    for task in tasks:
+        store.add_task(POPULATION, task.task.name, model=b"0", state=b"0")
+    return store
+
+
+class Notes(observer.Observer):
+    """Keeps all that it hears."""
+
+    def __init__(self):
+        self.events = []
+        self.calls = []
+
+    def hear(self, now, event):
+        self.events.append(event)
+
+    def session_refused(self, reason):
+        self.calls.append(("refused", reason))
+
+    def sent_away(self, reason):
+        self.calls.append(("sent away", reason))
+
+    def configured(self, task, num_bytes):
+        self.calls.append(("configured", task))
+
+    def reported(self, task, refusal, num_bytes):
+        self.calls.append(("reported", refusal))
+
+    def session_closed(self, phase):
+        self.calls.append(("closed", phase))
+
+    def told(self, summary):
+        self.calls.append(("told", summary.shape))
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def certificate(folder: pathlib.Path):
+    paths = folder / "server.pem", folder / "server.key"
+    if not paths[0].exists():
+        tls.create_self_signed(*paths)
+    return {"certificate": paths[0], "key": paths[1]}
+
+
+def make(folder, tasks, store, **changes):
+    """A server that is not started."""
+    times = {"heartbeat_seconds": 0.1, "silence_seconds": 0.3, "lease_seconds": 1.0}
+    members = tuple(task.task for task in tasks)
+    given = {
+        **certificate(folder),
+        "attestation": None,
+        "pace": lambda now, randomness: (5.0, 9.0),
+        "randomness": random.Random(1),
+        "waits": lambda line: None,
+    }
+    return server.Server(
+        population.Population(POPULATION, members, **times),
+        {task.task.name: task for task in tasks},
+        store,
+        **{**given, **changes},
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(folder, tasks, store, **changes):
+    """A server, started; stopped at the end."""
+    made = make(folder, tasks, store, **changes)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+@contextlib.asynccontextmanager
+async def channel_to(folder, address):
+    credentials = grpc.ssl_channel_credentials((folder / "server.pem").read_bytes())
+    async with grpc.aio.secure_channel(address, credentials) as channel:
+        yield channel
+
+
+@dataclasses.dataclass
+class Stream:
+    """The device's side of a session.
+
+    Attributes:
+      call: The call.
+      challenge: What the server has sent first.
+    """
+
+    call: grpc.aio.StreamStreamCall
+    challenge: wire_pb2.Challenge
+
+    async def check_in(self, **changes):
+        given = {"population": POPULATION, "protocol_version": 1, "runtime_version": NEWEST}
+        await self.send(check_in=wire_pb2.CheckIn(**{**given, **changes}))
+
+    async def report(self, attempt, update, **changes):
+        await self.send(report=wire_pb2.Report(attempt=attempt, update=update, **changes))
+
+    async def send(self, **message):
+        await self.call.write(wire_pb2.FromDevice(**message).SerializeToString())
+
+    async def receive(self):
+        """The next message; raises `grpc.aio.AioRpcError` if the session ends instead."""
+        raw = await self.call.read()
+        if raw is grpc.aio.EOF:
+            await self.call  # Raises unless the status is OK.
+            raise EOFError
+        message = wire_pb2.FromServer.FromString(raw)
+        return getattr(message, message.WhichOneof("message"))
+
+    async def status(self):
+        """Code and details with which the session ends."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self.call.read() is not grpc.aio.EOF:
+                pass
+        return await self.call.code(), await self.call.details()
+
+
+async def connect(channel):
+    """Opens a session and reads the challenge."""
+    stream = Stream(channel.stream_stream(session_stream.SESSION_METHOD)(), None)
+    stream.challenge = await stream.receive()
+    return stream
+
+
+async def take_part(channel, update=b"1", **check_in):
+    """A whole session.
+
+    Returns:
+      The configuration, or what came instead of it; and the answer to the report, or None.
+    """
+    stream = await connect(channel)
+    await stream.check_in(**check_in)
+    configuration = await stream.receive()
+    if not isinstance(configuration, wire_pb2.Configuration):
+        return configuration, None
+    await stream.report(configuration.attempt, update)
+    answer = await stream.receive()
+    assert await stream.status() == (grpc.StatusCode.OK, "")
+    return configuration, answer
+
+
+def totals(store, task="sum"):
+    return [row["total"] for row in store.history(POPULATION, task)]

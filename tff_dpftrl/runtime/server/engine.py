@@ -1,0 +1,370 @@
+"""Runs the server's actors on asyncio, in one process.
+
+Selectors run on the event loop, where each device's message is a few microseconds. The other
+actors wait for disk, TensorFlow or the accountant, and run in threads; since a hop to a
+thread is dearer than most steps, one takes along all that has come to the mailbox meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent import futures
+from typing import Any
+
+from tff_dpftrl.runtime.actors import actor, cast, messages, roles
+from tff_dpftrl.runtime.store import interface
+
+_logger = logging.getLogger(__name__)
+
+_LONGEST_HOP = 0.02  # Seconds after which a thread hands over what its steps have said.
+_BETWEEN_HOPS = 0.005  # Seconds between two hops of an actor that is busy.
+_LONGEST_TURN = 256  # Messages that an actor handles on the loop before others have a turn.
+_RESTART_SECONDS = 1.0
+
+Receive = Callable[[Any], None]
+"""Takes a message for a device, on the event loop; must not block."""
+
+
+class _Member:
+    """An actor, its mailbox, and where it runs."""
+
+    __slots__ = (
+        "address",
+        "build",
+        "actor",
+        "parent",
+        "threads",
+        "mailbox",
+        "is_busy",
+        "is_gone",
+        "hop_ended",
+        "timers",
+    )
+
+    def __init__(
+        self,
+        address: str,
+        build: Callable[[], actor.Actor],
+        parent: str,
+        threads: futures.Executor | None,
+    ):
+        self.address = address
+        self.build = build
+        self.actor: actor.Actor | None = None
+        self.parent = parent
+        self.threads = threads
+        self.mailbox: collections.deque[Any] = collections.deque()
+        self.is_busy = True  # Until it has started.
+        self.is_gone = False
+        self.hop_ended = 0.0
+        self.timers: set[asyncio.TimerHandle] = set()
+
+
+class Engine:
+    """Carries messages between actors, devices and the observer.
+
+    All methods are for the event loop it was started on.
+    """
+
+    def __init__(
+        self,
+        actors: cast.Cast,
+        store: interface.Store,
+        *,
+        hear: Callable[[float, Any], None],
+        clock: Callable[[], float] = time.time,
+        randomness: random.Random | None = None,
+        selector_lost: Callable[[str], None] = lambda address: None,
+    ):
+        """Says what is to run.
+
+        Args:
+          actors: Builds the actors.
+          store: The population's store; used in one thread only.
+          hear: Told the time and what actors send to `messages.OBSERVER`, on the event loop.
+          clock: Seconds since 1970.
+          randomness: Of Selectors, Coordinators and Aggregators; the operating system's if
+            None. Used by several threads.
+          selector_lost: Told the address of a Selector that is gone, with all that it knew
+            of its devices; another one follows.
+        """
+        self._cast = actors
+        self._store = store
+        self._hear = hear
+        self._clock = clock
+        self._random = random.SystemRandom() if randomness is None else randomness
+        self._selector_lost = selector_lost
+        self._members: dict[str, _Member] = {}
+        self._coordinators: set[str] = set()  # Those that live.
+        self._owners: set[str] = set()  # All that there were.
+        self._connections: dict[str, Receive] = {}
+        self._is_stopping = False
+        # One thread for the store, for it may be one that knows no other; one for whoever
+        # leads, so that the lease is renewed while others compute.
+        self._storing = futures.ThreadPoolExecutor(1, "store")
+        self._leading = futures.ThreadPoolExecutor(1, "coordinator")
+        self._summing = futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1), "aggregator")
+
+    def start(self) -> None:
+        """Starts the keeper and the Selectors, on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._begin_permanent(self._cast.keeper_address)
+        for address in self._cast.selectors:
+            self._begin_permanent(address)
+
+    def _begin_permanent(self, address: str) -> None:
+        if self._is_stopping:
+            return
+        if address == self._cast.keeper_address:
+            self._begin(_Member(address, lambda: self._cast.keeper(self._store), "", self._storing))
+        else:
+            self._begin(
+                _Member(address, lambda: self._cast.selector(address, self._random), "", None)
+            )
+
+    def has_led(self, owner: str) -> bool:
+        """Whether the holder of a lease is, or was, a Coordinator of this engine."""
+        return owner in self._owners
+
+    async def in_store_thread(self, question: Callable[[], Any]) -> Any:
+        """Asks the store something in the thread in which it is used."""
+        return await asyncio.get_running_loop().run_in_executor(self._storing, question)
+
+    async def stop(self, seconds: float = 10.0) -> None:
+        """Has the Coordinator give its lease back, and ends all actors.
+
+        An attempt that runs is abandoned; a commit that is on its way is made before.
+
+        Args:
+          seconds: How long it may take; after that the lease ends by itself.
+        """
+        self._is_stopping = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        for address in self._coordinators:
+            self.deliver(address, messages.Shutdown())
+        keeper = self._members.get(self._cast.keeper_address)
+        while loop.time() < deadline and (
+            self._coordinators or (keeper is not None and not keeper.is_gone and keeper.is_busy)
+        ):
+            await asyncio.sleep(0.01)
+        for member in list(self._members.values()):
+            self._end(member)
+        with contextlib.suppress(interface.StoreError):
+            await self.in_store_thread(self._give_back)
+        for threads in (self._leading, self._summing, self._storing):
+            # Not on the loop: a step of TensorFlow may still run.
+            await loop.run_in_executor(None, threads.shutdown)
+
+    def _give_back(self) -> None:
+        """Gives back a lease that a Coordinator could not: it failed, or was granted it late."""
+        name = self._cast.served.name
+        lease = self._store.lease(name)
+        if lease is not None and lease.owner in self._owners:
+            self._store.release(name, lease.owner, lease.epoch)
+
+    # Messages.
+
+    def connect(self, device: str, receive: Receive) -> None:
+        """Gives a device's connection an address.
+
+        Args:
+          device: The address; new.
+          receive: Takes what is sent to it.
+        """
+        self._connections[device] = receive
+
+    def disconnect(self, device: str) -> None:
+        """Forgets a connection; nothing happens if there is none."""
+        self._connections.pop(device, None)
+
+    def deliver(self, to: str, message: Any) -> None:
+        """Puts a message into a mailbox, or hands it to a connection or the observer."""
+        member = self._members.get(to)
+        if member is not None:
+            member.mailbox.append(message)
+            if not member.is_busy:
+                self._call_soon(member)
+            return
+        receive = self._connections.get(to)
+        if receive is not None:
+            receive(message)
+        elif to == messages.OBSERVER:
+            self._tell_observer(message)
+        elif type(message) is messages.Report:
+            self._refuse_late(message)
+        elif type(message) is messages.Configure:  # It went away between two messages.
+            self.deliver(message.report_to, messages.DeviceGone(message.device))
+
+    def _refuse_late(self, report: messages.Report) -> None:
+        late = messages.ReportRefused(report.device, report.attempt, messages.Refusal.LATE)
+        self.deliver(report.device, late)
+
+    def _tell_observer(self, event: Any) -> None:
+        try:
+            self._hear(self._clock(), event)
+        except Exception as error:  # Whoever watches must not stop what it watches.
+            _logger.error("the observer failed with %s", type(error).__name__)
+
+    # Steps.
+
+    def _begin(self, member: _Member) -> None:
+        self._members[member.address] = member
+        if member.threads is None:
+            self._loop.call_soon(self._turn, member)
+        else:
+            self._loop.call_soon(self._hop, member)
+
+    def _call_soon(self, member: _Member) -> None:
+        member.is_busy = True
+        if member.threads is None:
+            self._loop.call_soon(self._turn, member)
+        else:
+            wait = member.hop_ended + _BETWEEN_HOPS - self._loop.time()
+            if wait > 0:
+                self._loop.call_later(wait, self._hop, member)
+            else:
+                self._hop(member)
+
+    def _turn(self, member: _Member) -> None:
+        """Steps on the event loop."""
+        try:
+            if member.actor is None:
+                member.actor = member.build()
+                self._carry_out(member, member.actor.start(self._clock()))
+            for _ in range(min(len(member.mailbox), _LONGEST_TURN)):
+                if member.is_gone:
+                    return
+                effects = member.actor.step(self._clock(), member.mailbox.popleft())
+                if effects:
+                    self._carry_out(member, effects)
+        except Exception as error:
+            self._lose(member, type(error).__name__)
+            return
+        if member.mailbox and not member.is_gone:
+            self._loop.call_soon(self._turn, member)
+        else:
+            member.is_busy = False
+
+    def _hop(self, member: _Member) -> None:
+        if not member.is_gone:
+            member.threads.submit(self._steps_in_thread, member)
+
+    def _steps_in_thread(self, member: _Member) -> None:
+        effects: list[actor.Effect] = []
+        failure = ""
+        deadline = time.monotonic() + _LONGEST_HOP
+        try:
+            if member.actor is None:
+                member.actor = member.build()
+                effects += member.actor.start(self._clock())
+            while member.mailbox and not member.is_gone:
+                said = member.actor.step(self._clock(), member.mailbox.popleft())
+                effects += said
+                if time.monotonic() >= deadline or _ends(member.address, said):
+                    break
+        except Exception as error:
+            # Its text may quote what is not released: noise, sums, somebody's report.
+            failure = type(error).__name__
+        self._loop.call_soon_threadsafe(self._after_hop, member, effects, failure)
+
+    def _after_hop(self, member: _Member, effects: list[actor.Effect], failure: str) -> None:
+        self._carry_out(member, effects)
+        if member.is_gone:
+            self._refuse_rest(member)
+        elif failure:
+            self._lose(member, failure)
+        else:
+            member.hop_ended = self._loop.time()
+            member.is_busy = False
+            if member.mailbox:
+                self._call_soon(member)
+
+    def _carry_out(self, member: _Member, effects: list[actor.Effect]) -> None:
+        for effect in effects:
+            kind = type(effect)
+            if kind is actor.Send:
+                self.deliver(effect.to, effect.message)
+            elif kind is actor.After:
+                self._after(member, effect)
+            elif kind is actor.Spawn:
+                self._spawn(member, effect)
+            else:
+                stopped = self._members.get(effect.address)
+                if stopped is not None:
+                    self._end(stopped)
+
+    def _after(self, member: _Member, effect: actor.After) -> None:
+        if member.is_gone:
+            return
+
+        def ring() -> None:
+            member.timers.discard(timer)
+            member.mailbox.append(effect.message)
+            if not member.is_busy:
+                self._call_soon(member)
+
+        timer = self._loop.call_later(effect.seconds, ring)
+        member.timers.add(timer)
+
+    def _spawn(self, parent: _Member, effect: actor.Spawn) -> None:
+        if parent.is_gone or self._is_stopping:
+            return
+        address, role = effect.address, effect.role
+        leads = isinstance(role, roles.CoordinatorRole)
+        if leads:
+            self._coordinators.add(address)
+            self._owners.add(address)
+        made = _Member(
+            address,
+            lambda: self._cast.build(address, role, self._random),
+            parent.address,
+            self._leading if leads else self._summing,
+        )
+        self._begin(made)
+
+    # Ends.
+
+    def _end(self, member: _Member) -> None:
+        """Ends an actor; its step, if one runs, is its last one."""
+        member.is_gone = True
+        if self._members.get(member.address) is member:
+            del self._members[member.address]
+            self._coordinators.discard(member.address)
+        for timer in member.timers:
+            timer.cancel()
+        member.timers.clear()
+        self._refuse_rest(member)
+
+    def _refuse_rest(self, member: _Member) -> None:
+        while member.mailbox:
+            try:
+                message = member.mailbox.popleft()
+            except IndexError:  # Its thread has taken the last one.
+                return
+            if type(message) is messages.Report:
+                self._refuse_late(message)
+
+    def _lose(self, member: _Member, failure: str) -> None:
+        """Ends an actor that has failed, and tells whoever is to know."""
+        _logger.error("%s failed with %s and is gone", member.address, failure)
+        leads = member.address in self._coordinators
+        self._end(member)
+        if member.address in (self._cast.keeper_address, *self._cast.selectors):
+            if member.threads is None:
+                self._selector_lost(member.address)
+            self._loop.call_later(_RESTART_SECONDS, self._begin_permanent, member.address)
+            return
+        for address in self._cast.selectors if leads else (member.parent,):
+            self.deliver(address, messages.Lost(member.address))
+
+
+def _ends(address: str, effects: list[actor.Effect]) -> bool:
+    return any(type(effect) is actor.Stop and effect.address == address for effect in effects)

@@ -1,0 +1,72 @@
+"""How much of a server devices may use, whatever they send."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from tff_dpftrl import validation
+
+CHECK_IN_BYTES = 4096  # A check-in is a name, two numbers and a token.
+SUMMARY_BYTES = 4096
+REPORT_MARGIN_BYTES = 4096  # Around a report of a task's largest size.
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits of a server; beyond them devices are sent away, and rounds go on.
+
+    Attributes:
+      sessions: Sessions at a time.
+      check_ins_per_second: Check-ins that are looked at; further devices are told to come
+        back. A second's worth of them may come at once.
+      summaries_per_second: Sessions' summaries that are counted, likewise.
+      check_in_seconds: How long a device may take to check in once it is connected.
+      waiting_seconds: After which a device that was not selected is told to come back.
+      keepalive_seconds: After so long without a sign of life a connection is tested; one
+        that does not answer for as long again is closed.
+      sending_bytes: Configurations that are on their way to devices at a time, together; one
+        is in any case.
+    """
+
+    sessions: int = 20_000
+    check_ins_per_second: float = 10_000.0
+    summaries_per_second: float = 1_000.0
+    check_in_seconds: float = 10.0
+    waiting_seconds: float = 3600.0
+    keepalive_seconds: float = 30.0
+    sending_bytes: int = 1 << 28
+
+    def __post_init__(self):
+        validation.integer("sessions", self.sessions, minimum=1)
+        validation.integer("sending_bytes", self.sending_bytes, minimum=1)
+        for field in dataclasses.fields(self):
+            if field.type == "float":
+                validation.positive(field.name, getattr(self, field.name))
+
+
+class TokenBucket:
+    """Lets so many pass in a second, and a second's worth at once."""
+
+    def __init__(self, per_second: float, clock: Callable[[], float]):
+        """Begins full.
+
+        Args:
+          per_second: How many.
+          clock: Seconds, never going back.
+        """
+        self._rate = validation.positive("per_second", per_second)
+        self._most = max(1.0, per_second)
+        self._clock = clock
+        self._level = self._most
+        self._at = clock()
+
+    def take(self) -> bool:
+        """Whether one more may pass now."""
+        now = self._clock()
+        self._level = min(self._most, self._level + (now - self._at) * self._rate)
+        self._at = now
+        if self._level < 1:
+            return False
+        self._level -= 1
+        return True

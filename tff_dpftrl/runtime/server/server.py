@@ -1,0 +1,272 @@
+"""A population's server: one call to start it, one to stop it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+
+from tff_dpftrl.runtime.actors import cast, messages, selector
+from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.protocol import attestation as attestation_lib
+from tff_dpftrl.runtime.protocol import session_stream
+from tff_dpftrl.runtime.server import engine as engine_lib
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import observer as observer_lib
+from tff_dpftrl.runtime.server import served_task, service, tls
+from tff_dpftrl.runtime.store import interface
+
+_logger = logging.getLogger(__name__)
+
+_SELECTOR = "selector"
+_LOOK_SECONDS = 0.5  # Between two looks at a lease that somebody else holds.
+
+
+class ServerError(RuntimeError):
+    """The server cannot start; the message is one line and says what to do."""
+
+
+class Server:
+    """Actors, store and gRPC service of one population, on the running event loop.
+
+    A round that is committed is never lost: whatever ends the server, the next one goes on
+    from there. Two servers never lead one population.
+    """
+
+    def __init__(
+        self,
+        population: population_lib.Population,
+        tasks: Mapping[str, served_task.ServedTask],
+        store: interface.Store,
+        *,
+        certificate: str | os.PathLike[str],
+        key: str | os.PathLike[str],
+        attestation: attestation_lib.Attestation | None,
+        pace: selector.Pace,
+        observer: observer_lib.Observer | None = None,
+        address: str = "127.0.0.1:0",
+        server_names: Sequence[str] = (),
+        limits: limits_lib.Limits | None = None,
+        clock: Callable[[], float] = time.time,
+        randomness: random.Random | None = None,
+        waits: Callable[[str], None] = _logger.warning,
+    ):
+        """Sets a server up; nothing runs, and nothing is bound, before `start`.
+
+        Args:
+          population: The population.
+          tasks: Its tasks by name, which the store has.
+          store: Where its lease and commits are; left open by `stop`.
+          certificate: File of the server's certificate, see `tls`.
+          key: File of its private key.
+          attestation: Verifies devices' tokens; with None, whoever connects is a device.
+          pace: When devices are to check in again, see `pace_steering.TurnsAhead`.
+          observer: Hears of everything; must not block.
+          address: Host and port to listen on; a port of 0 is any that is free.
+          server_names: Names that devices may know the server by, for their tokens; those in
+            the certificate if empty.
+          limits: How much devices may use; the defaults if None.
+          clock: Seconds since 1970.
+          randomness: For choices among devices; the operating system's if None.
+          waits: Told, in one line, what `start` waits for.
+
+        Raises:
+          ValueError: If `tasks` are not those of the population, or the certificate or key
+            cannot be used.
+          OSError: If they cannot be read.
+        """
+        if [task.task for task in tasks.values()] != [
+            population.task(name) for name in tasks
+        ] or len(tasks) != len(population.tasks):
+            raise ValueError(
+                f"tasks has {sorted(tasks)}, and must have those of the population, by name: "
+                f"{sorted(task.name for task in population.tasks)}."
+            )
+        self._population = population
+        self._tasks = dict(tasks)
+        self._store = store
+        self._identity = tls.load(certificate, key)
+        self._attestation = attestation
+        self._pace = pace
+        self._observer = observer_lib.Observer() if observer is None else observer
+        self._wanted_address = address
+        self._names = tuple(server_names) or self._identity.names
+        self._limits = limits_lib.Limits() if limits is None else limits
+        self._clock = clock
+        self._random = random.SystemRandom() if randomness is None else randomness
+        self._waits = waits
+        self._address = ""
+        self._grpc: grpc.aio.Server | None = None
+        self._service: service.Service | None = None
+        self._engine: engine_lib.Engine | None = None
+        self._first: asyncio.Future | None = None
+
+    @property
+    def address(self) -> str:
+        """Host and port that devices connect to; empty before `start`."""
+        return self._address
+
+    async def start(self) -> None:
+        """Listens, takes the lease of the population, and serves.
+
+        If the lease is held, it waits: until it ends, when its holder has crashed; not for
+        longer than it takes to see that the holder lives.
+
+        Raises:
+          ServerError: If another server leads the population, the store cannot be used or has
+            other tasks, or the address cannot be bound.
+        """
+        actors = cast.Cast(self._population, selectors=(_SELECTOR,), pace=self._pace)
+        self._first = asyncio.get_running_loop().create_future()
+        self._engine = engine_lib.Engine(
+            actors,
+            self._store,
+            hear=self._hear,
+            clock=self._clock,
+            randomness=self._random,
+            selector_lost=lambda address: self._service.selector_lost(address),
+        )
+        self._service = service.Service(
+            self._population.name,
+            self._tasks,
+            self._engine,
+            selector_address=_SELECTOR,
+            attestation=self._attestation,
+            server_names=self._names,
+            pace=self._pace,
+            observer=self._observer,
+            limits=self._limits,
+            clock=self._clock,
+            randomness=self._random,
+        )
+        try:
+            self._grpc, port = self._bind()
+            await self._check_store()
+            await self._wait_for_lease()
+            self._engine.start()
+            await self._lead()
+            await self._grpc.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self._address = f"{self._wanted_address.rpartition(':')[0]}:{port}"
+
+    async def stop(self) -> None:
+        """Sends devices away, gives the lease back, and closes what `start` opened.
+
+        A round that is not committed is abandoned; nothing of it was released.
+        """
+        if self._service is not None:
+            self._service.stop()
+        if self._engine is not None:
+            await self._engine.stop()
+        if self._grpc is not None:
+            await self._grpc.stop(1.0)
+        self._service = self._engine = self._grpc = None
+
+    def _hear(self, now: float, event: Any) -> None:
+        if self._first is not None and not self._first.done():
+            if isinstance(event, (messages.Leading, messages.StoreFailed)):
+                self._first.set_result(event)
+        self._observer.hear(now, event)
+
+    def _bind(self) -> tuple[grpc.aio.Server, int]:
+        limits = self._limits
+        keepalive = int(limits.keepalive_seconds * 1000)
+        server = grpc.aio.server(
+            handlers=[self._service.handler()],
+            options=[
+                ("grpc.so_reuseport", 0),  # Or two servers could share a port unawares.
+                ("grpc.max_receive_message_length", self._service.largest_message),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", 8192),
+                ("grpc.keepalive_time_ms", keepalive),
+                ("grpc.keepalive_timeout_ms", keepalive),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.max_pings_without_data", 0),
+                (
+                    "grpc.http2.min_recv_ping_interval_without_data_ms",
+                    int(session_stream.KEEPALIVE_S * 500),
+                ),
+            ],
+        )
+        credentials = grpc.ssl_server_credentials(
+            [(self._identity.key, self._identity.certificate)]
+        )
+        try:
+            port = server.add_secure_port(self._wanted_address, credentials)
+        except RuntimeError:
+            port = 0
+        if not port:
+            raise ServerError(
+                f"Cannot listen on {self._wanted_address}: another program does, or this is no "
+                "address of this machine. Choose another port, or 0 for any."
+            )
+        return server, port
+
+    async def _check_store(self) -> None:
+        try:
+            known = await self._engine.in_store_thread(
+                lambda: self._store.tasks(self._population.name)
+            )
+        except interface.StoreError as error:
+            raise ServerError(str(error)) from None
+        missing = sorted(set(self._tasks) - set(known))
+        if missing:
+            raise ServerError(
+                f"The store has no tasks {missing} of the population "
+                f"{self._population.name!r}: add them first."
+            )
+
+    async def _lease(self) -> interface.Lease | None:
+        """The lease that somebody else holds now, or None."""
+        try:
+            lease = await self._engine.in_store_thread(
+                lambda: self._store.lease(self._population.name)
+            )
+        except interface.StoreError as error:
+            raise ServerError(str(error)) from None
+        if lease is None or self._engine.has_led(lease.owner):
+            return None
+        return lease if interface.is_held(lease, self._clock()) else None
+
+    async def _wait_for_lease(self) -> None:
+        found = None
+        while True:
+            lease = await self._lease()
+            if lease is None:
+                return
+            if found is None:
+                found = lease
+                self._waits(
+                    f"The population {self._population.name!r} is led by another server, or one "
+                    f"that has crashed: waiting for its lease to end, for up to "
+                    f"{lease.expires_at - self._clock():.0f} seconds."
+                )
+            elif lease != found:
+                raise self._two_servers()
+            await asyncio.sleep(min(_LOOK_SECONDS, self._population.heartbeat_seconds))
+
+    def _two_servers(self) -> ServerError:
+        return ServerError(
+            f"Another server leads the population {self._population.name!r}: two servers for one "
+            "population are not possible. Stop that one, or name another store."
+        )
+
+    async def _lead(self) -> None:
+        """Waits until an own Coordinator leads."""
+        deadline = asyncio.get_running_loop().time() + 2 * self._population.lease_seconds
+        while not self._first.done():
+            await asyncio.wait([self._first], timeout=_LOOK_SECONDS)
+            if not self._first.done() and await self._lease() is not None:
+                raise self._two_servers()  # It has been faster.
+            if asyncio.get_running_loop().time() > deadline:
+                raise ServerError("No Coordinator has taken the lease: the store does not answer.")
+        if isinstance(self._first.result(), messages.StoreFailed):
+            raise ServerError(self._first.result().reason)

@@ -1,0 +1,454 @@
+"""The gRPC service: sessions of devices, between their streams and the actors.
+
+Nothing about a device is kept or logged: a session is an address, which is a number of the
+connection, as long as the stream lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import functools
+import itertools
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import message as protobuf_message
+
+from tff_dpftrl.runtime.actors import messages, selector
+from tff_dpftrl.runtime.protocol import attestation as attestation_lib
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import engine as engine_lib
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import observer as observer_lib
+from tff_dpftrl.runtime.server import served_task, summaries
+from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
+
+_logger = logging.getLogger(__name__)
+
+_STOPS = "the server stops"
+_SMALL = 1 << 16  # Bytes of a configuration that need no place among those on their way.
+_KEPT_CONFIGURATIONS = 4  # Of attempts and plans; a population has few variants at a time.
+
+
+class Service:
+    """Serves the devices of one population; all methods are for its event loop."""
+
+    def __init__(
+        self,
+        population: str,
+        tasks: Mapping[str, served_task.ServedTask],
+        engine: engine_lib.Engine,
+        *,
+        selector_address: str,
+        attestation: attestation_lib.Attestation | None,
+        server_names: Sequence[str],
+        pace: selector.Pace,
+        observer: observer_lib.Observer,
+        limits: limits_lib.Limits,
+        clock: Callable[[], float],
+        randomness: random.Random,
+    ):
+        """See `server.Server`.
+
+        Args:
+          population: Name of the population.
+          tasks: Its tasks by name.
+          engine: Runs the actors.
+          selector_address: The Selector that devices of this service are connected to.
+          attestation: Verifies tokens; all devices are genuine if None.
+          server_names: Names that devices may know the server by.
+          pace: When devices are to check in again.
+          observer: Hears of sessions.
+          limits: How much devices may use.
+          clock: Seconds since 1970.
+          randomness: For `pace`.
+        """
+        self._population = population
+        self._tasks = tasks
+        self._engine = engine
+        self._selector = selector_address
+        self._attestation = attestation
+        self._names = list(server_names)
+        self._pace = pace
+        self._observer = observer
+        self._limits = limits
+        self._clock = clock
+        self._random = randomness
+        self._check_ins = limits_lib.TokenBucket(limits.check_ins_per_second, time.monotonic)
+        self._summaries = limits_lib.TokenBucket(limits.summaries_per_second, time.monotonic)
+        self._sessions: dict[str, Session] = {}
+        self._numbers = itertools.count(1)
+        self._configurations: collections.OrderedDict[tuple[str, bytes], bytes]
+        self._configurations = collections.OrderedDict()
+        self._sending = _Places(limits.sending_bytes)
+        self._is_stopping = False
+        # Any version may be claimed; few are.
+        self._plans = functools.lru_cache(maxsize=64)(self._plans_for)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server is to be given."""
+        return _Handler(
+            {
+                # Bytes in and out: what is the same for many is serialised once.
+                session_stream.SESSION_METHOD: grpc.stream_stream_rpc_method_handler(self._session),
+                session_stream.TELL_METHOD: grpc.unary_unary_rpc_method_handler(self._tell),
+            }
+        )
+
+    @property
+    def largest_message(self) -> int:
+        """Bytes of the largest message that a device may send."""
+        largest = max(task.largest_report_bytes for task in self._tasks.values())
+        return largest + limits_lib.REPORT_MARGIN_BYTES
+
+    def stop(self) -> None:
+        """Sends waiting devices away, and ends the sessions of the others."""
+        self._is_stopping = True
+        for session in self._sessions.values():
+            if session.phase is Phase.WAITING:
+                session.receive(self._come_back(session, _STOPS))
+            else:
+                session.interrupt(Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS))
+
+    def selector_lost(self, address: str) -> None:
+        """Sends those away that a Selector has forgotten."""
+        del address  # There is one.
+        for session in self._sessions.values():
+            if session.phase is Phase.WAITING:
+                session.receive(self._come_back(session, "the server has lost its place"))
+
+    def _come_back(self, session: Session, reason: str) -> messages.ComeBack:
+        return messages.ComeBack(session.address, self._turns(), reason)
+
+    def _turns(self) -> tuple[float, ...]:
+        return self._pace(self._clock(), self._random)
+
+    # A session.
+
+    async def _session(self, unused_requests: Any, context: grpc.aio.ServicerContext) -> None:
+        session = Session(f"device/{next(self._numbers)}")
+        observer = self._observer
+        observer.session_opened()
+        try:
+            if self._is_stopping:
+                raise Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS)
+            if len(self._sessions) >= self._limits.sessions:
+                raise Refused(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "too many sessions at a time: try again later",
+                    "too many sessions",
+                )
+            self._sessions[session.address] = session
+            await self._interruptible(session, self._converse(session, context))
+        except Refused as refused:
+            session.phase = Phase.REFUSED if session.phase is Phase.CONNECTING else session.phase
+            observer.session_refused(refused.reason)
+            context.set_code(refused.code)
+            context.set_details(refused.text)
+        except asyncio.CancelledError:  # The device, or its connection, is gone.
+            raise
+        except Exception as error:  # Its text may quote what a device sent.
+            _logger.error("a session failed with %s", type(error).__name__)
+            observer.session_refused("error of the server")
+            context.set_code(grpc.StatusCode.INTERNAL)
+            context.set_details("error of the server")
+        finally:
+            self._close(session)
+
+    async def _interruptible(self, session: Session, conversation: Any) -> Any:
+        try:
+            return await conversation
+        except asyncio.CancelledError:
+            error = session.interruption()
+            if error is None:
+                raise
+            raise error from None
+
+    def _close(self, session: Session) -> None:
+        session.allow_for_ever()
+        self._sessions.pop(session.address, None)
+        self._engine.disconnect(session.address)
+        if session.phase is Phase.WAITING:
+            self._engine.deliver(self._selector, messages.DeviceGone(session.address))
+        if session.report_to:
+            self._engine.deliver(session.report_to, messages.DeviceGone(session.address))
+        self._observer.session_closed(session.phase.value)
+
+    async def _converse(self, session: Session, context: grpc.aio.ServicerContext) -> None:
+        plans = await self._check_in(session, context)
+        if plans is None:
+            return
+        session.phase = Phase.WAITING
+        self._observer.waiting()
+        self._engine.connect(session.address, session.receive)
+        self._engine.deliver(self._selector, messages.CheckIn(session.address, frozenset(plans)))
+        session.allow(self._limits.waiting_seconds)
+        try:
+            answer = await self._interruptible(session, session.next_message())
+        except TimeIsOver:
+            answer = self._come_back(session, "no round has begun")
+            self._engine.deliver(self._selector, messages.DeviceGone(session.address))
+        if type(answer) is messages.ComeBack:
+            await self._send_away(session, context, answer.turns, answer.reason)
+            return
+        session.phase = Phase.TRAINING
+        session.report_to = answer.report_to
+        task = self._tasks[answer.task]
+        session.allow(task.task.rounds.longest)
+        try:
+            await self._interruptible(session, self._take_report(session, context, answer, plans))
+        except TimeIsOver:
+            await context.write(self._answer(False, messages.Refusal.LATE.value, self._turns()))
+
+    async def _check_in(
+        self, session: Session, context: grpc.aio.ServicerContext
+    ) -> dict[str, bytes] | None:
+        """Checks a device in.
+
+        Returns:
+          The plans that it can run, by task; None if it was sent away.
+
+        Raises:
+          Refused: If it cannot take part.
+        """
+        challenge = attestation_lib.new_challenge()
+        opening = wire_pb2.FromServer()
+        opening.challenge.challenge = challenge
+        opening.challenge.protocol_versions.extend(session_stream.VERSIONS)
+        session.allow(self._limits.check_in_seconds)
+        try:
+            await self._interruptible(session, context.write(opening.SerializeToString()))
+            raw = await self._interruptible(session, context.read())
+        except TimeIsOver:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"no check-in within {self._limits.check_in_seconds:g} seconds",
+                "no check-in in time",
+            ) from None
+        check_in = _read(raw, "check_in", limits_lib.CHECK_IN_BYTES)
+        if check_in.population != self._population:
+            raise Refused(
+                grpc.StatusCode.NOT_FOUND,
+                "there is no such population here: correct its name, or the server's address",
+                "unknown population",
+            )
+        if check_in.protocol_version not in session_stream.VERSIONS:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the server speaks versions {list(session_stream.VERSIONS)} of the protocol, "
+                f"not {check_in.protocol_version}: update the device",
+                "no common version",
+            )
+        if not self._check_ins.take():
+            await self._send_away(session, context, self._turns(), "too many devices check in")
+            return None
+        self._attest(check_in.token, challenge)
+        plans = self._plans(check_in.runtime_version)
+        if not plans:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"no task has a plan for version {check_in.runtime_version} of the runtime: "
+                "update the device",
+                "no plan for its version",
+            )
+        return plans
+
+    def _plans_for(self, runtime_version: int) -> dict[str, bytes]:
+        plans = {name: task.plan_for(runtime_version) for name, task in self._tasks.items()}
+        return {name: plan for name, plan in plans.items() if plan is not None}
+
+    def _attest(self, token: bytes, challenge: bytes) -> None:
+        if self._attestation is None:
+            return
+        for i, name in enumerate(self._names):
+            nonce = session_stream.attested_nonce(challenge, name, self._population)
+            verdict = self._attestation.verify(token, nonce)
+            if verdict is attestation_lib.Verdict.GENUINE:
+                if i:  # Most devices know the server by one name.
+                    self._names.insert(0, self._names.pop(i))
+                return
+            if verdict is not attestation_lib.Verdict.OTHER_NONCE:
+                break
+        raise Refused(grpc.StatusCode.UNAUTHENTICATED, verdict.value, verdict.value)
+
+    async def _send_away(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        turns: tuple[float, ...],
+        reason: str,
+    ) -> None:
+        session.phase = Phase.SENT_AWAY
+        session.allow(self._limits.check_in_seconds)
+        self._observer.sent_away(reason)
+        answer = wire_pb2.FromServer()
+        answer.come_back.turns.extend(turns)
+        answer.come_back.reason = reason
+        await context.write(answer.SerializeToString())
+
+    async def _take_report(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        configure: messages.Configure,
+        plans: dict[str, bytes],
+    ) -> None:
+        await self._configure(context, configure, plans[configure.task])
+        raw = await context.read()
+        limit = self._tasks[configure.task].largest_report_bytes + limits_lib.REPORT_MARGIN_BYTES
+        report = _read(raw, "report", limit)
+        num_bytes = len(raw)
+        del raw
+        message = messages.Report(session.address, report.attempt, report)
+        del report
+        self._engine.deliver(session.report_to, message)
+        del message
+        answer = await session.next_message()
+        is_accepted = type(answer) is messages.ReportAccepted
+        if is_accepted:
+            session.report_to = ""
+            refusal, reason, turns = "", "", answer.turns
+        else:
+            refusal, turns = answer.refusal.value, self._turns()
+            reason = f"{refusal}: {answer.reason}" if answer.reason else refusal
+        session.phase = Phase.REPORTED
+        self._observer.reported(configure.task, refusal, num_bytes)
+        await context.write(self._answer(is_accepted, reason, turns))
+
+    def _answer(self, is_accepted: bool, reason: str, turns: tuple[float, ...]) -> bytes:
+        answer = wire_pb2.FromServer()
+        answer.report_answer.accepted = is_accepted
+        answer.report_answer.reason = reason
+        answer.report_answer.turns.extend(turns)
+        return answer.SerializeToString()
+
+    async def _configure(
+        self, context: grpc.aio.ServicerContext, configure: messages.Configure, plan: bytes
+    ) -> None:
+        configuration = self._configuration(configure, plan)
+        num_bytes = len(configuration)
+        self._observer.configured(configure.task, num_bytes)
+        if num_bytes <= _SMALL:
+            await context.write(configuration)
+            return
+        # gRPC copies what it sends: as many copies as there are places.
+        await self._sending.take(num_bytes)
+        try:
+            await context.write(configuration)
+        finally:
+            self._sending.give_back(num_bytes)
+
+    def _configuration(self, configure: messages.Configure, plan: bytes) -> bytes:
+        """The same bytes for all devices of an attempt and a variant of the plan."""
+        key = (configure.attempt, plan)
+        serialized = self._configurations.get(key)
+        if serialized is None:
+            message = wire_pb2.FromServer(
+                configuration=wire_pb2.Configuration(
+                    attempt=configure.attempt,
+                    task=configure.task,
+                    round_index=configure.round_index,
+                    plan=plan,
+                    broadcast=configure.model,
+                )
+            )
+            serialized = message.SerializeToString()
+            self._configurations[key] = serialized
+            if len(self._configurations) > _KEPT_CONFIGURATIONS:
+                self._configurations.popitem(last=False)
+        return serialized
+
+    # After a session.
+
+    async def _tell(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        try:
+            if not self._summaries.take():
+                raise Refused(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "too many summaries at a time: do not try again",
+                    "too many summaries",
+                )
+            self._observer.told(summaries.read(raw, self._population))
+        except Refused as refused:
+            context.set_code(refused.code)
+            context.set_details(refused.text)
+        return b""
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def __init__(self, methods: Mapping[str, grpc.RpcMethodHandler]):
+        self._methods = methods
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails):
+        return self._methods.get(handler_call_details.method)
+
+
+class _Places:
+    """Bytes that may be on their way at a time; who comes first is first."""
+
+    def __init__(self, num_bytes: int):
+        self._most = num_bytes
+        self._free = num_bytes
+        self._queue: collections.deque[tuple[int, asyncio.Future]] = collections.deque()
+
+    async def take(self, num_bytes: int) -> None:
+        """Waits for so many; for all of them if there are not so many."""
+        num_bytes = min(num_bytes, self._most)
+        if not self._queue and self._free >= num_bytes:
+            self._free -= num_bytes
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append((num_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.give_back(num_bytes)
+            raise
+
+    def give_back(self, num_bytes: int) -> None:
+        """Gives back what was taken."""
+        self._free += min(num_bytes, self._most)
+        while self._queue:
+            wanted, turn = self._queue[0]
+            if not turn.done():
+                if self._free < wanted:
+                    return
+                self._free -= wanted
+                turn.set_result(None)
+            self._queue.popleft()
+
+
+def _read(raw: Any, kind: str, most_bytes: int) -> Any:
+    """The message of a kind in what a device sent.
+
+    Raises:
+      Refused: If it is too large, another one, or cannot be read.
+    """
+    name = kind.replace("_", "-")
+    if raw is grpc.aio.EOF:
+        raise Refused(
+            grpc.StatusCode.INVALID_ARGUMENT, f"the stream ended without a {name}", "ended early"
+        )
+    if len(raw) > most_bytes:
+        raise Refused(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"a {name} of {len(raw)} bytes is too large: {most_bytes} are allowed",
+            "message too large",
+        )
+    try:
+        message = wire_pb2.FromDevice.FromString(raw)
+    except protobuf_message.DecodeError:
+        raise Refused(
+            grpc.StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read", "unreadable message"
+        ) from None
+    if message.WhichOneof("message") != kind:
+        raise Refused(
+            grpc.StatusCode.INVALID_ARGUMENT, f"a {name} was expected", "unexpected message"
+        )
+    return getattr(message, kind)

@@ -1,0 +1,157 @@
+"""Certificates: a server's own for tests and demonstrations, and reading whatever it is given.
+
+A self-signed certificate is its own authority: devices are handed the file, and trust it
+and nothing else. In production, certificate and key come from whoever runs the domain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import ipaddress
+import os
+import pathlib
+import stat
+from collections.abc import Sequence
+
+from cryptography import exceptions, x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tff_dpftrl import durable_files
+
+LOOPBACK = ("localhost", "127.0.0.1")
+_VALID_DAYS = 365
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """What a server shows to devices.
+
+    Attributes:
+      certificate: The certificate, with those of its authorities if it has any, in PEM.
+      key: Its private key, in PEM.
+      names: Names and addresses that the certificate is for; the first one names the server.
+    """
+
+    certificate: bytes
+    key: bytes = dataclasses.field(repr=False)
+    names: tuple[str, ...] = ()
+
+
+def create_self_signed(
+    certificate: str | os.PathLike[str],
+    key: str | os.PathLike[str],
+    names: Sequence[str] = LOOPBACK,
+) -> None:
+    """Writes a new certificate, and its key with mode 0600; valid for a year.
+
+    Args:
+      certificate: New file of the certificate, to be handed to devices.
+      key: New file of the private key, for the server only.
+      names: DNS names and IP addresses that devices connect to.
+
+    Raises:
+      ValueError: If a file exists already, or there is no name.
+      OSError: If the files cannot be written.
+    """
+    for path in (certificate, key):
+        if pathlib.Path(path).exists():
+            raise ValueError(
+                f"{os.fspath(path)} exists already, and devices may trust it: name another "
+                "file, or remove this one."
+            )
+    if not names:
+        raise ValueError("names is empty: give the names that devices connect to.")
+    private = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    signed = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(private.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # Clocks of devices differ.
+        .not_valid_after(now + datetime.timedelta(days=_VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName([_general_name(n) for n in names]), False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(private, hashes.SHA256())
+    )
+    durable_files.write(
+        pathlib.Path(key),
+        private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+        private=True,
+    )
+    durable_files.write(pathlib.Path(certificate), signed.public_bytes(serialization.Encoding.PEM))
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Identity:
+    """Reads a certificate and its key, and checks that they belong together.
+
+    Args:
+      certificate: File in PEM; certificates of authorities may follow.
+      key: File of the private key, in unencrypted PEM, which only its owner may read.
+
+    Returns:
+      Both, and the names in the certificate.
+
+    Raises:
+      ValueError: If a file is missing, holds no such thing, is over, others may read the key,
+        or it is not the certificate's.
+      OSError: If one cannot be read.
+    """
+    certificate_pem = _read(certificate, "certificate")
+    key_pem = _read(key, "private key")
+    mode = stat.S_IMODE(pathlib.Path(key).stat().st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"{key} is a private key that others can use (mode {mode:04o}): run "
+            f"`chmod 600 {key}`, or make a new one if somebody may have read it."
+        )
+    try:
+        own = x509.load_pem_x509_certificates(certificate_pem)[0]
+    except ValueError:
+        raise ValueError(f"{certificate} holds no certificate in PEM.") from None
+    try:
+        private = serialization.load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
+        raise ValueError(f"{key} holds no private key in unencrypted PEM.") from None
+    if private.public_key() != own.public_key():
+        raise ValueError(f"{key} is not the key of {certificate}: name the files of one pair.")
+    if own.not_valid_after_utc < datetime.datetime.now(datetime.timezone.utc):
+        raise ValueError(
+            f"{certificate} was valid until {own.not_valid_after_utc:%Y-%m-%d}: devices will not "
+            "connect. Renew it."
+        )
+    return Identity(certificate_pem, key_pem, _names(own, certificate))
+
+
+def _names(own: x509.Certificate, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    try:
+        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        raise ValueError(
+            f"{path} names no server (subject alternative name): devices could not check it."
+        ) from None
+    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
+    return (*names.get_values_for_type(x509.DNSName), *addresses)
+
+
+def _read(path: str | os.PathLike[str], kind: str) -> bytes:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"There is no {kind} at {path}: correct the path.") from None
