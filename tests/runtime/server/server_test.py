@@ -17,14 +17,6 @@ async def a_round(folder, address, num_devices=2):
         return await asyncio.gather(*(toy.take_part(channel) for _ in range(num_devices)))
 
 
-async def until(is_so, seconds=10.0):
-    for _ in range(int(seconds / 0.01)):
-        if is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it has not happened in time")
-
-
 def test_rounds_go_on_where_the_last_server_has_stopped(tmp_path):
     task = toy.served()
 
@@ -38,7 +30,7 @@ def test_rounds_go_on_where_the_last_server_has_stopped(tmp_path):
                         assert configuration.round_index == i
                         assert int(configuration.broadcast) == i * 1002
                         assert answer.accepted and list(answer.turns) == [5.0, 9.0]
-                    await until(lambda i=i: len(toy.totals(store)) == i + 1)
+                    await toy.until(lambda i=i: len(toy.totals(store)) == i + 1)
                 assert not waits
                 assert store.lease(toy.POPULATION).owner == ""
             assert toy.totals(store) == [2, 2]
@@ -55,25 +47,21 @@ def test_a_server_that_stops_sends_everybody_away(tmp_path):
         async with toy.running(tmp_path, [task], store, observer=notes) as made:
             async with toy.channel_to(tmp_path, made.address) as channel:
                 streams = [await toy.connect(channel) for _ in range(5)]
-                for stream in streams[:4]:
+                for stream in streams[:3]:
                     await stream.check_in()
-                training = [asyncio.ensure_future(stream.receive()) for stream in streams[:4]]
-                await asyncio.wait(training, return_when=asyncio.FIRST_COMPLETED)
-                await until(lambda: len(toy_calls(notes, "configured")) == 3)
+                await toy.until(lambda: len(notes.named("configured")) == 3)
+                await streams[3].check_in()  # For the next round.
+                await toy.until(lambda: len(notes.named("waiting")) == 4)
                 await made.stop()
+                away = await streams[3].receive()
                 statuses = [await stream.status() for stream in streams]
-                got = [future.result() for future in training]
-        (away,) = (message for message in got if isinstance(message, wire_pb2.ComeBack))
+        assert isinstance(away, wire_pb2.ComeBack)
         assert away.reason == "the server stops" and list(away.turns) == [5.0, 9.0]
         assert sorted(code.name for code, _ in statuses) == ["OK"] + 4 * ["UNAVAILABLE"]
         assert store.history(toy.POPULATION, "sum") == []
         assert store.lease(toy.POPULATION).owner == ""
 
     asyncio.run(story())
-
-
-def toy_calls(notes, name):
-    return [call for call in notes.calls if call[0] == name]
 
 
 def test_two_servers_do_not_lead_one_population(tmp_path):
@@ -160,12 +148,12 @@ def test_a_store_that_fails_in_the_middle_costs_attempts_and_no_round(tmp_path):
         async with toy.running(tmp_path, [task], store, observer=notes) as made:
             store.is_broken = True
             assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))
-            await until(lambda: notes.of(messages.RoundLost))
+            await toy.until(lambda: notes.of(messages.RoundLost))
             store.is_broken = False
             again = await a_round(tmp_path, made.address)
             # The same round, from the same model.
             assert all(c.round_index == 0 and c.broadcast == b"0" for c, _ in again)
-            await until(lambda: toy.totals(store))
+            await toy.until(lambda: toy.totals(store))
         assert notes.of(messages.StoreFailed)[0].reason.endswith("the disk is full.")
         assert len(toy.totals(store)) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import pathlib
@@ -104,6 +105,12 @@ class Notes(observer.Observer):
 
     def told(self, summary):
         self.calls.append(("told", summary.shape))
+
+    def waiting(self):
+        self.calls.append(("waiting",))
+
+    def named(self, name):
+        return [call for call in self.calls if call[0] == name]
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -214,6 +221,15 @@ async def take_part(channel, update=b"1", **check_in):
     answer = await stream.receive()
     assert await stream.status() == (grpc.StatusCode.OK, "")
     return configuration, answer
+
+
+async def until(is_so, seconds=10.0):
+    """Waits for something to be so."""
+    for _ in range(int(seconds / 0.01)):
+        if is_so():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it has not happened in time")
 
 
 def totals(store, task="sum"):
