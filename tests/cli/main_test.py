@@ -27,6 +27,7 @@ _COMMANDS = (
     "plan",
     "finetune-plan",
     "worker",
+    "device",
 )
 
 

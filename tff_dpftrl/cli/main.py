@@ -39,6 +39,7 @@ _SUBCOMMANDS = (
     "plan",
     "finetune-plan",
     "worker",
+    "device",
 )
 
 

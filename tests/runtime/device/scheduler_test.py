@@ -219,7 +219,7 @@ def test_one_process_of_the_device_has_a_session(tmp_path):
     ready_reader, ready_writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        with scheduler._lock(lock_file) as is_ours:
+        with scheduler.lock(lock_file) as is_ours:
             os.write(ready_writer, b"y" if is_ours else b"n")
             signal.pause()  # Until it is killed, in the middle of its session.
     os.close(ready_writer)

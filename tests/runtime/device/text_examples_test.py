@@ -55,7 +55,7 @@ def test_one_user_of_a_corpus_becomes_a_store_that_a_graph_parses(tmp_path):
         "corpus", {"alice": ["first words", "second", "été"], "bob": ["not hers"]}
     )
     store = example_store.SqliteExampleStore.open(tmp_path / "store", clock=lambda: 1e9)
-    text_examples.add_user(store, "typed", corpus, "alice")
+    text_examples.add_user(store, corpus, "alice", collection="typed")
     serialized = store.select("typed", max_examples=2)
     parse = tf.function(
         lambda s: tf.io.parse_example(s, {"tokens": tf.io.FixedLenFeature([], tf.string)})
@@ -64,7 +64,7 @@ def test_one_user_of_a_corpus_becomes_a_store_that_a_graph_parses(tmp_path):
     assert parsed.tolist() == ["été".encode(), b"second"]
     assert b"alice" not in (tmp_path / "store").read_bytes()
     with pytest.raises(ValueError, match="user_id 'carol'"):
-        text_examples.add_user(store, "typed", corpus, "carol")
+        text_examples.add_user(store, corpus, "carol")
     store.close()
 
 

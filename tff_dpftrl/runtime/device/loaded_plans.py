@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import hashlib
+import importlib
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -98,7 +99,16 @@ class LoadedPlans:
         self._max_plans = validation.integer("max_plans", max_plans, minimum=1)
         self._max_running = validation.integer("max_running", max_running, minimum=1)
         self._lock = threading.Lock()
+        self._is_warm = False
         self._loaded: collections.OrderedDict[bytes, LoadedPlan] = collections.OrderedDict()
+
+    def warm_up(self) -> None:
+        """Begins to import what plans need, in a thread: while the device waits to be selected."""
+        with self._lock:
+            is_first, self._is_warm = not self._is_warm, True
+        if is_first:
+            # Not a daemon: a process that ends in the middle of the import could crash.
+            threading.Thread(target=_import_tensorflow, name="warm-up").start()
 
     def load(self, content: bytes) -> LoadedPlan:
         """Verifies and loads a plan, unless it is loaded already.
@@ -123,3 +133,8 @@ class LoadedPlans:
                     self._loaded.popitem(last=False)
             self._loaded.move_to_end(digest)
             return self._loaded[digest]
+
+
+def _import_tensorflow() -> None:
+    with contextlib.suppress(ImportError):  # Whoever loads a plan meets it again.
+        importlib.import_module("tff_dpftrl.runtime.plans.device_work")

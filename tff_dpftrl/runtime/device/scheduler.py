@@ -177,6 +177,7 @@ def run_jobs(
     should_stop: Callable[[], bool],
     lock_file: str | os.PathLike[str] | None = None,
     look_again_s: float = 30.0,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Runs sessions, one at a time, until it is told to stop.
 
@@ -190,6 +191,7 @@ def run_jobs(
       lock_file: A file that all processes of the device share, so that only one of them at
         a time has a session; None if there is one process.
       look_again_s: How long to wait while another process has a session.
+      tell: Told, in a line, what the device waits for.
 
     Raises:
       OSError: If the lock file cannot be used.
@@ -197,20 +199,33 @@ def run_jobs(
     while not should_stop():
         job = schedule.next_job()
         if job.seconds > 0:
+            tell(f"The next session of {job.population} is in {job.seconds:.0f} s.")
             wait(job.seconds)
-        elif eligibility.unmet():
+        elif unmet := eligibility.unmet():
+            tell(f"No session of {job.population} now: the device is not {' and '.join(unmet)}.")
             schedule.missed(job.population)
         else:
-            with _lock(lock_file) as is_ours:
+            with lock(lock_file) as is_ours:
                 if is_ours:
                     schedule.finished(job.population, run_session(job.population))
             if not is_ours:
+                tell("Another process of this device has a session: waiting for its end.")
                 wait(look_again_s)
 
 
 @contextlib.contextmanager
-def _lock(path: str | os.PathLike[str] | None) -> Iterator[bool]:
-    """Holds a lock that ends with the process; yields False if another one has it."""
+def lock(path: str | os.PathLike[str] | None) -> Iterator[bool]:
+    """Holds the lock of a device's sessions, which ends with the process.
+
+    Args:
+      path: The file; None if there is one process.
+
+    Yields:
+      Whether the lock is ours; another process has it if not.
+
+    Raises:
+      OSError: If the file cannot be used.
+    """
     if path is None:
         yield True
         return

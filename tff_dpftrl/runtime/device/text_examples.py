@@ -14,6 +14,11 @@ from collections.abc import Mapping, Sequence
 from tff_dpftrl.data import user_text
 from tff_dpftrl.runtime.device import example_store
 
+COLLECTION = "text"
+"""Collection that tasks take texts from unless they say otherwise."""
+TEXT_FEATURE = "tokens"
+"""Name of the bytes feature in which they are."""
+
 Values = Sequence[bytes] | Sequence[str] | Sequence[int] | Sequence[float]
 
 
@@ -38,23 +43,36 @@ def encode(features: Mapping[str, Values]) -> bytes:
     return _field(1, entries)
 
 
+def encode_text(text: str, feature: str = TEXT_FEATURE) -> bytes:
+    """A text as plans take it: whole, since splitting it into words is a plan's work.
+
+    Args:
+      text: The text.
+      feature: Name of the bytes feature.
+
+    Returns:
+      The serialized example.
+    """
+    return encode({feature: [text]})
+
+
 def add_user(
     store: example_store.SqliteExampleStore,
-    collection: str,
     corpus: user_text.UserText,
     user_id: str,
     *,
-    text_feature: str = "tokens",
+    collection: str = COLLECTION,
+    feature: str = TEXT_FEATURE,
     recorded: float | None = None,
 ) -> None:
     """Puts the texts of one user of a corpus into a store: a device for trying things out.
 
     Args:
       store: The store.
-      collection: Name of the collection.
       corpus: The corpus.
       user_id: One of its users; the id itself is not kept.
-      text_feature: Name of the bytes feature, one value an example.
+      collection: Name of the collection.
+      feature: Name of the bytes feature, one value an example.
       recorded: When they were recorded, seconds since 1970; now if None. The user's last
         text is the newest.
 
@@ -63,7 +81,7 @@ def add_user(
       OSError: If the store cannot be written.
     """
     texts = corpus.examples(user_id)
-    store.add(collection, (encode({text_feature: [text]}) for text in texts), recorded=recorded)
+    store.add(collection, (encode_text(text, feature) for text in texts), recorded=recorded)
 
 
 def _feature(name: str, values: Values) -> bytes:

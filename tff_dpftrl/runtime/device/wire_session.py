@@ -76,6 +76,7 @@ class WireSession(session.SessionSteps):
             token=self._attester.token(nonce) or b"",
         )
         self._stream.send(wire_pb2.FromDevice(check_in=check_in))
+        self._plans.warm_up()
         answer = self._receive(
             ("configuration", "come_back"), keep_going, seconds=patience.selection_s
         )

@@ -1,0 +1,184 @@
+"""Tests of `tff-dpftrl device`: one device beside a server of its own, in whatever state it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tests.runtime.device import wire_server
+from tests.runtime.plans import plain_plans
+from tff_dpftrl.cli import main
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.device import example_store, scheduler
+from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.protocol import attestation
+
+_PARTICIPATION = plan_pb2.Participation(min_sep_rounds=2, stride_edges=[1, 2], times_edges=[1, 2])
+_SHAPE = "-v[]+^"
+
+
+@pytest.fixture(name="server", scope="module")
+def _server():
+    server = wire_server.WireServer(time.time)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path, server):
+    (tmp_path / "server.pem").write_bytes(server.root_certificates)
+    issuer = signing_keys.create(tmp_path / "issuer.pem")
+    server.tokens = attestation.SignedTokens([issuer.public_key()], clock=time.time)
+    plan_key = signing_keys.create(tmp_path / "plans.pem")
+    store = example_store.SqliteExampleStore.open(tmp_path / "my.sqlite", clock=time.time)
+    store.add("numbers", plain_plans.examples(1.0, 2.0))
+    store.close()
+    _serve(server, plan_key)
+    return tmp_path
+
+
+def _serve(server, key, *, accepted=True):
+    plan = signing.sign(plain_plans.plan(participation=_PARTICIPATION), key)
+
+    def script(served):
+        yield from served.check_in()
+        yield wire_server.configuration(
+            attempt="a",
+            task="plain",
+            round_index=3,
+            plan=plan.SerializeToString(),
+            broadcast=tensor_values.to_bytes(plain_plans.SCALE),
+        )
+        served.receive("report")
+        yield wire_server.answer(accepted, 60.0, reason="" if accepted else "late")
+
+    server.script = script
+
+
+def _arguments(folder, server, *more):
+    return [
+        *("device", "--examples", str(folder / "my.sqlite"), "--population", "tests"),
+        *("--server", server.address, "--server-certificate", str(folder / "server.pem")),
+        *("--plan-keys", str(folder / "plans.pem.pub")),
+        *("--attestation-key", str(folder / "issuer.pem"), *more),
+    ]
+
+
+def test_one_session(folder, server, capsys):
+    server.told.clear()
+    assert main.main(_arguments(folder, server, "--once")) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"tests  {_SHAPE} completed, ") and out.endswith(" MB; 1 such\n")
+    assert err == "Checking in for tests ...\n"
+    [told] = server.told
+    assert told.shape == _SHAPE and told.versions["tensorflow"]
+    # Who took part rests.
+    assert main.main(_arguments(folder, server, "--once")) == 0
+    assert "the participation timer runs" in capsys.readouterr().out
+    assert (folder / "my.sqlite.device/participation.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+_BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "tensorflow_federated":
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+from tff_dpftrl.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_device_needs_no_tff(folder, server):
+    done = subprocess.run(
+        [sys.executable, "-c", _BLOCKED, *_arguments(folder, server, "--once")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.returncode, done.stderr) == (0, "Checking in for tests ...\n")
+    assert done.stdout.startswith(f"tests  {_SHAPE} completed")
+
+
+def test_a_session_that_fails_is_one_line(folder, server, capsys):
+    _serve(server, ed25519.Ed25519PrivateKey.generate())
+    assert main.main(_arguments(folder, server, "--once")) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("tests  -*     failed, ") and out.count("\n") == 1
+    assert "Refused: The plan is signed with the key" in out
+    assert err.count("\n") == 1
+
+
+def test_a_second_process_of_the_device_leaves_it_alone(folder, server, capsys):
+    (folder / "my.sqlite.device").mkdir()
+    server.script = None
+    with scheduler.lock(folder / "my.sqlite.device/lock") as is_ours:
+        assert is_ours
+        assert main.main(_arguments(folder, server, "--once")) == 1
+    [line] = capsys.readouterr().err.split("\n")[1:-1]
+    assert line.startswith("tff-dpftrl device: another process of this device has a session")
+
+
+def test_a_damaged_timer_is_refused_before_the_server_is_asked(folder, server, capsys):
+    (folder / "my.sqlite.device").mkdir()
+    (folder / "my.sqlite.device/participation.sqlite").write_bytes(b"damaged" * 1000)
+    server.script = None
+    assert main.main(_arguments(folder, server, "--once")) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "participation.sqlite is not a participation timer" in line
+
+
+def test_texts_are_added_to_the_store(tmp_path, capsys):
+    path = tmp_path / "new.sqlite"
+    (tmp_path / "texts.txt").write_text("the first\n\nthe second\n", encoding="utf-8")
+    command = ["device", "--examples", str(path), "--add", str(tmp_path / "texts.txt")]
+    assert main.main(command) == 0
+    assert capsys.readouterr().out == f"2 texts were added; {path} has 2 in 'text'\n"
+    (tmp_path / "users.jsonl").write_text(
+        '{"user_id": "a", "examples": ["one", "two", "three"]}\n{"user_id": "b", "examples": []}\n'
+    )
+    command[-1] = str(tmp_path / "users.jsonl")
+    assert main.main([*command, "--user", "a", "--collection", "other"]) == 0
+    store = example_store.SqliteExampleStore.open(path, clock=time.time)
+    assert store.counts() == {"other": 3, "text": 2}
+    assert b"the second" in store.select("text", max_examples=1)[0]
+    store.close()
+    assert main.main([*command, "--user", "c"]) == 2
+    assert "user_id 'c' is not a user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("removed", "added", "message"),
+    [
+        ("--population", (), "--population must be given"),
+        ("--server", (), "--server must be given"),
+        ("--server-certificate", (), "--server-certificate must be given"),
+        ("--plan-keys", (), "--plan-keys must be given"),
+        ("--server", ("--server", "nowhere"), "address must be HOST:PORT"),
+        ("--plan-keys", ("--plan-keys", "none.pub"), "There is no public key at none.pub"),
+        ("--examples", ("--examples", "none.sqlite"), "There is no example store at none.sqlite"),
+        (None, ("--max-load", "0"), "--max-load must be"),
+        (None, ("--user", "a"), "give --add, too"),
+        (None, ("--add", "-"), "start the device without it"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(folder, server, capsys, removed, added, message):
+    arguments = _arguments(folder, server, "--once")
+    if removed is not None:
+        place = arguments.index(removed)
+        del arguments[place : place + 2]
+    assert main.main([*arguments, *added]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("tff-dpftrl device: ") and message in line
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

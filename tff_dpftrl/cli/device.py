@@ -1,0 +1,268 @@
+"""`tff-dpftrl device`: takes part in the rounds of a server, with texts that stay here."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import logging
+import pathlib
+import random
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import server_flags, train
+
+if TYPE_CHECKING:
+    import grpc
+
+    from tff_dpftrl.runtime.device import device, session
+
+_DESCRIPTION = """\
+Take part in the rounds of a server (`tff-dpftrl serve`) as one device: check in when the server
+wants it, train on the newest texts of the example store, and report the update. Texts never leave
+this machine. Needs TensorFlow, and no TensorFlow Federated.
+
+A plan is run only if it is signed with one of the --plan-keys, and calls nothing outside of the
+computation. The state folder holds how often, and when, this device took part: with it, it keeps to
+the pause between two rounds that the privacy statement rests on. Who removes it forgets that.
+
+Ctrl-C ends it at once; what counts is written down before a report leaves.
+"""
+
+_EPILOG = """\
+examples:
+  # Fill a store: one text a line, or one user of a corpus.
+  tff-dpftrl device --examples my.sqlite --add texts.txt
+  tff-dpftrl device --examples my.sqlite --add docs --user numpy
+
+  # Take part until Ctrl-C.
+  tff-dpftrl device --server localhost:8443 --population keyboard --examples my.sqlite \\
+      --server-certificate server.pem --plan-keys signing_key.pub --attestation-key issuer.pem
+
+Standard output has one line a session: its shape (-v[]+^ is all that it should be), how it ended,
+seconds and memory. Shapes: - checked in, v plan verified, [ training, ] trained, + uploading,
+^ accepted, # sent away or refused, ! given up by the device, * error, ? not believed.
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "device",
+        help="take part in a server's rounds, with texts that stay on this machine",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--examples", required=True, metavar="FILE", help="Example store; made if there is none."
+    )
+    filling = parser.add_argument_group("filling the store (then nothing else is done)")
+    filling.add_argument(
+        "--add",
+        metavar="FILE",
+        help="Add texts, one a line, the newest last; - is standard input. With --user, a corpus "
+        "as for train --data.",
+    )
+    filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
+    filling.add_argument(
+        "--collection", default="text", metavar="NAME", help="Where they go. Default: text."
+    )
+    server = parser.add_argument_group("server")
+    server_flags.add_arguments(server)
+    server.add_argument(
+        "--population",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Population to take part in; may be given several times.",
+    )
+    here = parser.add_argument_group("this device")
+    here.add_argument(
+        "--state-folder",
+        metavar="DIR",
+        help="Where it keeps how often it took part. Default: FILE.device, beside the examples.",
+    )
+    here.add_argument(
+        "--once", action="store_true", help="One session of each population, now, and no more."
+    )
+    here.add_argument(
+        "--start-within",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="The first session comes at random in this time, so that devices that start together "
+        "do not check in together. Default: 60.",
+    )
+    here.add_argument(
+        "--eligible",
+        choices=("always", "linux"),
+        default="always",
+        help="When it may work: always, or while this machine is idle and on external power. "
+        "Default: always.",
+    )
+    here.add_argument(
+        "--max-load",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="With --eligible linux: other programs' threads a core up to which the machine is "
+        "idle. Default: 0.5.",
+    )
+    here.add_argument(
+        "--verbose", action="store_true", help="Also show where in the code errors happened."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Takes part, or fills the store, and returns the exit status."""
+    if args.add is not None:
+        return _add(args)
+    if args.user is not None:
+        raise ValueError("--user says whose texts of a corpus are added: give --add, too.")
+    return _take_part(args)
+
+
+def _add(args: argparse.Namespace) -> int:
+    from tff_dpftrl.runtime.device import example_store, text_examples
+
+    if args.server is not None:
+        raise ValueError("--add only fills the store: start the device without it afterwards.")
+    with contextlib.closing(
+        example_store.SqliteExampleStore.open(args.examples, clock=time.time)
+    ) as store:
+        before = store.counts().get(args.collection, 0)
+        if args.user is not None:
+            from tff_dpftrl.data import sources
+
+            print("Reading the data ...", file=sys.stderr)
+            corpus = sources.load_user_text(args.add)
+            text_examples.add_user(store, corpus, args.user, collection=args.collection)
+        else:
+            texts = map(text_examples.encode_text, _lines(args.add))
+            store.add(args.collection, texts)
+        after = store.counts().get(args.collection, 0)
+    print(f"{after - before} texts were added; {args.examples} has {after} in {args.collection!r}")
+    return 0
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        content = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+        lines = content.decode("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--add {path} cannot be read: {error}.") from None
+    texts = [line for line in lines if line.strip()]
+    if not texts:
+        raise ValueError(f"--add {path} has no text in it.")
+    return texts
+
+
+def _take_part(args: argparse.Namespace) -> int:
+    if not args.population:
+        raise ValueError("--population must be given: the population to take part in.")
+    trust = server_flags.Trust(args)
+    train.silence_tensorflow()
+    _silence_tracebacks(args.verbose)
+    from tff_dpftrl.runtime.device import (
+        device,
+        eligibility,
+        example_store,
+        loaded_plans,
+        participation_timer,
+        scheduler,
+    )
+
+    validation.positive("--max-load", args.max_load)
+    validation.number("--start-within", args.start_within, at_least=0)
+    if not pathlib.Path(args.examples).exists():
+        raise ValueError(f"There is no example store at {args.examples}: fill one with --add.")
+    folder = pathlib.Path(args.state_folder or f"{args.examples}.device")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+
+        def opened(resource):
+            return stack.enter_context(contextlib.closing(resource))
+
+        own = device.Device(
+            opened(trust.connect()),
+            loaded_plans.LoadedPlans(trust.plan_keys),
+            opened(example_store.SqliteExampleStore.open(args.examples, clock=time.time)),
+            opened(
+                participation_timer.ParticipationTimer.open(
+                    folder / "participation.sqlite", clock=time.time
+                )
+            ),
+            trust.attester(),
+            eligibility.SettableEligibility()
+            if args.eligible == "always"
+            else eligibility.LinuxEligibility(max_load_per_core=args.max_load),
+        )
+        sessions = _Sessions(own)
+        lock_file = folder / "lock"
+        if args.once:
+            with scheduler.lock(lock_file) as is_ours:
+                if not is_ours:
+                    raise OSError(
+                        f"another process of this device has a session ({lock_file} is locked)"
+                    )
+                return max(map(sessions.run_and_tell, args.population))
+        scheduler.run_jobs(
+            scheduler.Schedule(
+                args.population,
+                clock=time.monotonic,
+                generator=random.SystemRandom(),
+                waits=scheduler.Waits(first_s=args.start_within),
+            ),
+            lambda population: sessions.run(population)[0],
+            own.eligibility,
+            wait=time.sleep,
+            should_stop=lambda: False,
+            lock_file=lock_file,
+            tell=_progress,
+        )
+    return 0
+
+
+class _Sessions:
+    """Runs sessions and prints how they went."""
+
+    def __init__(self, own: device.Device):
+        self._own = own
+        self._shapes: collections.Counter[str] = collections.Counter()
+
+    def run(self, population: str) -> tuple[session.SessionResult, grpc.Future]:
+        """Runs one session."""
+        _progress(f"Checking in for {population} ...")
+        result, told = self._own.run_session(population)
+        report = result.report
+        self._shapes[report.shape] += 1
+        print(
+            f"{population}  {report.shape:7}{result.outcome.value}, {report.seconds:g} s, "
+            f"{report.peak_memory_bytes / 1e6:.0f} MB; {self._shapes[report.shape]} such"
+            + (f": {result.reason}" if result.reason else ""),
+            flush=True,
+        )
+        return result, told
+
+    def run_and_tell(self, population: str) -> int:
+        """Runs one session, waits until the server has heard of it, and returns the status."""
+        result, told = self.run(population)
+        with contextlib.suppress(Exception):  # Whether it has heard matters to nobody here.
+            told.result()
+        return int(result.outcome.value in ("failed", "attestation failed"))
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silence_tracebacks(verbose: bool) -> None:
+    """Errors of sessions are a line; with `verbose`, all that is known of them."""
+    logger = logging.getLogger("tff_dpftrl.runtime")
+    if not logger.handlers:
+        logger.addHandler(logging.StreamHandler() if verbose else logging.NullHandler())

@@ -1,0 +1,83 @@
+"""Which server devices talk to, whom they believe, and who vouches for them: flags and files."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.device import attester, server_connection
+
+
+def add_arguments(group: argparse._ArgumentGroup) -> None:
+    """Adds what `Trust` reads."""
+    group.add_argument("--server", metavar="HOST:PORT", help="The server.")
+    group.add_argument(
+        "--server-certificate",
+        metavar="FILE",
+        help="PEM of the server's certificate, or of who signed it.",
+    )
+    group.add_argument(
+        "--server-name", metavar="HOST", help="Name that the certificate proves, if not HOST."
+    )
+    group.add_argument(
+        "--plan-keys",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Public keys of those whose plans are run: signing_key.pub of a task.",
+    )
+    group.add_argument(
+        "--attestation-key",
+        metavar="FILE",
+        help="Private key of the issuer of attestation tokens: for demonstrations, since who has "
+        "it can be any number of devices. Without it, none is shown.",
+    )
+
+
+class Trust:
+    """Whom devices of this command believe, and who vouches for them."""
+
+    def __init__(self, args: argparse.Namespace):
+        """Reads all files, so that what is wrong with them is said at once.
+
+        Args:
+          args: The arguments.
+
+        Raises:
+          ValueError: If something is missing or unusable.
+        """
+        from tff_dpftrl.runtime import signing_keys
+
+        for flag in ("server", "server_certificate", "plan_keys"):
+            if not getattr(args, flag):
+                raise ValueError(f"--{flag.replace('_', '-')} must be given.")
+        self._server, self._server_name = args.server, args.server_name
+        try:
+            self._roots = pathlib.Path(args.server_certificate).read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"--server-certificate {args.server_certificate} cannot be read: {error.strerror}."
+            ) from None
+        self.plan_keys = [signing_keys.load_public(path) for path in args.plan_keys]
+        key = args.attestation_key
+        self._issuer_key = None if key is None else signing_keys.load_private(key)
+
+    def connect(self) -> server_connection.ServerConnection:
+        """A new connection to the server."""
+        from tff_dpftrl.runtime.device import server_connection
+
+        return server_connection.ServerConnection(
+            self._server, self._roots, server_name=self._server_name
+        )
+
+    def attester(self) -> attester.Attester:
+        """Who vouches for a device."""
+        from tff_dpftrl.runtime.device import attester
+        from tff_dpftrl.runtime.protocol import attestation
+
+        if self._issuer_key is None:
+            return attester.NoAttester()
+        return attester.IssuingAttester(attestation.TokenIssuer(self._issuer_key, clock=time.time))
