@@ -35,6 +35,8 @@ _ALLOWED = {
 _AT_THE_TOP = ("version", "validation", "durable_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "protocol", "schedules", "server", "store")
+# Only these have TFF: devices and servers start without it.
+_MAKES_TASKS = (("plans", "building.py"), ("tasks", "making.py"))
 # What the server's actors, and the simulator of their schedules, must be free of.
 _ENGINES = ("asyncio", "concurrent", "grpc", "ray", "sqlalchemy", "threading", "time")
 _TENSORFLOW = ("tensorflow", "tensorflow_federated", "tensorflow_privacy", "tensorflow_text")
@@ -66,10 +68,10 @@ def _ours(path: pathlib.Path) -> set[str]:
     }
 
 
-def _runs_on_devices(path: pathlib.Path) -> bool:
-    """All of a plan's modules but the one that makes plans of processes."""
+def _serves(path: pathlib.Path) -> bool:
+    """All of the runtime but what makes tasks, and plans of processes."""
     parts = path.relative_to(_PACKAGE).parts
-    return parts[:2] == ("runtime", "plans") and parts[2:] != ("building.py",)
+    return parts[0] == "runtime" and parts[1:] not in _MAKES_TASKS
 
 
 def _label(path: pathlib.Path) -> str:
@@ -90,7 +92,7 @@ def test_strata_import_no_higher_framework(path):
     package = path.relative_to(_PACKAGE).parts[0]
     if package in (*_MATHS, "sweeps"):  # A sweep waits for hours beside what needs the memory.
         assert not roots & {*_TENSORFLOW, "jax"}
-    if package in _WITHOUT_TFF or _runs_on_devices(path):
+    if package in _WITHOUT_TFF or _serves(path):
         assert "tensorflow_federated" not in roots
 
 
@@ -129,8 +131,12 @@ sys.meta_path.insert(0, Blocker())
 
 
 def _run_blocked(code: str) -> subprocess.CompletedProcess:
+    return _run(_BLOCKED + code)
+
+
+def _run(code: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", _BLOCKED + code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         cwd=_PACKAGE.parent,
@@ -165,6 +171,21 @@ for package in {_LIGHT_RUNTIME!r}:
     names = done.stdout.split()
     assert "tff_dpftrl.runtime.protocol.attestation" in names
     assert "tff_dpftrl.runtime.store.sql" in names
+
+
+def test_a_task_is_served_without_tff():
+    code = _BLOCKED.replace(repr(_TENSORFLOW), repr(("tensorflow_federated",)))
+    done = _run(
+        "import os\nos.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n"
+        + code
+        + """
+importlib.import_module("tff_dpftrl.runtime.tasks.planned_task")
+importlib.import_module("tff_dpftrl.runtime.tasks.making")
+"""
+    )
+    assert "tff_dpftrl/runtime/tasks/making.py" in done.stderr
+    assert "tasks/planned_task.py" not in done.stderr
+    assert "tensorflow_federated is blocked" in done.stderr
 
 
 def test_accounting_on_the_command_line_works_without_tensorflow():

@@ -38,6 +38,7 @@ _SUBCOMMANDS = (
     "calibrate",
     "plan",
     "finetune-plan",
+    "task",
     "worker",
     "device",
 )
@@ -49,7 +50,7 @@ class _CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         """As in the base class, but unknown flags come first: they may be misspelt ones."""
         for argument in args or ():
-            if argument == "--":
+            if argument == "--" or self._subparsers is not None:  # Flags are those of a part.
                 break
             if argument.startswith("--") and " " not in argument:
                 self._check_flag(argument.partition("=")[0])

@@ -47,10 +47,7 @@ def create(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    durable_files.write(public_path(path), public)
+    durable_files.write(public_path(path), public_pem(key.public_key()))
     durable_files.write(path, private, private=True)
     return key
 
@@ -105,6 +102,13 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
     if not isinstance(key, ed25519.Ed25519PublicKey):
         raise ValueError(f"{path} holds no Ed25519 public key in PEM.")
     return key
+
+
+def public_pem(key: ed25519.Ed25519PublicKey) -> bytes:
+    """A public key as its file holds it."""
+    return key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
 
 
 def raw(key: ed25519.Ed25519PublicKey) -> bytes:

@@ -45,7 +45,7 @@ def read(config: config_lib.TrainingConfig) -> RunText:
       ValueError: If corpus or vocabulary cannot be used.
     """
     parts = read_users(config)
-    words = _vocabulary(config, parts.train)
+    words = read_vocabulary(config, parts.train)
     return RunText(parts.train, parts.validation, words, num_untouched=len(parts.test))
 
 
@@ -128,14 +128,29 @@ def _load_corpus(config: language_config.TextConfig) -> user_text.UserText:
         )
 
 
-def _vocabulary(
-    config: config_lib.TrainingConfig, train: user_text.UserText
+def read_vocabulary(
+    config: language_config.LanguageConfig, train: user_text.UserText | None
 ) -> vocabulary.Vocabulary:
+    """Reads or counts the vocabulary that a config names.
+
+    Args:
+      config: Options of the run.
+      train: The training users; None if their text is not there, as in a server of devices:
+        a file is then not compared with it.
+
+    Returns:
+      The vocabulary.
+
+    Raises:
+      ValueError: If it cannot be used.
+    """
     size, lower_case = config.vocabulary_size, config.lower_case
     match config.vocabulary:
         case "docs":
             return vocabulary.standard_library(size, lower_case=lower_case)
         case "private":
+            if train is None:
+                raise ValueError("vocabulary 'private' needs the text of the training users.")
             return vocabulary.of_training_users(train, size, lower_case=lower_case)
         case path:
             _refuse_same_file(config.data, path)

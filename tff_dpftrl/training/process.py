@@ -138,6 +138,7 @@ def build_server_optimizer(
     return optimizer
 
 
+@tf.autograph.experimental.do_not_convert
 def _scheduled_rate(config: config_lib.TrainingConfig, round_index: tf.Tensor) -> tf.Tensor:
     """The server's learning rate in a round: a linear warm-up times a decay to zero."""
     now = tf.cast(round_index, tf.float32)

@@ -33,18 +33,19 @@ _ARRAYS = """
     UnravelIndex Unpack Where
 """
 _NUMBERS = """
-    Abs Acos Acosh Add AddN AddV2 AccumulateNV2 All Any ApproximateEqual ArgMax ArgMin Asin Asinh
-    Atan Atan2 Atanh Betainc Bincount Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil
-    CheckNumerics CheckNumericsV2 ClipByValue Cos Cosh CumulativeLogsumexp Cumprod Cumsum
-    DenseBincount Digamma Div DivNoNan Einsum Equal Erf Erfc Erfinv EuclideanNorm Exp Expm1 Floor
-    FloorDiv FloorMod Greater GreaterEqual HistogramFixedWidth Igamma Igammac InTopKV2 Inv InvGrad
-    Invert IsFinite IsInf IsNan L2Loss LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd
-    LogicalNot LogicalOr Max Maximum Mean Min Minimum Mod Mul MulNoNan Neg Ndtri NextAfter NotEqual
-    PopulationCount Pow Prod RealDiv Reciprocal ReciprocalGrad RightShift Rint Round Rsqrt RsqrtGrad
-    SegmentMax SegmentMean SegmentMin SegmentProd SegmentSum Sigmoid SigmoidGrad Sign Sin Sinh
-    Softplus Sqrt SqrtGrad Square SquaredDifference Sub Sum Tan Tanh TanhGrad TopK TopKV2
-    TruncateDiv TruncateMod UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd
-    UnsortedSegmentSum Xdivy Xlog1py Xlogy Zeta
+    Abs Acos Acosh Add AddN AddV2 AccumulateNV2 All Any ApproximateEqual ArgMax ArgMin Asin
+    Asinh Atan Atan2 Atanh Betainc Bincount Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize
+    Cast Ceil CheckNumerics CheckNumericsV2 ClipByValue Cos Cosh CumulativeLogsumexp Cumprod
+    Cumsum DenseBincount Digamma Div DivNoNan Einsum Equal Erf Erfc Erfinv EuclideanNorm Exp
+    Expm1 Floor FloorDiv FloorMod Greater GreaterEqual HistogramFixedWidth Igamma Igammac
+    InTopKV2 Inv InvGrad Invert IsFinite IsInf IsNan L2Loss LeftShift Less LessEqual Lgamma Log
+    Log1p LogicalAnd LogicalNot LogicalOr LowerBound Max Maximum Mean Min Minimum Mod Mul
+    MulNoNan Neg Ndtri NextAfter NotEqual PopulationCount Pow Prod RealDiv Reciprocal
+    ReciprocalGrad RightShift Rint Round Rsqrt RsqrtGrad SegmentMax SegmentMean SegmentMin
+    SegmentProd SegmentSum Sigmoid SigmoidGrad Sign Sin Sinh Softplus Sqrt SqrtGrad Square
+    SquaredDifference Sub Sum Tan Tanh TanhGrad TopK TopKV2 TruncateDiv TruncateMod
+    UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd UnsortedSegmentSum Xdivy Xlog1py
+    Xlogy Zeta
 """
 _LINEAR_ALGEBRA = """
     BatchMatMul BatchMatMulV2 BatchMatMulV3 Cholesky Complex ComplexAbs Conj Cross Diag DiagPart FFT

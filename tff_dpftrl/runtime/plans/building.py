@@ -58,6 +58,7 @@ def build_plans(
     limits: plan_pb2.Limits,
     participation: plan_pb2.Participation,
     variants: Sequence[Callable[[tf.compat.v1.GraphDef], tf.compat.v1.GraphDef]] = (),
+    broadcast: Sequence[plan_pb2.Tensor] | None = None,
 ) -> Plans:
     """Makes plans of a process.
 
@@ -78,6 +79,9 @@ def build_plans(
       participation: When a device may take part again, and the buckets of its histograms.
       variants: Each rewrites the graph of the device part into one that computes the same
         for older runtime versions.
+      broadcast: For an evaluation of a model while another task trains it: what devices get in
+        that task, `prepare.outputs` of its server's plan. Of these, the process takes its own
+        by their labels. None for what the process itself broadcasts.
 
     Returns:
       The plans.
@@ -98,7 +102,9 @@ def build_plans(
         form = process_form.ProcessForm.of(process)
         secure_sums = _secure_sums(form)
         server = _server_plan(process, form)
-        graph = _device_graph(process, form, pipeline)
+        if broadcast is not None:
+            server.prepare.CopyFrom(_prepare_like(server.prepare, broadcast))
+        graph = _device_graph(process, form, pipeline, server.prepare.outputs)
     except graph_function.UnsupportedGraphError as error:
         raise CannotPlanError(f"No plan can be made of the process: {error}") from error
     server.MergeFrom(plan_pb2.ServerPlan(update=graph.outputs, secure_sums=secure_sums, **common))
@@ -163,8 +169,9 @@ def _device_graph(
     process: tff.learning.templates.LearningProcess,
     form: process_form.ProcessForm,
     pipeline: example_pipeline.ExamplePipeline,
+    broadcast: Sequence[plan_pb2.Tensor],
 ) -> plan_pb2.Graph:
-    """Parsing, batches and work in one graph."""
+    """Parsing, batches and work in one graph, which may get more than it takes."""
     data_type = leaves.member(process.next.type_signature.parameter[1])
     own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
     data = process_form.data_graph(
@@ -172,17 +179,49 @@ def _device_graph(
     ).importer()
     work = process_form.graph_of(form.round.work)
     run = work.importer()
-    broadcast_type = form.round.prepare.type_signature.result
-    num_own, num_data = len(own_specs), len(leaves.specs(data_type))
+    labels = [tensor.label for tensor in broadcast]
+    taken = leaves.paths(form.round.prepare.type_signature.result)
+    num_own = len(own_specs)
+    places = [num_own + labels.index(label) for label in taken]
 
     def device(*arguments: tf.Tensor) -> list[tf.Tensor]:
-        return run(*data(*arguments[:num_own]), *arguments[num_own:])
+        return run(*data(*arguments[:num_own]), *(arguments[place] for place in places))
 
     return graphs.traced(
         device,
-        [*own_specs, *work.input_specs[num_data:]],
-        inputs=[verification.EXAMPLES, verification.SEED][:num_own] + leaves.paths(broadcast_type),
+        [*own_specs, *map(graphs.spec_of, broadcast)],
+        inputs=[verification.EXAMPLES, verification.SEED][:num_own] + labels,
         outputs=leaves.paths(form.round.work.type_signature.result),
+    )
+
+
+def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor]) -> plan_pb2.Graph:
+    """The same with what another task broadcasts; zeros in the place of what it has not."""
+    own = {tensor.label: index for index, tensor in enumerate(prepare.outputs)}
+    wanted = {tensor.label: tensor for tensor in broadcast}
+    for label, index in own.items():
+        mine, theirs = prepare.outputs[index], wanted.get(label)
+        if theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            raise CannotPlanError(
+                f"The other task broadcasts no {label} of dtype {mine.dtype} and shape "
+                f"{list(mine.shape)}: its model is another one."
+            )
+    function = graphs.function_of(prepare)
+
+    def prepared(*state: tf.Tensor) -> list[tf.Tensor]:
+        made = function(*state)
+        return [
+            made[own[tensor.label]]
+            if tensor.label in own
+            else tf.zeros([max(size, 0) for size in tensor.shape], tensor.dtype)
+            for tensor in broadcast
+        ]
+
+    return graphs.traced(
+        prepared,
+        [graphs.spec_of(tensor) for tensor in prepare.inputs],
+        inputs=[tensor.label for tensor in prepare.inputs],
+        outputs=[tensor.label for tensor in broadcast],
     )
 
 

@@ -27,6 +27,17 @@ class PaddedSequence:
 
 
 @dataclasses.dataclass(frozen=True)
+class Values:
+    """A feature with any number of entries in each example, for `ExamplePipeline.to_rows`.
+
+    Attributes:
+      dtype: What the examples hold: tf.int64, tf.float32 or tf.string.
+    """
+
+    dtype: tf.DType
+
+
+@dataclasses.dataclass(frozen=True)
 class ExamplePipeline:
     """Parsing, order, epochs and batches; all of it becomes part of the plan.
 
@@ -37,19 +48,28 @@ class ExamplePipeline:
       batch_size: Examples in a batch; the last one may be smaller.
       epochs: Passes over the examples; batches run over their ends.
       shuffle: Whether every pass has a new order, from a seed that the device draws.
+      to_rows: From the features of all examples to rows, as many as it makes: of texts, their
+        sequences. Rows are then what is put in order and batched. None if an example is a row.
+      max_rows: Rows that are used, at most; random ones with `shuffle`. None for all.
     """
 
-    features: Mapping[str, tf.io.FixedLenFeature | PaddedSequence]
+    features: Mapping[str, tf.io.FixedLenFeature | PaddedSequence | Values]
     to_batch: Callable[[Mapping[str, tf.Tensor]], Any]
     batch_size: int
     epochs: int = 1
     shuffle: bool = False
+    to_rows: Callable[[Mapping[str, Any]], Mapping[str, tf.Tensor]] | None = None
+    max_rows: int | None = None
 
     def __post_init__(self):
+        if self.to_rows is None and any(isinstance(f, Values) for f in self.features.values()):
+            raise ValueError("features with any number of entries need to_rows.")
         if not self.features:
             raise ValueError("features must name at least one feature of the examples.")
         validation.integer("batch_size", self.batch_size, minimum=1)
         validation.integer("epochs", self.epochs, minimum=1)
+        if self.max_rows is not None:
+            validation.integer("max_rows", self.max_rows, minimum=1)
 
     def batches(self, examples: tf.Tensor, seed: tf.Tensor | None = None) -> tf.data.Dataset:
         """Makes batches; to be traced.
@@ -61,18 +81,22 @@ class ExamplePipeline:
         Returns:
           The batches of `to_batch`.
         """
-        features = self._parse(examples)
-        order = self._order(tf.shape(examples)[0], seed)
+        rows = self._parse(examples)
+        num_rows = tf.shape(examples)[0]
+        if self.to_rows is not None:
+            rows = self.to_rows(rows)
+            num_rows = tf.shape(next(iter(rows.values())))[0]
+        order = self._order(num_rows, seed)
 
         def batch(indices: tf.Tensor) -> Any:
-            return self.to_batch({k: tf.gather(rows, indices) for k, rows in features.items()})
+            return self.to_batch({k: tf.gather(row, indices) for k, row in rows.items()})
 
         return tf.data.Dataset.from_tensor_slices(order).batch(self.batch_size).map(batch)
 
-    def _parse(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _parse(self, examples: tf.Tensor) -> dict[str, Any]:
         wanted = {
             name: tf.io.RaggedFeature(feature.dtype, row_splits_dtype=tf.int64)
-            if isinstance(feature, PaddedSequence)
+            if isinstance(feature, PaddedSequence | Values)
             else feature
             for name, feature in self.features.items()
         }
@@ -83,16 +107,17 @@ class ExamplePipeline:
                 parsed[name] = parsed[name].to_tensor(padding, shape=[None, feature.length])
         return parsed
 
-    def _order(self, num_examples: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
-        one = tf.range(num_examples)
+    def _order(self, num_rows: tf.Tensor, seed: tf.Tensor | None) -> tf.Tensor:
+        one = tf.range(num_rows)
         if not self.shuffle:
-            return tf.tile(one, [self.epochs])
-        passes = [
-            tf.random.experimental.stateless_shuffle(
+            return tf.tile(one[: self.max_rows], [self.epochs])
+        passes = []
+        for epoch in range(self.epochs):
+            # Later passes are over the rows of the first.
+            one = tf.random.experimental.stateless_shuffle(
                 one, tf.random.experimental.stateless_fold_in(seed, epoch)
-            )
-            for epoch in range(self.epochs)
-        ]
+            )[: self.max_rows]
+            passes.append(one)
         return tf.concat(passes, axis=0)
 
 

@@ -1,0 +1,231 @@
+"""Tasks as a server has them: sums, steps and commits."""
+
+import dataclasses
+import pickle
+import sys
+
+import numpy as np
+import pytest
+import tree
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
+from tff_dpftrl.runtime.store import memory
+from tff_dpftrl.runtime.tasks import planned_task, task_state
+
+
+@pytest.fixture(scope="module")
+def task():
+    return planned_task.PlannedTask(small_folder.folder_of(small_tasks.PROCESSES["blt"]()))
+
+
+@pytest.fixture(scope="module")
+def device(task):
+    return small_folder.device_of(task)
+
+
+@pytest.fixture
+def rounds(task):
+    return small_folder.Rounds(task, memory.MemoryStore())
+
+
+def _reports(device, rounds, **participation):
+    model, examples = rounds.commit.model, small_folder.cohort(rounds.commit.rounds_done)
+    return [small_folder.report(device, model, own, **participation) for own in examples]
+
+
+def _weights(task, commit):
+    state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.server_plan)
+    return tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
+
+
+def test_rounds_go_on_from_what_was_committed(task, device, rounds):
+    models = {rounds.commit.model}
+    for stride, times in ((None, 1), (None, 1), (2, 2)):
+        commit = rounds.run(_reports(device, rounds, stride=stride, times=times))
+        models.add(commit.model)
+        assert commit == rounds.store.last_commit("tests", "small")
+    assert len(models) == 4
+    observed = task.observed(commit)
+    assert (observed.num_rounds, observed.min_sep, observed.max_participations) == (3, 2, 2)
+    found = commit.metrics
+    assert found["client_work/train/mse"] > 0
+    assert found["participation/min_sep"] == 2
+    assert found["privacy/epsilon"] == task.privacy(commit).epsilon > 0
+    assert rounds.store.history("tests", "small")[2]["privacy/delta"] == 1e-5
+
+
+def test_a_step_that_is_repeated_gives_equal_bytes(task, device, rounds):
+    step, summation = task.served.task.server_step, task.served.task.summation
+    reports = _reports(device, rounds)
+    total = summation.zero()
+    for report in reports:
+        total = summation.accumulate(total, report)
+    first = step.apply(total, 3, rounds.commit.model, rounds.commit.state)
+    again = planned_task.PlannedTask(task.folder).served.task.server_step
+    travelled = pickle.loads(pickle.dumps(total))
+    assert again.apply(travelled, 3, rounds.commit.model, rounds.commit.state) == first
+    assert first.model != rounds.commit.model
+
+
+def test_the_seed_of_the_noise_is_drawn_anew_for_every_store():
+    # The process of these tests has a seed for debugging; the process of `fresh` has none.
+    process = small_tasks.federated_averaging(
+        small_tasks.aggregators.build_dp_ftrl_aggregator(
+            small_folder.TERMS.strategy, clip_norm=1.0, noise_multiplier=0.5, clients_per_round=3
+        )
+    )
+    fresh = planned_task.PlannedTask(small_folder.folder_of(process))
+    commits = [fresh.add_to(memory.MemoryStore()) for _ in range(2)]
+    assert commits[0].state != commits[1].state
+    assert commits[0].model == commits[1].model
+
+
+def test_merged_sums_are_those_of_all_reports(task, device, rounds):
+    summation = task.served.task.summation
+    one, two, three = _reports(device, rounds)
+    total = summation.accumulate(summation.accumulate(summation.zero(), one), two)
+    total = summation.merge(summation.zero(), summation.merge(total, summation.zero()))
+    total = summation.merge(total, summation.accumulate(summation.zero(), three))
+    together = summation.zero()
+    for report in (one, two, three):
+        together = summation.accumulate(together, report)
+    for found, expected in zip(total.sums, together.sums, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert total.strides.tolist() == together.strides.tolist() == [3, 0, 0, 0, 0, 0, 0]
+    assert total.times.tolist() == together.times.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"update": b"\xff"}, "update cannot be read"),
+        ({"update": b""}, "update must have"),
+        ({"strides": [2, 0, 0, 0, 0, 0, 0], "times": [2, 0, 0]}, "one-hot"),
+        ({"strides": [], "times": [1, 0, 0]}, "strides must be integers of shape"),
+        ({"strides": [1, 0, 0, 0, 0, 0, 0], "times": [0, 1, 0]}, "contradict"),
+    ],
+)
+def test_unusable_reports_change_nothing(task, device, rounds, change, message):
+    summation = task.served.task.summation
+    good, *_ = _reports(device, rounds)
+    total = summation.accumulate(summation.zero(), good)
+    before = pickle.dumps(total)
+    bad = type(good)()
+    bad.CopyFrom(good)
+    for name, value in change.items():
+        bad.ClearField(name)
+        bad.MergeFrom(type(good)(**{name: value}))
+    with pytest.raises(population_lib.UnusableReport, match=message):
+        summation.accumulate(total, bad)
+    assert pickle.dumps(total) == before
+
+
+def test_an_update_that_is_not_finite_is_unusable(task, device, rounds):
+    good, *_ = _reports(device, rounds)
+    update = tensor_values.from_bytes(good.update, task.folder.server.update)
+    spoilt = [array.copy() for array in update]
+    next(array for array in spoilt if array.dtype.kind == "f" and array.ndim)[...] = np.nan
+    good.update = tensor_values.to_bytes(spoilt)
+    summation = task.served.task.summation
+    with pytest.raises(population_lib.UnusableReport, match="not finite"):
+        summation.accumulate(summation.zero(), good)
+
+
+def test_histograms_of_nobody_make_the_round_unknown(task, device, rounds):
+    rounds.run(_reports(device, rounds))
+    commit = rounds.run(_reports(device, rounds), num_reports=4)
+    observed = task.observed(commit)
+    assert (observed.unknown_rounds, observed.min_sep, observed.max_participations) == (1, 1, 2)
+
+
+def test_the_largest_report_fits(task, device, rounds):
+    reports = _reports(device, rounds)
+    sizes = [report.ByteSize() for report in reports]
+    assert max(sizes) <= task.served.largest_report_bytes < max(sizes) + 10_000
+
+
+def test_each_version_of_devices_gets_its_plan(task):
+    assert task.served.plan_for(1) == task.folder.signed.devices[0].SerializeToString()
+    assert task.served.plan_for(7) == task.served.plan_for(1)
+    assert task.served.plan_for(0) is None
+
+
+def test_settings_are_those_of_the_task(task):
+    served = task.served.task
+    assert (served.name, served.num_rounds, served.model_of) == ("small", 6, None)
+    assert (served.rounds.goal_count, served.rounds.wanted) == (3, 4)
+
+
+def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
+    process = small_tasks.federated_averaging(small_tasks.fixed(0.7))
+    other = planned_task.PlannedTask(small_folder.folder_of(process))
+    with pytest.raises(task_state.StateError, match="give the new one another name"):
+        other.add_to(rounds.store)
+    assert task.add_to(rounds.store) == rounds.commit
+    with pytest.raises(task_state.StateError, match="not that of a task"):
+        task.observed(dataclasses.replace(rounds.commit, state=b"other"))
+
+
+def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
+    terms = dataclasses.replace(
+        small_folder.TERMS, kind="evaluation", task="watch", model_of="small", strategy=None
+    )
+    folder = small_folder.folder_of(
+        small_tasks.evaluation(),
+        terms=terms,
+        task="watch",
+        kind=plan_pb2.EVALUATION,
+        broadcast=task.folder.server.prepare.outputs,
+    )
+    evaluation = planned_task.PlannedTask(folder)
+    assert evaluation.served.task.model_of == "small"
+    watched = small_folder.Rounds(evaluation, rounds.store)
+    assert watched.commit.model == b""
+    device = small_folder.device_of(evaluation)
+    before = _weights(evaluation, watched.commit)
+    losses = []
+    for index in range(2):
+        reports = [
+            small_folder.report(device, rounds.commit.model, small_folder.examples(index, 5))
+        ]
+        commit = watched.run(reports)
+        assert commit.model == b""
+        assert small_folder.same(_weights(evaluation, commit), before)
+        assert not any("total_rounds" in label for label in commit.metrics)
+        losses.append(commit.metrics["client_work/eval/current_round_metrics/mse"])
+    assert losses[0] > 0 and losses[0] != losses[1]
+    assert evaluation.privacy(commit).epsilon is None
+    assert evaluation.refusal(commit) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blt", pytest.param("tree", marks=pytest.mark.slow), pytest.param("adaptive")],
+)
+def test_ten_rounds_are_those_of_the_simulation(name):
+    process = small_tasks.PROCESSES[name]()
+    config = dataclasses.replace(small_folder.CONFIG, num_rounds=10)
+    schema = dataclasses.replace(small_folder.SCHEMA, num_rounds=10)
+    num_rounds = 8 if name == "tree" else 10  # As many as its tree has.
+    terms = dataclasses.replace(small_folder.TERMS, schema=schema)
+    task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms, config=config))
+    device = small_folder.device_of(task)
+    rounds = small_folder.Rounds(task, memory.MemoryStore())
+    compiled = compiled_process.compile_process(process)
+    reference = compiled.initialize()
+    for index in range(num_rounds):
+        rounds.run(_reports(device, rounds))
+        datasets = [small_tasks.dataset(10 * index + device, device) for device in (1, 0, 5)]
+        reference = compiled.next(reference, datasets).state
+        for found, expected in zip(
+            _weights(task, rounds.commit), tree.flatten(reference), strict=True
+        ):
+            np.testing.assert_allclose(found, np.asarray(expected), rtol=0, atol=1e-6)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,164 @@
+"""What tasks spend, when they must end, and what their statements say."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.accounting import gaussian, guarantee
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.tasks import privacy
+
+_SCHEMA = small_folder.SCHEMA
+_SEEN = participation_histograms.ObservedRounds
+
+
+def _terms(**changes):
+    return dataclasses.replace(small_folder.TERMS, server_plan="ab" * 32, **changes)
+
+
+def _guarantee(num_rounds, min_sep, max_participations, noise_multiplier=0.5):
+    return guarantee.dp_ftrl_guarantee(
+        small_folder.TERMS.strategy,
+        noise_multiplier=noise_multiplier,
+        schema=schema_lib.MinSep(num_rounds, min_sep, max_participations),
+        delta=1e-5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seen", "schema"),
+    [
+        (_SEEN(1, None, 1), (1, 2, 3)),
+        (_SEEN(3, 2, 2), (3, 2, 3)),
+        (_SEEN(6, 3, 2), (6, 2, 3)),  # Better than declared: declared.
+        (_SEEN(4, 1, 3), (4, 1, 3)),
+        (_SEEN(6, 2, 5, 1), (6, 2, 5)),
+    ],
+)
+def test_the_worse_of_declared_and_observed_is_spent(seen, schema):
+    found = privacy.TaskPrivacy(_terms()).so_far(seen)
+    expected = _guarantee(*schema)
+    assert found.epsilon == expected.epsilon
+    assert found.rho_zcdp == expected.rho_zcdp
+    assert (found.num_rounds, found.min_sep) == (seen.num_rounds, seen.min_sep)
+    assert found.declared_epsilon == found.budget_epsilon == _guarantee(6, 2, 3).epsilon
+
+
+def test_nothing_is_spent_before_the_first_round():
+    found = privacy.TaskPrivacy(_terms()).so_far(_SEEN())
+    assert (found.epsilon, found.rho_zcdp) == (0.0, 0.0)
+
+
+def test_all_declared_rounds_are_paid_for():
+    task = privacy.TaskPrivacy(_terms())
+    assert [task.refusal(_SEEN(n, 2, 3)) for n in range(6)] == [None] * 6
+    assert task.refusal(_SEEN(6, 2, 3)) == "all 6 declared rounds are done"
+
+
+def test_a_budget_ends_a_task_before_it_is_exceeded():
+    costs = [_guarantee(n, 2, 3).epsilon for n in range(1, 7)]
+    task = privacy.TaskPrivacy(_terms(max_epsilon=(costs[2] + costs[3]) / 2))
+    refusals = [task.refusal(_SEEN(n, 2, min(n, 3))) for n in range(1, 5)]
+    assert refusals[:2] == [None, None]
+    assert refusals[2].startswith("round 4 would bring ε to")
+    assert f"above the budget of {task.budget_epsilon:.2f}"[:25] in refusals[2]
+    assert task.so_far(_SEEN(3, 2, 2)).epsilon <= task.budget_epsilon
+    # A budget that is just what was asked for pays for all rounds.
+    exact = privacy.TaskPrivacy(_terms(max_epsilon=costs[-1]))
+    assert exact.refusal(_SEEN(5, 2, 3)) is None
+
+
+def test_participation_worse_than_declared_ends_a_task_early():
+    task = privacy.TaskPrivacy(_terms())
+    declared = task.declared_epsilon
+    for num_rounds in range(1, 6):
+        seen = _SEEN(num_rounds, 1, num_rounds)
+        worse = _guarantee(num_rounds + 1, 1, max(3, num_rounds)).epsilon
+        refusal = task.refusal(seen)
+        assert (refusal is None) == (worse <= declared)
+    assert "a stride of 1 rounds is below min_sep=2" in refusal
+    assert "(2 rounds unknown)" in task.refusal(_SEEN(5, 1, 5, 2))
+
+
+def test_without_noise_nothing_is_promised():
+    task = privacy.TaskPrivacy(_terms(strategy=None, noise_multiplier=0.0))
+    assert task.so_far(_SEEN(2, 2, 1)).epsilon is None
+    assert task.refusal(_SEEN(2, 1, 2)) is None
+    statement = task.statement(_SEEN(2, 2, 1))
+    assert statement.mechanism == "none"
+    assert not statement.has_guarantee
+
+
+def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
+    task = privacy.TaskPrivacy(_terms())
+    statement = task.statement(_SEEN(6, 2, 3))
+    assert statement.epsilon == _guarantee(6, 2, 3).epsilon
+    assert statement.declared == statement.accounted == _SCHEMA
+    assert statement.observed.min_sep == 2
+    assert statement.unit_of_privacy == "device"
+    assert privacy.HONEST_DEVICES in statement.assumptions
+    assert privacy.SUMS_ARE_SEEN in statement.caveats
+    assert any("evaluation tasks" in text for text in statement.not_covered)
+    assert statement.parameters["server_plan_sha256"] == "ab" * 32
+    assert statement.parameters["num_rounds_done"] == 6
+    assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
+    assert "honest about their participation" in statement.to_markdown()
+
+
+def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
+    statement = privacy.TaskPrivacy(_terms()).statement(_SEEN(2, None, 1))
+    assert statement.epsilon == _guarantee(6, 2, 3).epsilon
+    assert statement.parameters["num_rounds_charged"] == 6
+    budget = _guarantee(4, 2, 3).epsilon
+    limited = privacy.TaskPrivacy(_terms(max_epsilon=budget))
+    assert limited.statement(_SEEN(2, None, 1)).epsilon == budget
+    ended = limited.statement(_SEEN(4, 2, 2))
+    assert ended.epsilon == budget
+    assert ended.parameters["num_rounds_charged"] == 4
+
+
+def test_a_statement_says_that_participation_was_worse():
+    statement = privacy.TaskPrivacy(_terms()).statement(_SEEN(6, 1, 4, 1))
+    assert statement.epsilon == _guarantee(6, 1, 4).epsilon > _guarantee(6, 2, 3).epsilon
+    first = statement.headline_caveats[0]
+    assert "min_sep=2" in first and "max_participations=3" in first
+    assert "In 1 rounds" in first
+
+
+def test_tasks_of_one_population_are_composed():
+    terms = _terms()
+    other = _guarantee(3, 2, 3, noise_multiplier=2.0)
+    statement = privacy.TaskPrivacy(terms).statement(
+        _SEEN(6, 2, 3), others={"more": other.rho_zcdp}
+    )
+    rho = guarantee.composed_rho([_guarantee(6, 2, 3), other])
+    epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), 1e-5)
+    (caveat,) = statement.headline_caveats
+    assert "training of: more" in caveat
+    found = float(caveat.split("ε = ")[1].split(" ")[0])
+    assert epsilon <= found <= epsilon * 1.01
+    without = privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3), others={"more": None})
+    assert "nothing is promised for all together" in without.headline_caveats[0]
+
+
+def test_what_begins_with_other_peoples_weights_says_so():
+    terms = _terms(initial_weights_source="the model 'old'", vocabulary_is_public=False)
+    statement = privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
+    assert any("'old'" in text for text in statement.not_covered)
+    assert len(statement.headline_caveats) == 2
+
+
+def test_there_is_no_statement_of_nothing():
+    with pytest.raises(ValueError, match="committed no round"):
+        privacy.TaskPrivacy(_terms()).statement(_SEEN())
+    evaluation = _terms(kind="evaluation", model_of="small", strategy=None)
+    with pytest.raises(ValueError, match="no privacy statement"):
+        privacy.TaskPrivacy(evaluation).statement(_SEEN(1, None, 1))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,163 @@
+"""A task of a few weights as a folder holds it, its devices, and their reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from tests.runtime.plans import small_tasks
+from tff_dpftrl.data import tokenizer, vocabulary
+from tff_dpftrl.mechanisms import blt
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.plans import device_work, plan_pb2, tensor_values
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import planned_task, task_folder
+from tff_dpftrl.runtime.tasks import terms as terms_lib
+
+SCHEMA = schema_lib.MinSep(num_rounds=6, min_sep=2, max_participations=3)
+CONFIG = config_lib.TaskConfig(
+    population="tests",
+    task="small",
+    num_devices=100,
+    num_rounds=SCHEMA.num_rounds,
+    clients_per_round=3,
+    noise_multiplier=0.5,
+    clip_norm=1.0,
+)
+TERMS = terms_lib.Terms(
+    server_plan="",
+    files={},
+    kind="training",
+    population="tests",
+    task="small",
+    num_devices=100,
+    schema=SCHEMA,
+    delta=1e-5,
+    strategy=blt.Blt((0.9, 0.5), (0.3, 0.2)),
+    noise_multiplier=0.5,
+    clip_norm=1.0,
+    adaptive_clipping=False,
+    max_epsilon=None,
+    data="numbers",
+    vocabulary_source="nothing",
+    vocabulary_is_public=True,
+    initial_weights_source=None,
+    initial_weights_are_public=False,
+    parameters={"clients_per_round": 3},
+)
+_WORDS = vocabulary.Vocabulary(("a", "b"), "nothing")
+_BUCKETS = participation_histograms.ParticipationBuckets.for_schema(SCHEMA)
+
+
+def plans(process, **options):
+    """Plans that keep `SCHEMA`."""
+    participation = plan_pb2.Participation(
+        min_sep_rounds=SCHEMA.min_sep,
+        stride_edges=_BUCKETS.stride_edges,
+        times_edges=_BUCKETS.times_edges,
+    )
+    return small_tasks.plans(process, **({"participation": participation} | options))
+
+
+def write(path, process, *, key=small_tasks.KEY, terms=TERMS, config=CONFIG, **options):
+    """Writes the task of a process to a new folder."""
+    task_folder.write(
+        path,
+        signed=plans(process, **options).sign(key),
+        terms=terms,
+        config=config,
+        words=_WORDS,
+        rule=tokenizer.Tokenizer(),
+        key=key,
+        readme="A test.\n",
+    )
+
+
+def folder_of(process, *, terms=TERMS, config=CONFIG, **options) -> task_folder.TaskFolder:
+    """The same in memory."""
+    built = plans(process, **options)
+    signed = built.sign(small_tasks.KEY)
+    server = plan_pb2.ServerPlan.FromString(signed.server.plan)
+    terms = dataclasses.replace(terms, server_plan=signed.server.sha256.hex())
+    path, rule = pathlib.Path("in memory"), tokenizer.Tokenizer()
+    return task_folder.TaskFolder(path, signed, server, built.devices, terms, config, _WORDS, rule)
+
+
+def device_of(task: planned_task.PlannedTask) -> device_work.DeviceWork:
+    """What a device of the task runs."""
+    return device_work.load(task.served.plan_for(1), small_tasks.KEYS)
+
+
+def report(
+    device: device_work.DeviceWork,
+    model: bytes,
+    examples: list[bytes],
+    *,
+    stride: int | None = None,
+    times: int = 1,
+) -> wire_pb2.Report:
+    """The report of a device, as it comes over the wire."""
+    broadcast = tensor_values.from_bytes(model, device.broadcast)
+    buckets = planned_task.buckets_of(device.plan.participation)
+    strides, counts = buckets.encode(stride, times)
+    sent = wire_pb2.Report(
+        attempt="attempt",
+        update=tensor_values.to_bytes(device.run(examples, broadcast)),
+        strides=strides,
+        times=counts,
+    )
+    return wire_pb2.Report.FromString(sent.SerializeToString())
+
+
+class Rounds:
+    """Rounds of a task in a store, without a server."""
+
+    def __init__(self, task: planned_task.PlannedTask, store):
+        self.task = task
+        self.store = store
+        self.commit = task.add_to(store)
+        self._epoch = store.acquire(task.population, "tests", now=0.0, duration=1e9).epoch
+
+    def run(self, reports, *, num_reports=None):
+        """Sums reports and commits what the server makes of them."""
+        served = self.task.served.task
+        total = served.summation.zero()
+        for one in reports:
+            total = served.summation.accumulate(total, one)
+        count = len(reports) if num_reports is None else num_reports
+        result = served.server_step.apply(total, count, self.commit.model, self.commit.state)
+        return self.add(result)
+
+    def add(self, result):
+        """Commits the result of a round."""
+        self.commit = self.store.commit(
+            self.task.population,
+            self.task.name,
+            round_index=self.commit.rounds_done,
+            epoch=self._epoch,
+            model=result.model,
+            state=result.state,
+            metrics=result.metrics,
+            now=0.0,
+        )
+        return self.commit
+
+
+def examples(seed: int, num_examples: int = 4) -> list[bytes]:
+    """What a device has stored."""
+    return small_tasks.examples(seed, num_examples)
+
+
+def cohort(round_index: int) -> list[list[bytes]]:
+    """The examples of each device of a round."""
+    return [examples(10 * round_index + device, device) for device in (1, 0, 5)]
+
+
+def same(one, other) -> bool:
+    """Whether two lists of arrays are equal bit for bit."""
+    pairs = zip(one, other, strict=True)
+    return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)

@@ -1,0 +1,151 @@
+"""Folders of tasks: written whole, verified when read, bound to their terms."""
+
+import dataclasses
+import os
+import sys
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.tasks import task_folder
+
+_OTHER_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
+
+
+@pytest.fixture(scope="module")
+def process():
+    return small_tasks.PROCESSES["blt"]()
+
+
+@pytest.fixture(scope="module")
+def folder(process, tmp_path_factory):
+    """A folder that tests copy."""
+    path = tmp_path_factory.mktemp("tasks") / "small"
+    small_folder.write(path, process)
+    return path
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    path = tmp_path / "small"
+    path.mkdir()
+    for file in folder.iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    return path
+
+
+def test_what_was_written_is_read(folder):
+    found = task_folder.read(folder)
+    assert found.name == "small"
+    assert found.config == small_folder.CONFIG
+    assert found.words.words == ("a", "b")
+    unbound = dataclasses.replace(found.terms, server_plan="", files={})
+    assert unbound == small_folder.TERMS
+    assert found.terms.server_plan == found.signed.server.sha256.hex()
+    assert task_folder.read(folder, small_tasks.KEYS).terms == found.terms
+    key = signing_keys.load_public(folder / task_folder.PUBLIC_KEY)
+    assert signing_keys.raw(key) == signing_keys.raw(small_tasks.KEYS[0])
+    assert {file.name for file in folder.iterdir()} == {
+        *("task.pb", "terms.json", "terms.sig", "signing_key.pub"),
+        *("config.json", "vocabulary.json", "README.md"),
+    }
+
+
+def test_nothing_is_overwritten(folder, process):
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(ValueError, match="never overwritten"):
+        small_folder.write(folder, process)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_written_leaves_nothing(process, tmp_path, monkeypatch):
+    def fail(*arguments):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        small_folder.write(tmp_path / "new" / "small", process)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_another_key_is_not_trusted(folder):
+    with pytest.raises(ValueError, match="refused: The plan is signed with the key"):
+        task_folder.read(folder, [_OTHER_KEY.public_key()])
+
+
+def test_no_folder_is_no_task(tmp_path):
+    with pytest.raises(ValueError, match="make one with tff-dpftrl task new"):
+        task_folder.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("terms.json", b'"noise_multiplier": 0.5', b'"noise_multiplier": 5.0', "terms were chan"),
+        ("terms.json", b'"delta": 1e-05', b'"delta": 1e-15', "terms were changed"),
+        ("config.json", b'"clients_per_round": 3', b'"clients_per_round": 2', "config.json is no"),
+        ("vocabulary.json", b'"a"', b'"c"', "vocabulary.json is not the one"),
+        ("task.pb", b"small", b"other", "changed or damaged"),
+    ],
+)
+def test_changed_files_are_refused(copied, name, old, new, message):
+    content = (copied / name).read_bytes()
+    assert old in content
+    (copied / name).write_bytes(content.replace(old, new))
+    with pytest.raises(ValueError, match=f"is refused: .*{message}"):
+        task_folder.read(copied)
+
+
+def test_cut_and_missing_files_are_refused(copied):
+    content = (copied / "task.pb").read_bytes()
+    (copied / "task.pb").write_bytes(content[:-1])
+    with pytest.raises(ValueError, match="cannot be read"):
+        task_folder.read(copied)
+    (copied / "task.pb").write_bytes(content)
+    (copied / "terms.sig").unlink()
+    with pytest.raises(ValueError, match="No such file.*terms.sig"):
+        task_folder.read(copied)
+
+
+def test_terms_of_other_plans_are_refused_whoever_signed_them(copied, process):
+    """The same key signs a task with more noise; its terms do not fit the first plans."""
+    noisy = dataclasses.replace(small_folder.TERMS, noise_multiplier=50.0)
+    other = copied.parent / "noisy"
+    small_folder.write(other, small_tasks.federated_averaging(small_tasks.fixed(5.0)), terms=noisy)
+    for name in ("terms.json", "terms.sig"):
+        (copied / name).write_bytes((other / name).read_bytes())
+    with pytest.raises(ValueError, match="privacy terms are those of other plans"):
+        task_folder.read(copied)
+
+
+def test_terms_must_not_promise_less_participation_than_the_plans_allow(process, tmp_path):
+    schema = schema_lib.MinSep(num_rounds=6, min_sep=3, max_participations=2)
+    terms = dataclasses.replace(small_folder.TERMS, schema=schema)
+    small_folder.write(tmp_path / "small", process, terms=terms)
+    with pytest.raises(ValueError, match="terms contradict the plans"):
+        task_folder.read(tmp_path / "small")
+
+
+def test_terms_signed_by_somebody_else_are_refused(copied):
+    found = task_folder.read(copied)
+    content, signature = found.terms.signed(_OTHER_KEY)
+    (copied / "terms.sig").write_bytes(signature)
+    with pytest.raises(ValueError, match="terms are signed with the key .* which is not trusted"):
+        task_folder.read(copied)
+    (copied / "terms.sig").write_bytes(b"")
+    with pytest.raises(ValueError, match="not trusted"):
+        task_folder.read(copied)
+    # A signature of a plan is none of terms.
+    signed = plan_pb2.SignedTask.FromString((copied / "task.pb").read_bytes())
+    (copied / "terms.sig").write_bytes(signed.server.key + signed.server.signature)
+    with pytest.raises(ValueError, match="terms were changed"):
+        task_folder.read(copied)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,184 @@
+"""`tff-dpftrl task`: what devices and server compute together, made, signed and reported."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import shlex
+import sys
+import typing
+from typing import Any
+
+from tff_dpftrl.cli import train
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.training import options as options_lib
+
+_DESCRIPTION = """\
+Make a task of a population of devices, and report what became of it.
+
+  tff-dpftrl task new     options in, a folder with signed and tested plans out
+"""
+
+_NEW = """\
+Make a task: what devices and server compute in every round, as plans that are tested on public
+text and signed, with what they promise of privacy.
+
+The options are those of `train` (a --config of it is a beginning), and how rounds go with
+devices. clients_per_round is the number of reports that a round is complete with. The devices'
+data is not read. The new folder holds nothing secret: give it to the server, and its
+signing_key.pub to devices.
+"""
+
+_NEW_EPILOG = """\
+examples:
+  tff-dpftrl task new --config configs/next_word.toml --output tasks/nwp
+
+  # A group of tasks that differ in one option; they share the devices.
+  tff-dpftrl task new --config configs/next_word.toml --grid client_learning_rate=0.1,0.3 \\
+    --output tasks/nwp
+
+  # A task that evaluates the model of another one while that trains.
+  tff-dpftrl task new --evaluates tasks/nwp --clients-per-round 20 --output tasks/nwp_eval
+"""
+
+_HIDDEN = (
+    *config_lib.MEANINGLESS,
+    *("algorithm", "estimator", "per_layer_clipping", "engine", "eval_every", "max_users"),
+)
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "task",
+        help="make a task for devices (new), or report what became of it (report)",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parts = parser.add_subparsers(dest="task_command", metavar="COMMAND", required=True)
+    _add_new(parts)
+
+
+def _add_new(parts) -> None:
+    parser = parts.add_parser(
+        "new",
+        help="make a signed and tested task",
+        description=_NEW,
+        epilog=_NEW_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_new)
+    parser.add_argument("--output", required=True, metavar="DIR", help="The new folder.")
+    parser.add_argument("--config", metavar="FILE", help="TOML file of options.")
+    parser.add_argument(
+        "--signing-key",
+        metavar="FILE",
+        help="Private key (Ed25519, PEM) that signs; made if there is none, with the public key "
+        "beside it. Default: signing_key beside the new folder.",
+    )
+    parser.add_argument(
+        "--evaluates",
+        metavar="TASK",
+        help="Make a task that evaluates the model of the task in this folder; other options are "
+        "that task's, where they are not given.",
+    )
+    parser.add_argument(
+        "--grid",
+        metavar="NAME=VALUE,...",
+        help="Make a task for each value of an option; folders and tasks are named by it.",
+    )
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    hints = typing.get_type_hints(config_lib.TaskConfig)
+    for field in dataclasses.fields(config_lib.TaskConfig):
+        if field.name not in _HIDDEN:
+            group = field.metadata["group"]
+            if group not in groups:
+                groups[group] = parser.add_argument_group(group)
+            train.add_flag(groups[group], field, hints[field.name])
+
+
+def _new(args: argparse.Namespace) -> int:
+    """Makes a task, or a group of them, and returns the exit status."""
+    from tff_dpftrl.runtime.tasks import task_folder
+
+    output = pathlib.Path(args.output)
+    flags = train.given_options(args, config_lib.TaskConfig)
+    if args.evaluates and (args.config or args.grid):
+        raise ValueError(
+            "--evaluates takes its options from the task that it evaluates: leave out "
+            f"{'--config' if args.config else '--grid'}."
+        )
+    of = task_folder.read(args.evaluates) if args.evaluates else None
+    if of is None:
+        values = options_lib.read_toml(args.config) if args.config else {}
+        source = args.config or "the command line"
+        values = options_lib.overrule(values, flags)
+        config = options_lib.config_from_mapping(values, source, config_lib.TaskConfig)
+    else:
+        config = _evaluating(of.config, flags)
+    group = [("", config)]
+    if args.grid:
+        group = config_lib.grid(config, *_grid(args.grid))
+    folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
+    for folder, _ in folders:
+        task_folder.check_is_free(folder)
+    key = _key(pathlib.Path(args.signing_key or output.parent / "signing_key"))
+    train.silence_tensorflow()
+    _say("Loading TensorFlow ...")
+    from tff_dpftrl.runtime.tasks import making
+
+    for folder, options in folders:
+        if of is None:
+            made = making.make(options, folder, key, say=_say)
+        else:
+            made = making.make_evaluation(of, options, folder, key, say=_say)
+        print(f"The task {made.name!r} is in {folder}/: see its README.md.")
+    names = " ".join(f"--task {shlex.quote(str(folder))}" for folder, _ in folders)
+    print(f"Serve it with:\n  tff-dpftrl serve --population {config.population} {names} ...")
+    return 0
+
+
+def _evaluating(config: config_lib.TaskConfig, flags: dict[str, Any]) -> config_lib.TaskConfig:
+    """Options of an evaluation: those of the task that it evaluates, overruled."""
+    values = {**config.to_dict(), "task": "", "max_epsilon": None, "weight": 1.0}
+    values |= {"min_sep": None, "max_participations": None, **flags}
+    return config_lib.TaskConfig(**values)
+
+
+def _grid(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise ValueError(f"--grid must be like client_learning_rate=0.1,0.3, got {text!r}.")
+    return name.strip().replace("-", "_"), [_value(entry) for entry in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    """A value as TOML would have it."""
+    named = {"true": True, "false": False}
+    if text in named:
+        return named[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _key(path: pathlib.Path):
+    """The private key of a file, made if there is none."""
+    if path.exists():
+        return signing_keys.load_private(path)
+    path.absolute().parent.mkdir(parents=True, exist_ok=True)
+    key = signing_keys.create(path)
+    _say(
+        f"Made the signing key {path}, which only you can read: keep it safe. Devices have to "
+        f"trust {signing_keys.public_path(path)}."
+    )
+    return key
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,98 @@
+"""From texts on a device to the sequences that a language model trains on, inside of a plan.
+
+The words of the vocabulary are in the plan's graph, as hashes: a device stores plain texts,
+and needs no file beside its plan. Sequences are those of `data.sequences.SequenceCorpus`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.data import tokenizer
+from tff_dpftrl.data import vocabulary as vocabulary_lib
+from tff_dpftrl.runtime.plans import example_pipeline
+
+_BUCKETS = 2**63 - 1
+"""Of `tf.strings.to_hash_bucket_fast`: two words of 10⁵ share one with probability 10⁻⁹."""
+
+_ROWS = "ids"
+
+
+def text_pipeline(
+    words: vocabulary_lib.Vocabulary,
+    sequence_length: int,
+    *,
+    feature: str = "tokens",
+    is_tokenized: bool = False,
+    **options: Any,
+) -> example_pipeline.ExamplePipeline:
+    """Examples that hold texts.
+
+    Args:
+      words: The vocabulary.
+      sequence_length: T of the model; a longer text continues in the next sequence.
+      feature: Name of the bytes feature of an example that holds texts, UTF-8.
+      is_tokenized: Whether texts are words already, separated by white space.
+      **options: `batch_size`, `epochs`, `shuffle` and `max_rows` (sequences) of
+        `ExamplePipeline`.
+
+    Returns:
+      Batches (x, y), int32, [batch, T]; y is x shifted by one word.
+
+    Raises:
+      ValueError: If two words have the same hash.
+    """
+    rule = tokenizer.Tokenizer(words.lower_case, is_tokenized)
+    hashes, ids = _hashed(words)
+
+    def to_rows(features: Mapping[str, tf.RaggedTensor]) -> dict[str, tf.Tensor]:
+        split = rule.split(features[feature].values)
+        known = split.with_values(_lookup(split.values, hashes, ids, words.oov))
+        return {_ROWS: _sequences(known, sequence_length, words)}
+
+    def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        found = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
+        return found[:, :-1], found[:, 1:]
+
+    features = {feature: example_pipeline.Values(tf.string)}
+    return example_pipeline.ExamplePipeline(features, to_batch, to_rows=to_rows, **options)
+
+
+def _hashed(words: vocabulary_lib.Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of the words, int64, ascending, and the id of each, int32."""
+    # A half of a character that JSON had cut, which no UTF-8 text has in it.
+    encoded = [word.encode("utf-8", "surrogatepass") for word in words.words]
+    with tf.device("/CPU:0"):
+        hashes = tf.strings.to_hash_bucket_fast(tf.constant(encoded), _BUCKETS).numpy()
+    if len(np.unique(hashes)) < len(hashes):
+        raise ValueError("words of the vocabulary must have different hashes: leave out the last.")
+    order = np.argsort(hashes)
+    return hashes[order], (order + 1).astype(np.int32)
+
+
+def _lookup(flat: tf.Tensor, hashes: np.ndarray, ids: np.ndarray, oov: int) -> tf.Tensor:
+    """Ids of words, int32, [n]; a table would be state, which plans have none of."""
+    wanted = tf.strings.to_hash_bucket_fast(flat, _BUCKETS)
+    place = tf.minimum(tf.searchsorted(hashes, wanted), len(hashes) - 1)
+    return tf.where(tf.equal(tf.gather(hashes, place), wanted), tf.gather(ids, place), oov)
+
+
+def _sequences(ids: tf.RaggedTensor, length: int, words: vocabulary_lib.Vocabulary) -> tf.Tensor:
+    """The sequences of all texts, int32, [m, length + 1], in order.
+
+    A text without a word has none. One sequence ends with the id that the next begins with.
+    """
+    num_words = ids.row_lengths()
+    ends = tf.ones([tf.size(num_words), 1], tf.int32)
+    whole = tf.concat([ends * words.bos, ids, ends * words.eos], axis=1)
+    counts = -(-num_words // length)
+    text = tf.repeat(tf.range(tf.size(counts)), counts)
+    behind = tf.gather(whole.row_limits(), text)[:, None]
+    start = tf.gather(whole.row_starts(), text) + length * tf.ragged.range(counts).values
+    place = start[:, None] + tf.range(length + 1, dtype=tf.int64)[None, :]
+    found = tf.gather(whole.values, tf.minimum(place, behind - 1))
+    return tf.where(place < behind, found, vocabulary_lib.PAD)

@@ -1,0 +1,222 @@
+"""The one frozen description of a task: what `train` is told, and how rounds go with devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
+
+_option = language_config.option
+_GROUP = "rounds with devices"
+_TESTS = "tests of the task"
+
+_SHARE_THAT_MAY_REST = 0.7
+"""Of the devices, where `min_sep` is not given: enough are left to fill a round."""
+
+MEANINGLESS = {
+    "simulate_report_goal": "devices take part themselves",
+    "simulate_population": "devices take part themselves",
+    "stop_at_accuracy": "the server has no held-out text",
+    "deterministic_noise_seed": "whoever knows the seed of the noise can subtract it",
+}
+"""Options of `train` that a task does not have, and why."""
+
+
+def check_name(name: str, value: str) -> None:
+    """Refuses a name that could not be that of a file, or is not plain.
+
+    Args:
+      name: Name of the option.
+      value: Its value.
+
+    Raises:
+      ValueError: If it is empty, long, or has other signs than letters, digits and -_.=
+    """
+    plain = value.replace("-", "").replace("_", "").replace(".", "").replace("=", "")
+    if not (plain.isascii() and plain.isalnum()) or value[0] == "." or len(value) > 100:
+        raise ValueError(
+            f"{name} must be a name of up to 100 letters, digits and -_.=, got {value!r}."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig(config_lib.TrainingConfig):
+    """Everything that decides what a task does; `clients_per_round` is the goal of a round."""
+
+    population: str = _option("", "Name of the devices that take part; must be given.", _GROUP)
+    task: str = _option("", "Name of the task; that of its folder if not given.", _GROUP)
+    num_devices: int | None = _option(
+        None,
+        "Number of devices in the population, at least; must be given. How seldom each takes part, "
+        "and what δ means, follow from it.",
+        _GROUP,
+        1,
+    )
+    over_selection: float = _option(
+        1.3, "Devices chosen for each report of the goal; some will not report.", _GROUP, 1.0
+    )
+    least_fraction: float = _option(
+        0.8, "Share of the goal that is enough when time is over.", _GROUP, 0.0
+    )
+    selection_timeout: float = _option(
+        600.0, "Seconds after which a round begins with fewer devices.", _GROUP, 0.0
+    )
+    reporting_timeout: float = _option(600.0, "Seconds that devices have to report.", _GROUP, 0.0)
+    exchange_timeout: float = _option(
+        10.0, "Seconds that parts of the server wait for each other.", _GROUP, 0.0
+    )
+    devices_per_aggregator: int = _option(
+        500, "Devices whose reports are summed by one Aggregator.", _GROUP, 1
+    )
+    pipelined: bool = _option(
+        False,
+        "Choose devices of the next round while one reports: quicker where there are many times "
+        "more devices than a round takes.",
+        _GROUP,
+    )
+    weight: float = _option(
+        1.0, "Share of the rounds, relative to the population's other tasks.", _GROUP, 0.0
+    )
+    min_sep_hours: float = _option(
+        0.0, "Hours that a device rests after it took part, besides min_sep rounds.", _GROUP, 0.0
+    )
+    collection: str = _option("text", "Collection of the devices' example stores.", _GROUP)
+    text_feature: str = _option(
+        "tokens", "Name of the feature of a stored example that holds its text.", _GROUP
+    )
+    max_examples: int = _option(200, "Texts that a device takes, the newest ones.", _GROUP, 1)
+    max_age_hours: float = _option(
+        0.0, "Texts that are older are left out; 0 if age does not matter.", _GROUP, 0.0
+    )
+    shuffle: bool = _option(
+        True, "Each pass of a device has a new order, from a seed that it draws.", _GROUP
+    )
+    memory_bytes: int = _option(
+        500_000_000, "Memory that the work of a device may take, in bytes.", _GROUP, 1
+    )
+    work_seconds: float = _option(60.0, "Seconds that the work of a device may take.", _GROUP, 0.0)
+
+    proxy_data: str = _option(
+        "standard-library",
+        "Public text by user that the task is tested on before it is signed: 'standard-library', "
+        "or a file as for --data.",
+        _TESTS,
+    )
+    proxy_devices: int = _option(5, "Users of that text that stand for devices.", _TESTS, 1)
+    proxy_rounds: int = _option(
+        4, "Rounds of the test, from the first to the last of which the loss must fall.", _TESTS, 2
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, why in MEANINGLESS.items():
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} has no meaning for a task, because {why}: leave it out.")
+        if self.algorithm != "dp-ftrl":
+            raise ValueError(
+                f"algorithm {self.algorithm!r} rests on cohorts that are sampled in secret, and "
+                "devices come when they can: take algorithm 'dp-ftrl' with mechanism 'identity', "
+                "the same independent noise, whose statement assumes no sampling."
+            )
+        if self.vocabulary == "private":
+            raise ValueError(
+                "vocabulary 'private' is counted on the devices' texts, which the server never "
+                "sees: take 'docs' or a file of public text."
+            )
+        if self.model == "own":
+            raise ValueError("model 'own' cannot be named in a task's config: choose another.")
+        if not self.population:
+            raise ValueError("population must be given: the name of the devices that take part.")
+        for name in ("population", "task", "collection", "text_feature"):
+            if getattr(self, name) or name != "task":
+                check_name(name, getattr(self, name))
+        for name in ("weight", "work_seconds"):
+            validation.positive(name, getattr(self, name))
+        self._check_rounds()
+
+    def _check_rounds(self) -> None:
+        if self.num_devices is None:
+            raise ValueError("num_devices must be given: how many devices there are, at least.")
+        wanted = self.rounds.wanted
+        if self.num_devices < wanted:
+            raise ValueError(
+                f"num_devices={self.num_devices} is below the {wanted} devices that a round "
+                f"chooses (clients_per_round={self.clients_per_round} times "
+                f"over_selection={self.over_selection:g}): lower one of these."
+            )
+        if self.min_sep is not None and self.min_sep * wanted > self.num_devices:
+            raise ValueError(
+                f"min_sep={self.min_sep} with {wanted} devices a round needs "
+                f"{self.min_sep * wanted} of them, and num_devices={self.num_devices}: rounds "
+                "would wait for ever. Lower min_sep, clients_per_round or over_selection."
+            )
+        if self.max_participations is not None:
+            turns = self.max_participations * self.num_devices
+            if turns < self.num_rounds * wanted:
+                raise ValueError(
+                    f"max_participations={self.max_participations} of {self.num_devices} devices "
+                    f"are {turns} turns, and num_rounds={self.num_rounds} with {wanted} devices "
+                    f"need {self.num_rounds * wanted}: raise it, or lower one of these."
+                )
+
+    @property
+    def rounds(self) -> population_lib.RoundSettings:
+        """Sizes and time-outs of its rounds."""
+        return population_lib.RoundSettings(
+            goal_count=self.clients_per_round,
+            over_selection=self.over_selection,
+            least_fraction=self.least_fraction,
+            selection_timeout=self.selection_timeout,
+            reporting_timeout=self.reporting_timeout,
+            devices_per_aggregator=self.devices_per_aggregator,
+            exchange_timeout=self.exchange_timeout,
+        )
+
+    def resolved(self, name: str) -> TaskConfig:
+        """The same with all that follows from other options, as it is kept.
+
+        Args:
+          name: Name of the task if none is given.
+
+        Returns:
+          The config, which no later default changes.
+        """
+        config = self.with_absolute_paths().with_model_sizes()
+        changes: dict[str, Any] = {"task": self.task or name}
+        if self.min_sep is None:
+            fits = math.floor(_SHARE_THAT_MAY_REST * self.num_devices / self.rounds.wanted)
+            changes["min_sep"] = min(max(1, fits), self.num_rounds)
+        return dataclasses.replace(config, **changes)
+
+
+def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str, TaskConfig]]:
+    """A group of tasks that differ in one option.
+
+    Args:
+      config: The options that they share.
+      name: The option.
+      values: Its values.
+
+    Returns:
+      What to add to the name of each, like "-client_learning_rate=0.3", and its options.
+
+    Raises:
+      ValueError: If there is no such option, or a value cannot be used.
+    """
+    known = {field.name for field in dataclasses.fields(config)}
+    if name not in known:
+        raise ValueError(f"grid names the unknown option {name!r}; known are: {sorted(known)}.")
+    if len(set(map(str, values))) != len(values):
+        raise ValueError(f"grid gives {name} a value twice: {values}.")
+    made = []
+    for value in values:
+        suffix = f"-{name}={value}"
+        changes = {name: value, "task": config.task + suffix if config.task else ""}
+        made.append((suffix, dataclasses.replace(config, **changes)))
+    return made

@@ -1,0 +1,303 @@
+"""A task from its folder to what a server serves: sums of reports, the server's step, commits.
+
+task = planned_task.load("tasks/nwp")
+task.add_to(store)
+...  # `task.served` is what the server takes.
+task.privacy(store.last_commit(task.population, task.name))
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.plans import plan_pb2, server_work, signing, tensor_values
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.server import served_task
+from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.tasks import privacy as privacy_lib
+from tff_dpftrl.runtime.tasks import task_folder, task_state
+
+_OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
+_OF_ALL_ROUNDS = "total_rounds_metrics/"  # Of an evaluation, whose model changes every time.
+
+
+@dataclasses.dataclass
+class Total:
+    """The sum of some reports; it can be pickled.
+
+    Attributes:
+      sums: Sums of updates.
+      strides: Sum of the first participation vectors, int64.
+      times: Sum of the second.
+    """
+
+    sums: server_work.Sums
+    strides: np.ndarray
+    times: np.ndarray
+
+
+class PlanSummation(population_lib.Summation):
+    """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
+
+    def __init__(self, work: server_work.ServerWork):
+        """Takes the server's part of a task."""
+        self._work = work
+        self._buckets = buckets_of(work.plan.participation)
+
+    def zero(self) -> Total:
+        """See the base class."""
+        strides, times = (np.zeros(shape, np.int64) for shape in self._buckets.shapes)
+        return Total(self._work.zero(), strides, times)
+
+    def accumulate(self, total: Total, payload: wire_pb2.Report) -> Total:
+        """See the base class."""
+        try:
+            strides, times = (
+                np.array(values, np.int64) for values in (payload.strides, payload.times)
+            )
+            self._buckets.check_one_hot(strides, times)
+            update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
+            total.sums = self._work.accumulate(total.sums, update)
+        except ValueError as error:  # Of another shape, not finite, no one-hot.
+            raise population_lib.UnusableReport(str(error)) from None
+        total.strides += strides
+        total.times += times
+        return total
+
+    def merge(self, total: Total, other: Total) -> Total:
+        """See the base class."""
+        total.sums = self._work.merge(total.sums, other.sums)
+        total.strides += other.strides
+        total.times += other.times
+        return total
+
+
+class _PlanStep(population_lib.ServerStep):
+    """What the steps of both kinds of tasks share: committed states, and what is observed."""
+
+    def __init__(
+        self,
+        work: server_work.ServerWork,
+        plan: str,
+        privacy: privacy_lib.TaskPrivacy,
+    ):
+        self._work = work
+        self._plan = plan
+        self._privacy = privacy
+        self._buckets = buckets_of(work.plan.participation)
+
+    def first(self) -> tuple[bytes, bytes]:
+        """Model and state before the first round; the noise's seed is drawn anew every time."""
+        state = self._work.initialize()
+        return self._model(state), self._packed(state, participation_histograms.ObservedRounds())
+
+    def apply(
+        self, total: Total, num_reports: int, model: bytes, state: bytes
+    ) -> population_lib.StepResult:
+        """See the base class."""
+        del model
+        before = task_state.TaskState.from_bytes(state, self._plan)
+        tensors = self._work.state_from_bytes(before.tensors)
+        observed = self._observed(before.observed, total, num_reports)
+        after, metrics = self._work.finish(tensors, total.sums)
+        after = self._kept(tensors, after)
+        return population_lib.StepResult(
+            model=self._model(after),
+            state=self._packed(after, observed),
+            metrics=self._shown(metrics, observed),
+        )
+
+    def _observed(
+        self, before: participation_histograms.ObservedRounds, total: Total, num_reports: int
+    ) -> participation_histograms.ObservedRounds:
+        try:
+            if total.strides.sum() != num_reports:
+                raise ValueError("the histograms are of other devices than the sum")
+            return before.with_round(self._buckets, total.strides, total.times)
+        except ValueError:  # Where sums are secure, a device may hide others.
+            return before.with_unknown_round()
+
+    def _packed(
+        self, state: server_work.State, observed: participation_histograms.ObservedRounds
+    ) -> bytes:
+        tensors = tensor_values.to_bytes(state)
+        return task_state.TaskState(self._plan, observed, tensors).to_bytes()
+
+    @abc.abstractmethod
+    def _model(self, state: server_work.State) -> bytes:
+        """What devices are sent."""
+
+    @abc.abstractmethod
+    def _kept(self, before: server_work.State, after: server_work.State) -> server_work.State:
+        """The state that the next round goes on from."""
+
+    @abc.abstractmethod
+    def _shown(
+        self,
+        metrics: dict[str, np.ndarray],
+        observed: participation_histograms.ObservedRounds,
+    ) -> dict[str, Any]:
+        """The metrics of the round, as JSON has them."""
+
+
+class TrainingStep(_PlanStep):
+    """Noise and the optimizer's step; the model is what the next devices get."""
+
+    def _model(self, state):
+        return tensor_values.to_bytes(self._work.broadcast(state))
+
+    def _kept(self, before, after):
+        del before
+        return after
+
+    def _shown(self, metrics, observed):
+        return _plain(metrics) | self._privacy.so_far(observed).metrics()
+
+
+class EvaluationStep(_PlanStep):
+    """Metrics of another task's model, without noise; there is no model of its own."""
+
+    def _model(self, state):
+        del state
+        return b""
+
+    def _kept(self, before, after):
+        del after  # It differs in metrics of all rounds, which are of different models.
+        return before
+
+    def _shown(self, metrics, observed):
+        del observed
+        return {
+            label: value for label, value in _plain(metrics).items() if _OF_ALL_ROUNDS not in label
+        }
+
+
+class PlannedTask:
+    """A verified task, ready to be served."""
+
+    def __init__(self, folder: task_folder.TaskFolder):
+        """Traces the graphs of the server, which takes a second or so.
+
+        Args:
+          folder: The task.
+        """
+        self.folder = folder
+        """The task as it was read."""
+        terms, config = folder.terms, folder.config
+        self._privacy = privacy_lib.TaskPrivacy(terms)
+        work = server_work.ServerWork(folder.server)
+        kind = TrainingStep if terms.kind == "training" else EvaluationStep
+        self._step = kind(work, terms.server_plan, self._privacy)
+        self._variants = [plan.SerializeToString() for plan in folder.signed.devices]
+        task = population_lib.Task(
+            name=terms.task,
+            rounds=config.rounds,
+            summation=PlanSummation(work),
+            server_step=self._step,
+            weight=config.weight,
+            model_of=terms.model_of,
+            num_rounds=terms.schema.num_rounds,
+            pipelined=config.pipelined,
+            refusal=self.refusal,
+        )
+        self.served = served_task.ServedTask(
+            task=task,
+            plan_for=self._plan_for,
+            largest_report_bytes=_largest_report(folder.server),
+        )
+        """For the server."""
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+        return self.folder.terms.task
+
+    @property
+    def population(self) -> str:
+        """Name of the devices."""
+        return self.folder.terms.population
+
+    def add_to(self, store: interface.Store) -> interface.Commit:
+        """Adds the task to a store, or finds it there.
+
+        Args:
+          store: The store.
+
+        Returns:
+          The last commit of the task.
+
+        Raises:
+          task_state.StateError: If the store has a task of that name with other plans.
+          interface.StoreError: If the store cannot be read or written.
+        """
+        if self.name not in store.tasks(self.population):
+            model, state = self._step.first()
+            try:
+                return store.add_task(self.population, self.name, model=model, state=state)
+            except interface.TaskExists:  # Another server was quicker.
+                pass
+        commit = store.last_commit(self.population, self.name)
+        self.observed(commit)
+        return commit
+
+    def observed(self, commit: interface.Commit) -> participation_histograms.ObservedRounds:
+        """What the committed rounds have shown of participation; quick.
+
+        Raises:
+          task_state.StateError: If the commit is of a task with other plans.
+        """
+        return task_state.TaskState.from_bytes(commit.state, self.folder.terms.server_plan).observed
+
+    def privacy(self, commit: interface.Commit) -> privacy_lib.PrivacySoFar:
+        """What the committed rounds have spent; quick when asked again."""
+        return self._privacy.so_far(self.observed(commit))
+
+    def refusal(self, commit: interface.Commit) -> str | None:
+        """Why no further round may begin, for the operator; None if one may.
+
+        For a task that evaluates there is no budget: only its rounds are counted.
+        """
+        return self._privacy.refusal(self.observed(commit))
+
+    def _plan_for(self, runtime_version: int) -> bytes | None:
+        index = signing.variant_for(self.folder.devices, runtime_version)
+        return None if index is None else self._variants[index]
+
+
+def load(
+    path: str | os.PathLike[str], keys: Sequence[ed25519.Ed25519PublicKey] | None = None
+) -> PlannedTask:
+    """Reads and verifies a task; see `task_folder.read`."""
+    return PlannedTask(task_folder.read(path, keys))
+
+
+def buckets_of(
+    participation: plan_pb2.Participation,
+) -> participation_histograms.ParticipationBuckets:
+    """The buckets that a plan declares."""
+    return participation_histograms.ParticipationBuckets(
+        tuple(participation.stride_edges), tuple(participation.times_edges)
+    )
+
+
+def _largest_report(server: plan_pb2.ServerPlan) -> int:
+    """Size of the largest report that a device may send."""
+    update = [
+        np.zeros([max(size, 0) for size in tensor.shape], tensor.dtype) for tensor in server.update
+    ]
+    buckets = sum(shape[0] for shape in buckets_of(server.participation).shapes)
+    return len(tensor_values.to_bytes(update)) + 10 * buckets + _OVERHEAD_BYTES
+
+
+def _plain(metrics: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Metrics as JSON has them."""
+    return {label: value.tolist() for label, value in metrics.items()}

@@ -1,0 +1,307 @@
+"""What a task has spent, whether it may go on, and its privacy statement.
+
+All from its signed terms and from what its commits say of participation. Where devices took
+part more often, or more closely, than was declared, the worse is accounted for.
+Needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+from tff_dpftrl.accounting import display, gaussian, guarantee
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.accounting import statement_sentences as sentences
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.tasks import terms as terms_lib
+
+HONEST_DEVICES = (
+    "Devices are honest about their participation: each keeps its own timer, which nobody wipes "
+    "or sets back, and puts a one where it belongs into the histograms from which the observed "
+    "participation was read. The server keeps no list of devices that could be compared with it."
+)
+SUMS_ARE_SEEN = (
+    "Reports were summed by the server in the clear, without secure aggregation: it is trusted "
+    "not to look at single reports, nor to keep them."
+)
+_NOT_COVERED = (
+    "Metrics of rounds (loss and accuracy on the devices, numbers of devices, durations, sums of "
+    "the participation histograms) and of evaluation tasks: exact figures of the devices, without "
+    "noise. Do not publish them.",
+)
+_ROUNDING = 1 + 1e-9  # Of a noise multiplier that was found for the budget.
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacySoFar:
+    """What a task has spent, for those who watch it.
+
+    Attributes:
+      num_rounds: Number of committed rounds.
+      epsilon: ε of what was released; None if there is no guarantee.
+      delta: Its δ.
+      rho_zcdp: The same as ρ; None if there is no guarantee.
+      min_sep: Smallest stride that devices told of; None if none took part twice.
+      max_participations: Largest number of rounds that a device told of.
+      declared_epsilon: ε after all rounds, with the declared participation.
+      budget_epsilon: The ε above which no round begins.
+    """
+
+    num_rounds: int
+    epsilon: float | None
+    delta: float
+    rho_zcdp: float | None
+    min_sep: int | None
+    max_participations: int
+    declared_epsilon: float | None
+    budget_epsilon: float | None
+
+    def metrics(self) -> dict[str, float | int | None]:
+        """The same as columns of a round's metrics."""
+        return {
+            "privacy/epsilon": self.epsilon,
+            "privacy/delta": self.delta,
+            "privacy/rho_zcdp": self.rho_zcdp,
+            "participation/min_sep": self.min_sep,
+            "participation/max_participations": self.max_participations,
+        }
+
+
+class TaskPrivacy:
+    """The accounting of one task."""
+
+    def __init__(self, terms: terms_lib.Terms):
+        """Takes the terms, which were verified."""
+        self._terms = terms
+        self._claim = functools.lru_cache(maxsize=64)(self._claim)
+
+    @property
+    def has_guarantee(self) -> bool:
+        """Whether anything is promised."""
+        return self._terms.noise_multiplier > 0.0 and self._terms.strategy is not None
+
+    @functools.cached_property
+    def declared_epsilon(self) -> float | None:
+        """ε after all declared rounds with the declared participation; None without guarantee."""
+        return self._claim(self._terms.schema).epsilon if self.has_guarantee else None
+
+    @property
+    def budget_epsilon(self) -> float | None:
+        """The ε above which no round begins; None if there is no guarantee."""
+        if not self.has_guarantee or self._terms.max_epsilon is None:
+            return self.declared_epsilon
+        return self._terms.max_epsilon
+
+    def so_far(self, seen: participation_histograms.ObservedRounds) -> PrivacySoFar:
+        """What the committed rounds have spent; quick when asked again.
+
+        Args:
+          seen: What was observed in them.
+
+        Returns:
+          The worse of declared and observed participation, over the rounds that there were.
+        """
+        epsilon, rho = (0.0, 0.0) if self.has_guarantee else (None, None)
+        if seen.num_rounds and self.has_guarantee:
+            claim = self._claim(self._worse(seen, seen.num_rounds))
+            epsilon, rho = _finite(claim.epsilon), _finite(claim.rho_zcdp)
+        return PrivacySoFar(
+            num_rounds=seen.num_rounds,
+            epsilon=epsilon,
+            delta=self._terms.delta,
+            rho_zcdp=rho,
+            min_sep=seen.min_sep,
+            max_participations=seen.max_participations,
+            declared_epsilon=self.declared_epsilon,
+            budget_epsilon=self.budget_epsilon,
+        )
+
+    def refusal(self, seen: participation_histograms.ObservedRounds) -> str | None:
+        """Why no further round may begin; None if one may.
+
+        Args:
+          seen: What was observed in the committed rounds.
+
+        Returns:
+          A sentence for the operator.
+        """
+        declared = self._terms.schema
+        if seen.num_rounds >= declared.num_rounds:
+            return f"all {declared.num_rounds} declared rounds are done"
+        if not self.has_guarantee:
+            return None
+        worse = self._worse(seen, seen.num_rounds + 1)
+        if self._terms.max_epsilon is None and not self._is_worse(worse):
+            return None  # The declared rounds are what the budget is of.
+        epsilon = self._claim(worse).epsilon
+        if epsilon <= self.budget_epsilon * _ROUNDING:
+            return None
+        reason = (
+            f"round {seen.num_rounds + 1} would bring ε to {display.round_up(epsilon)}, above the "
+            f"budget of {display.round_up(self.budget_epsilon)} at δ = {self._terms.delta:g}"
+        )
+        if self._is_worse(worse):
+            reason += (
+                "; devices took part more than was declared: "
+                + ", ".join(map(str, seen.participation().breaches(declared)))
+                + (f" ({seen.unknown_rounds} rounds unknown)" if seen.unknown_rounds else "")
+            )
+        return reason
+
+    def statement(
+        self,
+        seen: participation_histograms.ObservedRounds,
+        *,
+        others: Mapping[str, float | None] | None = None,
+    ) -> statement_lib.PrivacyStatement:
+        """The statement of what was committed.
+
+        Args:
+          seen: What was observed in the committed rounds.
+          others: ρ that the other training tasks of the population have spent so far, by name;
+            None for one without guarantee.
+
+        Returns:
+          The statement. Unless the task is over, it charges all rounds that it may still have:
+          whoever ends a task early has seen how it went.
+
+        Raises:
+          ValueError: If no round was committed, or the task evaluates only.
+        """
+        terms = self._terms
+        if terms.kind == "evaluation":
+            raise ValueError(
+                f"The task {terms.task!r} evaluates only: its metrics have no noise, and no "
+                "privacy statement."
+            )
+        if not seen.num_rounds:
+            raise ValueError(f"The task {terms.task!r} has committed no round: nothing to state.")
+        charged = self._charged_rounds(seen)
+        claim = self._claim(self._worse(seen, charged))
+        if terms.strategy is None:
+            claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
+        declared, caveats = terms.schema, list(self._headline_caveats(claim, others or {}))
+        if self._is_worse(claim.schema):
+            caveats.insert(0, _worse_than_declared(seen, declared))
+            declared = claim.schema
+        found = statement_lib.dp_ftrl_statement(
+            claim,
+            unit_of_privacy="device",
+            num_users=terms.num_devices,
+            parameters={
+                "population": terms.population,
+                "task": terms.task,
+                "data": terms.data,
+                "num_rounds_done": seen.num_rounds,
+                "num_rounds_charged": charged,
+                "server_plan_sha256": terms.server_plan,
+                **({"initial_clip_norm": terms.clip_norm} if terms.adaptive_clipping else {}),
+                **terms.parameters,
+            },
+            declared=declared,
+            observed=seen.participation(),
+            vocabulary_source=terms.vocabulary_source,
+            vocabulary_is_public=terms.vocabulary_is_public,
+            not_covered=(*self._initial_weights(), *_NOT_COVERED),
+            caveats=(SUMS_ARE_SEEN,),
+            headline_caveats=caveats,
+        )
+        return dataclasses.replace(found, assumptions=(*found.assumptions, HONEST_DEVICES))
+
+    def _charged_rounds(self, seen: participation_histograms.ObservedRounds) -> int:
+        """Rounds that were run, if it is over; otherwise the most that it may have."""
+        done, most = seen.num_rounds, self._terms.schema.num_rounds
+        if self.refusal(seen) is not None:
+            return done
+        if not self.has_guarantee:
+            return most
+        while done < most:  # The most rounds that the budget pays for.
+            middle = (done + most + 1) // 2
+            epsilon = self._claim(self._worse(seen, middle)).epsilon
+            if epsilon <= self.budget_epsilon * _ROUNDING:
+                done = middle
+            else:
+                most = middle - 1
+        return done
+
+    def _worse(
+        self, seen: participation_histograms.ObservedRounds, num_rounds: int
+    ) -> schema_lib.MinSep:
+        """The worse of declared and observed participation in so many rounds."""
+        declared = self._terms.schema
+        strides = [declared.min_sep, *([] if seen.min_sep is None else [seen.min_sep])]
+        return schema_lib.MinSep(
+            num_rounds, min(strides), max(declared.max_participations, seen.max_participations)
+        )
+
+    def _is_worse(self, schema: schema_lib.MinSep) -> bool:
+        declared = self._terms.schema
+        return (
+            schema.min_sep < declared.min_sep
+            or schema.max_participations > declared.max_participations
+        )
+
+    def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:
+        terms = self._terms
+        return guarantee.dp_ftrl_guarantee(
+            identity.Identity() if terms.strategy is None else terms.strategy,
+            noise_multiplier=terms.noise_multiplier,
+            schema=schema,
+            delta=terms.delta,
+            clip_norm=None if terms.adaptive_clipping else terms.clip_norm,
+            adaptive_clipping=terms.adaptive_clipping,
+        )
+
+    def _headline_caveats(
+        self, claim: guarantee.Guarantee, others: Mapping[str, float | None]
+    ) -> Sequence[str]:
+        caveats = [] if self._terms.vocabulary_is_public else [sentences.PRIVATE_VOCABULARY]
+        if self._terms.initial_weights_source and not self._terms.initial_weights_are_public:
+            caveats.append(sentences.INITIAL_WEIGHTS)
+        if others:
+            caveats.append(_composed(claim, others))
+        return caveats
+
+    def _initial_weights(self) -> tuple[str, ...]:
+        source = self._terms.initial_weights_source
+        return (
+            () if source is None else (f"Text that the initial weights were trained on: {source}.",)
+        )
+
+
+def _worse_than_declared(
+    seen: participation_histograms.ObservedRounds, declared: schema_lib.MinSep
+) -> str:
+    breaches = "; ".join(map(str, seen.participation().breaches(declared)))
+    unknown = (
+        f" In {seen.unknown_rounds} rounds the devices' histograms were such as no devices could "
+        "have made: everybody may have been in them."
+        if seen.unknown_rounds
+        else ""
+    )
+    return (
+        f"Devices took part more than was declared before training ({breaches}): ε is of what was "
+        f"observed.{unknown}"
+    )
+
+
+def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) -> str:
+    names = ", ".join(sorted(others))
+    text = f"The devices also take part in the training of: {names}. "
+    if any(rho is None for rho in others.values()) or math.isinf(claim.rho_zcdp):
+        return text + "Not all of these have a guarantee: nothing is promised for all together."
+    rho = claim.rho_zcdp + sum(others.values())
+    epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), claim.delta)
+    return text + (
+        f"For all of them together, so far, ε = {display.round_up(epsilon)} at δ = "
+        f"{claim.delta:g}, ρ-zCDP {display.round_up(rho)}."
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

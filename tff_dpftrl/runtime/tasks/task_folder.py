@@ -1,0 +1,199 @@
+"""The folder of a task, as `tff-dpftrl task new` writes it and servers and devices use it.
+
+    task.pb            the plans of server and devices, signed: plans.SignedTask
+    terms.json, .sig   what the task promises of privacy, bound to plans and files, signed
+    signing_key.pub    the public key of both signatures; devices must be given it
+    config.json        the options, resolved
+    vocabulary.json    the words of the model, and how text is split into them
+    README.md          all of it in words
+
+Nothing in it is secret, and nothing is changed after it was made. The initial weights are in
+the server's plan.
+
+What devices store: every example is a serialized `tf.train.Example` in the collection
+`config.collection`, whose bytes feature `config.text_feature` holds a plain text, UTF-8 (or
+several). Splitting it into words and their ids is part of the plan: a device needs no
+vocabulary and nothing else beside its plan and the key to trust.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from google.protobuf import message
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.plans import plan_pb2, signing
+from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import terms as terms_lib
+from tff_dpftrl.training import options
+
+PUBLIC_KEY = "signing_key.pub"
+"""Name of the file that devices are given."""
+
+_TASK = "task.pb"
+_TERMS = "terms.json"
+_SIGNATURE = "terms.sig"
+_CONFIG = "config.json"
+_VOCABULARY = "vocabulary.json"
+_README = "README.md"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TaskFolder:
+    """A task whose signatures were verified.
+
+    Attributes:
+      path: The folder.
+      signed: The signed plans, as devices get them.
+      server: What the server computes.
+      devices: What devices compute, a variant for each runtime version that has its own.
+      terms: What it promises of privacy.
+      config: Its options.
+      words: The vocabulary.
+      rule: How texts become words.
+    """
+
+    path: pathlib.Path
+    signed: plan_pb2.SignedTask
+    server: plan_pb2.ServerPlan
+    devices: tuple[plan_pb2.DevicePlan, ...]
+    terms: terms_lib.Terms
+    config: config_lib.TaskConfig
+    words: vocabulary.Vocabulary
+    rule: tokenizer.Tokenizer
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+        return self.terms.task
+
+
+def check_is_free(path: str | os.PathLike[str]) -> None:
+    """Refuses a place where a folder of a task cannot be made.
+
+    Raises:
+      ValueError: If there is something already.
+    """
+    path = pathlib.Path(path)
+    if path.exists() or path.is_symlink():
+        raise ValueError(
+            f"{path} exists already, and a task is never overwritten: name another folder."
+        )
+
+
+def write(
+    path: str | os.PathLike[str],
+    *,
+    signed: plan_pb2.SignedTask,
+    terms: terms_lib.Terms,
+    config: config_lib.TaskConfig,
+    words: vocabulary.Vocabulary,
+    rule: tokenizer.Tokenizer,
+    key: ed25519.Ed25519PrivateKey,
+    readme: str,
+) -> None:
+    """Writes a task, whole or not at all.
+
+    Args:
+      path: The folder, which is made, with those above it.
+      signed: The signed plans.
+      terms: What it promises; the hashes of plan and files are put in here.
+      config: Its options, resolved.
+      words: The vocabulary.
+      rule: How texts become words.
+      key: The private key that signed the plans.
+      readme: All of it in words.
+
+    Raises:
+      ValueError: If there is something at `path`.
+      OSError: If the folder cannot be written.
+    """
+    check_is_free(path)
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with durable_files.new_folder(path) as folder:
+        text = json.dumps(config.to_dict(), indent=2) + "\n"
+        (folder / _CONFIG).write_text(text, encoding="utf-8")
+        vocabulary_file.write(folder / _VOCABULARY, words, rule)
+        bound = dataclasses.replace(
+            terms,
+            server_plan=signed.server.sha256.hex(),
+            files={name: _digest(folder / name) for name in (_CONFIG, _VOCABULARY)},
+        )
+        content, signature = bound.signed(key)
+        (folder / _TASK).write_bytes(signed.SerializeToString(deterministic=True))
+        (folder / _TERMS).write_bytes(content)
+        (folder / _SIGNATURE).write_bytes(signature)
+        (folder / PUBLIC_KEY).write_bytes(signing_keys.public_pem(key.public_key()))
+        (folder / _README).write_text(readme, encoding="utf-8")
+
+
+def read(
+    path: str | os.PathLike[str],
+    keys: Sequence[ed25519.Ed25519PublicKey] | None = None,
+) -> TaskFolder:
+    """Reads a task after all of it was verified.
+
+    Args:
+      path: The folder.
+      keys: The public keys that are trusted; if None, the one in the folder: that tells damage,
+        not who made the task.
+
+    Returns:
+      The task.
+
+    Raises:
+      ValueError: If there is no task, or it was changed or signed by nobody who is trusted.
+    """
+    path = pathlib.Path(path)
+    if not (path / _TASK).is_file():
+        raise ValueError(f"There is no task in {path}: make one with tff-dpftrl task new.")
+    try:
+        if keys is None:
+            keys = [signing_keys.load_public(path / PUBLIC_KEY)]
+        signed = plan_pb2.SignedTask.FromString((path / _TASK).read_bytes())
+        server, devices = signing.verified_task(signed, keys)
+        content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
+        terms = terms_lib.verified(content, signature, keys)
+        _check_bound(path, terms, signed, server)
+        words, rule = vocabulary_file.read(path / _VOCABULARY)
+        values = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        config = options.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
+    except message.DecodeError:
+        raise ValueError(f"The task in {path} is refused: {_TASK} cannot be read.") from None
+    except (ValueError, OSError) as error:
+        raise ValueError(f"The task in {path} is refused: {error}") from error
+    return TaskFolder(path, signed, server, devices, terms, config, words, rule)
+
+
+def _check_bound(
+    path: pathlib.Path,
+    terms: terms_lib.Terms,
+    signed: plan_pb2.SignedTask,
+    server: plan_pb2.ServerPlan,
+) -> None:
+    """Refuses terms that are of other plans or files, or that contradict the plans."""
+    if terms.server_plan != signed.server.sha256.hex():
+        raise terms_lib.TermsRefusedError("The privacy terms are those of other plans.")
+    for name, digest in terms.files.items():
+        if _digest(path / name) != digest:
+            raise terms_lib.TermsRefusedError(f"{name} is not the one that was signed.")
+    kept = server.participation
+    if (terms.population, terms.task) != (server.population, server.task) or (
+        (terms.schema.min_sep, terms.schema.max_participations)
+        != (kept.min_sep_rounds, kept.times_edges[-1])
+    ):
+        raise terms_lib.TermsRefusedError("The privacy terms contradict the plans.")
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,162 @@
+"""What a task promises of privacy: signed with the key of its plans, and bound to them.
+
+The terms name the hash of the server's plan, which names those of the devices' plans, and the
+hashes of the other files of the task: no statement can be made with other terms than those
+of the noise that was drawn. Needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from cryptography import exceptions
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import validation
+from tff_dpftrl.mechanisms import serialization
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runtime.plans import signing
+
+Kind = Literal["training", "evaluation"]
+
+_FORMAT = 1
+_DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
+
+
+class TermsRefusedError(ValueError):
+    """Terms that are not those of a task, with the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """The terms of one task.
+
+    Attributes:
+      server_plan: SHA-256 of the server's plan, hexadecimal.
+      files: SHA-256, hexadecimal, of the other files of the task, by their names.
+      kind: "training", or "evaluation", which releases metrics without noise only.
+      population: Name of the devices.
+      task: Name of the task.
+      num_devices: Number of devices in the population, at least.
+      schema: How often, and how closely, one device takes part.
+      delta: δ of the statement.
+      strategy: The strategy matrix, restarts included; None without clipping and noise.
+      noise_multiplier: z, standard deviation of the noise per unit of clip norm.
+      clip_norm: L2 norm that an update is clipped to, the first one if adaptive.
+      adaptive_clipping: Whether the clip norm is learned under the same z.
+      max_epsilon: The ε above which no round begins; None for that of the declared rounds.
+      data: What statements call the devices' data.
+      vocabulary_source: Where the vocabulary is from.
+      vocabulary_is_public: Whether that is public text, by somebody's word.
+      initial_weights_source: Where the initial weights are from; None if drawn at random.
+      initial_weights_are_public: Whether they are recorded to be of public text alone.
+      parameters: What else the statement says, names to plain values.
+      model_of: The task whose model is evaluated; None for training.
+    """
+
+    server_plan: str
+    files: Mapping[str, str]
+    kind: Kind
+    population: str
+    task: str
+    num_devices: int
+    schema: schema_lib.MinSep
+    delta: float
+    strategy: strategy_lib.Strategy | None
+    noise_multiplier: float
+    clip_norm: float
+    adaptive_clipping: bool
+    max_epsilon: float | None
+    data: str
+    vocabulary_source: str
+    vocabulary_is_public: bool
+    initial_weights_source: str | None
+    initial_weights_are_public: bool
+    parameters: Mapping[str, str | int | float | bool | None]
+    model_of: str | None = None
+
+    def __post_init__(self):
+        validation.delta(self.delta)
+        validation.noise_multiplier(self.noise_multiplier)
+        if self.kind not in ("training", "evaluation"):
+            raise ValueError(f"kind must be 'training' or 'evaluation', got {self.kind!r}.")
+        if (self.kind == "evaluation") != (self.model_of is not None):
+            raise ValueError(f"model_of={self.model_of!r} does not go with kind={self.kind!r}.")
+
+    def to_bytes(self) -> bytes:
+        """The terms as JSON; equal terms give equal bytes."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values |= {
+            "format": _FORMAT,
+            "schema": dataclasses.asdict(self.schema),
+            "strategy": None if self.strategy is None else self.strategy.to_dict(),
+        }
+        return (json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+    def signed(self, key: ed25519.Ed25519PrivateKey) -> tuple[bytes, bytes]:
+        """Serialises and signs them.
+
+        Args:
+          key: The private key that signed the plans.
+
+        Returns:
+          `to_bytes()`, and the signature: the key's name and 64 bytes.
+        """
+        content = self.to_bytes()
+        return content, signing.key_name(key.public_key()) + key.sign(_signed(content))
+
+
+def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519PublicKey]) -> Terms:
+    """Reads terms after their signature was verified.
+
+    Args:
+      content: What `Terms.signed` returned, from whom so ever.
+      signature: The same.
+      keys: The public keys that are trusted.
+
+    Returns:
+      The terms.
+
+    Raises:
+      TermsRefusedError: If they were changed, or signed by nobody who is trusted.
+    """
+    trusted = {signing.key_name(key): key for key in keys}
+    name, signature = signature[:8], signature[8:]
+    if name not in trusted:
+        raise TermsRefusedError(
+            f"The privacy terms are signed with the key {name.hex()}, which is not trusted; "
+            f"trusted are {sorted(known.hex() for known in trusted)}."
+        )
+    try:
+        trusted[name].verify(signature, _signed(content))
+    except exceptions.InvalidSignature:
+        raise TermsRefusedError(
+            "The privacy terms were changed: their signature is not valid."
+        ) from None
+    try:
+        return _from_dict(json.loads(content))
+    except (ValueError, KeyError, TypeError) as error:
+        raise TermsRefusedError(f"The privacy terms cannot be read: {error!r}.") from None
+
+
+def _from_dict(values: dict[str, Any]) -> Terms:
+    if values.pop("format") != _FORMAT:
+        raise ValueError("they are of another version of this package")
+    strategy = values.pop("strategy")
+    return Terms(
+        **values
+        | {
+            "schema": schema_lib.MinSep(**values["schema"]),
+            "strategy": None if strategy is None else serialization.strategy_from_dict(strategy),
+        }
+    )
+
+
+def _signed(content: bytes) -> bytes:
+    """What is signed: terms can never stand for a plan, or the other way round."""
+    return _DOMAIN + hashlib.sha256(content).digest()
