@@ -91,7 +91,7 @@ class Notes(observer.Observer):
     def session_refused(self, reason):
         self.calls.append(("refused", reason))
 
-    def sent_away(self, reason):
+    def sent_away(self, reason, has_waited):
         self.calls.append(("sent away", reason))
 
     def configured(self, task, num_bytes):

@@ -32,8 +32,13 @@ class Observer:
     def waiting(self) -> None:
         """A device that has checked in waits to be selected."""
 
-    def sent_away(self, reason: str) -> None:
-        """A device was told to come back; the reason is one of few."""
+    def sent_away(self, reason: str, has_waited: bool) -> None:
+        """A device was told to come back.
+
+        Args:
+          reason: One of few.
+          has_waited: Whether it was among those that `waiting` told of.
+        """
 
     def configured(self, task: str, num_bytes: int) -> None:
         """A device takes part, and was sent so many bytes."""

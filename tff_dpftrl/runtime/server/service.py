@@ -283,9 +283,10 @@ class Service:
         turns: tuple[float, ...],
         reason: str,
     ) -> None:
+        has_waited = session.phase is Phase.WAITING
         session.phase = Phase.SENT_AWAY
         session.allow(self._limits.check_in_seconds)
-        self._observer.sent_away(reason)
+        self._observer.sent_away(reason, has_waited)
         answer = wire_pb2.FromServer()
         answer.come_back.turns.extend(turns)
         answer.come_back.reason = reason
