@@ -21,7 +21,14 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=setuptools.find_packages(include=["tff_dpftrl", "tff_dpftrl.*"]),
-    package_data={"tff_dpftrl": ["mechanisms/zoo/*.json", "*/README.md", "runtime/*/*.proto"]},
+    package_data={
+        "tff_dpftrl": [
+            "mechanisms/zoo/*.json",
+            "*/README.md",
+            "runtime/*/*.proto",
+            "runtime/status/assets/*",
+        ]
+    },
     python_requires=">=3.10",
     install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6"],
     extras_require={

@@ -1,0 +1,199 @@
+import asyncio
+import contextlib
+import json
+import math
+import socket
+import sys
+
+import pytest
+import tornado.httpclient
+from prometheus_client import parser
+
+from tests.runtime.status import watched
+from tff_dpftrl.runtime.status import page
+
+HISTORY = [{"round": 0, "committed_at": watched.START, "epoch": 1, "loss": 2.5}]
+
+
+@contextlib.asynccontextmanager
+async def served(told, *, privacy=lambda task: None, history=lambda task: [], **changes):
+    status = page.StatusServer(told.seen, privacy=privacy, history=history, **changes)
+    await status.start()
+    try:
+        yield status
+    finally:
+        await status.stop()
+
+
+async def fetch(url, **changes):
+    client = tornado.httpclient.AsyncHTTPClient(force_instance=True)
+    try:
+        return await client.fetch(url, raise_error=False, **changes)
+    finally:
+        client.close()
+
+
+async def eventually(get, is_there):
+    """What `get` gives when it is there: what is read on a thread comes with a later request."""
+    for _ in range(200):
+        found = await get()
+        if is_there(found):
+            return found
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"it never came: {found}")
+
+
+def test_the_page_and_its_figures_are_served():
+    told = watched.Watched("train", "evaluate")
+    told.lead()
+    told.round()
+    told.tell()
+
+    async def scenario():
+        async with served(
+            told,
+            privacy=lambda task: (
+                {"epsilon": 1.5, "delta": 1e-6, "rho_zcdp": math.nan} if task == "train" else None
+            ),
+            history=lambda task: HISTORY,
+        ) as status:
+            assert status.address.startswith("http://127.0.0.1:")
+            for path in ("/", "/page.js", "/page.css", "/charts.js", "/icon.svg"):
+                answer = await fetch(status.address + path)
+                assert (answer.code, len(answer.body) > 100) == (200, True), path
+
+            async def data():
+                return json.loads((await fetch(status.address + "/data.json")).body)
+
+            found = await eventually(data, lambda found: "epsilon" in found["tasks"][0])
+            assert found["tasks"][0]["epsilon"] == 1.5
+            assert "epsilon" not in found["tasks"][1]
+            assert found["tasks"][0]["rounds_done"] == 1
+            assert found["session_shapes"] == [["-v[]+^", 1, 100.0]]
+            assert found["window"]["name"] == "day"
+
+            async def task():
+                return json.loads((await fetch(status.address + "/task.json?task=0")).body)
+
+            found = await eventually(task, lambda found: found["history_version"] == 1)
+            assert found["privacy"] == {"epsilon": 1.5, "delta": 1e-6, "rho_zcdp": None}
+            assert found["reports"] == [["accepted", 4]]
+            answer = await fetch(status.address + "/history.json?task=0")
+            assert json.loads(answer.body)["history"]["columns"] == {"loss": [2.5]}
+            answer = await fetch(status.address + "/metrics")
+            families = {
+                family.name: family
+                for family in parser.text_string_to_metric_families(answer.body.decode())
+            }
+            assert families["tff_dpftrl_privacy_epsilon"].samples[0].value == 1.5
+
+    asyncio.run(scenario())
+
+
+def test_it_is_for_reading_and_answers_to_names_of_this_machine_only():
+    async def scenario():
+        async with served(watched.Watched()) as status:
+            for method, body in (("POST", b""), ("PUT", b""), ("DELETE", None), ("PATCH", b"")):
+                answer = await fetch(status.address + "/data.json", method=method, body=body)
+                assert answer.code == 405
+            assert (await fetch(status.address + "/", method="HEAD")).code == 200
+            answer = await fetch(status.address + "/data.json", headers={"Host": "evil.example"})
+            assert answer.code == 403
+            port = status.address.rpartition(":")[2]
+            answer = await fetch(status.address + "/", headers={"Host": f"localhost:{port}"})
+            assert answer.code == 200
+            for path in (
+                "/nothing",
+                "/../page.py",
+                "/assets/page.html",
+                "/data.json?window=year",
+                "/task.json?task=1",
+                "/task.json?task=-1",
+                "/history.json?task=x",
+            ):
+                answer = await fetch(status.address + path)
+                assert answer.code == 404, path
+                assert "Content-Security-Policy" in answer.headers
+
+    asyncio.run(scenario())
+
+
+def test_nothing_may_come_from_elsewhere_and_no_script_stand_in_the_page():
+    async def scenario():
+        async with served(watched.Watched()) as status:
+            for path in ("/", "/page.js", "/charts.js", "/page.css", "/icon.svg", "/data.json"):
+                answer = await fetch(status.address + path)
+                policy = answer.headers["Content-Security-Policy"]
+                assert "default-src 'none'" in policy and "script-src 'self'" in policy
+                assert "unsafe" not in policy
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                assert "Access-Control-Allow-Origin" not in answer.headers
+                assert "Server" not in answer.headers
+                text = answer.body.decode().replace("http://www.w3.org/2000/svg", "")
+                for word in (
+                    "http:",
+                    "https:",
+                    "innerHTML",
+                    "outerHTML",
+                    "insertAdjacent",
+                    "eval",
+                ):
+                    assert word not in text, (path, word)
+
+    asyncio.run(scenario())
+
+
+def test_a_port_in_use_is_told_by_name():
+    async def scenario():
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(OSError, match=f"cannot listen at 127.0.0.1 port {port}"):
+                async with served(watched.Watched(), port=port):
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_told_and_the_rest_is_shown(caplog):
+    def broken(task):
+        raise OSError("/secret/path is gone")
+
+    async def scenario():
+        told = watched.Watched()
+        told.round()
+        async with served(told, privacy=broken, history=broken) as status:
+
+            async def get(path):
+                return json.loads((await fetch(status.address + path)).body)
+
+            found = await eventually(
+                lambda: get("/task.json?task=0"), lambda found: found["privacy_error"]
+            )
+            assert found["reports"] == [["accepted", 4]]
+            found = await eventually(
+                lambda: get("/history.json?task=0"), lambda found: found["error"]
+            )
+            assert found["history"] is None
+            assert "secret" not in json.dumps(found)
+            assert (await get("/data.json"))["tasks"][0]["rounds_done"] == 1
+            assert (await fetch(status.address + "/metrics")).code == 200
+
+    asyncio.run(scenario())
+
+
+def test_after_the_stop_the_port_is_free_again():
+    async def scenario():
+        async with served(watched.Watched()) as status:
+            address = status.address
+            assert (await fetch(address)).code == 200
+        port = int(address.rpartition(":")[2])
+        async with served(watched.Watched(), port=port) as status:
+            assert status.address == address
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+    asyncio.run(scenario())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,82 @@
+import json
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.status import session_table
+
+
+def paper_table():
+    """Table 1 of Bonawitz et al. 2019, in thousands."""
+    table = session_table.SessionTable()
+    for shape, count in (("-v[]+^", 1116), ("-v[]+#", 327), ("-v[!", 30)):
+        for _ in range(count):
+            table.add(shape)
+    return table
+
+
+def test_percentages_are_those_of_the_paper():
+    rows = paper_table().rows()
+    assert [(shape, count) for shape, count, _ in rows] == [
+        ("-v[]+^", 1116),
+        ("-v[]+#", 327),
+        ("-v[!", 30),
+    ]
+    assert [int(percent) for _, _, percent in rows] == [75, 22, 2]
+
+
+def test_what_is_no_shape_counts_as_other():
+    table = session_table.SessionTable()
+    for shape in ("<script>", "", "-v[]+^^", "-v["):
+        assert table.add(shape) == "other"
+    assert table.rows() == [("other", 4, 100.0)]
+
+
+def test_errors_are_known_by_their_ends():
+    assert session_table.is_error("-v[*")
+    assert session_table.is_error("-?")
+    assert not session_table.is_error("-v[]+#")
+    assert not session_table.is_error("other")
+
+
+def test_markdown_is_a_table():
+    assert paper_table().to_markdown().splitlines()[2] == "| `-v[]+^` | 1,116 | 75.8 % |"
+
+
+def test_counts_last(tmp_path):
+    path = tmp_path / "sessions.json"
+    table = paper_table()
+    table.save(path)
+    again = session_table.SessionTable.load(path)
+    assert again.rows() == table.rows()
+    again.add("-v[]+^")
+    again.save(path)
+    assert session_table.SessionTable.load(path).total == table.total + 1
+
+
+def test_no_file_is_an_empty_table(tmp_path):
+    assert session_table.SessionTable.load(tmp_path / "none.json").rows() == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        json.dumps({"version": 2, "session_shapes": {}}),
+        json.dumps({"version": 1}),
+        json.dumps({"version": 1, "session_shapes": {"-v[]+^": -1}}),
+        json.dumps({"version": 1, "session_shapes": {"-v[]+^": True}}),
+        json.dumps({"version": 1, "session_shapes": {"of device 17": 1}}),
+    ],
+)
+def test_other_files_are_refused_by_name(tmp_path, content):
+    path = tmp_path / "sessions.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="sessions.json holds no counts"):
+        session_table.SessionTable.load(path)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

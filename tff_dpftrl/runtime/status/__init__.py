@@ -1,0 +1,1 @@
+"""What an operator sees of a server: counts in memory, Prometheus metrics, a status page."""

@@ -1,0 +1,61 @@
+"""Committed rounds as columns for curves: of thousands of rounds, some hundred points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MOST_POINTS = 300
+_MOST_COLUMNS = 40
+_LONGEST_NAME = 80
+_KEYS = ("round", "committed_at")
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Curves of a task.
+
+    Args:
+      rows: `Store.history` of the task.
+
+    Returns:
+      JSON-compatible: "rounds", how many rows there were; "round" and "committed_at", of the
+      last round of each point; "columns", from names of metrics to lists of as many means of
+      the rounds of a point (None where a round has none, or none that is finite).
+    """
+    groups = _groups(len(rows))
+    names: dict[str, None] = {}
+    for row in rows:
+        for name, value in row.items():
+            if name not in names and name not in _KEYS and _number(value) is not None:
+                if len(names) < _MOST_COLUMNS:
+                    names[name] = None
+    names.pop("epoch", None)
+    return {
+        "rounds": len(rows),
+        "round": [_number(rows[group[-1]].get("round")) for group in groups],
+        "committed_at": [_number(rows[group[-1]].get("committed_at")) for group in groups],
+        "columns": {
+            name[:_LONGEST_NAME]: [_mean(rows, group, name) for group in groups] for name in names
+        },
+    }
+
+
+def _groups(num_rows: int) -> list[range]:
+    size = max(1, math.ceil(num_rows / _MOST_POINTS))
+    return [range(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], group: range, name: str) -> float | None:
+    values = [number for i in group if (number := _number(rows[i].get(name))) is not None]
+    return float(f"{sum(values) / len(values):.6g}") if values else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,303 @@
+"""The status page: an HTTP server beside the devices' service, for reading only.
+
+    /              the page, which asks for the others every second
+    /data.json     figures of the population
+    /task.json     details of one task, and its privacy
+    /history.json  its committed rounds
+    /metrics       the figures for Prometheus
+
+It binds loopback unless told otherwise, and has neither passwords nor TLS: to look from
+elsewhere, go through a tunnel or a proxy that has both. Bound to loopback, it answers only
+to names of the machine itself, so that no web page can reach it through a browser by a name
+of its own. Nothing it serves comes from elsewhere; names and values are set as text.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+import pathlib
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import prometheus_client
+import tornado.httpserver
+import tornado.netutil
+import tornado.web
+
+from tff_dpftrl.runtime.status import history as history_lib
+from tff_dpftrl.runtime.status import metrics, read_behind, snapshot, time_series
+from tff_dpftrl.runtime.status import observations as observations_lib
+
+_ASSETS = pathlib.Path(__file__).parent / "assets"
+_FILES = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+# However many look, figures are computed so often at most.
+_FRESH_SECONDS = 0.5
+_DAY = "day"
+
+
+class StatusServer:
+    """Serves the page on the event loop that it is started on."""
+
+    def __init__(
+        self,
+        seen: observations_lib.Observations,
+        *,
+        privacy: Callable[[str], Mapping[str, Any] | None],
+        history: Callable[[str], Sequence[Mapping[str, Any]]],
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ):
+        """Does not listen yet.
+
+        Args:
+          seen: What is observed.
+          privacy: Given a task, what it has spent: the entries of a `PrivacyStatement`'s JSON
+            that there are, besides "budget_epsilon" (which it will not exceed) and "stopped"
+            (why it goes no further); None if it is not private. Called on a thread.
+          history: Given a task, its `Store.history`. Called on the same thread.
+          host: Address to listen at.
+          port: Its port; 0 takes a free one.
+        """
+        self.seen = seen
+        self._host = host
+        self._port = port
+        self._executor = futures.ThreadPoolExecutor(1, thread_name_prefix="status")
+        self._privacy = read_behind.ReadBehind(
+            lambda task: snapshot.plain(privacy(task)), self._executor
+        )
+        self._history = read_behind.ReadBehind(
+            lambda task: history_lib.columns(history(task)), self._executor
+        )
+        self._registry = metrics.registry(seen, self._known_privacy)
+        self._made: dict[Any, tuple[float, bytes]] = {}
+        self._server: tornado.httpserver.HTTPServer | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Begins to listen; `address` is then the page's, like "http://127.0.0.1:8080".
+
+        Raises:
+          OSError: If the port is in use, or the host is not this machine.
+        """
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            sockets = tornado.netutil.bind_sockets(self._port, self._host, family)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"The status page cannot listen at {self._host} port {self._port} "
+                f"({error.strerror}): choose another port, or 0 for a free one.",
+            ) from error
+        port = sockets[0].getsockname()[1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.address = f"http://{host}:{port}"
+        handler = functools.partial(dict, status=self, names=_names(self._host))
+        application = tornado.web.Application(
+            [
+                *((path, _File, {**handler(), "file": file}) for path, file in _FILES.items()),
+                ("/data.json", _Data, handler()),
+                ("/task.json", _Task, handler()),
+                ("/history.json", _History, handler()),
+                ("/metrics", _Metrics, handler()),
+            ],
+            default_handler_class=_Missing,
+            default_handler_args=handler(),
+            log_function=lambda _: None,
+        )
+        self._server = tornado.httpserver.HTTPServer(
+            application,
+            max_header_size=16_384,
+            max_body_size=0,
+            idle_connection_timeout=60,
+            body_timeout=5,
+        )
+        self._server.add_sockets(sockets)
+
+    async def stop(self) -> None:
+        """Closes every connection."""
+        if self._server is not None:
+            self._server.stop()
+            await self._server.close_all_connections()
+            self._server = None
+        await self._privacy.settle()
+        await self._history.settle()
+        self._executor.shutdown()
+
+    # What handlers ask for.
+
+    def _known_privacy(self) -> dict[str, Mapping[str, Any]]:
+        found = {}
+        for name, task in self.seen.tasks.items():
+            figures, _, _ = self._privacy.get(name, task.rounds_done)
+            if figures is not None:
+                found[name] = figures
+        return found
+
+    def _remembered(self, key: Any, make: Callable[[], Any]) -> bytes:
+        now = time.monotonic()
+        made_at, content = self._made.get(key, (-_FRESH_SECONDS, b""))
+        if now - made_at >= _FRESH_SECONDS:
+            content = json.dumps(make(), allow_nan=False).encode()
+            self._made[key] = (now, content)
+        return content
+
+    def data(self, window: str) -> bytes:
+        """`/data.json`."""
+
+        def make() -> dict[str, Any]:
+            epsilons = {
+                name: figures.get("epsilon") for name, figures in self._known_privacy().items()
+            }
+            return snapshot.of_population(self.seen, window, epsilons)
+
+        return self._remembered(window, make)
+
+    def task(self, index: int) -> bytes:
+        """`/task.json`.
+
+        Raises:
+          IndexError: If there is no such task.
+        """
+        name, task = list(self.seen.tasks.items())[index]
+
+        def make() -> dict[str, Any]:
+            privacy, error, _ = self._privacy.get(name, task.rounds_done)
+            _, _, version = self._history.get(name, task.rounds_done)
+            return {
+                "name": name,
+                **snapshot.of_task(task),
+                "privacy": privacy,
+                "privacy_error": error,
+                "history_version": version,
+            }
+
+        return self._remembered(("task", index), make)
+
+    def history(self, index: int) -> bytes:
+        """`/history.json`; raises like `task`."""
+        name, task = list(self.seen.tasks.items())[index]
+
+        def make() -> dict[str, Any]:
+            columns, error, version = self._history.get(name, task.rounds_done)
+            return {"name": name, "history": columns, "error": error, "version": version}
+
+        return self._remembered(("history", index), make)
+
+    def metrics(self) -> bytes:
+        """`/metrics`."""
+        return prometheus_client.generate_latest(self._registry)
+
+
+def _names(host: str) -> frozenset[str] | None:
+    """Names that the page answers to; None for all."""
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    return frozenset({"localhost", "127.0.0.1", "::1", host}) if is_local else None
+
+
+class _Handler(tornado.web.RequestHandler):
+    """GET and HEAD, with the headers that keep foreign content out."""
+
+    SUPPORTED_METHODS = ("GET", "HEAD")
+
+    def initialize(self, status: StatusServer, names: frozenset[str] | None) -> None:
+        self.status = status
+        self.names = names
+
+    def set_default_headers(self) -> None:
+        for name, value in _HEADERS.items():
+            self.set_header(name, value)
+        self.clear_header("Server")
+
+    def prepare(self) -> None:
+        if self.names is not None and self.request.host_name.strip("[]") not in self.names:
+            raise tornado.web.HTTPError(403, reason="Ask for localhost")
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(f"{status_code} {self._reason}\n")
+
+    def send(self, content: bytes, kind: str) -> None:
+        self.set_header("Content-Type", kind)
+        self.finish(content)
+
+    def head(self) -> None:
+        self.get()
+
+    def get(self) -> None:
+        raise NotImplementedError
+
+    def _task_index(self) -> int:
+        try:
+            index = int(self.get_query_argument("task", "0"))
+        except ValueError:
+            index = -1
+        if not 0 <= index < len(self.status.seen.tasks):
+            raise tornado.web.HTTPError(404, reason="No such task")
+        return index
+
+
+class _Missing(_Handler):
+    def get(self) -> None:
+        raise tornado.web.HTTPError(404)
+
+
+class _File(_Handler):
+    def initialize(self, status: StatusServer, names: frozenset[str] | None, file: tuple) -> None:
+        super().initialize(status, names)
+        self._file = file
+
+    def get(self) -> None:
+        name, kind = self._file
+        self.send(_content(name), kind)
+
+
+@functools.cache
+def _content(name: str) -> bytes:
+    return (_ASSETS / name).read_bytes()
+
+
+class _Data(_Handler):
+    def get(self) -> None:
+        window = self.get_query_argument("window", _DAY)
+        if window not in time_series.RESOLUTIONS:
+            raise tornado.web.HTTPError(404, reason="No such window")
+        self.send(self.status.data(window), "application/json")
+
+
+class _Task(_Handler):
+    def get(self) -> None:
+        self.send(self.status.task(self._task_index()), "application/json")
+
+
+class _History(_Handler):
+    def get(self) -> None:
+        self.send(self.status.history(self._task_index()), "application/json")
+
+
+class _Metrics(_Handler):
+    def get(self) -> None:
+        self.send(self.status.metrics(), prometheus_client.CONTENT_TYPE_LATEST)

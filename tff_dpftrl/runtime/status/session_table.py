@@ -1,0 +1,103 @@
+"""How the sessions of devices went: the table of their shapes (Bonawitz et al. 2019, table 1)."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.runtime.device import session_shape
+from tff_dpftrl.runtime.status import bounded_counts
+
+_VERSION = 1
+_LABELS = session_shape.SHAPES | {bounded_counts.OTHER}
+_ERRORS = (session_shape.Event.ERROR.value, session_shape.Event.ATTESTATION_FAILED.value)
+
+
+class SessionTable:
+    """Counts sessions by shape, and lasts as a file.
+
+    What is no shape counts as "other". Nothing but counts is kept: a file of them says of no
+    session when it was, nor whose.
+    """
+
+    def __init__(self):
+        """Starts empty."""
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def add(self, shape: str) -> str:
+        """Counts a session.
+
+        Returns:
+          The label it counts under.
+        """
+        label = shape if shape in _LABELS else bounded_counts.OTHER
+        self._counts[label] += 1
+        return label
+
+    @property
+    def total(self) -> int:
+        """How many sessions there were."""
+        return self._counts.total()
+
+    def rows(self) -> list[tuple[str, int, float]]:
+        """Shape, count and percentage, the most frequent first."""
+        total = max(self.total, 1)
+        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        return [(shape, count, 100 * count / total) for shape, count in ordered]
+
+    def to_markdown(self) -> str:
+        """The table as the paper prints it."""
+        lines = ["| session shape | count | percent |", "|---|---:|---:|"]
+        lines += [
+            f"| `{shape}` | {count:,} | {percent:.1f} % |" for shape, count, percent in self.rows()
+        ]
+        return "\n".join(lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the counts to a file, in one step.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        content = {"version": _VERSION, "session_shapes": dict(self._counts)}
+        durable_files.write(path, (json.dumps(content, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SessionTable:
+        """Reads what `save` wrote.
+
+        Returns:
+          The table; an empty one if there is no file.
+
+        Raises:
+          OSError: If it cannot be read.
+          ValueError: If the file holds something else.
+        """
+        table = cls()
+        try:
+            text = pathlib.Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return table
+        problem = f"{path} holds no counts of sessions: move it away, or bring the right one back."
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise ValueError(problem) from error
+        if not isinstance(content, dict) or content.get("version") != _VERSION:
+            raise ValueError(problem)
+        counts = content.get("session_shapes")
+        if not isinstance(counts, dict) or not all(
+            shape in _LABELS and type(count) is int and count >= 0
+            for shape, count in counts.items()
+        ):
+            raise ValueError(problem)
+        table._counts.update(counts)
+        return table
+
+
+def is_error(label: str) -> bool:
+    """Whether a session of this shape ended with an error, of the device or its attestation."""
+    return label.endswith(_ERRORS)
