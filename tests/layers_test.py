@@ -34,7 +34,7 @@ _ALLOWED = {
 }
 _AT_THE_TOP = ("version", "validation", "durable_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
-_LIGHT_RUNTIME = ("actors", "device", "protocol", "schedules", "server", "status", "store")
+_LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "schedules", "server", "status", "store")
 # Only these have TFF: devices and servers start without it.
 _MAKES_TASKS = (("plans", "building.py"), ("tasks", "making.py"))
 # What the server's actors, and the simulator of their schedules, must be free of.

@@ -28,6 +28,7 @@ _COMMANDS = (
     "finetune-plan",
     "worker",
     "device",
+    "fleet",
 )
 
 

@@ -16,9 +16,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.cli import server_flags, train
 
 if TYPE_CHECKING:
-    import grpc
-
-    from tff_dpftrl.runtime.device import device, session
+    from tff_dpftrl.runtime.device import device
 
 _DESCRIPTION = """\
 Take part in the rounds of a server (`tff-dpftrl serve`) as one device: check in when the server
@@ -218,7 +216,7 @@ def _take_part(args: argparse.Namespace) -> int:
                 generator=random.SystemRandom(),
                 waits=scheduler.Waits(first_s=args.start_within),
             ),
-            lambda population: sessions.run(population)[0],
+            lambda population: sessions.run(population).result,
             own.eligibility,
             wait=time.sleep,
             should_stop=lambda: False,
@@ -235,11 +233,11 @@ class _Sessions:
         self._own = own
         self._shapes: collections.Counter[str] = collections.Counter()
 
-    def run(self, population: str) -> tuple[session.SessionResult, grpc.Future]:
+    def run(self, population: str) -> device.EndedSession:
         """Runs one session."""
         _progress(f"Checking in for {population} ...")
-        result, told = self._own.run_session(population)
-        report = result.report
+        ended = self._own.run_session(population)
+        result, report = ended.result, ended.result.report
         self._shapes[report.shape] += 1
         print(
             f"{population}  {report.shape:7}{result.outcome.value}, {report.seconds:g} s, "
@@ -247,14 +245,14 @@ class _Sessions:
             + (f": {result.reason}" if result.reason else ""),
             flush=True,
         )
-        return result, told
+        return ended
 
     def run_and_tell(self, population: str) -> int:
         """Runs one session, waits until the server has heard of it, and returns the status."""
-        result, told = self.run(population)
+        ended = self.run(population)
         with contextlib.suppress(Exception):  # Whether it has heard matters to nobody here.
-            told.result()
-        return int(result.outcome.value in ("failed", "attestation failed"))
+            ended.told.result()
+        return int(ended.result.outcome.value in ("failed", "attestation failed"))
 
 
 def _progress(line: str) -> None:

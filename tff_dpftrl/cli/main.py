@@ -41,6 +41,7 @@ _SUBCOMMANDS = (
     "task",
     "worker",
     "device",
+    "fleet",
 )
 
 

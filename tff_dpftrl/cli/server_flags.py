@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.device import attester, server_connection
+    from tff_dpftrl.runtime.fleet import fleet
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
@@ -71,6 +72,19 @@ class Trust:
 
         return server_connection.ServerConnection(
             self._server, self._roots, server_name=self._server_name
+        )
+
+    def for_fleet(self) -> fleet.Server:
+        """The same for a fleet, which may have several processes."""
+        from tff_dpftrl.runtime import signing_keys
+        from tff_dpftrl.runtime.fleet import fleet
+
+        return fleet.Server(
+            self._server,
+            self._roots,
+            tuple(map(signing_keys.raw, self.plan_keys)),
+            None if self._issuer_key is None else self._issuer_key.private_bytes_raw(),
+            self._server_name,
         )
 
     def attester(self) -> attester.Attester:

@@ -54,6 +54,8 @@ class WireSession(session.SessionSteps):
         self._stream: server_connection.Stream | None = None
         self._configuration = wire_pb2.Configuration()
         self._attempt = ""
+        self.work: session.Work | None = None
+        """What was asked of the device, once it is known."""
 
     def check_in(self, keep_going: session.KeepGoing) -> session.ComeBack | None:
         """See the base class; also waits for plan and model to arrive."""
@@ -103,9 +105,10 @@ class WireSession(session.SessionSteps):
             raise session.StepFailed(f"Refused: {error}") from None
         except tensor_values.ValuesError as error:
             raise session.StepFailed(f"The server's model does not fit its plan: {error}") from None
-        return session.Work(
+        self.work = session.Work(
             plan.task, configuration.round_index, rule, buckets, (loaded, broadcast)
         )
+        return self.work
 
     def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes:
         """See the base class; returns the serialized update."""

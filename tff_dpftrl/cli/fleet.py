@@ -1,0 +1,189 @@
+"""`tff-dpftrl fleet`: many simulated devices, to try a server out with."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import output, server_flags, train
+
+_DESCRIPTION = """\
+Run many simulated devices against a server (`tff-dpftrl serve`). Each has the texts of one user of
+a corpus, and does over gRPC and TLS what `tff-dpftrl device` does; what it knows of its
+participation is in memory only. Some drop out, some are slow, and on request some are malicious.
+
+The users that `train` holds out are no devices. It ends with a table of what became of the
+sessions, beside that of Bonawitz et al. 2019 (table 1). Ctrl-C ends it, with the table.
+"""
+
+_EPILOG = """\
+examples:
+  tff-dpftrl fleet --server localhost:8443 --population keyboard --data docs --devices 300 \\
+      --server-certificate server.pem --plan-keys tasks/nwp/signing_key.pub \\
+      --attestation-key issuer.pem --until-rounds 50
+
+  # One in twenty devices attacks, and devices are there at night only, a night every 10 minutes.
+  tff-dpftrl fleet ... --malicious 0.05 --attacks nan shape --day-seconds 600
+"""
+
+_ATTACKS = ("nan", "shape", "attempt", "token", "garbage")
+_PROGRESS_S = 5.0
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "fleet",
+        help="run many simulated devices, some of them faulty, against a server",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    server_flags.add_arguments(parser.add_argument_group("server"))
+    devices = parser.add_argument_group("devices")
+    _add(devices, "--population", str, "NAME", None, "Population that they take part in.")
+    _add(devices, "--data", str, "CORPUS", "docs", "Texts by user, as for train --data.")
+    _add(devices, "--devices", int, "N", 300, "Number of devices, a user each.")
+    _add(devices, "--seed", int, "N", 0, "Decides users, behaviour and order of examples.")
+    faults = parser.add_argument_group("what goes wrong")
+    _add(faults, "--drop-outs", float, "SHARE", 0.08, "Sessions whose device goes away.")
+    _add(faults, "--stragglers", float, "SHARE", 0.22, "Sessions that take longer.")
+    _add(faults, "--straggler-seconds", float, "X", 5.0, "By how much, on average.")
+    _add(faults, "--malicious", float, "SHARE", 0.0, "Devices that attack.")
+    faults.add_argument(
+        "--attacks",
+        nargs="+",
+        choices=_ATTACKS,
+        default=list(_ATTACKS),
+        help="What they do: NaNs, a wrong shape, another attempt's report, a used token, or bytes "
+        "that are no update. Default: all.",
+    )
+    _add(
+        faults, "--day-seconds", float, "X", None,
+        "Devices may work at night only, of days of this length. Default: always.",
+    )  # fmt: skip
+    running = parser.add_argument_group("running")
+    _add(running, "--until-rounds", int, "N", None, "End after so many rounds that counted.")
+    _add(running, "--seconds", float, "X", None, "End after this time.")
+    _add(running, "--start-within", float, "SECONDS", 5.0, "Time in which devices first come.")
+    _add(running, "--processes", int, "N", 1, "Processes that share the devices.")
+    _add(running, "--connections", int, "N", 4, "Connections that devices share, a process.")
+    _add(running, "--sessions", int, "N", 1000, "Sessions at a time, a process.")
+    _add(running, "--training", int, "N", 2, "Devices that train at a time, a process.")
+    output.add_format(parser)
+
+
+def _add(
+    group: argparse._ArgumentGroup, flag: str, kind: type, metavar: str, default: object, text: str
+) -> None:
+    shown = "" if default is None else f" Default: {default}."
+    group.add_argument(flag, type=kind, metavar=metavar, default=default, help=text + shown)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the fleet, and returns the exit status: 1 if no report counted."""
+    if not args.population:
+        raise ValueError("--population must be given: the population to take part in.")
+    trust = server_flags.Trust(args)
+    train.silence_tensorflow()
+    from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
+
+    made = fleet.Fleet(
+        trust.for_fleet(),
+        args.population,
+        args.data,
+        args.devices,
+        seed=args.seed,
+        rates=behaviour.Rates(
+            drop_outs=args.drop_outs,
+            stragglers=args.stragglers,
+            straggler_s=args.straggler_seconds,
+            malicious=args.malicious,
+            attacks=tuple(map(behaviour.Attack, args.attacks)),
+        ),
+        day_s=args.day_seconds,
+        start_within_s=args.start_within,
+        num_connections=args.connections,
+        max_sessions=args.sessions,
+        max_training=args.training,
+    )
+    for flag, value in (("--until-rounds", args.until_rounds), ("--processes", args.processes)):
+        if value is not None:
+            validation.integer(flag, value, minimum=1)
+    if args.seconds is not None:
+        validation.positive("--seconds", args.seconds)
+    counts, begin = tally.Tally(), time.monotonic()
+    progress = _Progress(counts, begin)
+    stop = threading.Event()
+    print("Reading the data ...", file=sys.stderr)
+    with _orderly_end(stop):
+        fleet.run(
+            made,
+            fleet.Ending(rounds=args.until_rounds, seconds=args.seconds),
+            stop=stop,
+            hear=progress.hear,
+            num_processes=args.processes,
+        )
+    seconds = time.monotonic() - begin
+    if args.format == "json":
+        output.print_json(counts.to_dict(seconds))
+    else:
+        output.print_table(counts.table(), left=4)
+        print("\n".join(["", *counts.summary(seconds)]))
+    return 0 if counts.rounds else 1
+
+
+class _Progress:
+    """A line for every round that begins to count, and now and then otherwise."""
+
+    def __init__(self, counts, begin: float):
+        self._counts, self._begin = counts, begin
+        self._last = begin
+        self._num_rounds = 0
+
+    def hear(self, end) -> None:
+        """Counts a session."""
+        self._counts.add(end)
+        now = time.monotonic()
+        rounds = len(self._counts.rounds)
+        if rounds == self._num_rounds and now < self._last + _PROGRESS_S:
+            return
+        where = ""
+        if rounds > self._num_rounds:
+            where = f"{end.task} round {end.round_index}, "
+        self._num_rounds, self._last = rounds, now
+        print(
+            f"{now - self._begin:6.1f} s: {where}{sum(self._counts.shapes.values())} sessions, "
+            f"{sum(self._counts.rounds.values())} reports counted",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+@contextlib.contextmanager
+def _orderly_end(stop: threading.Event) -> Iterator[None]:
+    """Within the block, the first Ctrl-C or SIGTERM ends the fleet; the second, the process."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+    def end(signum: int, frame: object) -> None:
+        del signum, frame
+        restore()
+        stop.set()
+
+    for signum in before:
+        signal.signal(signum, end)
+    try:
+        yield
+    finally:
+        restore()

@@ -1,0 +1,63 @@
+"""When simulated devices may work: always, or at night (Bonawitz et al. 2019, figure 5)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.device import eligibility
+
+_HOURS = 24.0
+_NIGHT = 2.0  # The hour around which most devices are idle and charging.
+_SPREAD = 3.0  # Standard deviation, in hours, between devices.
+_LEAST, _MOST = 5.0, 12.0  # Hours that a device is available for.
+
+
+class Nightly(eligibility.Eligibility):
+    """A device that is charged once a day, for some hours around its own middle of the night."""
+
+    def __init__(
+        self,
+        generator: random.Random,
+        *,
+        clock: Callable[[], float],
+        day_s: float = 24 * 3600.0,
+    ):
+        """Draws when the device is charged.
+
+        Args:
+          generator: Source of randomness.
+          clock: Seconds since 1970, UTC.
+          day_s: Length of a day, in seconds; a shorter one for shorter trials.
+
+        Raises:
+          ValueError: If `day_s` is not positive.
+        """
+        self._clock = clock
+        self._day_s = validation.positive("day_s", day_s)
+        self._middle = generator.gauss(_NIGHT, _SPREAD)
+        self._hours = generator.uniform(_LEAST, _MOST)
+
+    def unmet(self) -> tuple[str, ...]:
+        """See the base class."""
+        hour = self._clock() % self._day_s / self._day_s * _HOURS
+        distance = (hour - self._middle + _HOURS / 2) % _HOURS - _HOURS / 2
+        return () if abs(distance) <= self._hours / 2 else ("charging",)
+
+
+class UntilStopped(eligibility.Eligibility):
+    """Ends all work when a fleet is stopped, besides what ends it anyway."""
+
+    def __init__(self, other: eligibility.Eligibility, is_stopped: Callable[[], bool]):
+        """Asks both.
+
+        Args:
+          other: Whether the device may work.
+          is_stopped: Whether the fleet was stopped.
+        """
+        self._other, self._is_stopped = other, is_stopped
+
+    def unmet(self) -> tuple[str, ...]:
+        """See the base class."""
+        return ("running",) if self._is_stopped() else self._other.unmet()
