@@ -85,13 +85,13 @@ class Tally:
           Rows of shape, sessions, share, share in the paper and meaning; the first is a head.
         """
         begun = sum(self.shapes.values())
-        rows = [["shape", "sessions", "share", "paper", "what happened"]]
+        rows = [["shape  ", "sessions", "share", "paper", "what happened"]]
         shapes = sorted(self.shapes, key=lambda shape: (-self.shapes[shape], shape))
         for shape in shapes:
             count = self.shapes[shape]
             paper = f"{_PAPER[shape]:.0%}" if shape in _PAPER else ""
             share = f"{count / begun:.1%}"
-            rows.append([shape, str(count), share, paper, _MEANINGS.get(shape, "")])
+            rows.append([f"{shape:7}", str(count), share, paper, _MEANINGS.get(shape, "")])
         return rows
 
     def summary(self, seconds: float) -> list[str]:

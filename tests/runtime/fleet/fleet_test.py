@@ -1,0 +1,180 @@
+"""Fleets against a real server: rounds are committed, whatever some of the devices do."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+
+import pytest
+
+from tests.runtime.fleet import text_service
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.device import session
+from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
+
+_PERFECT = behaviour.Rates(drop_outs=0.0, stragglers=0.0)
+
+
+def _server(folder, address):
+    return fleet.Server(
+        address,
+        (folder / "server.pem").read_bytes(),
+        (signing_keys.raw(signing_keys.load_public(folder / "plans.pem.pub")),),
+        signing_keys.load_private(folder / "issuer.pem").private_bytes_raw(),
+    )
+
+
+def _fleet(folder, address, **options):
+    data = text_service.write_corpus(folder)
+    values = {
+        "num_devices": 20,
+        "rates": _PERFECT,
+        "start_within_s": 0.2,
+        "usual_wait_s": 1.0,
+    }
+    return fleet.Fleet(
+        _server(folder, address), text_service.POPULATION, str(data), **(values | options)
+    )
+
+
+def _run(made, *, rounds, seconds=30.0, **options):
+    counts, ends = tally.Tally(), []
+
+    def hear(end):
+        ends.append(end)
+        counts.add(end)
+
+    stop = threading.Event()
+    ending = fleet.Ending(rounds=rounds, seconds=seconds)
+    fleet.run(made, ending, stop=stop, hear=hear, **options)
+    assert stop.is_set()
+    return counts, ends
+
+
+def test_rounds_are_committed_with_the_texts_of_users(tmp_path):
+    served = text_service.Served(tmp_path, over_selection=1.0, least_fraction=1.0)
+    with served.running() as address:
+        counts, ends = _run(_fleet(tmp_path, address), rounds=3)
+    history = served.store.history(text_service.POPULATION, "letters")
+    assert len(history) >= 3
+    assert all(row["reports"] == 6 and row["letters"] > 0 for row in history[:3])
+    assert counts.shapes["-v[]+^"] == sum(counts.rounds.values()) >= 18
+    assert not counts.failures
+    assert {end.task for end in ends} <= {"letters", ""}
+    # Devices told the server of their sessions in calls of their own.
+    assert ("told", "-v[]+^") in served.observer.calls
+
+
+def test_faults_and_attacks_cost_reports_and_no_round(tmp_path):
+    served = text_service.Served(tmp_path)
+    rates = behaviour.Rates(drop_outs=0.2, stragglers=0.3, straggler_s=0.4, malicious=0.3)
+    with served.running() as address:
+        counts, _ = _run(_fleet(tmp_path, address, rates=rates, num_devices=30), rounds=6)
+    history = served.store.history(text_service.POPULATION, "letters")
+    assert len(history) >= 6
+    assert all(math.isfinite(row["letters"]) for row in history)
+    shapes = set(counts.shapes)
+    assert {"-v[]+^", "-v[]+#"} <= shapes and shapes & {"-!", "-v[!", "-v[]+!"}
+    table = counts.table()
+    assert table[1][0] == "-v[]+^ " and table[1][3] == "75%"
+
+
+_QUICK = (behaviour.Attack.NAN, behaviour.Attack.TOKEN)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(a, marks=[] if a in _QUICK else [pytest.mark.slow]) for a in behaviour.Attack],
+)
+def test_every_attack_is_refused_by_name(tmp_path, attack):
+    """All devices attack: no round comes to an end, and the server says why."""
+    served = text_service.Served(tmp_path)
+    rates = behaviour.Rates(drop_outs=0, stragglers=0, malicious=1.0, attacks=(attack,))
+    with served.running() as address:
+        counts, ends = _run(_fleet(tmp_path, address, rates=rates), rounds=1, seconds=1.5)
+    reasons = " ".join({*counts.refusals, *counts.failures})
+    expected = {
+        behaviour.Attack.NAN: "unusable: not finite",
+        behaviour.Attack.SHAPE: "unusable",
+        behaviour.Attack.GARBAGE: "unusable: content cannot be read",
+        behaviour.Attack.ATTEMPT: "attempt",
+        behaviour.Attack.TOKEN: "token for another nonce",
+    }[attack]
+    assert expected in reasons
+    assert not counts.rounds
+    assert not served.store.history(text_service.POPULATION, "letters")
+    if attack is behaviour.Attack.TOKEN:
+        assert {end.outcome for end in ends} == {session.Outcome.ATTESTATION_FAILED}
+
+
+def test_devices_rest_as_long_as_the_plan_says(tmp_path):
+    served = text_service.Served(tmp_path, min_sep=3, over_selection=1.0)
+    with served.running() as address:
+        counts, _ = _run(_fleet(tmp_path, address, num_devices=40), rounds=8)
+    assert len(counts.rounds) >= 8
+    # Who rests lets turns go, rather than come and be refused by its own timer.
+    resting = counts.others[session.Outcome.RESTING]
+    assert resting < sum(counts.rounds.values())
+
+
+@pytest.mark.slow
+def test_several_processes_share_the_devices(tmp_path):
+    served = text_service.Served(tmp_path)
+    with served.running() as address:
+        counts, _ = _run(_fleet(tmp_path, address), rounds=4, num_processes=2, seconds=90.0)
+    assert len(counts.rounds) >= 4
+
+
+def test_a_server_that_is_gone_ends_nothing_but_sessions(tmp_path):
+    served = text_service.Served(tmp_path)
+    with served.running() as address:
+        pass
+    counts, _ = _run(_fleet(tmp_path, address, num_devices=3), rounds=1, seconds=1.0)
+    assert counts.shapes == {} and counts.others[session.Outcome.FAILED] >= 3
+    [reason] = counts.failures
+    assert reason.startswith(f"{address} cannot be reached")
+
+
+def test_an_ending_waits_for_the_late_reports_of_the_last_round():
+    now = [0.0]
+    ending = fleet.Ending(rounds=2, clock=lambda: now[0])
+
+    def end(shape, round_index):
+        outcome = session.Outcome.COMPLETED
+        ending.hear(tally.SessionEnd(shape, outcome, "", "task", round_index))
+
+    end("-v[]+^", 7)
+    now[0] = 100.0
+    assert not ending.is_reached()
+    end("-v[]+^", 8)
+    assert not ending.is_reached()
+    now[0] += 4.0
+    end("-v[]+#", 8)
+    now[0] += 4.0
+    assert not ending.is_reached()
+    now[0] += 2.0
+    assert ending.is_reached()
+    end("-v[]+^", 9)
+    assert ending.is_reached()
+    assert not fleet.Ending(seconds=5.0, clock=lambda: 0.0).is_reached()
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"num_devices": 0}, "num_devices"),
+        ({"seed": -1}, "seed"),
+        ({"max_sessions": 0}, "max_sessions"),
+        ({"start_within_s": -1}, "start_within_s"),
+        ({"day_s": 0}, "day_s"),
+    ],
+)
+def test_bad_fleets_are_named(changed, name):
+    server = fleet.Server("localhost:1", b"", ())
+    with pytest.raises(ValueError, match=name):
+        fleet.Fleet(server, "p", "docs", **({"num_devices": 1} | changed))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

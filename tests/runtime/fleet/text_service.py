@@ -1,0 +1,161 @@
+"""A real server, in a thread, of a task that counts letters of texts; made without TFF."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import threading
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from tests.runtime.plans import plain_plans
+from tests.runtime.server import toy_service
+from tff_dpftrl.runtime import participation_histograms, signing_keys
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.server import served_task, server
+from tff_dpftrl.runtime.store import memory
+
+POPULATION = "tests"
+BUCKETS = participation_histograms.ParticipationBuckets((1, 2, 4, 8), (1, 2, 4, 100))
+
+
+def _letters(examples, scale):
+    texts = tf.io.parse_example(examples, {"tokens": tf.io.FixedLenFeature([], tf.string)})
+    lengths = tf.strings.length(texts["tokens"])
+    return [tf.cast(tf.reduce_sum(lengths), tf.float32) * scale, tf.size(lengths)[None]]
+
+
+class Total(population.Summation):
+    """Sums of both tensors, and of the histograms."""
+
+    def __init__(self, tensors):
+        self._tensors = tensors
+
+    def zero(self):
+        return [np.float32(0), np.zeros([1], np.int32), 0]
+
+    def accumulate(self, total, payload):
+        try:
+            BUCKETS.check_one_hot(np.array(payload.strides, int), np.array(payload.times, int))
+            update = tensor_values.from_bytes(payload.update, self._tensors)
+            if not np.isfinite(update[0]):
+                raise ValueError("not finite")
+        except ValueError as error:
+            raise population.UnusableReport(str(error)) from None
+        return [total[0] + update[0], total[1] + update[1], total[2] + 1]
+
+    def merge(self, total, other):
+        return [a + b for a, b in zip(total, other, strict=True)]
+
+
+class Step(population.ServerStep):
+    """The model stays; what was summed is a metric."""
+
+    def apply(self, total, num_reports, model, state):
+        metrics = {"letters": float(total[0]), "texts": int(total[1][0]), "reports": num_reports}
+        return population.StepResult(model=model, state=state, metrics=metrics)
+
+
+def plan(min_sep=1):
+    participation = plan_pb2.Participation(
+        min_sep_rounds=min_sep, stride_edges=BUCKETS.stride_edges, times_edges=BUCKETS.times_edges
+    )
+    return plain_plans.plan(
+        _letters,
+        population=POPULATION,
+        task="letters",
+        participation=participation,
+        selection=plan_pb2.Selection(collection="text", max_examples=20),
+    )
+
+
+def write_corpus(folder, num_users=40):
+    path = folder / "users.jsonl"
+    rows = [
+        {"user_id": f"user {i}", "examples": [f"text {i} " + j * "x" for j in range(i % 7)]}
+        for i in range(num_users)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+class Served:
+    """The running server, and what it keeps."""
+
+    def __init__(self, folder, *, pace=(0.3,), min_sep=1, **settings):
+        self.store = memory.MemoryStore()
+        self.observer = toy_service.Notes()
+        model = tensor_values.to_bytes(plain_plans.SCALE)
+        self.store.add_task(POPULATION, "letters", model=model, state=b"-")
+        if not (folder / "plans.pem").exists():
+            signing_keys.create(folder / "plans.pem")
+            signing_keys.create(folder / "issuer.pem")
+        made = plan(min_sep)
+        signed = signing.sign(made, signing_keys.load_private(folder / "plans.pem"))
+        content = signed.SerializeToString()
+        rounds = {
+            "goal_count": 6,
+            "over_selection": 1.5,
+            "least_fraction": 0.5,
+            "selection_timeout": 5.0,
+            "reporting_timeout": 5.0,
+            "exchange_timeout": 5.0,
+        }
+        task = population.Task(
+            "letters",
+            population.RoundSettings(**(rounds | settings)),
+            Total(made.graph.outputs),
+            Step(),
+        )
+        issuer = signing_keys.load_public(folder / "issuer.pem.pub")
+        self._options = {
+            "population": population.Population(
+                POPULATION, (task,), heartbeat_seconds=0.1, silence_seconds=0.3, lease_seconds=1.0
+            ),
+            "tasks": {"letters": served_task.ServedTask(task, lambda version: content, 2000)},
+            "store": self.store,
+            **toy_service.certificate(folder),
+            "attestation": attestation.SignedTokens([issuer], clock=time.time),
+            "pace": lambda now, randomness: tuple(
+                seconds * (0.5 + randomness.random()) for seconds in pace
+            ),
+            "observer": self.observer,
+            "randomness": random.Random(1),
+        }
+
+    @contextlib.contextmanager
+    def running(self):
+        """Runs the server in a thread; yields its address."""
+        started, loop = threading.Event(), asyncio.new_event_loop()
+        state = {}
+
+        async def serve():
+            options = dict(self._options)
+            made = server.Server(
+                options.pop("population"), options.pop("tasks"), options.pop("store"), **options
+            )
+            state["end"] = asyncio.Event()
+            try:
+                await made.start()
+                state["address"] = made.address
+                started.set()
+                await state["end"].wait()
+            finally:
+                await made.stop()
+                started.set()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+        thread.start()
+        try:
+            assert started.wait(20) and "address" in state
+            yield state["address"]
+        finally:
+            loop.call_soon_threadsafe(state["end"].set)
+            thread.join(20)
+            loop.close()
