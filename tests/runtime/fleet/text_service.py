@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import random
-import threading
 import time
 
 import numpy as np
 import tensorflow as tf
 
+from tests.runtime.fleet import server_thread
 from tests.runtime.plans import plain_plans
 from tests.runtime.server import toy_service
 from tff_dpftrl.runtime import participation_histograms, signing_keys
@@ -129,33 +127,6 @@ class Served:
             "randomness": random.Random(1),
         }
 
-    @contextlib.contextmanager
     def running(self):
         """Runs the server in a thread; yields its address."""
-        started, loop = threading.Event(), asyncio.new_event_loop()
-        state = {}
-
-        async def serve():
-            options = dict(self._options)
-            made = server.Server(
-                options.pop("population"), options.pop("tasks"), options.pop("store"), **options
-            )
-            state["end"] = asyncio.Event()
-            try:
-                await made.start()
-                state["address"] = made.address
-                started.set()
-                await state["end"].wait()
-            finally:
-                await made.stop()
-                started.set()
-
-        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-        thread.start()
-        try:
-            assert started.wait(20) and "address" in state
-            yield state["address"]
-        finally:
-            loop.call_soon_threadsafe(state["end"].set)
-            thread.join(20)
-            loop.close()
+        return server_thread.running(lambda: server.Server(**self._options))

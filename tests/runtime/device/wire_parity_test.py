@@ -1,0 +1,117 @@
+"""Rounds with devices over gRPC and TLS are those of the simulation: weights within 1e-6."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import sys
+import time
+
+import numpy as np
+import pytest
+import tree
+
+from tests.runtime.fleet import server_thread
+from tests.runtime.plans import small_tasks
+from tests.runtime.server import toy_service
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.device import (
+    attester,
+    device,
+    eligibility,
+    example_store,
+    loaded_plans,
+    participation_timer,
+    server_connection,
+)
+from tff_dpftrl.runtime.plans import tensor_values
+from tff_dpftrl.runtime.server import server
+from tff_dpftrl.runtime.store import memory
+from tff_dpftrl.runtime.tasks import planned_task, task_state
+
+
+class _Numbers(example_store.ExampleStore):
+    """The examples that the simulation has, in its order."""
+
+    def __init__(self, seed, count):
+        self._examples = small_tasks.examples(seed, count)
+
+    def select(self, collection, *, max_examples, recorded_since=None):
+        assert collection == "numbers"
+        return self._examples[:max_examples]
+
+
+def _cohort(round_index):
+    """Seed and number of examples of each device."""
+    return [(10 * round_index + i, count) for i, count in enumerate((1, 0, 5))]
+
+
+def _make_server(folder, task, store):
+    rounds = population.RoundSettings(
+        goal_count=3, over_selection=1.0, least_fraction=1.0, selection_timeout=60.0,
+        reporting_timeout=60.0, exchange_timeout=30.0,
+    )  # fmt: skip
+    member = dataclasses.replace(task.served.task, rounds=rounds)
+    served = dataclasses.replace(task.served, task=member)
+    return server.Server(
+        population.Population(
+            "tests", (member,), heartbeat_seconds=0.2, silence_seconds=1, lease_seconds=5
+        ),
+        {"small": served},
+        store,
+        **toy_service.certificate(folder),
+        attestation=None,
+        pace=lambda now, randomness: (1.0,),
+    )
+
+
+def _run_round(folder, address, cohort):
+    roots = (folder / "server.pem").read_bytes()
+    plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
+    connection = server_connection.ServerConnection(address, roots)
+
+    def take_part(seed, count):
+        own = device.Device(
+            connection,
+            plans,
+            _Numbers(seed, count),
+            participation_timer.MemoryTimer(time.time),
+            attester.NoAttester(),
+            eligibility.SettableEligibility(),
+        )
+        return own.run_session("tests").result
+
+    with concurrent.futures.ThreadPoolExecutor(len(cohort)) as threads:
+        results = list(threads.map(take_part, *zip(*cohort, strict=True)))
+    connection.close()
+    assert [result.report.shape for result in results] == ["-v[]+^"] * len(cohort), results
+
+
+@pytest.mark.parametrize(
+    "name", ["blt", *(pytest.param(n, marks=pytest.mark.slow) for n in ("tree", "adaptive"))]
+)
+def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
+    process = small_tasks.PROCESSES[name]()
+    task = planned_task.PlannedTask(small_folder.folder_of(process))
+    store = memory.MemoryStore()
+    task.add_to(store)
+    compiled = compiled_process.compile_process(process)
+    reference = compiled.initialize()
+    with server_thread.running(lambda: _make_server(tmp_path, task, store)) as address:
+        for round_index in range(3):
+            cohort = _cohort(round_index)
+            _run_round(tmp_path, address, cohort)
+            data = [small_tasks.dataset(*one) for one in cohort]
+            reference = compiled.next(reference, data).state
+    commit = store.last_commit("tests", "small")
+    assert commit.rounds_done == 3
+    state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.server_plan)
+    found = tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
+    for mine, expected in zip(found, tree.flatten(reference), strict=True):
+        np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
