@@ -72,9 +72,13 @@ class StatusServer:
 
         Args:
           seen: What is observed.
-          privacy: Given a task, what it has spent: the entries of a `PrivacyStatement`'s JSON
-            that there are, besides "budget_epsilon" (which it will not exceed) and "stopped"
-            (why it goes no further); None if it is not private. Called on a thread.
+          privacy: Given a task, what it has spent; None if it is not private. Of it are
+            shown, as far as there are: "epsilon" (None without a guarantee), "delta",
+            "rho_zcdp", "unit_of_privacy", "budget_epsilon" (which is not exceeded),
+            "no_guarantee" and "headline_caveats" (lists of sentences), "stopped" (why there is
+            no further round), and "declared" and "observed", each with "num_rounds", "min_sep"
+            and "max_participations" (observed ones may stand by themselves). Called on a
+            thread.
           history: Given a task, its `Store.history`. Called on the same thread.
           host: Address to listen at.
           port: Its port; 0 takes a free one.
@@ -150,8 +154,9 @@ class StatusServer:
         found = {}
         for name, task in self.seen.tasks.items():
             figures, _, _ = self._privacy.get(name, task.rounds_done)
-            if figures is not None:
+            if isinstance(figures, Mapping):
                 found[name] = figures
+                task.stopped = str(figures.get("stopped") or "")
         return found
 
     def _remembered(self, key: Any, make: Callable[[], Any]) -> bytes:

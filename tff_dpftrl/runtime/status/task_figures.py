@@ -50,6 +50,7 @@ class TaskFigures:
       last_commit_at: When the last of them was; None if none.
       abandoned: Attempts that came to nothing, by reason.
       attempt: The one that runs; None if none does.
+      stopped: Why it has no further round, when somebody has said so; else empty.
       too_few: How many devices waited when there were too few for too long; None if there
         were enough since.
       reports: What became of reports, by one of `OUTCOMES`.
@@ -67,6 +68,7 @@ class TaskFigures:
         self.last_commit_at: float | None = None
         self.abandoned = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
         self.attempt: Attempt | None = None
+        self.stopped = ""
         self.too_few: int | None = None
         self.reports = dict.fromkeys(OUTCOMES, 0)
         self.bytes_sent = 0
@@ -76,9 +78,9 @@ class TaskFigures:
 
     @property
     def is_over(self) -> bool:
-        """Whether all the rounds that were asked for are done."""
+        """Whether all the rounds that were asked for are done, or it was stopped."""
         wanted = self.settings.num_rounds
-        return wanted is not None and (self.rounds_done or 0) >= wanted
+        return bool(self.stopped) or wanted is not None and (self.rounds_done or 0) >= wanted
 
     @property
     def phase(self) -> str:

@@ -62,6 +62,13 @@ function clock(seconds, withDay) {
   return withDay ? `${DAYS[date.getDay()]} ${date.getDate()}, ${time}` : time;
 }
 
+/** Numbers of an axis, with as many places as tell them apart. */
+function marked(value, step) {
+  const size = Math.abs(value);
+  if (size >= 1e4 || (size > 0 && size < 1e-4)) return short(value);
+  return value.toFixed(Math.max(0, Math.min(6, -Math.floor(Math.log10(step) + 1e-9))));
+}
+
 /** Round numbers that cover 0 (or `least`) to `most`. */
 function ticks(least, most, count) {
   const raw = (most - least) / count || 1;
@@ -78,7 +85,7 @@ function ticks(least, most, count) {
 
 function timeTicks(from, to, width) {
   const steps = [60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800];
-  const wanted = Math.max(2, Math.floor(width / 75));
+  const wanted = Math.max(2, Math.floor(width / 62));
   const step = steps.find((each) => (to - from) / each <= wanted) ?? 604800;
   const offset = new Date(to * 1000).getTimezoneOffset() * 60;
   const found = [];
@@ -154,6 +161,7 @@ export class Chart {
     if (spec.integers) most = Math.max(most, 4);
     const marks = ticks(least, most, 4);
     const [low, high] = [marks[0], marks[marks.length - 1]];
+    const gap = marks.length > 1 ? marks[1] - marks[0] : 1;
     const from = spec.from ?? Math.min(...spec.x);
     const to = spec.to ?? Math.max(...spec.x);
     const across = (x) => MARGIN.left + ((x - from) / (to - from || 1)) * inner.width;
@@ -163,12 +171,12 @@ export class Chart {
       const y = up(mark);
       picture.append(
         svg("line", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y, class: mark === low ? "base" : "rule" }),
-        svg("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, format(Math.abs(mark) < 1e-12 ? 0 : mark)),
+        svg("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, spec.format ? format(mark) : marked(Math.abs(mark) < 1e-9 * gap ? 0 : mark, gap)),
       );
     }
     const places = spec.time
       ? timeTicks(from, to, inner.width)
-      : ticks(from, to, Math.max(2, Math.floor(inner.width / 80)))
+      : ticks(from, to, Math.max(2, Math.floor(inner.width / 60)))
           .filter((x) => x >= from && x <= to && Number.isInteger(x))
           .map((x) => [x, short(x)]);
     for (const [x, text] of places) {
@@ -237,7 +245,7 @@ export class Chart {
 
   #tell(spec, at, format) {
     const parts = spec.series.map((each) => {
-      const value = at === null ? each.now ?? each.values[each.values.length - 1] : each.values[at];
+      const value = at === null ? each.values[each.values.length - 1] : each.values[at];
       return el("span", {}, el("span", { class: `key s${each.color}` }), `${each.name} `, el("b", {}, format(value)));
     });
     if (at !== null) {

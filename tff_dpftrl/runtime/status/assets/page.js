@@ -7,7 +7,8 @@ const WINDOWS = { minutes: "10 minutes", day: "24 hours", week: "7 days" };
 const NUM_STEPS = { minutes: 120, day: 288, week: 168 };
 const PER = { minutes: "per 5 s", day: "per 5 min", week: "per hour" };
 const POLL = 1000;
-const PATIENCE = 5000;
+const PATIENCE = 10000;
+const SILENCE = 5000;
 const MOST_METRICS = 24;
 
 const $ = (id) => document.getElementById(id);
@@ -48,7 +49,7 @@ async function poll() {
 function showContact() {
   const pill = $("contact");
   const silence = state.answeredAt === null ? performance.now() : performance.now() - state.answeredAt;
-  const isLost = silence > 3 * POLL + (document.hidden ? 5 * POLL : 0);
+  const isLost = silence > SILENCE + (document.hidden ? 5 * POLL : 0);
   const text = isLost ? `no answer for ${duration(silence / 1000)}` : state.answeredAt === null ? "connecting" : "live";
   if (pill.textContent !== text) pill.textContent = text;
   pill.className = isLost ? "pill lost" : state.answeredAt === null ? "pill" : "pill live";
@@ -121,14 +122,14 @@ function showPopulation(data) {
   const count = series.committed.length;
   const x = Array.from({ length: count }, (_, i) => end - (count - 1 - i) * step);
   const axis = { x, step, time: true, from: end - NUM_STEPS[name] * step, to: end };
-  const line = (title, color, values, now) => ({ name: title, color, values, now });
+  const line = (title, color, values) => ({ name: title, color, values });
   charts.devices.unit.textContent = `mean of ${PER[name].replace("per ", "")}`;
   charts.devices.show({
     ...axis, integers: true, fromZero: true,
     series: [
-      line("participating", 0, series.participating, data.totals.participating),
-      line("waiting", 1, series.waiting, data.totals.waiting),
-      line("connected", 5, series.connected, data.totals.connected),
+      line("participating", 0, series.participating),
+      line("waiting", 1, series.waiting),
+      line("connected", 5, series.connected),
     ],
   });
   charts.rounds.unit.textContent = PER[name];
@@ -239,7 +240,7 @@ const details = {
   rounds: new Durations("Round duration", 2),
   reports: new Durations("From the round’s start to a device’s report", 0),
 };
-$("task").append(privacyCard, details.perRound.card, outcomeCard, details.rounds.card, details.reports.card);
+$("task").append(privacyCard, details.perRound.card, outcomeCard, el("div", { class: "stack" }, details.rounds.card, details.reports.card));
 
 function table(head, lines, numbers = [1]) {
   const cell = (tag, value, i) => el(tag, { class: numbers.includes(i) ? "number" : false }, value);
@@ -300,15 +301,16 @@ function showPrivacy(task) {
       if (used > 0.9 * privacy.budget_epsilon) bar.className = "full";
       parts.push(bar, el("p", { class: "muted" }, `${short((100 * used) / privacy.budget_epsilon)}\u202f% of the budget of ε = ${short(privacy.budget_epsilon)}`));
     }
-    if (privacy.stopped) parts.push(el("p", { class: "bad" }, `Stopped: ${privacy.stopped}`));
+    if (privacy.stopped) parts.push(el("p", {}, `No further round: ${privacy.stopped}.`));
+    const observed = privacy.observed ?? privacy;
     const of = (schema, name) => (schema && schema[name] !== null && schema[name] !== undefined ? short(schema[name]) : "–");
     parts.push(
       table(
         ["Participation", "declared", "observed"],
         [
-          ["rounds", of(privacy.declared, "num_rounds"), of(privacy.observed, "num_rounds")],
-          ["least separation, rounds (MinS)", of(privacy.declared, "min_sep"), of(privacy.observed, "min_sep")],
-          ["most times of a device (MaxP)", of(privacy.declared, "max_participations"), of(privacy.observed, "max_participations")],
+          ["rounds", of(privacy.declared, "num_rounds"), of(observed, "num_rounds")],
+          ["least separation, rounds (MinS)", of(privacy.declared, "min_sep"), of(observed, "min_sep")],
+          ["most times of a device (MaxP)", of(privacy.declared, "max_participations"), of(observed, "max_participations")],
         ],
         [1, 2],
       ),
@@ -340,12 +342,12 @@ function showHistory(answer) {
   const axis = { x, label: "round", from: Math.min(1, ...x), to: Math.max(2, ...x) };
   const lines = columns.filter(([name]) => DEVICES[name]).map(([name, values]) => ({ name: DEVICES[name][0], color: DEVICES[name][1], values }));
   details.perRound.show({ ...axis, series: lines, fromZero: true, integers: true });
-  const metrics = columns.filter(([name]) => !name.startsWith("devices/")).slice(0, MOST_METRICS);
+  const metrics = columns.filter(([name]) => !name.startsWith("devices/") && name !== "privacy/delta").slice(0, MOST_METRICS);
   if (metricCharts.length !== metrics.length || metrics.some(([name], i) => metricCharts[i].title !== name)) {
     metricCharts = metrics.map(([name]) => new Chart(name, "", 150));
     $("metrics").replaceChildren(...metricCharts.map((chart) => chart.card));
   }
-  metrics.forEach(([, values], i) => metricCharts[i].show({ ...axis, series: [{ name: "last", color: i % 6, values }] }));
+  metrics.forEach(([, values], i) => metricCharts[i].show({ ...axis, series: [{ name: "last", color: 0, values }] }));
 }
 
 // Sessions.

@@ -1,0 +1,237 @@
+"""The status page in headless Chromium: Debian's packages chromium and chromium-driver."""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+
+import pytest
+from selenium import common, webdriver
+from selenium.webdriver.chrome import options as options_lib
+from selenium.webdriver.chrome import service as service_lib
+from selenium.webdriver.common import by
+
+from tests.runtime.status import watched
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.status import page
+
+BAD = "<img src=x onerror=\"window.hit='task'\">"
+BAD_METRIC = "</title><script>window.hit='metric'</script>"
+BAD_TEXT = "<iframe src=\"javascript:window.parent.hit='text'\"></iframe>"
+
+
+class ServerThread:
+    """A status page and what it shows, on an event loop of its own."""
+
+    def __init__(self):
+        self.told = watched.Watched("train", BAD, num_rounds=50)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.status = page.StatusServer(
+            self.told.seen, privacy=self._privacy, history=self._history
+        )
+        self.wait_for(self.status.start())
+
+    def _privacy(self, task):
+        if task == BAD:
+            return {"epsilon": None, "delta": 1e-6, "no_guarantee": [BAD_TEXT]}
+        return {
+            "epsilon": 1.2345,
+            "delta": 1e-6,
+            "rho_zcdp": 0.03,
+            "budget_epsilon": 2.0,
+            "declared": {"num_rounds": 50, "min_sep": 7, "max_participations": 3},
+            "observed": {"num_rounds": 2, "min_sep": 9, "max_participations": 2},
+        }
+
+    def _history(self, task):
+        metrics = {"loss": 2.5, BAD_METRIC: 1.0, "words": BAD_TEXT, "devices/reports": 4}
+        return [
+            {"round": i, "committed_at": watched.START + i, "epoch": 1, **metrics}
+            for i in range(self.told.rounds[task])
+        ]
+
+    def wait_for(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+    def tell(self, method, *arguments):
+        """Lets events happen, on the server's thread."""
+
+        async def happen():
+            getattr(self.told, method)(*arguments)
+
+        self.wait_for(happen())
+
+    def stop(self):
+        self.wait_for(self.status.stop())
+
+    def close(self):
+        self.stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(30)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    made = ServerThread()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser(server, tmp_path_factory):
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    folder = tmp_path_factory.mktemp("browser")
+    options = options_lib.Options()
+    options.binary_location = chromium
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",  # It is for root, too, and shows nothing but our page.
+        "--disable-dev-shm-usage",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--no-first-run",
+        "--window-size=1400,1000",
+        f"--user-data-dir={folder / 'profile'}",
+        "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    environment = {**os.environ, "HOME": str(folder), "TMPDIR": str(folder)}
+    try:
+        found = webdriver.Chrome(options, service_lib.Service(driver, env=environment))
+    except common.WebDriverException as error:
+        if "TEST_SRCDIR" in os.environ:  # Bazel's sandbox may keep it from what it needs.
+            pytest.skip(f"chromium does not start in this sandbox: {error.msg}")
+        raise
+    try:
+        found.get(server.status.address)
+        found.execute_script("window.isTheSamePage = true")
+        yield found
+    finally:
+        found.quit()
+
+
+def eventually(get, expected):
+    for _ in range(200):
+        found = get()
+        if found == expected:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still {found!r}, not {expected!r}")
+
+
+def text_of(browser, selector):
+    """The texts of elements, read in one step: the page may change between two."""
+    return browser.execute_script(
+        "return Array.from(document.querySelectorAll(arguments[0]), e => e.textContent)", selector
+    )
+
+
+def test_rounds_advance_without_a_reload(browser, server):
+    server.tell("lead", 3)
+    eventually(lambda: text_of(browser, "#population"), ["keyboard"])
+    for done in (1, 2):
+        server.tell("round", "train")
+        eventually(
+            lambda: text_of(browser, "#tasks [data-label='Rounds done']")[0], f"{done} of 50"
+        )
+    server.tell("begin", "train", 6)
+    server.tell("report", "train", 2)
+    round_cells = "#tasks .round .muted"
+    eventually(lambda: text_of(browser, round_cells)[0], "2 of 4 reports, 6 devices")
+    eventually(lambda: text_of(browser, "#tasks .state"), ["reporting", "waiting for devices"])
+    eventually(lambda: text_of(browser, "#tiles .value")[:3], ["4", "0", "4"])
+    assert browser.execute_script("return window.isTheSamePage") is True
+    assert text_of(browser, "#contact") == ["live"]
+
+
+def test_privacy_and_history_of_the_chosen_task_are_shown(browser, server):
+    eventually(lambda: text_of(browser, "#task .big"), ["ε = 1.24"])  # Rounded up.
+    card = text_of(browser, "#task .card")[0]
+    assert "61.7\u202f% of the budget of ε = 2" in card
+    assert "least separation, rounds (MinS)79" in card
+    assert "most times of a device (MaxP)32" in card
+    eventually(lambda: len(text_of(browser, "#metrics svg path")), 2)
+    assert text_of(browser, "#metrics h4")[0] == "loss "
+    assert "2 rounds" in text_of(browser, "#metrics-note")[0]
+
+
+def test_names_and_values_are_text(browser, server):
+    server.tell("round", BAD)
+    server.tell("tell", "-v[!")
+    server.tell("tell", BAD_TEXT)
+    server.tell("hear", messages.RoundLost(BAD, 1, "attempt", BAD_TEXT[:50], {}))
+    server.tell("hear", messages.TooFewDevices(BAD, 1, 4))
+    browser.find_elements(by.By.CSS_SELECTOR, "#tasks button")[1].click()
+    eventually(lambda: text_of(browser, "#task-title"), [f"Task {BAD}"])
+    eventually(lambda: text_of(browser, "#task .big"), ["No guarantee"])
+    assert text_of(browser, "#task li") == [BAD_TEXT]
+    eventually(lambda: BAD_TEXT[:50] in "".join(text_of(browser, "#task td")), True)
+    eventually(lambda: text_of(browser, "#metrics h4"), ["loss ", f"{BAD_METRIC} "])
+    eventually(lambda: text_of(browser, ".alert b"), [BAD])
+    eventually(lambda: sorted(text_of(browser, "#sessions code")), ["-v[!", "other"])
+    assert browser.execute_script("return window.hit") is None
+    assert text_of(browser, "img, iframe, body script, object, embed") == []
+    # An attempt at a script inside the page is stopped by the policy.
+    browser.execute_script(
+        "const made = document.createElement('script'); made.textContent = 'window.hit = 1';"
+        "document.body.append(made); made.remove();"
+    )
+    assert browser.execute_script("return window.hit") is None
+    refused = [entry["message"] for entry in browser.get_log("browser")]
+    assert len(refused) == 1 and "Content Security Policy" in refused[0]
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_everything_fits_in_the_width(browser, width):
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride",
+        {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False},
+    )
+    for _ in range(2):  # Charts follow in the next frame.
+        browser.execute_async_script("requestAnimationFrame(() => arguments[0]())")
+    sizes = "const all = document.documentElement; return [all.scrollWidth, all.clientWidth]"
+    scrolled, visible = browser.execute_script(sizes)
+    assert scrolled == visible and width - 20 <= visible <= width
+    charts = "return Array.from(document.querySelectorAll('svg.chart'), e => e.clientWidth)"
+    drawn = browser.execute_script(charts)
+    assert len(drawn) >= 9 and min(drawn) > 200
+
+
+def test_times_can_be_chosen(browser, server):
+    browser.find_element(by.By.ID, "window-week").find_element(by.By.XPATH, "..").click()
+    eventually(lambda: text_of(browser, "#charts .unit")[1], "per hour")
+    browser.find_element(by.By.ID, "window-minutes").find_element(by.By.XPATH, "..").click()
+    eventually(lambda: text_of(browser, "#charts .unit")[1], "per 5 s")
+
+
+def test_the_console_is_empty_and_nobody_else_was_asked(browser, server):
+    assert browser.get_log("browser") == []
+    asked = []
+    for entry in browser.get_log("performance"):
+        message = json.loads(entry["message"])["message"]
+        if message["method"] == "Network.requestWillBeSent":
+            asked.append(message["params"]["request"]["url"])
+    own = (server.status.address + "/", "chrome://", "data:")  # And the browser's first tab.
+    assert [url for url in asked if not url.startswith(own)] == []
+    for path in ("/", "/page.js", "/charts.js", "/page.css", "/task.json?task=1", "/data.json"):
+        assert any(url.startswith(server.status.address + path) for url in asked), path
+
+
+def test_a_server_that_is_gone_is_told(browser, server):
+    server.stop()
+    eventually(lambda: text_of(browser, "#contact")[0][:13], "no answer for")
+    assert text_of(browser, "main.stale #population, main.stale #tasks td.name")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
