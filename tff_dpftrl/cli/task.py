@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import pathlib
 import shlex
 import sys
 import typing
 from typing import Any
 
+from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.cli import train
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.tasks import config as config_lib
@@ -19,6 +21,7 @@ _DESCRIPTION = """\
 Make a task of a population of devices, and report what became of it.
 
   tff-dpftrl task new     options in, a folder with signed and tested plans out
+  tff-dpftrl task report  metrics, curves, privacy statement and model of what is committed
 """
 
 _NEW = """\
@@ -43,6 +46,20 @@ examples:
   tff-dpftrl task new --evaluates tasks/nwp --clients-per-round 20 --output tasks/nwp_eval
 """
 
+_REPORT = """\
+Write metrics, curves, privacy statement and model of what a task has committed so far, and print a
+summary. The server may go on meanwhile: its store is only read.
+
+The results are in the folder report/ of the task, unless --output names another. Statement, model
+and vocabulary may be published; metrics and curves hold exact figures of the devices.
+"""
+
+_REPORT_EPILOG = """\
+examples:
+  tff-dpftrl task report tasks/nwp --store store
+  tff-dpftrl predict tasks/nwp/report "the number of"
+"""
+
 _HIDDEN = (
     *config_lib.MEANINGLESS,
     *("algorithm", "estimator", "per_layer_clipping", "engine", "eval_every", "max_users"),
@@ -59,6 +76,7 @@ def add_parser(subparsers) -> None:
     )
     parts = parser.add_subparsers(dest="task_command", metavar="COMMAND", required=True)
     _add_new(parts)
+    _add_report(parts)
 
 
 def _add_new(parts) -> None:
@@ -97,6 +115,61 @@ def _add_new(parts) -> None:
             if group not in groups:
                 groups[group] = parser.add_argument_group(group)
             train.add_flag(groups[group], field, hints[field.name])
+
+
+def _add_report(parts) -> None:
+    parser = parts.add_parser(
+        "report",
+        help="write metrics, curves, statement and model of what a task has committed",
+        description=_REPORT,
+        epilog=_REPORT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_report)
+    parser.add_argument("task_folder", metavar="TASK", help="Folder that task new wrote.")
+    parser.add_argument(
+        "--store",
+        default="store",
+        metavar="PLACE",
+        help="Folder or database URL that serve has. Default: store.",
+    )
+    parser.add_argument("--output", metavar="DIR", help="Folder of the results.")
+    parser.add_argument(
+        "--no-held-out",
+        action="store_true",
+        help="Do not read the options' data, to evaluate the model on its held-out users.",
+    )
+    output_lib.add_format(parser)
+
+
+def _report(args: argparse.Namespace) -> int:
+    """Reports, and returns the exit status."""
+    from tff_dpftrl.runtime.store import sql
+    from tff_dpftrl.runtime.tasks import task_folder
+
+    folder = task_folder.read(args.task_folder)
+    output = pathlib.Path(args.output or pathlib.Path(args.task_folder) / "report")
+    if "://" not in args.store and not pathlib.Path(args.store).is_dir():
+        raise ValueError(
+            f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."
+        )
+    train.silence_tensorflow()
+    from tff_dpftrl.runtime.tasks import report
+
+    with sql.SqlStore(args.store) as store:
+        found = report.write(folder, store, output, with_held_out=not args.no_held_out)
+    if args.format == "json":
+        output_lib.print_json(
+            {
+                "statement": found.statement and json.loads(found.statement.to_json()),
+                "last_round": found.rows[-1],
+                "held_out": found.held_out,
+                "summary": found.summary,
+            }
+        )
+    else:
+        print(f"{found.summary}\nMetrics, curves, statement and model are in {output}/")
+    return 0
 
 
 def _new(args: argparse.Namespace) -> int:

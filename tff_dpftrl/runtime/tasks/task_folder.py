@@ -7,8 +7,8 @@
     vocabulary.json    the words of the model, and how text is split into them
     README.md          all of it in words
 
-Nothing in it is secret, and nothing is changed after it was made. The initial weights are in
-the server's plan.
+Nothing in it is secret, and nothing is changed after it was made; `tff-dpftrl task report` adds a
+folder report/. The initial weights are in the server's plan.
 
 What devices store: every example is a serialized `tf.train.Example` in the collection
 `config.collection`, whose bytes feature `config.text_feature` holds a plain text, UTF-8 (or

@@ -1,0 +1,149 @@
+"""Tests of `tff-dpftrl task`: options, keys, groups, and its errors."""
+
+import stat
+import sys
+import types
+
+import pytest
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.cli import main
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.tasks import making
+
+_OPTIONS = """
+population = "keyboard"
+num_devices = 300
+
+[federated_learning]
+num_rounds = 20
+clients_per_round = 40
+
+[privacy]
+noise_multiplier = 1.0
+"""
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The tasks that would have been made."""
+    found = []
+
+    def make(config, output, key, *, say):
+        found.append((config, output, key))
+        return types.SimpleNamespace(name=output.name)
+
+    monkeypatch.setattr(making, "make", make)
+    return found
+
+
+@pytest.fixture
+def options(tmp_path):
+    path = tmp_path / "task.toml"
+    path.write_text(_OPTIONS)
+    return str(path)
+
+
+def _new(*arguments):
+    return main.main(["task", "new", *map(str, arguments)])
+
+
+def test_flags_overrule_the_file(made, options, tmp_path, capsys):
+    output = tmp_path / "tasks" / "nwp"
+    arguments = ["--rounds", "30", "--over-selection", "1.5", "--no-shuffle"]
+    assert _new("--config", options, *arguments, "--output", output) == 0
+    [(config, path, key)] = made
+    assert (config.num_rounds, config.over_selection, config.shuffle) == (30, 1.5, False)
+    assert (config.clients_per_round, path) == (40, output)
+    printed = capsys.readouterr()
+    assert f"--population keyboard --task {output}" in printed.out
+    assert f"Made the signing key {output.parent / 'signing_key'}" in printed.err
+
+
+def test_a_key_is_made_once_and_is_private(made, options, tmp_path, capsys):
+    for name in ("one", "two"):
+        assert _new("--config", options, "--output", tmp_path / name) == 0
+    key = tmp_path / "signing_key"
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert made[0][2].private_bytes_raw() == made[1][2].private_bytes_raw()
+    signing_keys.load_public(tmp_path / "signing_key.pub")
+    assert capsys.readouterr().err.count("Made the signing key") == 1
+    key.chmod(0o644)
+    assert _new("--config", options, "--output", tmp_path / "three") == 2
+    assert "a private key that others can use" in capsys.readouterr().err
+
+
+def test_a_grid_makes_a_group(made, options, tmp_path, capsys):
+    output = tmp_path / "nwp"
+    grid = "client-learning-rate=0.1,0.3"
+    assert _new("--config", options, "--grid", grid, "--output", output) == 0
+    assert [(config.client_learning_rate, path.name) for config, path, _ in made] == [
+        (0.1, "nwp-client_learning_rate=0.1"),
+        (0.3, "nwp-client_learning_rate=0.3"),
+    ]
+    assert "client_learning_rate=0.1 --task" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--num-rund", "3"], "unknown option --num-rund; did you mean --num-rounds"),
+        (["--rounds", "x"], "invalid int value: 'x'"),
+        (["--deterministic-noise-seed", "3"], "unknown option --deterministic-noise-seed"),
+        (["--population", "a b"], "population must be a name"),
+        (["--num-devices", "3"], "num_devices=3 is below the 52 devices"),
+        (["--grid", "clip_norm"], "--grid must be like"),
+        (["--grid", "clip_nrom=1,2"], "unknown option 'clip_nrom'"),
+        (["--vocabulary", "private"], "the server never sees"),
+        (["--evaluates", "tasks/nwp"], "leave out --config"),
+        (["--config", "nowhere.toml"], "Cannot read the config file nowhere.toml"),
+    ],
+)
+def test_bad_options_are_refused_with_one_line(made, options, tmp_path, capsys, arguments, message):
+    try:
+        status = _new("--config", options, "--output", tmp_path / "nwp", *arguments)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+    assert not made
+    assert not (tmp_path / "signing_key").exists()
+
+
+def test_a_task_is_never_overwritten(made, options, tmp_path, capsys):
+    (tmp_path / "nwp").mkdir()
+    assert _new("--config", options, "--output", tmp_path / "nwp") == 2
+    assert "a task is never overwritten" in capsys.readouterr().err
+
+
+def test_a_part_must_be_named(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["task"])
+    assert "required: COMMAND" in capsys.readouterr().err
+
+
+def test_there_is_no_report_without_task_and_store(tmp_path, capsys):
+    assert main.main(["task", "report", str(tmp_path)]) == 2
+    assert "There is no task in" in capsys.readouterr().err
+    folder = tmp_path / "small"
+    small_folder.write(folder, small_tasks.PROCESSES["blt"]())
+    assert main.main(["task", "report", str(folder), "--store", str(tmp_path / "no")]) == 2
+    assert "There is no store at" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
+    (tmp_path / "store").mkdir()
+    assert main.main(["task", "report", str(folder), "--store", str(tmp_path / "store")]) == 2
+    assert "has no task 'small'" in capsys.readouterr().err
+
+
+def test_the_help_of_a_part_says_what_it_takes(capsys):
+    with pytest.raises(SystemExit):
+        main.main(["task", "new", "--help"])
+    printed = capsys.readouterr().out
+    assert "--over-selection" in printed and "--proxy-data" in printed
+    assert "--stop-at-accuracy" not in printed
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

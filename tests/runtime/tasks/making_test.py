@@ -1,0 +1,182 @@
+"""Tasks made of options, and what is reported of them."""
+
+import csv
+import dataclasses
+import sys
+
+import numpy as np
+import pytest
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import toy_task
+from tff_dpftrl.models import export
+from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
+from tff_dpftrl.runtime.store import memory
+from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import making, report
+from tff_dpftrl.training import corpus, trained_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_measurement():
+    """Spares a process of its own for each plan; `measured_run` has its own tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
+        yield
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    toy_task.write_corpora(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def said():
+    return []
+
+
+@pytest.fixture(scope="module")
+def folder(corpora, said, tmp_path_factory):
+    """A task that trains; the text of its devices is not read to make it."""
+
+    def fail(config):
+        raise AssertionError("The devices' text was read.")
+
+    output = tmp_path_factory.mktemp("tasks") / "toy"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpus, "read_users", fail)
+        return making.make(toy_task.config(corpora), output, small_tasks.KEY, say=said.append)
+
+
+def test_the_plans_say_what_the_options_do(folder, said):
+    config, device = folder.config, folder.devices[0]
+    assert (config.task, config.min_sep) == ("toy", 4)  # 400 devices, 65 a round.
+    assert (device.population, device.task, device.kind) == ("tests", "toy", plan_pb2.TRAINING)
+    assert device.selection.collection == "text"
+    assert device.selection.max_examples == 200
+    assert device.participation.min_sep_rounds == folder.terms.schema.min_sep == 4
+    assert device.participation.times_edges[-1] == folder.terms.schema.max_participations == 1
+    assert device.seed_policy == plan_pb2.DEVICE_DRAWS
+    assert folder.terms.noise_multiplier == 0.5
+    assert folder.terms.strategy.name == "identity"
+    assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
+    readme = (folder.path / "README.md").read_text()
+    assert "ε at most" in readme and "65 devices are chosen" in readme
+    assert any("Testing the plans" in line for line in said)
+    assert any("Tested for devices of version 1 and later: loss" in line for line in said)
+
+
+def test_nothing_is_overwritten(folder, corpora):
+    with pytest.raises(ValueError, match="never overwritten"):
+        making.make(toy_task.config(corpora), folder.path, small_tasks.KEY, say=print)
+
+
+def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_path):
+    config = toy_task.config(corpora, client_learning_rate=1e-12)
+    with pytest.raises(predicates.TaskRefusedError) as caught:
+        making.make(config, tmp_path / "new" / "toy", small_tasks.KEY, say=lambda line: None)
+    assert any("The update is zero" in reason for reason in caught.value.reasons)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
+    config = toy_task.config(corpora, proxy_data=str(corpora / "users.jsonl"))
+    with pytest.raises(ValueError, match="proxy_data .* is the data that is protected"):
+        making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+
+
+def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
+    rounds = toy_task.begun(folder, memory.MemoryStore())
+    with pytest.raises(ValueError, match="has not committed a round"):
+        report.write(folder, rounds.store, tmp_path)
+    for _ in range(2):
+        toy_task.run_round(rounds)
+    output = tmp_path / "new" / "report"
+    found = report.write(folder, rounds.store, output)
+    assert [row["round"] for row in found.rows] == [1, 2]
+    with open(output / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["round"] for row in rows] == ["1", "2"]
+    assert float(rows[1]["privacy/epsilon"]) == found.rows[1]["privacy/epsilon"]
+    assert rows[0]["participation/min_sep"] == ""
+    assert float(rows[0]["client_work/train/loss"]) > 0
+    # What was committed is what is exported.
+    _, weights = export.read(output / "model.npz")
+    values = plan_pb2.Values.FromString(rounds.commit.model).values
+    for weight, value in zip(weights, values, strict=False):
+        np.testing.assert_array_equal(weight.ravel(), np.frombuffer(value.content, np.float32))
+    (predicted,) = trained_model.find(output).load().predict([toy_task.TEXTS[0]])
+    assert predicted.next_words
+    assert set(found.held_out) >= {"top1_in_vocab", "loss"}
+    assert "top-1 accuracy on held-out users" in found.summary
+    statement = (output / "privacy_statement.md").read_text()
+    assert "honest about their participation" in statement
+    assert found.statement.parameters["num_rounds_charged"] == 4
+    assert "The statement charges 4" in found.summary
+    assert (output / "curves.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.slow
+def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path):
+    config = dataclasses.replace(
+        folder.config, task="", clients_per_round=3, min_sep=None, max_participations=None
+    )
+    made = making.make_evaluation(
+        folder, config, tmp_path / "watch", small_tasks.KEY, say=lambda line: None
+    )
+    assert (made.name, made.terms.kind, made.terms.model_of) == ("watch", "evaluation", "toy")
+    assert made.devices[0].kind == plan_pb2.EVALUATION
+    store = memory.MemoryStore()
+    trained, watched = toy_task.begun(folder, store), toy_task.begun(made, store)
+    losses = []
+    for _ in range(2):
+        toy_task.run_round(watched, model=trained.commit.model)
+        losses.append(watched.commit.metrics["client_work/eval/current_round_metrics/loss"])
+        toy_task.run_round(trained)
+    assert losses[0] != losses[1]
+    found = report.write(made, store, tmp_path / "report", with_held_out=False)
+    assert found.statement is None
+    assert "2 rounds evaluated toy" in found.summary
+    assert not (tmp_path / "report" / "model.npz").exists()
+    # Its metrics have no ρ: the task that trains is not composed with it.
+    assert not report.write(folder, store, tmp_path / "other").statement.headline_caveats
+    with pytest.raises(ValueError, match="is the task that is evaluated"):
+        making.make_evaluation(folder, folder.config, tmp_path / "toy", small_tasks.KEY, say=print)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptive_clipping", [False, True])
+def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptive_clipping):
+    config = toy_task.config(
+        corpora, secagg_bits=20, adaptive_clipping=adaptive_clipping, num_rounds=4
+    )
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    assert made.server.secure_sums
+    rounds = toy_task.begun(made, memory.MemoryStore())
+    toy_task.run_round(rounds)
+    assert rounds.commit.rounds_done == 1
+    largest = max(rule.modulus for rule in made.server.secure_sums)
+    assert largest >= 2 * config.rounds.wanted
+
+
+@pytest.mark.slow
+def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
+    config = toy_task.config(corpora, iterate_averaging=0.5, server_decay="cosine")
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    rounds = toy_task.begun(made, memory.MemoryStore())
+    for _ in range(2):
+        toy_task.run_round(rounds)
+    report.write(made, rounds.store, tmp_path / "report", with_held_out=False)
+    _, weights = export.read(tmp_path / "report" / "model.npz")
+    last = plan_pb2.Values.FromString(rounds.commit.model).values[0]
+    assert not np.array_equal(weights[0].ravel(), np.frombuffer(last.content, np.float32))
+
+
+def test_options_of_the_folder_can_be_read_again(folder):
+    assert config_lib.TaskConfig(**folder.config.to_dict()) == folder.config
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

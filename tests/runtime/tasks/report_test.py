@@ -1,0 +1,54 @@
+"""Parts of reports of tasks; `making_test` has a whole one."""
+
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.store import interface, memory
+from tff_dpftrl.runtime.tasks import report
+
+
+@pytest.fixture
+def store():
+    return memory.MemoryStore()
+
+
+def _commit(store, task, *all_metrics):
+    store.add_task("tests", task, model=b"", state=b"")
+    epoch = store.acquire("tests", "me", now=0.0, duration=10.0).epoch
+    for index, metrics in enumerate(all_metrics):
+        store.commit(
+            "tests",
+            task,
+            round_index=index,
+            epoch=epoch,
+            model=b"",
+            state=b"",
+            metrics=metrics,
+            now=1.0 + index,
+        )
+
+
+def test_rounds_have_the_same_columns(store):
+    _commit(store, "one", {"loss": 2.0}, {"loss": 1.0, "accuracy": 0.5})
+    rows = report.rounds(store, "tests", "one")
+    assert [row["round"] for row in rows] == [1, 2]
+    assert [list(row) for row in rows] == [
+        ["task", "round", "epoch", "committed_at", "loss", "accuracy"]
+    ] * 2
+    assert [row["accuracy"] for row in rows] == [None, 0.5]
+    with pytest.raises(interface.UnknownTask):
+        report.rounds(store, "tests", "two")
+
+
+def test_tasks_that_train_on_the_same_devices_are_composed(store):
+    _commit(store, "one", {"privacy/rho_zcdp": 0.5})
+    _commit(store, "two", {"privacy/rho_zcdp": 0.5}, {"privacy/rho_zcdp": 0.75})
+    _commit(store, "without noise", {"privacy/rho_zcdp": None})
+    _commit(store, "evaluates", {"loss": 1.0})
+    _commit(store, "not begun")
+    assert report.others(store, "tests", "one") == {"two": 0.75, "without noise": None}
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

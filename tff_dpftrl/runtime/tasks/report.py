@@ -1,0 +1,269 @@
+"""What became of a task, at any time, from what it has committed.
+
+The server may run meanwhile: the store is only read. TFF is not needed.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.data import sequences
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.models import evaluation, export, metrics, table
+from tff_dpftrl.runs import checkpoint, curves
+from tff_dpftrl.runtime.plans import tensor_values
+from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.tasks import privacy, task_folder, task_state
+from tff_dpftrl.training import corpus, released_model, text_task, trained_model
+from tff_dpftrl.training import report as training_report
+
+METRICS = "metrics.csv"
+
+_RHO = "privacy/rho_zcdp"
+# What curves call the columns of training and of evaluation tasks.
+_CURVES = {
+    "loss": "client_work/train/loss",
+    "top1": "client_work/train/top1_in_vocab",
+    "epsilon": "privacy/epsilon",
+}
+_EVALUATION_CURVES = {
+    "loss": "client_work/eval/current_round_metrics/loss",
+    "top1": "client_work/eval/current_round_metrics/top1_in_vocab",
+}
+_NOTE = """\
+# metrics.csv
+
+One row a committed round, as `pandas.read_csv` reads it. An empty cell: not known in that round.
+
+- `round`: number of the round, from 1; `epoch`: of the lease it was committed under;
+  `committed_at`: seconds since 1970; `attempt`: name of the attempt that was committed
+- `devices/...`: how many devices reported, dropped out or were refused
+- `privacy/...`: what the rounds so far have spent, for the worse of declared and observed
+  participation; quote the privacy statement instead
+- `participation/...`: smallest stride and largest number of times that devices told of so far
+- all others: sums and means over the devices of the round
+
+**Do not publish columns but `round`, `privacy/...` and `participation/...`**: they are exact
+figures of the devices, without noise, which the privacy statement does not cover. The curves show
+some of them.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskReport:
+    """What a task has to say.
+
+    Attributes:
+      rows: One row of metrics for each committed round.
+      statement: The privacy statement; None of a task that evaluates.
+      held_out: Metrics of the model on users who never train; None if they were not measured.
+      summary: The outcome in a few lines.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    statement: statement_lib.PrivacyStatement | None
+    held_out: Mapping[str, float] | None
+    summary: str
+
+
+def rounds(store: interface.Store, population: str, task: str) -> list[dict[str, Any]]:
+    """Metrics of the committed rounds: `pandas.DataFrame(rounds(...))` is a table of them.
+
+    Args:
+      store: The store.
+      population: Name of the population.
+      task: Name of the task.
+
+    Returns:
+      One row a round, all with the same columns; rounds count from 1.
+
+    Raises:
+      interface.UnknownTask: If there is no such task.
+    """
+    history = store.history(population, task)
+    columns = dict.fromkeys(name for row in history for name in row)
+    return [{**dict.fromkeys(columns), **row, "round": row["round"] + 1} for row in history]
+
+
+def others(store: interface.Store, population: str, task: str) -> dict[str, float | None]:
+    """What the other tasks that train on the same devices have spent.
+
+    Args:
+      store: The store.
+      population: Name of the population.
+      task: Name of the task whose others are wanted.
+
+    Returns:
+      ρ so far by task, for those that have committed a round; None for one without guarantee.
+    """
+    found = {}
+    for name in store.tasks(population):
+        metrics_of_last = store.last_commit(population, name).metrics
+        if name != task and _RHO in metrics_of_last:
+            found[name] = metrics_of_last[_RHO]
+    return found
+
+
+def write(
+    folder: task_folder.TaskFolder,
+    store: interface.Store,
+    output: pathlib.Path,
+    *,
+    with_held_out: bool = True,
+) -> TaskReport:
+    """Writes metrics, curves, statement and model of what a task has committed so far.
+
+    Args:
+      folder: The task.
+      store: The store that it is served from.
+      output: Folder of the results, made if missing; files in it are replaced. `metrics.csv`,
+        `metrics_README.md`, `curves.png`; of a task that trains, `privacy_statement.json` and
+        `.md`, `model.npz` and `vocabulary.json` besides.
+      with_held_out: Whether the model is evaluated on the held-out users of the options' data,
+        who never train.
+
+    Returns:
+      What was written, and a summary.
+
+    Raises:
+      ValueError: If the store has no such task, or one with other plans, or none of its rounds
+        has been committed yet; or if the data cannot be read.
+      OSError: If a file cannot be written.
+    """
+    terms = folder.terms
+    commit = store.last_commit(terms.population, terms.task)
+    state = task_state.TaskState.from_bytes(commit.state, terms.server_plan)
+    if commit.rounds_done == 0:
+        raise ValueError(
+            f"The task {terms.task!r} has not committed a round yet: there is nothing to report."
+        )
+    rows = rounds(store, terms.population, terms.task)[: commit.rounds_done]
+    output.mkdir(parents=True, exist_ok=True)
+    _write_metrics(output, rows)
+    if terms.kind == "evaluation":
+        shown = _shown(rows, _EVALUATION_CURVES)
+        title = f"{terms.task}: evaluation of {terms.model_of} on devices"
+        curves.write(output / "curves.png", shown, title=title, baselines={})
+        summary = f"{len(rows)} rounds evaluated {terms.model_of}. {_last(shown)}"
+        return TaskReport(rows, None, None, summary)
+    accounting = privacy.TaskPrivacy(terms)
+    statement = accounting.statement(
+        state.observed, others=others(store, terms.population, terms.task)
+    )
+    training_report.write_statement(output, statement)
+    model, weights = _released(folder, state)
+    export.write(output / "model.npz", model, weights)
+    trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
+    shown = _shown(rows, _CURVES)
+    held_out = None
+    if with_held_out:
+        held_out = _evaluate(folder, model, weights)
+        shown[-1] |= {f"eval_{name}": value for name, value in held_out.items()}
+    title = f"{terms.population}/{terms.task}: {statement.mechanism}, {_epsilon(statement)}"
+    curves.write(output / "curves.png", shown, title=title, baselines={})
+    over = accounting.refusal(state.observed)
+    if over:
+        progress = f"The task is over: {over}."
+    else:
+        charged = statement.parameters["num_rounds_charged"]
+        progress = (
+            f"The statement charges {charged}, all that there may be: whoever ends a task early "
+            "has seen how it went."
+        )
+    lines = [
+        f"{commit.rounds_done} of {terms.schema.num_rounds} rounds are committed. {progress}",
+        _last(shown),
+        _participation(state, terms.schema),
+        f"Privacy: {_epsilon(statement)}, per device; see privacy_statement.md.",
+        *statement.headline_caveats,
+    ]
+    return TaskReport(rows, statement, held_out, "\n".join(lines))
+
+
+def _write_metrics(output: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    durable_files.write(output / METRICS, text.getvalue().encode("utf-8"))
+    durable_files.write(output / "metrics_README.md", _NOTE.encode("utf-8"))
+
+
+def _shown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows as `curves` takes them."""
+    return [
+        {"round": row["round"], **{name: row.get(column) for name, column in columns.items()}}
+        for row in rows
+    ]
+
+
+def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> tuple[Any, list[Any]]:
+    """The model, and the weights that may be released: the last ones or their average."""
+    config, leaves = folder.config, folder.server.prepare.inputs
+    snapshot = checkpoint.Snapshot(
+        tuple(leaf.label for leaf in leaves),
+        tuple(tensor_values.from_bytes(state.tensors, leaves, "state")),
+    )
+    model = table.build(
+        config.model,
+        vocabulary_size=folder.words.size,
+        sequence_length=config.sequence_length,
+        **config.model_sizes,
+    )
+    return model, released_model.weights(config.iterate_averaging, snapshot)
+
+
+def _evaluate(
+    folder: task_folder.TaskFolder, model: Any, weights: Sequence[Any]
+) -> dict[str, float]:
+    """What `train` measures on held-out users, on the same sequences."""
+    config, words = folder.config, folder.words
+    parts = corpus.read_users(config)
+    text = text_task.sequences_of(
+        parts.train,
+        parts.validation,
+        words,
+        sequences.SequenceSpec(config.sequence_length),
+        max_held_out=config.eval_sequences,
+    )
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    found = evaluation.Evaluator(model, special, text["held_out"])(weights)
+    return {name: found[name] for name in training_report.EVALUATION_METRICS}
+
+
+def _last(shown: Sequence[Mapping[str, Any]]) -> str:
+    last = shown[-1]
+    parts = []
+    if last.get("loss") is not None:
+        parts.append(f"loss {last['loss']:.4g} on the devices of the last round")
+    if last.get("top1") is not None:
+        parts.append(f"top-1 accuracy {last['top1']:.2%} there")
+    if last.get("eval_top1_in_vocab") is not None:
+        parts.append(f"top-1 accuracy on held-out users {last['eval_top1_in_vocab']:.2%}")
+    return ("; ".join(parts) or "No loss or accuracy is known") + "."
+
+
+def _participation(state: task_state.TaskState, declared: Any) -> str:
+    seen = state.observed
+    stride = "no device took part twice"
+    if seen.min_sep is not None:
+        stride = f"a device's turns are {seen.min_sep} rounds apart or more"
+    return (
+        f"By what devices told, {stride} (declared: {declared.min_sep}), and none took part more "
+        f"than {strategy_lib.counted(seen.max_participations, 'time')} (declared: "
+        f"{declared.max_participations})."
+    )
+
+
+def _epsilon(statement: statement_lib.PrivacyStatement) -> str:
+    if not statement.has_guarantee:
+        return "NO guarantee: " + " ".join(statement.no_guarantee)
+    return f"ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}"
