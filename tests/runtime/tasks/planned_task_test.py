@@ -38,7 +38,7 @@ def _reports(device, rounds, **participation):
 
 
 def _weights(task, commit):
-    state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.server_plan)
+    state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.digest())
     return tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
 
 
@@ -163,8 +163,12 @@ def test_settings_are_those_of_the_task(task):
 def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
     process = small_tasks.federated_averaging(small_tasks.fixed(0.7))
     other = planned_task.PlannedTask(small_folder.folder_of(process))
-    with pytest.raises(task_state.StateError, match="give the new one another name"):
+    with pytest.raises(task_state.StateError, match="give the new one another"):
         other.add_to(rounds.store)
+    generous = dataclasses.replace(task.folder.terms, max_epsilon=1e6)
+    changed = planned_task.PlannedTask(dataclasses.replace(task.folder, terms=generous))
+    with pytest.raises(task_state.StateError, match="other terms or plans"):
+        changed.add_to(rounds.store)
     assert task.add_to(rounds.store) == rounds.commit
     with pytest.raises(task_state.StateError, match="not that of a task"):
         task.observed(dataclasses.replace(rounds.commit, state=b"other"))
@@ -204,7 +208,7 @@ def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
 
 @pytest.mark.parametrize(
     "name",
-    ["blt", pytest.param("tree", marks=pytest.mark.slow), pytest.param("adaptive")],
+    ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "adaptive"))],
 )
 def test_ten_rounds_are_those_of_the_simulation(name):
     process = small_tasks.PROCESSES[name]()

@@ -87,11 +87,11 @@ class _PlanStep(population_lib.ServerStep):
     def __init__(
         self,
         work: server_work.ServerWork,
-        plan: str,
+        terms: str,
         privacy: privacy_lib.TaskPrivacy,
     ):
         self._work = work
-        self._plan = plan
+        self._terms = terms
         self._privacy = privacy
         self._buckets = buckets_of(work.plan.participation)
 
@@ -105,7 +105,7 @@ class _PlanStep(population_lib.ServerStep):
     ) -> population_lib.StepResult:
         """See the base class."""
         del model
-        before = task_state.TaskState.from_bytes(state, self._plan)
+        before = task_state.TaskState.from_bytes(state, self._terms)
         tensors = self._work.state_from_bytes(before.tensors)
         observed = self._observed(before.observed, total, num_reports)
         after, metrics = self._work.finish(tensors, total.sums)
@@ -130,7 +130,7 @@ class _PlanStep(population_lib.ServerStep):
         self, state: server_work.State, observed: participation_histograms.ObservedRounds
     ) -> bytes:
         tensors = tensor_values.to_bytes(state)
-        return task_state.TaskState(self._plan, observed, tensors).to_bytes()
+        return task_state.TaskState(self._terms, observed, tensors).to_bytes()
 
     @abc.abstractmethod
     def _model(self, state: server_work.State) -> bytes:
@@ -196,7 +196,8 @@ class PlannedTask:
         self._privacy = privacy_lib.TaskPrivacy(terms)
         work = server_work.ServerWork(folder.server)
         kind = TrainingStep if terms.kind == "training" else EvaluationStep
-        self._step = kind(work, terms.server_plan, self._privacy)
+        self._digest = terms.digest()
+        self._step = kind(work, self._digest, self._privacy)
         self._variants = [plan.SerializeToString() for plan in folder.signed.devices]
         task = population_lib.Task(
             name=terms.task,
@@ -236,7 +237,7 @@ class PlannedTask:
           The last commit of the task.
 
         Raises:
-          task_state.StateError: If the store has a task of that name with other plans.
+          task_state.StateError: If the store has a task of that name with other terms or plans.
           interface.StoreError: If the store cannot be read or written.
         """
         if self.name not in store.tasks(self.population):
@@ -253,9 +254,9 @@ class PlannedTask:
         """What the committed rounds have shown of participation; quick.
 
         Raises:
-          task_state.StateError: If the commit is of a task with other plans.
+          task_state.StateError: If the commit is of another task.
         """
-        return task_state.TaskState.from_bytes(commit.state, self.folder.terms.server_plan).observed
+        return task_state.observed(commit.state, self._digest)
 
     def privacy(self, commit: interface.Commit) -> privacy_lib.PrivacySoFar:
         """What the committed rounds have spent; quick when asked again."""

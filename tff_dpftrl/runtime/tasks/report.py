@@ -140,7 +140,7 @@ def write(
     """
     terms = folder.terms
     commit = store.last_commit(terms.population, terms.task)
-    state = task_state.TaskState.from_bytes(commit.state, terms.server_plan)
+    state = task_state.TaskState.from_bytes(commit.state, terms.digest())
     if commit.rounds_done == 0:
         raise ValueError(
             f"The task {terms.task!r} has not committed a round yet: there is nothing to report."

@@ -23,47 +23,61 @@ class TaskState:
     """What a task goes on from.
 
     Attributes:
-      plan: SHA-256 of the server's plan, hexadecimal.
+      terms: `Terms.digest()` of the task's terms, which are bound to its plans.
       observed: What the committed rounds have shown of participation.
       tensors: The state of the process, `tensor_values.to_bytes`; secret.
     """
 
-    plan: str
+    terms: str
     observed: participation_histograms.ObservedRounds
     tensors: bytes = dataclasses.field(repr=False)
 
     def to_bytes(self) -> bytes:
         """The state in one piece; equal states give equal bytes."""
-        head = {"plan": self.plan, "observed": dataclasses.asdict(self.observed)}
+        head = {"terms": self.terms, "observed": dataclasses.asdict(self.observed)}
         return _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + self.tensors
 
     @classmethod
-    def from_bytes(cls, content: bytes, plan: str) -> TaskState:
+    def from_bytes(cls, content: bytes, terms: str) -> TaskState:
         """Reads what `to_bytes` returned.
 
         Args:
           content: The state, as it was committed.
-          plan: The plan that it must be of.
+          terms: The terms that it must be of.
 
         Returns:
           The state.
 
         Raises:
-          StateError: If it is of another plan, or cannot be read.
+          StateError: If it is of another task, or cannot be read.
         """
-        if not content.startswith(_MAGIC):
-            raise StateError("The committed state is not that of a task with plans.")
-        end = content.find(b"\n", len(_MAGIC))
-        try:
-            head = json.loads(content[len(_MAGIC) : end])
-            observed = participation_histograms.ObservedRounds(**head["observed"])
-            found = head["plan"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise StateError(f"The committed state cannot be read: {error!r}.") from None
-        if found != plan:
-            raise StateError(
-                f"The committed state is of the plan {found[:16]}, and the task has the plan "
-                f"{plan[:16]}: serve the task that the store was begun with, or give the new one "
-                "another name."
-            )
-        return cls(found, observed, content[end + 1 :])
+        seen, end = _head(content, terms)
+        return cls(terms, seen, content[end + 1 :])
+
+
+def observed(content: bytes, terms: str) -> participation_histograms.ObservedRounds:
+    """What a committed state says of participation, without its tensors: quick.
+
+    Arguments and errors as for `TaskState.from_bytes`.
+    """
+    return _head(content, terms)[0]
+
+
+def _head(content: bytes, terms: str) -> tuple[participation_histograms.ObservedRounds, int]:
+    """What stands before the tensors, and where it ends."""
+    if not content.startswith(_MAGIC):
+        raise StateError("The committed state is not that of a task with plans.")
+    end = content.find(b"\n", len(_MAGIC))
+    try:
+        head = json.loads(content[len(_MAGIC) : end])
+        seen = participation_histograms.ObservedRounds(**head["observed"])
+        found = head["terms"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"The committed state cannot be read: {error!r}.") from None
+    if found != terms:
+        raise StateError(
+            f"The store has a task of this name with other terms or plans ({found[:16]}, not "
+            f"{terms[:16]}): serve the task that it was begun with, or give the new one another "
+            "name."
+        )
+    return seen, end

@@ -98,6 +98,10 @@ class Terms:
         }
         return (json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
+    def digest(self) -> str:
+        """SHA-256 of the terms, hexadecimal: what a store is bound to."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
     def signed(self, key: ed25519.Ed25519PrivateKey) -> tuple[bytes, bytes]:
         """Serialises and signs them.
 
