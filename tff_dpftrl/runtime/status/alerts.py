@@ -87,7 +87,7 @@ def _of_task(
 ) -> list[Alert]:
     found = []
     rounds = task.settings.rounds
-    if task.too_few is not None:
+    if task.too_few is not None and not task.is_over:
         text = f"{task.too_few} devices wait, and a round needs {rounds.least}."
         found.append(Alert("too_few_devices", name, text))
     weights = sum(each.settings.weight for each in seen.tasks.values() if not each.is_over)

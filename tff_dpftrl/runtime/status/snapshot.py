@@ -43,8 +43,7 @@ def of_population(
             for name in (*observations_lib.LEVELS, *observations_lib.COUNTERS)
         },
         "series": {
-            name: [float(f"{value:.5g}") for value in values]
-            for name, values in series.values.items()
+            name: [_short(value) for value in values] for name, values in series.values.items()
         },
         "session_shapes": [list(row) for row in seen.session_table.rows()],
         "session_seconds": _distribution(seen.session_seconds),
@@ -60,6 +59,11 @@ def of_population(
             for name, task in seen.tasks.items()
         ],
     }
+
+
+def _short(value: float) -> float:
+    """With as many digits as a chart can show."""
+    return float(f"{value:.5g}") if value >= 1e-3 else 0.0
 
 
 def _task(name: str, task: task_figures.TaskFigures) -> dict[str, Any]:

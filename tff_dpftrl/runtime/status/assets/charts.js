@@ -26,7 +26,7 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 export function short(value) {
   if (!isNumber(value)) return "–";
   const size = Math.abs(value);
-  if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(1);
+  if (size >= 1e15 || (size > 0 && size < 1e-4)) return value.toExponential(1).replace(".0e", "e");
   for (const [unit, letter] of [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]]) {
     if (size >= unit) {
       const scale = letter === "k" ? 1e3 : unit;
