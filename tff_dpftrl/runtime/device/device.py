@@ -89,8 +89,9 @@ class Device:
         Returns:
           The session, with the turns that are left for one that has to rest.
         """
-        tensorflow = sys.modules.get("tensorflow")
-        versions = {} if tensorflow is None else {"tensorflow": tensorflow.__version__}
+        # It may be missing, or just being imported by another thread.
+        tensorflow = getattr(sys.modules.get("tensorflow"), "__version__", None)
+        versions = {} if tensorflow is None else {"tensorflow": tensorflow}
         steps, began = self.steps(population), self.steady_clock()
         result = session.run(
             population,

@@ -12,6 +12,7 @@ import threading
 from tff_dpftrl.runtime.device import participation_timer
 
 _MARGIN = 1.1
+_ROUND_PER_SESSION = 2.0  # A device is chosen at any time of a selection, and waits for its end.
 _HOUR_S = 3600.0
 
 
@@ -56,8 +57,8 @@ class RoundPace:
           population: Name of the population.
           task: Name of the task.
           rule: What its plan asks.
-          session_s: Seconds that the session took, waiting included: about a round, to whom
-            has seen no other.
+          session_s: Seconds that the session took, waiting included: half a round or so, to
+            whom has seen no other.
 
         Returns:
           Seconds, a little more than it should take; 0 if the population has other tasks, for
@@ -67,5 +68,8 @@ class RoundPace:
             if {key for key in self._seen if key[0] == population} != {(population, task)}:
                 return 0.0
             (first, began), (last, latest) = self._seen[population, task]
-        round_s = session_s if last == first else (latest - began) / (last - first)
+        if last == first:
+            round_s = _ROUND_PER_SESSION * session_s
+        else:
+            round_s = (latest - began) / (last - first)
         return max(_MARGIN * rule.min_sep * round_s, rule.min_hours * _HOUR_S)
