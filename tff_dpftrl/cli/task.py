@@ -133,6 +133,12 @@ def _add_report(parts) -> None:
         metavar="PLACE",
         help="Folder or database URL that serve has. Default: store.",
     )
+    parser.add_argument(
+        "--server-folder",
+        metavar="DIR",
+        help="Folder of the server, which counts the devices' sessions. Default: server in the "
+        "store's folder.",
+    )
     parser.add_argument("--output", metavar="DIR", help="Folder of the results.")
     parser.add_argument(
         "--no-held-out",
@@ -154,21 +160,31 @@ def _report(args: argparse.Namespace) -> int:
             f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."
         )
     train.silence_tensorflow()
+    from tff_dpftrl.runtime.status import session_table
     from tff_dpftrl.runtime.tasks import report
 
+    server_folder = pathlib.Path(args.server_folder or pathlib.Path(args.store) / "server")
+    sessions = session_table.SessionTable.load(server_folder / "sessions.json")
     with sql.SqlStore(args.store) as store:
-        found = report.write(folder, store, output, with_held_out=not args.no_held_out)
+        found = report.write(
+            folder, store, output, with_held_out=not args.no_held_out, sessions=sessions
+        )
     if args.format == "json":
         output_lib.print_json(
             {
                 "statement": found.statement and json.loads(found.statement.to_json()),
                 "last_round": found.rows[-1],
                 "held_out": found.held_out,
+                "sessions": {shape: count for shape, count, _ in sessions.rows()},
                 "summary": found.summary,
             }
         )
     else:
         print(f"{found.summary}\nMetrics, curves, statement and model are in {output}/")
+        if sessions.total:
+            print("\nSessions of the population's devices, by shape (sessions.md says of what):")
+            rows = [[shape, str(n), f"{share:.1f} %"] for shape, n, share in sessions.rows()]
+            output_lib.print_table([["shape", "count", "share"], *rows], left=0)
     return 0
 
 

@@ -11,6 +11,7 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import toy_task
 from tff_dpftrl.models import export
 from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
+from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import making, report
@@ -94,7 +95,10 @@ def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     for _ in range(2):
         toy_task.run_round(rounds)
     output = tmp_path / "new" / "report"
-    found = report.write(folder, rounds.store, output)
+    sessions = session_table.SessionTable()
+    sessions.add("-v[]+^")
+    found = report.write(folder, rounds.store, output, sessions=sessions)
+    assert "| `-v[]+^` | 1 | 100.0 % |" in (output / "sessions.md").read_text()
     assert [row["round"] for row in found.rows] == [1, 2]
     with open(output / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -20,6 +20,7 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import evaluation, export, metrics, table
 from tff_dpftrl.runs import checkpoint, curves
 from tff_dpftrl.runtime.plans import tensor_values
+from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import privacy, task_folder, task_state
 from tff_dpftrl.training import corpus, released_model, text_task, trained_model
@@ -38,6 +39,11 @@ _EVALUATION_CURVES = {
     "loss": "client_work/eval/current_round_metrics/loss",
     "top1": "client_work/eval/current_round_metrics/top1_in_vocab",
 }
+_SIGNS = """\
+`-` checked in, `v` got the plan, `[` began to train, `]` ended it, `+` began to upload, `^` was
+heard; `#` refused by the server, `!` interrupted by the device, `*` error, `?` not believed to be
+genuine.
+"""
 _NOTE = """\
 # metrics.csv
 
@@ -118,6 +124,7 @@ def write(
     output: pathlib.Path,
     *,
     with_held_out: bool = True,
+    sessions: session_table.SessionTable | None = None,
 ) -> TaskReport:
     """Writes metrics, curves, statement and model of what a task has committed so far.
 
@@ -126,9 +133,11 @@ def write(
       store: The store that it is served from.
       output: Folder of the results, made if missing; files in it are replaced. `metrics.csv`,
         `metrics_README.md`, `curves.png`; of a task that trains, `privacy_statement.json` and
-        `.md`, `model.npz` and `vocabulary.json` besides.
+        `.md`, `model.npz` and `vocabulary.json` besides; with `sessions`, `sessions.md`.
       with_held_out: Whether the model is evaluated on the held-out users of the options' data,
         who never train.
+      sessions: How the sessions of the population's devices went, for `sessions.md`; None if
+        it is not known.
 
     Returns:
       What was written, and a summary.
@@ -148,6 +157,8 @@ def write(
     rows = rounds(store, terms.population, terms.task)[: commit.rounds_done]
     output.mkdir(parents=True, exist_ok=True)
     _write_metrics(output, rows)
+    if sessions is not None and sessions.total:
+        _write_sessions(output, terms.population, sessions)
     if terms.kind == "evaluation":
         shown = _shown(rows, _EVALUATION_CURVES)
         title = f"{terms.task}: evaluation of {terms.model_of} on devices"
@@ -195,6 +206,15 @@ def _write_metrics(output: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> N
     writer.writerows(rows)
     durable_files.write(output / METRICS, text.getvalue().encode("utf-8"))
     durable_files.write(output / "metrics_README.md", _NOTE.encode("utf-8"))
+
+
+def _write_sessions(
+    output: pathlib.Path, population: str, sessions: session_table.SessionTable
+) -> None:
+    """The table of Bonawitz et al. 2019, with what its signs mean."""
+    title = f"# Sessions of the devices of {population}, of all its tasks"
+    text = f"{title}\n\n{sessions.to_markdown()}\n\n{_SIGNS}"
+    durable_files.write(output / "sessions.md", text.encode("utf-8"))
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[dict[str, Any]]:
