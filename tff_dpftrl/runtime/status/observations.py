@@ -51,6 +51,8 @@ _DROPPED = {
     "waiting": "dropped_waiting",
     "training": "dropped_participating",
 }
+# What the service says of a device that goes away in the middle: nobody has refused it.
+_GONE = "ended early"
 _VERSIONS = ("tff_dpftrl", "tensorflow", "python", "system")
 _VERSION = re.compile(r"[A-Za-z0-9.+_-]{1,24}")
 _OTHER_VERSIONS = 12
@@ -174,6 +176,8 @@ class Observations(observer.Observer):
 
     def session_refused(self, reason: str) -> None:
         """See the base class."""
+        if reason == _GONE:
+            return
         self.now()
         self.series.add("refused_sessions")
         self.refused_sessions.add(reason)

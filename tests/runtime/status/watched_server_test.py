@@ -1,0 +1,108 @@
+"""A real server, over gRPC, tells observations what there is to see."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+import tornado.httpclient
+
+from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.status import observations, page
+
+
+def levels(seen):
+    return tuple(int(seen.series.total(name)) for name in observations.LEVELS)
+
+
+def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
+    task = toy.served(goal_count=3, over_selection=2.0, least_fraction=1.0)
+    seen = observations.Observations(population.Population(toy.POPULATION, (task.task,)))
+    figures = seen.tasks["sum"]
+
+    async def story():
+        store = toy.store_with(task)
+        async with toy.running(tmp_path, [task], store, observer=seen) as made:
+            async with toy.channel_to(tmp_path, made.address) as channel:
+                stranger = await toy.connect(channel)
+                await stranger.check_in(population="elsewhere")
+                await stranger.status()
+                silent = await toy.connect(channel)
+                streams = [await toy.connect(channel) for _ in range(6)]
+                for stream in streams[:5]:
+                    await stream.check_in()
+                await toy.until(lambda: levels(seen)[:2] == (7, 5))
+                assert levels(seen) == (7, 5, 0)
+                await streams[5].check_in()
+                attempt = (await streams[0].receive()).attempt
+                for stream in streams[1:]:
+                    await stream.receive()
+                await toy.until(lambda: levels(seen) == (7, 0, 6))
+                assert figures.phase == "reporting"
+                assert figures.attempt.devices == 6
+                silent.call.cancel()
+                streams[0].call.cancel()
+                await streams[1].report("another attempt", b"1")
+                await streams[2].report(attempt, b"no integer")
+                for stream in streams[3:]:
+                    await stream.report(attempt, b"1")
+                await toy.until(lambda: figures.committed == 1)
+                for stream in streams[1:]:
+                    await stream.status()
+                tell = channel.unary_unary(session_stream.TELL_METHOD)
+                summary = wire_pb2.SessionSummary(
+                    population=toy.POPULATION, shape="-v[]+^", seconds=2.0
+                )
+                await tell(summary.SerializeToString())
+                await toy.until(lambda: levels(seen) == (0, 0, 0))
+                status = page.StatusServer(
+                    seen,
+                    privacy=lambda name: None,
+                    history=lambda name: store.history(toy.POPULATION, name),
+                )
+                await status.start()  # Beside the server, on its loop.
+                try:
+                    client = tornado.httpclient.AsyncHTTPClient(force_instance=True)
+                    answer = await client.fetch(status.address + "/data.json")
+                    client.close()
+                finally:
+                    await status.stop()
+                return json.loads(answer.body)
+
+    data = asyncio.run(story())
+    assert data["totals"]["sessions"] == 8
+    assert data["refused_sessions"] == [["unknown population", 1]]
+    assert data["totals"]["dropped_participating"] == 1
+    assert figures.reports["accepted"] == 3
+    assert figures.reports["wrong attempt"] == figures.reports["unusable"] == 1
+    assert data["tasks"][0]["rounds_done"] == 1
+    assert data["epoch"] == 1
+    assert data["session_shapes"] == [["-v[]+^", 1, 100.0]]
+    assert figures.bytes_sent > 6 * len(b"plan of now")
+    assert figures.bytes_received > 0
+
+
+def test_who_is_sent_away_by_a_server_that_stops_has_left(tmp_path):
+    task = toy.served(goal_count=9)
+    seen = observations.Observations(population.Population(toy.POPULATION, (task.task,)))
+
+    async def story():
+        async with toy.running(tmp_path, [task], toy.store_with(task), observer=seen) as made:
+            async with toy.channel_to(tmp_path, made.address) as channel:
+                streams = [await toy.connect(channel) for _ in range(3)]
+                for stream in streams[:2]:
+                    await stream.check_in()
+                await toy.until(lambda: levels(seen) == (3, 2, 0))
+                await made.stop()
+                for stream in streams:
+                    await stream.status()
+
+    asyncio.run(story())
+    assert levels(seen) == (0, 0, 0)
+    assert seen.series.total("sent_away") == 2
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
