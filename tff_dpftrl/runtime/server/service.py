@@ -32,6 +32,7 @@ _logger = logging.getLogger(__name__)
 
 _STOPS = "the server stops"
 _SMALL = 1 << 16  # Bytes of a configuration that need no place among those on their way.
+_SWEEP_SECONDS = 0.25
 _KEPT_CONFIGURATIONS = 4  # Of attempts and plans; a population has few variants at a time.
 
 
@@ -53,7 +54,7 @@ class Service:
         clock: Callable[[], float],
         randomness: random.Random,
     ):
-        """See `server.Server`.
+        """See `server.Server`; made on the running event loop.
 
         Args:
           population: Name of the population.
@@ -87,6 +88,8 @@ class Service:
         self._configurations = collections.OrderedDict()
         self._sending = _Places(limits.sending_bytes)
         self._is_stopping = False
+        self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
+        self._sweeping = asyncio.ensure_future(self._sweep())
         # Any version may be claimed; few are.
         self._plans = functools.lru_cache(maxsize=64)(self._plans_for)
 
@@ -106,9 +109,18 @@ class Service:
         largest = max(task.largest_report_bytes for task in self._tasks.values())
         return largest + limits_lib.REPORT_MARGIN_BYTES
 
+    async def _sweep(self) -> None:
+        """Ends sessions whose time is over; cheaper than a timer for each."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = self._loop_time()
+            for session in [s for s in self._sessions.values() if s.deadline <= now]:
+                session.interrupt(TimeIsOver())
+
     def stop(self) -> None:
         """Sends waiting devices away, and ends the sessions of the others."""
         self._is_stopping = True
+        self._sweeping.cancel()
         for session in self._sessions.values():
             if session.phase is Phase.WAITING:
                 session.receive(self._come_back(session, _STOPS))
@@ -131,106 +143,103 @@ class Service:
     # A session.
 
     async def _session(self, unused_requests: Any, context: grpc.aio.ServicerContext) -> None:
-        session = Session(f"device/{next(self._numbers)}")
-        observer = self._observer
-        observer.session_opened()
+        session = Session(
+            f"device/{next(self._numbers)}", self._loop_time() + self._limits.check_in_seconds
+        )
+        self._observer.session_opened()
         try:
-            if self._is_stopping:
-                raise Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS)
-            if len(self._sessions) >= self._limits.sessions:
-                raise Refused(
-                    grpc.StatusCode.RESOURCE_EXHAUSTED,
-                    "too many sessions at a time: try again later",
-                    "too many sessions",
-                )
-            self._sessions[session.address] = session
-            await self._interruptible(session, self._converse(session, context))
+            try:
+                await self._converse(session, context)
+            except asyncio.CancelledError:
+                error = session.interruption()
+                if error is None:  # The device, or its connection, is gone.
+                    raise
+                await self._interrupted(session, context, error)
         except Refused as refused:
-            session.phase = Phase.REFUSED if session.phase is Phase.CONNECTING else session.phase
-            observer.session_refused(refused.reason)
+            if session.phase is Phase.CONNECTING:
+                session.phase = Phase.REFUSED
+            self._observer.session_refused(refused.reason)
             context.set_code(refused.code)
             context.set_details(refused.text)
-        except asyncio.CancelledError:  # The device, or its connection, is gone.
+        except asyncio.CancelledError:
             raise
         except Exception as error:  # Its text may quote what a device sent.
             _logger.error("a session failed with %s", type(error).__name__)
-            observer.session_refused("error of the server")
+            self._observer.session_refused("error of the server")
             context.set_code(grpc.StatusCode.INTERNAL)
             context.set_details("error of the server")
         finally:
             self._close(session)
 
-    async def _interruptible(self, session: Session, conversation: Any) -> Any:
-        try:
-            return await conversation
-        except asyncio.CancelledError:
-            error = session.interruption()
-            if error is None:
-                raise
-            raise error from None
-
     def _close(self, session: Session) -> None:
-        session.allow_for_ever()
-        self._sessions.pop(session.address, None)
-        self._engine.disconnect(session.address)
+        if self._sessions.pop(session.address, None) is not None:
+            self._engine.disconnect(session.address)
         if session.phase is Phase.WAITING:
             self._engine.deliver(self._selector, messages.DeviceGone(session.address))
         if session.report_to:
             self._engine.deliver(session.report_to, messages.DeviceGone(session.address))
         self._observer.session_closed(session.phase.value)
 
+    async def _interrupted(
+        self, session: Session, context: grpc.aio.ServicerContext, error: Exception
+    ) -> None:
+        """Ends a session whose time is over, or that the server ends."""
+        if not isinstance(error, TimeIsOver):
+            raise error
+        if session.phase is Phase.WAITING:
+            self._engine.deliver(self._selector, messages.DeviceGone(session.address))
+            await self._send_away(session, context, self._turns(), "no round has begun")
+        elif session.phase is Phase.TRAINING:
+            await context.write(self._answer(False, messages.Refusal.LATE.value, self._turns()))
+        elif session.phase is Phase.CONNECTING:
+            raise Refused(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"no check-in within {self._limits.check_in_seconds:g} seconds",
+                "no check-in in time",
+            )
+
     async def _converse(self, session: Session, context: grpc.aio.ServicerContext) -> None:
-        plans = await self._check_in(session, context)
-        if plans is None:
+        if self._is_stopping:
+            raise Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS)
+        if len(self._sessions) >= self._limits.sessions:
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "too many sessions at a time: try again later",
+                "too many sessions",
+            )
+        self._sessions[session.address] = session
+        challenge = attestation_lib.new_challenge()
+        opening = wire_pb2.FromServer()
+        opening.challenge.challenge = challenge
+        opening.challenge.protocol_versions.extend(session_stream.VERSIONS)
+        await context.write(opening.SerializeToString())
+        check_in = _read(await context.read(), "check_in", limits_lib.CHECK_IN_BYTES)
+        if not self._check_ins.take():
+            await self._send_away(session, context, self._turns(), "too many devices check in")
             return
+        plans = self._admit(check_in, challenge)
         session.phase = Phase.WAITING
+        session.deadline = self._loop_time() + self._limits.waiting_seconds
         self._observer.waiting()
         self._engine.connect(session.address, session.receive)
         self._engine.deliver(self._selector, messages.CheckIn(session.address, frozenset(plans)))
-        session.allow(self._limits.waiting_seconds)
-        try:
-            answer = await self._interruptible(session, session.next_message())
-        except TimeIsOver:
-            answer = self._come_back(session, "no round has begun")
-            self._engine.deliver(self._selector, messages.DeviceGone(session.address))
+        answer = await session.next_message()
         if type(answer) is messages.ComeBack:
             await self._send_away(session, context, answer.turns, answer.reason)
             return
         session.phase = Phase.TRAINING
         session.report_to = answer.report_to
-        task = self._tasks[answer.task]
-        session.allow(task.task.rounds.longest)
-        try:
-            await self._interruptible(session, self._take_report(session, context, answer, plans))
-        except TimeIsOver:
-            await context.write(self._answer(False, messages.Refusal.LATE.value, self._turns()))
+        rounds = self._tasks[answer.task].task.rounds
+        session.deadline = self._loop_time() + rounds.longest
+        await self._configure(context, answer, plans[answer.task])
+        await self._take_report(session, context, answer.task)
 
-    async def _check_in(
-        self, session: Session, context: grpc.aio.ServicerContext
-    ) -> dict[str, bytes] | None:
-        """Checks a device in.
-
-        Returns:
-          The plans that it can run, by task; None if it was sent away.
+    def _admit(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> dict[str, bytes]:
+        """The plans that a device can run, by task.
 
         Raises:
           Refused: If it cannot take part.
         """
-        challenge = attestation_lib.new_challenge()
-        opening = wire_pb2.FromServer()
-        opening.challenge.challenge = challenge
-        opening.challenge.protocol_versions.extend(session_stream.VERSIONS)
-        session.allow(self._limits.check_in_seconds)
-        try:
-            await self._interruptible(session, context.write(opening.SerializeToString()))
-            raw = await self._interruptible(session, context.read())
-        except TimeIsOver:
-            raise Refused(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"no check-in within {self._limits.check_in_seconds:g} seconds",
-                "no check-in in time",
-            ) from None
-        check_in = _read(raw, "check_in", limits_lib.CHECK_IN_BYTES)
         if check_in.population != self._population:
             raise Refused(
                 grpc.StatusCode.NOT_FOUND,
@@ -244,9 +253,6 @@ class Service:
                 f"not {check_in.protocol_version}: update the device",
                 "no common version",
             )
-        if not self._check_ins.take():
-            await self._send_away(session, context, self._turns(), "too many devices check in")
-            return None
         self._attest(check_in.token, challenge)
         plans = self._plans(check_in.runtime_version)
         if not plans:
@@ -285,7 +291,7 @@ class Service:
     ) -> None:
         has_waited = session.phase is Phase.WAITING
         session.phase = Phase.SENT_AWAY
-        session.allow(self._limits.check_in_seconds)
+        session.deadline = self._loop_time() + self._limits.check_in_seconds
         self._observer.sent_away(reason, has_waited)
         answer = wire_pb2.FromServer()
         answer.come_back.turns.extend(turns)
@@ -293,33 +299,29 @@ class Service:
         await context.write(answer.SerializeToString())
 
     async def _take_report(
-        self,
-        session: Session,
-        context: grpc.aio.ServicerContext,
-        configure: messages.Configure,
-        plans: dict[str, bytes],
+        self, session: Session, context: grpc.aio.ServicerContext, task: str
     ) -> None:
-        await self._configure(context, configure, plans[configure.task])
         raw = await context.read()
-        limit = self._tasks[configure.task].largest_report_bytes + limits_lib.REPORT_MARGIN_BYTES
+        limit = self._tasks[task].largest_report_bytes + limits_lib.REPORT_MARGIN_BYTES
         report = _read(raw, "report", limit)
         num_bytes = len(raw)
-        del raw
+        del raw  # Neither the bytes nor the message are to be held twice while it waits.
         message = messages.Report(session.address, report.attempt, report)
         del report
         self._engine.deliver(session.report_to, message)
         del message
         answer = await session.next_message()
-        is_accepted = type(answer) is messages.ReportAccepted
-        if is_accepted:
-            session.report_to = ""
-            refusal, reason, turns = "", "", answer.turns
-        else:
-            refusal, turns = answer.refusal.value, self._turns()
-            reason = f"{refusal}: {answer.reason}" if answer.reason else refusal
         session.phase = Phase.REPORTED
-        self._observer.reported(configure.task, refusal, num_bytes)
-        await context.write(self._answer(is_accepted, reason, turns))
+        session.deadline = self._loop_time() + self._limits.check_in_seconds
+        if type(answer) is messages.ReportAccepted:
+            session.report_to = ""
+            self._observer.reported(task, "", num_bytes)
+            await context.write(self._answer(True, "", answer.turns))
+            return
+        refusal = answer.refusal.value
+        reason = f"{refusal}: {answer.reason}" if answer.reason else refusal
+        self._observer.reported(task, refusal, num_bytes)
+        await context.write(self._answer(False, reason, self._turns()))
 
     def _answer(self, is_accepted: bool, reason: str, turns: tuple[float, ...]) -> bytes:
         answer = wire_pb2.FromServer()

@@ -48,33 +48,38 @@ class Session:
     Attributes:
       address: Where actors send what is for this device.
       phase: Where it is.
+      deadline: When its phase is over at the latest, by the event loop's clock.
       report_to: The Aggregator that hears when it ends; empty if there is none.
+      task: Name of the task that it takes part in; empty before.
     """
 
     __slots__ = (
         "address",
         "phase",
+        "deadline",
         "report_to",
-        "_task",
+        "task",
+        "_coroutine",
         "_inbox",
         "_waiter",
-        "_timer",
         "_ending",
     )
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, deadline: float):
         """A session of the running asyncio task.
 
         Args:
           address: Its address; new.
+          deadline: See the class.
         """
         self.address = address
         self.phase = Phase.CONNECTING
+        self.deadline = deadline
         self.report_to = ""
-        self._task = asyncio.current_task()
-        self._inbox: collections.deque[Any] = collections.deque()
+        self.task = ""
+        self._coroutine = asyncio.current_task()
+        self._inbox: collections.deque[Any] | None = None
         self._waiter: asyncio.Future | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._ending: Exception | None = None
 
     def receive(self, message: Any) -> None:
@@ -82,6 +87,8 @@ class Session:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(message)
+        elif self._inbox is None:
+            self._inbox = collections.deque([message])
         else:
             self._inbox.append(message)
 
@@ -89,29 +96,18 @@ class Session:
         """The next message for the device."""
         if self._inbox:
             return self._inbox.popleft()
-        self._waiter = self._task.get_loop().create_future()
+        self._waiter = self._coroutine.get_loop().create_future()
         message = await self._waiter
         self._waiter = None
         return message
 
-    def allow(self, seconds: float) -> None:
-        """Lets the session's task go on for so long from now; then it gets `TimeIsOver`."""
-        self.allow_for_ever()
-        self._timer = self._task.get_loop().call_later(seconds, self.interrupt, TimeIsOver())
-
-    def allow_for_ever(self) -> None:
-        """Takes back what `allow` has said."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def interrupt(self, error: Exception) -> None:
-        """Ends what the session's task waits for, with an error that is not its peer's."""
+        """Ends what the session's coroutine waits for, with an error that is not its peer's."""
         if self._ending is None:
             self._ending = error
-            self._task.cancel()
+            self._coroutine.cancel()
 
     def interruption(self) -> Exception | None:
-        """Once, the error of `interrupt`; None if the task was cancelled by its peer's end."""
+        """Once, the error of `interrupt`; None if the coroutine was cancelled by its peer."""
         error, self._ending = self._ending, None
         return error
