@@ -276,7 +276,7 @@ class Engine:
         self._loop.call_soon_threadsafe(self._after_hop, member, effects, failure)
 
     def _after_hop(self, member: _Member, effects: list[actor.Effect], failure: str) -> None:
-        self._carry_out(member, effects)
+        self._carry_out(member, _without_old_counts(effects))
         if member.is_gone:
             self._refuse_rest(member)
         elif failure:
@@ -364,6 +364,20 @@ class Engine:
             return
         for address in self._cast.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
+
+
+def _without_old_counts(effects: list[actor.Effect]) -> list[actor.Effect]:
+    """Leaves out what a later count takes the place of; nobody else gets so many messages."""
+    kept = []
+    is_counted = False
+    for effect in reversed(effects):
+        if type(effect) is actor.Send and type(effect.message) is messages.ReportsCounted:
+            if is_counted:
+                continue
+            is_counted = True
+        kept.append(effect)
+    kept.reverse()
+    return kept
 
 
 def _ends(address: str, effects: list[actor.Effect]) -> bool:

@@ -1,0 +1,327 @@
+import asyncio
+import random
+import sys
+import threading
+
+import pytest
+
+from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.actors import actor, cast, messages, population, roles
+from tff_dpftrl.runtime.server import engine
+
+TASK = toy.served().task
+SERVED = population.Population(
+    toy.POPULATION, (TASK,), heartbeat_seconds=0.1, silence_seconds=0.3, lease_seconds=1.0
+)
+
+
+class Scripted(actor.Actor):
+    """Does what its messages, which are functions, say; notes in which thread."""
+
+    def __init__(self, address, begin=lambda me: None):
+        super().__init__(address)
+        self.threads = set()
+        self.is_stepping = False
+        self._on_begin = begin
+
+    def _begin(self):
+        self._on_begin(self)
+
+    def _receive(self, message):
+        assert not self.is_stepping
+        self.is_stepping = True
+        self.threads.add(threading.get_ident())
+        message(self)
+        self.is_stepping = False
+
+
+class Stage(cast.Cast):
+    """Scripted actors in all places; roles are functions that begin."""
+
+    def __init__(self):
+        super().__init__(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
+        self.made = {}
+        self.starts = []
+
+    def _make(self, address, begin=lambda me: None):
+        self.starts.append(address)
+        self.made[address] = Scripted(address, begin)
+        return self.made[address]
+
+    def selector(self, address, randomness):
+        return self._make(address)
+
+    def keeper(self, store):
+        return self._make("keeper")
+
+    def build(self, address, role, randomness):
+        if role is None:
+            raise MemoryError("secret words")
+        return self._make(address, role if callable(role) else lambda me: None)
+
+
+def play(story, **changes):
+    """Runs a story of a stage, an engine and the list of all that devices hear."""
+
+    async def run():
+        stage = Stage()
+        heard = []
+        made = engine.Engine(
+            stage, toy.store_with(), hear=lambda now, event: heard.append(event), **changes
+        )
+        made.start()
+        try:
+            await story(stage, made, heard)
+        finally:
+            await made.stop(1.0)
+
+    asyncio.run(run())
+
+
+async def spawn(stage, made, address, role=lambda me: None):
+    """Has the Selector spawn an actor."""
+    made.deliver("selector", lambda me: me.spawn(address, role))
+    await toy.until(lambda: address in stage.made)
+
+
+@pytest.mark.parametrize("where", ["selector", "keeper", "attempt"])
+def test_an_actor_handles_one_message_after_the_other_in_order(where):
+    async def story(stage, made, heard):
+        if where == "attempt":
+            await spawn(stage, made, where)
+        for i in range(1000):
+            made.deliver(where, lambda me, i=i: me.send(messages.OBSERVER, i))
+            if i % 300 == 0:
+                await asyncio.sleep(0.01)
+        await toy.until(lambda: len(heard) == 1000)
+        assert heard == list(range(1000))
+        # Only Selectors are so quick that they need no thread.
+        is_on_loop = stage.made[where].threads == {threading.get_ident()}
+        assert is_on_loop == (where == "selector")
+
+    play(story)
+
+
+def test_effects_are_carried_out_after_the_step_in_which_they_were_said():
+    async def story(stage, made, heard):
+        made.connect("device", heard.append)
+
+        def step(me):
+            me.send("device", 1)
+            assert not heard
+            me.send("device", 2)
+
+        made.deliver("selector", step)
+        await toy.until(lambda: heard)
+        assert heard == [1, 2]
+
+    play(story)
+
+
+def test_timers_ring_and_are_forgotten_with_their_actor():
+    async def story(stage, made, heard):
+        def begin(me):
+            me.after(0.02, lambda me: me.send(messages.OBSERVER, "rang"))
+            me.after(0.1, lambda me: me.send(messages.OBSERVER, "rang too late"))
+            me.after(0.05, lambda me: me.stop(me.address))
+
+        await spawn(stage, made, "attempt", begin)
+        await asyncio.sleep(0.2)
+        assert heard == ["rang"]
+        made.deliver("attempt", lambda me: me.send(messages.OBSERVER, "is there"))
+        await asyncio.sleep(0.02)
+        assert heard == ["rang"]
+
+    play(story)
+
+
+def test_nothing_is_handled_after_an_actor_has_stopped_itself():
+    async def story(stage, made, heard):
+        await spawn(stage, made, "attempt")
+        made.deliver("attempt", lambda me: me.stop(me.address))
+        made.deliver("attempt", lambda me: me.send(messages.OBSERVER, "after the end"))
+        await asyncio.sleep(0.05)
+        assert heard == []
+
+    play(story)
+
+
+def fail(me):
+    me.send(messages.OBSERVER, "said before it failed")
+    raise RuntimeError("secret words")
+
+
+def test_who_spawned_an_actor_that_fails_is_told(caplog):
+    async def story(stage, made, heard):
+        def note(me, message):
+            heard.append((me.address, message))
+
+        await spawn(stage, made, "attempt", lambda me: me.spawn("attempt/sum", lambda me: None))
+        await toy.until(lambda: "attempt/sum" in stage.made)
+        stage.made["attempt"]._receive = lambda message: note(stage.made["attempt"], message)
+        made.deliver("attempt/sum", fail)
+        await toy.until(lambda: heard)
+        assert heard == [("attempt", messages.Lost("attempt/sum"))]
+
+    play(story)
+    assert "attempt/sum failed with RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_who_spawned_an_actor_that_cannot_be_built_is_told(caplog):
+    async def story(stage, made, heard):
+        await spawn(stage, made, "attempt")
+        stage.made["attempt"]._receive = lambda m: (
+            m(stage.made["attempt"]) if callable(m) else (heard.append(m))
+        )
+        made.deliver("attempt", lambda me: me.spawn("attempt/sum", None))
+        await toy.until(lambda: heard)
+        assert heard == [messages.Lost("attempt/sum")]
+
+    play(story)
+    assert "MemoryError" in caplog.text and "secret" not in caplog.text
+
+
+def test_selectors_hear_of_a_coordinator_that_fails():
+    async def story(stage, made, heard):
+        await spawn(stage, made, "leader", roles.CoordinatorRole())
+        stage.made["selector"]._receive = heard.append
+        made.deliver("leader", fail)
+        await toy.until(lambda: heard)
+        assert heard == [messages.Lost("leader")]
+
+    play(story)
+
+
+def test_selector_and_keeper_come_back_when_they_fail(monkeypatch):
+    monkeypatch.setattr(engine, "_RESTART_SECONDS", 0.05)
+    lost = []
+
+    async def story(stage, made, heard):
+        made.deliver("selector", fail)
+        made.deliver("keeper", fail)
+        await toy.until(lambda: len(stage.starts) == 4)
+        assert sorted(stage.starts) == ["keeper", "keeper", "selector", "selector"]
+        assert lost == ["selector"]  # Whose devices nobody knows any more.
+        made.deliver("selector", lambda me: me.send(messages.OBSERVER, "is back"))
+        await toy.until(lambda: heard == ["is back"])
+
+    play(story, selector_lost=lost.append)
+
+
+def test_a_report_to_somebody_who_is_gone_is_late():
+    async def story(stage, made, heard):
+        made.connect("device", heard.append)
+        report = messages.Report("device", "attempt", "numbers")
+        late = messages.ReportRefused("device", "attempt", messages.Refusal.LATE)
+        made.deliver("nobody", report)
+        assert heard == [late]
+        # Also of those that wait in the mailbox of an actor that stops or fails.
+        for i, end in enumerate([lambda me: me.stop(me.address), fail]):
+            await spawn(stage, made, f"sum {i}")
+            made.deliver(f"sum {i}", end)
+            made.deliver(f"sum {i}", report)
+            await toy.until(lambda i=i: len(heard) == i + 2)
+        assert heard == [late] * 3
+
+    play(story)
+
+
+def test_answers_of_an_actor_that_another_one_has_stopped_still_arrive():
+    async def story(stage, made, heard):
+        made.connect("device", heard.append)
+        await spawn(stage, made, "sum")
+        begun, go_on = threading.Event(), threading.Event()
+
+        def step(me):
+            begun.set()
+            assert go_on.wait(5)
+            me.send("device", "in the sum")
+            me.after(0.0, "never")
+            me.spawn("child", lambda me: None)
+
+        made.deliver("sum", step)
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+        made.deliver("selector", lambda me: me.stop("sum"))
+        await asyncio.sleep(0.02)
+        go_on.set()
+        await toy.until(lambda: heard)
+        assert heard == ["in the sum"] and "child" not in stage.made
+
+    play(story)
+
+
+def test_a_device_that_is_gone_before_its_configuration_is_not_waited_for():
+    async def story(stage, made, heard):
+        await spawn(stage, made, "sum")
+        stage.made["sum"]._receive = heard.append
+        made.deliver("device", messages.Configure("device", "sum", "attempt", "task", 0, b""))
+        await toy.until(lambda: heard)
+        assert heard == [messages.DeviceGone("device")]
+
+    play(story)
+
+
+def test_only_the_last_count_of_a_hop_is_delivered():
+    async def story(stage, made, heard):
+        made.connect("attempt", heard.append)
+        await spawn(stage, made, "sum")
+
+        def count(me, i):
+            me.send("attempt", f"answer {i}")
+            me.send("attempt", messages.ReportsCounted("sum", i, 0))
+
+        begun, go_on = threading.Event(), threading.Event()
+        made.deliver("sum", lambda me: (begun.set(), go_on.wait(5)))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+        for i in range(3):
+            made.deliver("sum", lambda me, i=i: count(me, i))
+        go_on.set()
+        last = messages.ReportsCounted("sum", 2, 0)
+        await toy.until(lambda: last in heard)
+        answers = [message for message in heard if isinstance(message, str)]
+        assert answers == ["answer 0", "answer 1", "answer 2"]
+        assert len(heard) - len(answers) < 3
+
+    play(story)
+
+
+def test_an_observer_that_fails_stops_nothing(caplog):
+    def hear(now, event):
+        raise RuntimeError("secret words")
+
+    async def run():
+        stage = Stage()
+        made = engine.Engine(stage, toy.store_with(), hear=hear)
+        made.start()
+        heard = []
+        made.connect("device", heard.append)
+        made.deliver("selector", lambda me: me.send(messages.OBSERVER, "event"))
+        made.deliver("selector", lambda me: me.send("device", "goes on"))
+        await toy.until(lambda: heard)
+        await made.stop(1.0)
+
+    asyncio.run(run())
+    assert "RuntimeError" in caplog.text and "secret" not in caplog.text
+
+
+def test_a_lease_that_was_granted_to_somebody_gone_is_given_back():
+    store = toy.store_with(toy.served())
+
+    async def run():
+        real = cast.Cast(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
+        made = engine.Engine(real, store, hear=lambda *_: None, randomness=random.Random(0))
+        made.start()
+        await toy.until(lambda: made._coordinators)
+        (leader,) = made._coordinators
+        await toy.until(lambda: getattr(store.lease(toy.POPULATION), "owner", "") == leader)
+        made._end(made._members[leader])  # It has no chance to give it back by itself.
+        await made.stop(1.0)
+
+    asyncio.run(run())
+    lease = store.lease(toy.POPULATION)
+    assert lease.owner == "" and lease.epoch == 1
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
