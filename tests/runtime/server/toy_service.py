@@ -51,7 +51,7 @@ class Add(population.ServerStep):
         )
 
 
-def served(name="sum", goal_count=2, num_rounds=None, **changes):
+def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
     rounds = {
         "over_selection": 1.0,
         "least_fraction": 1.0,
@@ -65,10 +65,10 @@ def served(name="sum", goal_count=2, num_rounds=None, **changes):
         population.RoundSettings(goal_count=goal_count, **rounds),
         Total(),
         Add(),
-        num_rounds=num_rounds,
+        weight=weight,
     )
     plans = {NEWEST: b"plan of now", 1: b"plan of old"}
-    return served_task.ServedTask(task, plans.get, LARGEST)
+    return served_task.ServedTask(task, plans.get, largest)
 
 
 def store_with(*tasks, store=None):

@@ -260,19 +260,23 @@ class Engine:
     def _steps_in_thread(self, member: _Member) -> None:
         effects: list[actor.Effect] = []
         failure = ""
+        message = None
         deadline = time.monotonic() + _LONGEST_HOP
         try:
             if member.actor is None:
                 member.actor = member.build()
                 effects += member.actor.start(self._clock())
             while member.mailbox and not member.is_gone:
-                said = member.actor.step(self._clock(), member.mailbox.popleft())
+                message = member.mailbox.popleft()
+                said = member.actor.step(self._clock(), message)
                 effects += said
                 if time.monotonic() >= deadline or _ends(member.address, said):
                     break
         except Exception as error:
             # Its text may quote what is not released: noise, sums, somebody's report.
             failure = type(error).__name__
+            if message is not None:
+                member.mailbox.appendleft(message)  # If it was a report, it will be refused.
         self._loop.call_soon_threadsafe(self._after_hop, member, effects, failure)
 
     def _after_hop(self, member: _Member, effects: list[actor.Effect], failure: str) -> None:

@@ -1,0 +1,546 @@
+import asyncio
+import contextlib
+import logging
+import sys
+import time
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
+from tff_dpftrl.runtime.server import limits
+
+Status = grpc.StatusCode
+
+
+def play(folder, story, *tasks, **changes):
+    """Runs a story of a channel, the observer's notes and the store; returns the notes."""
+    tasks = tasks or (toy.served(),)
+    notes = toy.Notes()
+    store = toy.store_with(*tasks)
+
+    async def run():
+        async with toy.running(folder, tasks, store, observer=notes, **changes) as server:
+            async with toy.channel_to(folder, server.address) as channel:
+                await story(channel, notes, store)
+
+    asyncio.run(run())
+    return notes
+
+
+async def a_round(channel, *updates, **check_in):
+    updates = updates or (b"1", b"1")
+    return await asyncio.gather(*(toy.take_part(channel, update, **check_in) for update in updates))
+
+
+async def round_goes_on(channel, store):
+    """A round of two honest devices is committed."""
+    done = len(toy.totals(store))
+    assert all(answer.accepted for _, answer in await a_round(channel))
+    await toy.until(lambda: len(toy.totals(store)) == done + 1)
+    assert toy.totals(store)[-1] == 2
+
+
+async def refused_at_check_in(channel, **check_in):
+    stream = await toy.connect(channel)
+    await stream.check_in(**check_in)
+    return await stream.status()
+
+
+@pytest.mark.parametrize(
+    ("check_in", "code", "text", "reason"),
+    [
+        ({"population": "dogs"}, Status.NOT_FOUND, "no such population", "unknown population"),
+        (
+            {"protocol_version": 7},
+            Status.FAILED_PRECONDITION,
+            "speaks versions [1] of the protocol, not 7",
+            "no common version",
+        ),
+        (
+            {"runtime_version": 0},
+            Status.FAILED_PRECONDITION,
+            "no task has a plan for version 0",
+            "no plan for its version",
+        ),
+        (
+            {"token": bytes(limits.CHECK_IN_BYTES)},
+            Status.RESOURCE_EXHAUSTED,
+            "is too large: 4096 are allowed",
+            "message too large",
+        ),
+    ],
+)
+def test_a_check_in_that_cannot_be_served_is_one_line(tmp_path, check_in, code, text, reason):
+    async def story(channel, notes, store):
+        got, details = await refused_at_check_in(channel, **check_in)
+        assert got is code and text in details and "\n" not in details
+        assert notes.named("refused") == [("refused", reason)]
+        await toy.until(lambda: notes.named("closed") == [("closed", "refused")])
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("first", "text"),
+    [
+        (b"\xff\xff", "the check-in cannot be read"),
+        (b"", "a check-in was expected"),
+        (
+            wire_pb2.FromDevice(report=wire_pb2.Report(attempt="a")).SerializeToString(),
+            "a check-in was expected",
+        ),
+        (None, "the stream ended without a check-in"),
+    ],
+)
+def test_who_begins_with_something_else_is_told_so(tmp_path, first, text):
+    async def story(channel, notes, store):
+        stream = await toy.connect(channel)
+        if first is None:
+            await stream.call.done_writing()
+        else:
+            await stream.call.write(first)
+        assert await stream.status() == (Status.INVALID_ARGUMENT, text)
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story)
+
+
+def test_a_method_that_there_is_not_is_refused(tmp_path):
+    async def story(channel, notes, store):
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await channel.unary_unary("/other/Method")(b"")
+        assert raised.value.code() is Status.UNIMPLEMENTED
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story)
+
+
+def test_devices_get_the_plan_for_their_version(tmp_path):
+    async def story(channel, notes, store):
+        old, new = await asyncio.gather(
+            toy.take_part(channel, runtime_version=1), toy.take_part(channel)
+        )
+        assert (old[0].plan, new[0].plan) == (b"plan of old", b"plan of now")
+        assert old[0].attempt == new[0].attempt
+        assert old[1].accepted and new[1].accepted
+
+    play(tmp_path, story)
+
+
+# Tokens.
+
+
+def signed_tokens(key):
+    return attestation.SignedTokens([key.public_key()], clock=time.time)
+
+
+def test_only_genuine_devices_take_part_and_each_token_counts_once(tmp_path):
+    key = ed25519.Ed25519PrivateKey.generate()
+    genuine = attestation.TokenIssuer(key, clock=time.time)
+    late = attestation.TokenIssuer(key, clock=lambda: time.time() - 10_000)
+    other = attestation.TokenIssuer(ed25519.Ed25519PrivateKey.generate(), clock=time.time)
+    used = []
+
+    async def check_in(channel, issuer, host, population=toy.POPULATION):
+        stream = await toy.connect(channel)
+        nonce = session_stream.attested_nonce(stream.challenge.challenge, host, population)
+        used.append(issuer.issue(nonce))
+        await stream.check_in(token=used[-1])
+        return stream
+
+    async def take_part(channel, host):
+        stream = await check_in(channel, genuine, host)
+        configuration = await stream.receive()
+        await stream.report(configuration.attempt, b"1")
+        return await stream.receive()
+
+    async def story(channel, notes, store):
+        refused = {
+            "malformed token": await refused_at_check_in(channel),
+            "token of an unknown issuer": await (
+                await check_in(channel, other, "localhost")
+            ).status(),
+            "expired token": await (await check_in(channel, late, "localhost")).status(),
+            "token for another nonce": await (
+                await check_in(channel, genuine, "example.org")
+            ).status(),
+        }
+        for reason, status in refused.items():
+            assert status == (Status.UNAUTHENTICATED, reason)
+        # Whichever of the certificate's names they know the server by.
+        for hosts in (("localhost", "127.0.0.1"), ("127.0.0.1", "localhost")):
+            answers = await asyncio.gather(*(take_part(channel, host) for host in hosts))
+            assert all(answer.accepted for answer in answers)
+        again = await refused_at_check_in(channel, token=used[-1])
+        assert again == (Status.UNAUTHENTICATED, "token for another nonce")
+
+    notes = play(tmp_path, story, attestation=signed_tokens(key))
+    assert ("refused", "expired token") in notes.calls
+
+
+def test_challenges_differ(tmp_path):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(5)]
+        assert len({stream.challenge.challenge for stream in streams}) == 5
+        assert all(list(s.challenge.protocol_versions) == [1] for s in streams)
+
+    play(tmp_path, story)
+
+
+# Reports.
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ({"update": b"a million"}, "unusable: no integer"),
+        ({"update": b"1", "attempt": "another"}, "wrong attempt"),
+    ],
+)
+def test_a_report_that_does_not_count_is_refused_and_the_round_goes_on(tmp_path, bad, reason):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(3)]
+        for stream in streams:
+            await stream.check_in()
+        for i, stream in enumerate(streams):
+            attempt = (await stream.receive()).attempt
+            await stream.report(**{"attempt": attempt, "update": b"1", **(bad if i == 0 else {})})
+        answers = [await stream.receive() for stream in streams]
+        assert [answer.accepted for answer in answers] == [False, True, True]
+        assert answers[0].reason == reason and list(answers[0].turns) == [5.0, 9.0]
+        await toy.until(lambda: toy.totals(store) == [2])
+        assert ("reported", reason.partition(":")[0]) in notes.calls
+
+    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+
+
+def report_of(num_bytes):
+    report = wire_pb2.Report(attempt="a", update=bytes(num_bytes))
+    return wire_pb2.FromDevice(report=report).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "text"),
+    [
+        (b"\xff\xff", Status.INVALID_ARGUMENT, "the report cannot be read"),
+        (b"", Status.INVALID_ARGUMENT, "a report was expected"),
+        (
+            wire_pb2.FromDevice(check_in=wire_pb2.CheckIn()).SerializeToString(),
+            Status.INVALID_ARGUMENT,
+            "a report was expected",
+        ),
+        (None, Status.INVALID_ARGUMENT, "the stream ended without a report"),
+        # Of this task, and of what the server receives at all.
+        (report_of(6000), Status.RESOURCE_EXHAUSTED, "is too large: 5096 are allowed"),
+        (report_of(50_000), Status.RESOURCE_EXHAUSTED, "larger than max"),
+    ],
+)
+def test_what_is_no_report_ends_the_session_and_the_round_goes_on(tmp_path, raw, code, text):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(3)]
+        for stream in streams:
+            await stream.check_in()
+        configurations = [await stream.receive() for stream in streams]
+        mine = next(i for i, c in enumerate(configurations) if c.task == "small")
+        if raw is None:
+            await streams[mine].call.done_writing()
+        else:
+            await streams[mine].call.write(raw)
+        got, details = await streams[mine].status()
+        assert got is code and text in details
+        for i, stream in enumerate(streams):
+            if i != mine:
+                await stream.report(configurations[i].attempt, b"1")
+                assert (await stream.receive()).accepted
+        await toy.until(lambda: toy.totals(store, "small") == [2])
+
+    small = toy.served("small", goal_count=2, over_selection=1.5)
+    large = toy.served("large", goal_count=2, largest=20_000, weight=1e-6)
+    play(tmp_path, story, small, large)
+
+
+def test_a_report_after_the_round_is_late(tmp_path):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(3)]
+        for stream in streams:
+            await stream.check_in()
+        attempts = [(await stream.receive()).attempt for stream in streams]
+        for i, stream in enumerate(streams):
+            await stream.report(attempts[i], b"1")
+            answer = await stream.receive()
+            if i < 2:
+                assert answer.accepted
+            else:
+                assert not answer.accepted and answer.reason == "late"
+                assert list(answer.turns) == [5.0, 9.0]
+            await toy.until(lambda i=i: toy.totals(store) == [2] * (i > 0))
+
+    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+
+
+def test_who_never_reports_is_told_that_it_is_late(tmp_path):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(2)]
+        for stream in streams:
+            await stream.check_in()
+            await asyncio.sleep(0)
+        for stream in streams:
+            await stream.receive()
+        for stream in streams:
+            answer = await stream.receive()
+            assert (answer.accepted, answer.reason) == (False, "late")
+        assert notes.of(messages.RoundLost)[0].reason == "too few reports"
+        assert toy.totals(store) == []
+
+    quick = toy.served(reporting_timeout=0.2, exchange_timeout=0.05)
+    notes = play(tmp_path, story, quick)
+    assert notes.named("closed") == [("closed", "training")] * 2
+
+
+def test_a_second_report_is_not_read(tmp_path):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(2)]
+        for stream in streams:
+            await stream.check_in()
+        for stream in streams:
+            attempt = (await stream.receive()).attempt
+            with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                for _ in range(3):
+                    await stream.report(attempt, b"1")
+            assert (await stream.receive()).accepted
+        await toy.until(lambda: toy.totals(store) == [2])
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story)
+
+
+# Devices that go away.
+
+
+def test_who_goes_away_while_it_waits_is_not_selected(tmp_path):
+    async def story(channel, notes, store):
+        await toy.connect(channel)  # And never checks in.
+        stream = await toy.connect(channel)
+        await stream.check_in()
+        await toy.until(lambda: notes.named("waiting"))
+        stream.call.cancel()
+        await toy.until(lambda: ("closed", "waiting") in notes.calls)
+        await round_goes_on(channel, store)
+        assert notes.of(messages.RoundBegan)[0].devices == 2
+
+    play(tmp_path, story)
+
+
+def test_who_goes_away_while_it_trains_is_not_waited_for(tmp_path):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(3)]
+        for stream in streams:
+            await stream.check_in()
+        attempts = [(await stream.receive()).attempt for stream in streams]
+        streams[0].call.cancel()
+        await streams[1].report(attempts[1], b"5")
+        # 30 seconds would be left to report.
+        streams[2].call.cancel()
+        await toy.until(lambda: notes.of(messages.RoundReleased) or notes.of(messages.RoundLost))
+        (lost,) = notes.of(messages.RoundLost)
+        assert lost.reason == "too few reports"
+        assert lost.counts == {"reports": 1, "dropped": 2, "outstanding": 0, "lost_aggregators": 0}
+        assert notes.named("closed").count(("closed", "training")) == 2
+
+    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+
+
+def test_who_does_not_check_in_is_sent_off(tmp_path):
+    async def story(channel, notes, store):
+        stream = await toy.connect(channel)
+        code, details = await stream.status()
+        assert (code, details) == (Status.DEADLINE_EXCEEDED, "no check-in within 0.1 seconds")
+        await round_goes_on(channel, store)
+
+    notes = play(tmp_path, story, limits=limits.Limits(check_in_seconds=0.1))
+    assert ("refused", "no check-in in time") in notes.calls
+
+
+def test_nobody_waits_for_ever(tmp_path):
+    async def story(channel, notes, store):
+        stream = await toy.connect(channel)
+        await stream.check_in()
+        away = await stream.receive()
+        assert away.reason == "no round has begun" and list(away.turns) == [5.0, 9.0]
+        assert await stream.status() == (Status.OK, "")
+        await round_goes_on(channel, store)
+        assert notes.of(messages.RoundBegan)[0].devices == 2  # Not three.
+
+    play(tmp_path, story, limits=limits.Limits(waiting_seconds=0.2))
+
+
+# Floods.
+
+
+def test_more_sessions_than_there_may_be_are_refused(tmp_path):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(3)]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await toy.connect(channel)
+        assert raised.value.code() is Status.RESOURCE_EXHAUSTED
+        assert raised.value.details() == "too many sessions at a time: try again later"
+        for stream in streams:
+            stream.call.cancel()
+        await toy.until(lambda: len(notes.named("closed")) == 4)
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story, limits=limits.Limits(sessions=3))
+
+
+def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):
+    async def story(channel, notes, store):
+        got = await a_round(channel, *[b"1"] * 20)
+        away = [message for message, answer in got if answer is None]
+        reasons = [message.reason for message in away]
+        assert reasons.count("too many devices check in") >= 10
+        assert all(list(message.turns) == [5.0, 9.0] for message in away)
+        await toy.until(lambda: toy.totals(store))
+
+    play(tmp_path, story, limits=limits.Limits(check_ins_per_second=4.0))
+
+
+# Actors that fail.
+
+
+def test_a_failing_aggregator_costs_its_devices(tmp_path, caplog):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(4)]
+        for stream in streams:
+            await stream.check_in()
+        attempts = [(await stream.receive()).attempt for stream in streams]
+        # One to each Aggregator, since groups are of one device.
+        for i, stream in enumerate(streams):
+            await stream.report(attempts[i], b"crash" if i == 0 else b"1")
+            answer = await stream.receive()
+            assert answer.accepted == (i > 0) and answer.reason == ("" if i else "late")
+        await toy.until(lambda: toy.totals(store) == [3])
+
+    rounds = {"over_selection": 4 / 3, "devices_per_aggregator": 1}
+    play(tmp_path, story, toy.served(goal_count=3, **rounds))
+    assert "failed with ZeroDivisionError" in caplog.text and "secret" not in caplog.text
+
+
+def test_a_failing_server_step_releases_nothing_and_the_round_is_tried_again(tmp_path, caplog):
+    async def story(channel, notes, store):
+        got = await a_round(channel, b"-1", b"-1")
+        assert all(answer.accepted for _, answer in got)
+        await toy.until(lambda: notes.of(messages.RoundLost))
+        assert notes.of(messages.RoundLost)[0].reason == "its Master Aggregator is lost"
+        assert toy.totals(store) == []
+        ((configuration, _), _) = await a_round(channel)
+        assert configuration.round_index == 0
+        await toy.until(lambda: toy.totals(store) == [2])
+
+    play(tmp_path, story)
+    assert "failed with ArithmeticError" in caplog.text and "secret" not in caplog.text
+
+
+def test_devices_that_a_failed_selector_has_forgotten_come_back(tmp_path, monkeypatch):
+    async def story(channel, notes, store):
+        stream = await toy.connect(channel)
+        await stream.check_in()
+        await toy.until(lambda: notes.named("waiting"))
+        monkeypatch.setattr("tff_dpftrl.runtime.server.engine._RESTART_SECONDS", 0.01)
+        running[0]._engine.deliver("selector", "no message that it knows")
+        away = await stream.receive()
+        assert away.reason == "the server has lost its place"
+        await asyncio.sleep(0.5)  # A Coordinator finds the new Selector at its next heartbeat.
+        await round_goes_on(channel, store)
+
+    running = []
+    original = toy.make
+
+    def make(*given, **changes):
+        running.append(original(*given, **changes))
+        return running[0]
+
+    monkeypatch.setattr(toy, "make", make)
+    play(tmp_path, story)
+
+
+# What devices tell, and what is told of them.
+
+
+def summary(**changes):
+    given = {
+        "population": toy.POPULATION,
+        "shape": "-v[]+^",
+        "seconds": 12.0,
+        "peak_memory_bytes": 10**9,
+        "versions": {"tff_dpftrl": "0.9.1", "python": "3.11"},
+    }
+    return wire_pb2.SessionSummary(**{**given, **changes}).SerializeToString()
+
+
+async def tell(channel, raw):
+    try:
+        await channel.unary_unary(session_stream.TELL_METHOD)(raw)
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details()
+    return Status.OK, ""
+
+
+def test_summaries_of_sessions_are_counted_if_they_are_in_range(tmp_path):
+    refused = [
+        (b"\xff", Status.INVALID_ARGUMENT, "cannot be read"),
+        (summary(population="dogs"), Status.NOT_FOUND, "no such population"),
+        (summary(seconds=float("nan")), Status.INVALID_ARGUMENT, "seconds"),
+        (summary(seconds=-1.0), Status.INVALID_ARGUMENT, "seconds"),
+        (summary(seconds=1e9), Status.INVALID_ARGUMENT, "seconds"),
+        (summary(peak_memory_bytes=2**60), Status.INVALID_ARGUMENT, "peak_memory_bytes"),
+        (summary(versions={"a" * 33: "1"}), Status.INVALID_ARGUMENT, "short name"),
+        (summary(versions={"a": "<b>"}), Status.INVALID_ARGUMENT, "short name"),
+        (summary(versions={f"{i}": "1" for i in range(9)}), Status.INVALID_ARGUMENT, "too many"),
+        (summary(shape="-" * 4500), Status.RESOURCE_EXHAUSTED, "too large"),
+    ]
+
+    async def story(channel, notes, store):
+        for raw, code, text in refused:
+            got, details = await tell(channel, raw)
+            assert got is code and text in details
+        assert not notes.named("told")
+        assert (await tell(channel, summary()))[0] is Status.OK
+        assert (await tell(channel, summary(shape="<script>")))[0] is Status.OK
+        assert notes.named("told") == [("told", "-v[]+^"), ("told", "other")]
+
+    play(tmp_path, story)
+
+
+def test_more_summaries_than_there_may_be_are_dropped(tmp_path):
+    async def story(channel, notes, store):
+        statuses = [(await tell(channel, summary()))[0] for _ in range(4)]
+        assert statuses[:2] == [Status.OK] * 2
+        assert statuses[2:] == [Status.RESOURCE_EXHAUSTED] * 2
+
+    play(tmp_path, story, limits=limits.Limits(summaries_per_second=2.0))
+
+
+def test_nothing_of_a_device_is_logged(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    word = "d67sentinel"
+
+    async def story(channel, notes, store):
+        await refused_at_check_in(channel, population=word)
+        await refused_at_check_in(channel, token=word.encode() * 1000)
+        await a_round(channel, word.encode(), b"crash")
+        await tell(channel, summary(shape=word))
+        await toy.until(lambda: notes.of(messages.RoundLost))
+        assert word not in repr(notes.events)
+
+    play(tmp_path, story)
+    assert "failed with ZeroDivisionError" in caplog.text
+    assert word not in caplog.text and "ipv4:" not in caplog.text
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
