@@ -76,7 +76,7 @@ def play(story, **changes):
         finally:
             await made.stop(1.0)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 async def spawn(stage, made, address, role=lambda me: None):

@@ -27,7 +27,7 @@ def play(folder, story, *tasks, **changes):
             async with toy.channel_to(folder, server.address) as channel:
                 await story(channel, notes, store)
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 60))
     return notes
 
 
@@ -73,6 +73,7 @@ async def refused_at_check_in(channel, **check_in):
             "message too large",
         ),
     ],
+    ids=["population", "protocol", "runtime", "size"],
 )
 def test_a_check_in_that_cannot_be_served_is_one_line(tmp_path, check_in, code, text, reason):
     async def story(channel, notes, store):
@@ -96,6 +97,7 @@ def test_a_check_in_that_cannot_be_served_is_one_line(tmp_path, check_in, code, 
         ),
         (None, "the stream ended without a check-in"),
     ],
+    ids=["unreadable", "empty", "report", "end"],
 )
 def test_who_begins_with_something_else_is_told_so(tmp_path, first, text):
     async def story(channel, notes, store):
@@ -239,6 +241,7 @@ def report_of(num_bytes):
         (report_of(6000), Status.RESOURCE_EXHAUSTED, "is too large: 5096 are allowed"),
         (report_of(50_000), Status.RESOURCE_EXHAUSTED, "larger than max"),
     ],
+    ids=["unreadable", "empty", "check-in", "end", "too large", "much too large"],
 )
 def test_what_is_no_report_ends_the_session_and_the_round_goes_on(tmp_path, raw, code, text):
     async def story(channel, notes, store):
@@ -406,7 +409,7 @@ def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):
         assert all(list(message.turns) == [5.0, 9.0] for message in away)
         await toy.until(lambda: toy.totals(store))
 
-    play(tmp_path, story, limits=limits.Limits(check_ins_per_second=4.0))
+    play(tmp_path, story, limits=limits.Limits(check_ins_per_second=4.0, waiting_seconds=1.0))
 
 
 # Actors that fail.
