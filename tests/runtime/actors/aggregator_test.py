@@ -53,6 +53,12 @@ def test_reports_are_summed_and_acknowledged():
     assert made.step(2.0, messages.CloseReporting()) == []  # The sum is handed over once.
 
 
+def test_who_has_taken_part_rests():
+    made, _ = make(dataclasses.replace(TASK, rest_seconds=100.0))
+    (accepted,) = sent(report(made, "a"), "a")
+    assert accepted.turns == (107.0, 109.0)
+
+
 def test_every_refusal_has_a_name_and_changes_no_sum():
     made, _ = make()
     report(made, "a", "one")

@@ -100,6 +100,15 @@ def test_it_leads_from_what_is_committed():
     assert (spawn.role.epoch, spawn.role.commit.rounds_done) == (3, 7)
 
 
+def test_it_tells_what_devices_are_chosen_for():
+    made = leading(training=7, evaluation=5)
+    opened = messages.SelectionOpened
+    assert made.sent(messages.OBSERVER, opened) == [opened("training", 7)]
+    assert not made.tell(waiting("s0", 1)).sent(messages.OBSERVER, opened)
+    # The next round is that of this task once more, if the attempt is not abandoned.
+    assert made.tell(waiting("s0", 4)).sent(messages.OBSERVER, opened) == [opened("training", 8)]
+
+
 def test_the_lease_is_counted_from_when_it_asked():
     made = leading().heartbeat(106.0)
     assert made.sent("keeper", messages.RenewLease) == [messages.RenewLease("me", 3, 106.0)]

@@ -69,7 +69,7 @@ def test_what_the_server_asks_is_honoured_to_the_second(outcome):
 
 
 def test_without_a_word_of_the_server_it_is_the_usual_time():
-    for outcome in (session.Outcome.COMPLETED, session.Outcome.RESTING):
+    for outcome in (session.Outcome.COMPLETED, session.Outcome.REPORT_REFUSED):
         assert _wait_after(_result(outcome)) == 1_000.0
         assert _wait_after(_result(outcome, math.nan)) == 1_000.0
     assert 5.0 <= _wait_after(_result(session.Outcome.INTERRUPTED)) <= 10.0
@@ -205,6 +205,17 @@ def test_devices_that_missed_all_turns_do_not_come_together_when_they_may_work()
             time.wait(seconds)
         came.append(time.now - 20_000.0)
     assert max(sum(t <= x < t + 100.0 for x in came) for t in range(0, 1_000, 20)) < 0.3 * 400
+
+
+def test_a_device_that_rests_takes_the_next_of_its_turns():
+    time = _Time()
+    schedule = _schedule(time)
+    schedule.finished("a", _result(session.Outcome.NOT_SELECTED, 20.0, 50.0))
+    time.now += 20.0
+    resting = _result(session.Outcome.RESTING)
+    assert _wait_after(resting, time, schedule) == 30.0
+    time.now += 30.0
+    assert _wait_after(resting, time, schedule) == _WAITS.usual_s
 
 
 def test_a_hostile_number_of_turns_is_not_kept():

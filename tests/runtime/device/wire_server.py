@@ -74,9 +74,9 @@ class Session:
         return check_in
 
 
-def challenge_of(challenge=b"c" * 32, versions=session_stream.VERSIONS):
+def challenge_of(challenge=b"c" * 32, versions=session_stream.VERSIONS, **opening):
     return wire_pb2.FromServer(
-        challenge=wire_pb2.Challenge(challenge=challenge, protocol_versions=versions)
+        challenge=wire_pb2.Challenge(challenge=challenge, protocol_versions=versions, **opening)
     )
 
 

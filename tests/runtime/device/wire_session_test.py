@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -92,11 +93,18 @@ class _Device:
             plans=self.plans,
             examples=self.examples,
             clock=_clock,
+            check_rest=self.check_rest,
         )
+
+    def check_rest(self, *which):
+        if self.rule is not None:
+            self.timer.check(*which, self.rule)
 
     def run(self, population="tests", steps=None):
         steps = steps or self.steps(population)
         return session.run(population, steps, self.timer, self.eligibility, clock=time.monotonic)
+
+    rule = None  # What is known of it.
 
     def has_participated(self):
         rule = participation_timer.ParticipationRule(2, 3)
@@ -203,6 +211,23 @@ def test_a_device_that_rests_leaves(server, device, plan):
     _serve(server, _configuration(plan, round_index=8))
     result = device.run()
     assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-v!")
+
+
+def test_a_device_that_knows_that_it_rests_does_not_check_in(server, device, plan):
+    _serve(server, _configuration(plan), wire_server.answer())
+    device.run()
+    device.rule = participation_timer.ParticipationRule(2, 3)
+    checked_in = []
+
+    def script(stream):
+        yield wire_server.challenge_of(task="plain", round_index=8)
+        with contextlib.suppress(StopIteration):
+            checked_in.append(stream.receive("check_in"))
+
+    server.script = script
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-!")
+    assert not checked_in
 
 
 _OTHER = wire_server.ed25519.Ed25519PrivateKey.generate()

@@ -95,18 +95,27 @@ def test_a_check_in_that_cannot_be_served_is_one_line(tmp_path, check_in, code, 
             wire_pb2.FromDevice(report=wire_pb2.Report(attempt="a")).SerializeToString(),
             "a check-in was expected",
         ),
-        (None, "the stream ended without a check-in"),
     ],
-    ids=["unreadable", "empty", "report", "end"],
+    ids=["unreadable", "empty", "report"],
 )
 def test_who_begins_with_something_else_is_told_so(tmp_path, first, text):
     async def story(channel, notes, store):
         stream = await toy.connect(channel)
-        if first is None:
-            await stream.call.done_writing()
-        else:
-            await stream.call.write(first)
+        await stream.call.write(first)
         assert await stream.status() == (Status.INVALID_ARGUMENT, text)
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story)
+
+
+def test_who_rests_leaves_after_the_challenge(tmp_path):
+    async def story(channel, notes, store):
+        await round_goes_on(channel, store)
+        stream = await toy.connect(channel)
+        assert stream.challenge.task and stream.challenge.round_index == 1
+        await stream.call.done_writing()
+        assert (await stream.status())[0] is Status.OK
+        assert ("sent away", "it has to rest") in notes.calls
         await round_goes_on(channel, store)
 
     play(tmp_path, story)

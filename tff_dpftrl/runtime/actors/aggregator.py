@@ -92,7 +92,8 @@ class Aggregator(actor.Actor):
             self._refuse(message, messages.Refusal.UNUSABLE, str(error))
             return
         self._counts["reports"] += 1
-        turns = self._pace(self.now, self._random)
+        rest = self._task.rest_seconds
+        turns = tuple(rest + turn for turn in self._pace(self.now, self._random))
         self.send(message.device, messages.ReportAccepted(message.device, message.attempt, turns))
 
     def _tell_count(self) -> None:

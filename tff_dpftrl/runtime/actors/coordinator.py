@@ -55,6 +55,7 @@ class Coordinator(actor.Actor):
         self._forwards: dict[str, int] = {}  # The last serial that each Selector was sent.
         self._next: population.Task | None = None  # Whose devices are being chosen.
         self._opened_at = 0.0
+        self._opening: messages.SelectionOpened | None = None  # What the observer was told.
         self._waiting: dict[str, int] = {}
         self._is_stopped = False
 
@@ -201,6 +202,17 @@ class Coordinator(actor.Actor):
             self._next = chosen
             self._opened_at = self.now
             self._waiting.clear()
+        self._tell_opening(runs)
+
+    def _tell_opening(self, runs: str | None) -> None:
+        opening = messages.SelectionOpened("", 0)
+        if self._next is not None:
+            name = self._next.name
+            round_index = self._commits[name].rounds_done + (name == runs)
+            opening = messages.SelectionOpened(name, round_index)
+        if opening != self._opening:
+            self._opening = opening
+            self.send(messages.OBSERVER, opening)
 
     def _choose_next(self) -> None:
         self._open_selection()

@@ -442,6 +442,19 @@ class Leading:
 
 
 @dataclasses.dataclass(frozen=True)
+class SelectionOpened:
+    """Devices are chosen for a round from now on.
+
+    Attributes:
+      task: The task; empty if no task may have another round.
+      round_index: The round, from 0, if the attempt that runs is not abandoned.
+    """
+
+    task: str
+    round_index: int
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundBegan:
     """Devices were chosen for a round.
 

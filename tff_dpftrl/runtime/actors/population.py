@@ -155,6 +155,8 @@ class Task:
       num_rounds: How many rounds it ends after; None if it does not.
       pipelined: Whether devices of its next round may be chosen while one reports. Not if
         the schedule of participation counts on whole rounds between a device's turns.
+      rest_seconds: How long a device that has taken part cannot do so again, about: it is told
+        to come back later by this.
       refusal: Given the last commit, says why no further round may begin (like a privacy
         budget), or None.
     """
@@ -167,10 +169,12 @@ class Task:
     model_of: str | None = None
     num_rounds: int | None = None
     pipelined: bool = True
+    rest_seconds: float = 0.0
     refusal: Callable[[interface.Commit], str | None] = _always
 
     def __post_init__(self):
         validation.positive("weight", self.weight)
+        validation.number("rest_seconds", self.rest_seconds, at_least=0)
 
     def is_over(self, commit: interface.Commit) -> bool:
         """Whether no further round may begin after a commit."""

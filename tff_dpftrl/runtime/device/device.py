@@ -16,14 +16,10 @@ from tff_dpftrl.runtime.device import (
     example_store,
     loaded_plans,
     participation_timer,
-    round_pace,
     server_connection,
     session,
     wire_session,
 )
-
-_TAKEN_PART = (session.Outcome.COMPLETED, session.Outcome.REPORT_REFUSED)
-_SPREAD = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Device:
       clock: Seconds since 1970.
       steady_clock: Seconds, never going back.
       generator: Source of randomness for its schedule.
-      pace: What it has seen of rounds.
+      rules: What tasks ask of the timer, by population and task, as far as known.
     """
 
     connection: server_connection.ServerConnection
@@ -67,7 +63,9 @@ class Device:
     clock: Callable[[], float] = time.time
     steady_clock: Callable[[], float] = time.monotonic
     generator: random.Random = dataclasses.field(default_factory=random.SystemRandom)
-    pace: round_pace.RoundPace = dataclasses.field(default_factory=round_pace.RoundPace)
+    rules: dict[tuple[str, str], participation_timer.ParticipationRule] = dataclasses.field(
+        default_factory=dict
+    )
 
     def steps(self, population: str) -> wire_session.WireSession:
         """What a session with the server does."""
@@ -78,7 +76,23 @@ class Device:
             plans=self.plans,
             examples=self.examples,
             clock=self.clock,
+            check_rest=self.check_rest,
         )
+
+    def check_rest(self, population: str, task: str, round_index: int) -> None:
+        """Refuses a round that the device knows to be too early for it.
+
+        Args:
+          population: Name of the population.
+          task: The task that devices are chosen for.
+          round_index: Its round.
+
+        Raises:
+          participation_timer.TimerRefusal: If it has to rest.
+        """
+        rule = self.rules.get((population, task))
+        if rule is not None:  # What the task asks is known from an earlier session.
+            self.timer.check(population, task, round_index, rule)
 
     def run_session(self, population: str) -> EndedSession:
         """Runs one session to its end, and tells the server how it went.
@@ -87,35 +101,20 @@ class Device:
           population: Name of the population.
 
         Returns:
-          The session, with the turns that are left for one that has to rest.
+          The session.
         """
         # It may be missing, or just being imported by another thread.
         tensorflow = getattr(sys.modules.get("tensorflow"), "__version__", None)
-        versions = {} if tensorflow is None else {"tensorflow": tensorflow}
-        steps, began = self.steps(population), self.steady_clock()
+        steps = self.steps(population)
         result = session.run(
             population,
             steps,
             self.timer,
             self.eligibility,
             clock=self.steady_clock,
-            versions=versions,
+            versions={} if tensorflow is None else {"tensorflow": tensorflow},
         )
         told = self.connection.tell(population, result.report)
-        if steps.work is not None:
-            result = self._rested(population, steps.work, result, began)
+        if steps.work is not None and steps.work.rule is not None:
+            self.rules[population, steps.work.task] = steps.work.rule
         return EndedSession(result, steps.work, told)
-
-    def _rested(
-        self, population: str, work: session.Work, result: session.SessionResult, began: float
-    ) -> session.SessionResult:
-        """Without the turns at which the device could only say that it rests."""
-        now = self.steady_clock()
-        self.pace.see(population, work.task, work.round_index, now)
-        if work.rule is None or result.outcome not in _TAKEN_PART or not result.turns:
-            return result
-        rest_s = self.pace.rest_s(population, work.task, work.rule, session_s=now - began)
-        # As many others took part as it did: they should not come back together.
-        own = rest_s * (1.0 + _SPREAD * self.generator.random())
-        turns = tuple(turn for turn in result.turns if turn >= rest_s)
-        return dataclasses.replace(result, turns=turns or (own,))

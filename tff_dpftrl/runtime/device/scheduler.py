@@ -162,6 +162,9 @@ class Schedule:
             if result.outcome is session.Outcome.INTERRUPTED:
                 waits = waits or [self._waits.back_off_s(1, self._generator)]
         now = self._clock()
+        if result.outcome is session.Outcome.RESTING and not waits:
+            # It could not take this turn: it takes the next one that it was given.
+            waits = [turn - now for turn in appointments.turns if turn > now]
         appointments.turns = [now + seconds for seconds in waits or [self._waits.usual_s]]
 
     def _due(self, population: str) -> float:

@@ -34,6 +34,7 @@ class WireSession(session.SessionSteps):
         plans: loaded_plans.LoadedPlans,
         examples: example_store.ExampleStore,
         clock: Callable[[], float],
+        check_rest: Callable[[str, str, int], None],
         seed_for: Callable[[str, int], tuple[int, int]] | None = None,
     ):
         """Prepares a session; `session.run` runs it.
@@ -45,12 +46,15 @@ class WireSession(session.SessionSteps):
           plans: The plans that are loaded, by the keys that are trusted.
           examples: The device's examples.
           clock: Seconds since 1970, as the example store has them.
+          check_rest: Given population, task and round, raises `TimerRefusal` if it is known
+            already that the device has to rest.
           seed_for: Task and round to the seed of the examples' order, for simulations; None
             to draw it from the operating system.
         """
         self._connection, self._population = connection, population
         self._attester, self._plans = attester, plans
         self._examples, self._clock, self._seed_for = examples, clock, seed_for
+        self._check_rest = check_rest
         self._stream: server_connection.Stream | None = None
         self._configuration = wire_pb2.Configuration()
         self._attempt = ""
@@ -68,6 +72,12 @@ class WireSession(session.SessionSteps):
                 f"The server speaks version {sorted(challenge.protocol_versions)} of the protocol "
                 f"and this device {list(session_stream.VERSIONS)}: update the older one."
             )
+        if challenge.task:  # Whoever has to rest would take the place of one that need not.
+            try:
+                self._check_rest(self._population, challenge.task, challenge.round_index)
+            except participation_timer.TimerRefusal:
+                self._stream.finish()
+                raise
         nonce = session_stream.attested_nonce(
             challenge.challenge, self._connection.server_name, self._population
         )

@@ -186,6 +186,7 @@ class SimulatedDevice(device.Device):
             plans=self.plans,
             examples=self.examples,
             clock=self.clock,
+            check_rest=self.check_rest,
             seed_for=self._seed_for,
             behaviour=behaviour,
             stop=self.stop,

@@ -15,8 +15,8 @@ class Observer:
 
         Args:
           now: Seconds since 1970.
-          event: What actors send to `messages.OBSERVER`: `Leading`, `RoundBegan`,
-            `RoundReleased`, `RoundLost`, `TooFewDevices`, `StoreFailed`.
+          event: What actors send to `messages.OBSERVER`: `Leading`, `SelectionOpened`,
+            `RoundBegan`, `RoundReleased`, `RoundLost`, `TooFewDevices`, `StoreFailed`.
         """
 
     def session_opened(self) -> None:

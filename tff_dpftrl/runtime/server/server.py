@@ -174,6 +174,8 @@ class Server:
         if self._first is not None and not self._first.done():
             if isinstance(event, (messages.Leading, messages.StoreFailed)):
                 self._first.set_result(event)
+        if isinstance(event, messages.SelectionOpened):
+            self._service.opening = event
         self._observer.hear(now, event)
 
     def _bind(self) -> tuple[grpc.aio.Server, int]:

@@ -90,6 +90,8 @@ class Service:
         self._is_stopping = False
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
+        self.opening = messages.SelectionOpened("", 0)
+        """What devices are chosen for, as far as known; devices are told at once."""
         # Any version may be claimed; few are.
         self._plans = functools.lru_cache(maxsize=64)(self._plans_for)
 
@@ -212,8 +214,15 @@ class Service:
         opening = wire_pb2.FromServer()
         opening.challenge.challenge = challenge
         opening.challenge.protocol_versions.extend(session_stream.VERSIONS)
+        opening.challenge.task = self.opening.task
+        opening.challenge.round_index = self.opening.round_index
         await context.write(opening.SerializeToString())
-        check_in = _read(await context.read(), "check_in", limits_lib.CHECK_IN_BYTES)
+        raw = await context.read()
+        if raw is grpc.aio.EOF:  # As it knows the round, it has to rest.
+            session.phase = Phase.SENT_AWAY
+            self._observer.sent_away("it has to rest", False)
+            return
+        check_in = _read(raw, "check_in", limits_lib.CHECK_IN_BYTES)
         if not self._check_ins.take():
             await self._send_away(session, context, self._turns(), "too many devices check in")
             return
