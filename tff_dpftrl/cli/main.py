@@ -39,9 +39,10 @@ _SUBCOMMANDS = (
     "plan",
     "finetune-plan",
     "task",
-    "worker",
+    "serve",
     "device",
     "fleet",
+    "worker",
 )
 
 

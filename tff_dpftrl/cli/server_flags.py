@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
     """Adds what `Trust` reads."""
+    group.add_argument(
+        "--server-folder",
+        metavar="DIR",
+        help="Folder of a server on this machine (`tff-dpftrl serve` names it): where it listens, "
+        "its certificate and all keys, in place of the following.",
+    )
     group.add_argument("--server", metavar="HOST:PORT", help="The server.")
     group.add_argument(
         "--server-certificate",
@@ -52,9 +58,14 @@ class Trust:
         """
         from tff_dpftrl.runtime import signing_keys
 
+        if args.server_folder:
+            args = _with_folder(args)
         for flag in ("server", "server_certificate", "plan_keys"):
             if not getattr(args, flag):
-                raise ValueError(f"--{flag.replace('_', '-')} must be given.")
+                raise ValueError(
+                    f"--{flag.replace('_', '-')} must be given, or --server-folder for a server on "
+                    "this machine."
+                )
         self._server, self._server_name = args.server, args.server_name
         try:
             self._roots = pathlib.Path(args.server_certificate).read_bytes()
@@ -95,3 +106,17 @@ class Trust:
         if self._issuer_key is None:
             return attester.NoAttester()
         return attester.IssuingAttester(attestation.TokenIssuer(self._issuer_key, clock=time.time))
+
+
+def _with_folder(args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, with what is in the server's folder where a flag is not given."""
+    from tff_dpftrl.runtime.server import server_folder
+
+    folder = server_folder.of(args.server_folder)
+    filled = argparse.Namespace(**vars(args))
+    filled.server = args.server or folder.address()
+    filled.server_certificate = args.server_certificate or folder.certificate
+    filled.plan_keys = args.plan_keys or folder.plan_keys
+    if args.attestation_key is None and folder.issuer.exists():
+        filled.attestation_key = folder.issuer
+    return filled

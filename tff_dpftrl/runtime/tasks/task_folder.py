@@ -159,7 +159,7 @@ def read(
         raise ValueError(f"There is no task in {path}: make one with tff-dpftrl task new.")
     try:
         if keys is None:
-            keys = [signing_keys.load_public(path / PUBLIC_KEY)]
+            keys = [own_key(path)]
         signed = plan_pb2.SignedTask.FromString((path / _TASK).read_bytes())
         server, devices = signing.verified_task(signed, keys)
         content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
@@ -173,6 +173,15 @@ def read(
     except (ValueError, OSError) as error:
         raise ValueError(f"The task in {path} is refused: {error}") from error
     return TaskFolder(path, signed, server, devices, terms, config, words, rule)
+
+
+def own_key(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
+    """The public key that a task's folder brings along.
+
+    Raises:
+      ValueError: If it is missing or damaged.
+    """
+    return signing_keys.load_public(pathlib.Path(path) / PUBLIC_KEY)
 
 
 def _check_bound(

@@ -1,0 +1,87 @@
+"""Tests of `tff-dpftrl serve`: what is wrong is named, and Ctrl-C ends it in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.cli import main
+from tff_dpftrl.runtime import signing_keys
+
+
+@pytest.fixture(scope="module", name="task")
+def _task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tasks") / "small"
+    small_folder.write(path, small_tasks.PROCESSES["blt"]())
+    return path
+
+
+def _arguments(task, folder, *more):
+    return [
+        *("serve", "--population", "tests", "--task", str(task)),
+        *("--store", str(folder / "store"), *more),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--population", "others"), "for the population 'tests', not 'others'"),
+        (("--address", "8443"), "--address '8443' must be like 127.0.0.1:8443"),
+        (("--status-address", "localhost:port"), "--status-address 'localhost:port' must be like"),
+        (("--certificate", "a.pem"), "--certificate and --private-key must both be given"),
+        (("--no-attestation", "--attestation-keys", "a"), "exclude each other"),
+        (("--round-seconds", "0"), "--round-seconds must be"),
+        (("--store", "postgresql://nobody@nowhere/x"), "with --server-folder"),
+        (("--plan-keys", "nothing.pub"), "There is no public key at nothing.pub"),
+        (("--task", "nothing"), "There is no task in nothing"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_is_made(task, tmp_path, capsys, changed, message):
+    assert main.main([*_arguments(task, tmp_path), *changed]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("tff-dpftrl serve: ") and message in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):
+    signing_keys.create(tmp_path / "other")
+    other = signing_keys.public_path(tmp_path / "other")
+    assert main.main(_arguments(task, tmp_path, "--plan-keys", str(other))) == 2
+    assert "which is not trusted" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_interruption_gives_the_lease_back(task, tmp_path):
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    code = "import sys; from tff_dpftrl.cli import main; sys.exit(main.main(sys.argv[1:]))"
+    for _ in range(2):  # The second one need not wait for the lease of the first.
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *_arguments(task, tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        lines = []
+        for line in process.stderr:
+            lines.append(line.strip())
+            if line.startswith("Status page:"):
+                assert (tmp_path / "store" / "server" / "endpoint.json").exists()
+                process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+        assert lines[-1].startswith("Stopped. What is committed is in the store")
+        assert not any("waiting for its lease" in line for line in lines)
+        assert not (tmp_path / "store" / "server" / "endpoint.json").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,217 @@
+"""Tests of tff_dpftrl.runtime.serving: a task served to devices, ended, and gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+import sys
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.runtime import serving, signing_keys
+from tff_dpftrl.runtime.device import (
+    attester,
+    device,
+    eligibility,
+    example_store,
+    loaded_plans,
+    participation_timer,
+    server_connection,
+)
+from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.server import server, server_folder
+from tff_dpftrl.runtime.store import memory
+from tff_dpftrl.runtime.tasks import planned_task
+
+_CONFIG = dataclasses.replace(
+    small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
+)
+_SETTINGS = serving.Settings(round_seconds=0.5, population_size=8)
+
+
+class _Numbers(example_store.ExampleStore):
+    def __init__(self, seed):
+        self._seed = seed
+
+    def select(self, collection, *, max_examples, recorded_since=None):
+        return small_folder.examples(self._seed)[:max_examples]
+
+
+@pytest.fixture(scope="module", name="task")
+def _task(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tasks") / "small"
+    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=_CONFIG)
+    return planned_task.load(path)
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    folder = server_folder.of(tmp_path / "server")
+    folder.make(("localhost", "127.0.0.1"))
+    return folder
+
+
+def _serving(task, store, folder, lines=None, **changes):
+    issuer = signing_keys.load_public(folder.issuer_public)
+    return serving.Serving(
+        [task],
+        store,
+        folder,
+        dataclasses.replace(_SETTINGS, **changes),
+        attestation=attestation.SignedTokens([issuer], clock=time.time),
+        say=(lambda line: None) if lines is None else lines.append,
+    )
+
+
+@contextlib.contextmanager
+def _devices(folder, count=8):
+    """Devices that come again and again, and rest when they have to."""
+    plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
+    key = signing_keys.load_private(folder.issuer)
+    connection = server_connection.ServerConnection(
+        folder.address(), folder.certificate.read_bytes()
+    )
+    stop = threading.Event()
+
+    def run(seed):
+        own = device.Device(
+            connection,
+            plans,
+            _Numbers(seed),
+            participation_timer.MemoryTimer(time.time),
+            attester.IssuingAttester(attestation.TokenIssuer(key, clock=time.time)),
+            eligibility.SettableEligibility(),
+            generator=random.Random(seed),
+        )
+        while not stop.is_set():
+            own.run_session("tests")
+            stop.wait(0.05)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        connection.close()
+        for thread in threads:
+            thread.join(30)
+
+
+async def _until(condition):
+    for _ in range(600):
+        if await asyncio.to_thread(condition):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("nothing came of it")
+
+
+def _run(served, condition, folder):
+    async def run():
+        await served.start()
+        try:
+            with _devices(folder):
+                await _until(condition)
+                page = await asyncio.to_thread(
+                    lambda: urllib.request.urlopen(f"{served.page_address}/data.json").read()
+                )
+                # The devices' threads end while the server still answers them.
+                await served.stop()
+        finally:
+            await served.stop()
+        return json.loads(page)
+
+    return asyncio.run(run())
+
+
+def test_rounds_are_committed_told_and_gone_on_with(task, folder):
+    store, lines = memory.MemoryStore(), []
+
+    def rounds():
+        return store.last_commit("tests", "small").rounds_done
+
+    served = _serving(task, store, folder, lines)
+    page = _run(served, lambda: rounds() >= 2, folder)
+    assert "small" in json.dumps(page)
+    assert not folder.endpoint.exists() and folder.sessions.exists()
+    assert lines[0] == "small: 6 rounds."
+    (first,) = [line for line in lines if "round 1 of 6 committed" in line]
+    assert "3 reports" in first and "ε so far" in first
+    done = rounds()
+
+    lines.clear()
+    again = _serving(task, store, folder, lines, status_address=None)
+
+    async def to_the_end():
+        await again.start()
+        try:
+            assert again.page_address == ""
+            with _devices(folder):
+                await asyncio.wait_for(again.done.wait(), 60)
+                await again.stop()
+        finally:
+            await again.stop()
+
+    asyncio.run(to_the_end())
+    assert lines[0] == f"small: goes on after round {done} of 6."
+    assert lines[-1] == "small: no further round: all 6 declared rounds are done."
+    history = store.history("tests", "small")
+    assert [row["round"] for row in history] == list(range(6))
+    assert all(row["participation/min_sep"] in (None, 2, 3, 4, 5) for row in history)
+
+
+def test_a_second_server_is_refused(task, folder, tmp_path):
+    store = memory.MemoryStore()
+    other = server_folder.of(tmp_path / "other")
+    other.make(("localhost",))
+
+    async def run():
+        first = _serving(task, store, folder)
+        await first.start()
+        try:
+            with pytest.raises(server.ServerError, match="two servers for one population"):
+                await _serving(task, store, other).start()
+            assert not other.endpoint.exists()
+            assert folder.address() == first.address
+        finally:
+            await first.stop()
+
+    asyncio.run(run())
+    with pytest.raises(ValueError, match="No server runs with the folder"):
+        folder.address()
+
+
+def test_what_cannot_be_served_is_named(task, folder):
+    with pytest.raises(ValueError, match="has a name twice"):
+        serving.Serving(
+            [task, task], memory.MemoryStore(), folder, _SETTINGS, say=lambda line: None
+        )
+    with pytest.raises(ValueError, match="--server-folder"):
+        serving.folder_for("postgresql://user@host/name", None)
+    assert serving.folder_for("store", None).path.parts == ("store", "server")
+
+
+def test_a_server_folder_is_made_once(tmp_path):
+    folder = server_folder.of(tmp_path / "server")
+    folder.make(("localhost",))
+    folder.keep_plan_keys(small_tasks.KEYS)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    folder.make(("elsewhere",))
+    folder.keep_plan_keys(small_tasks.KEYS)
+    assert {path: path.read_bytes() for path in before} == before
+    assert len(folder.plan_keys) == len(small_tasks.KEYS)
+    for path in (folder.private_key, folder.issuer):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,260 @@
+"""`tff-dpftrl serve`: the server of a population of devices."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tff_dpftrl import validation
+from tff_dpftrl.cli import train
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime import serving
+
+_DESCRIPTION = """\
+Serve tasks (`tff-dpftrl task new`) to the devices of a population: choose devices for every round,
+sum their reports as they come, add the noise, commit, and only then release the model.
+
+What is committed is in the store: after a crash or Ctrl-C, the same command goes on with the
+committed round. The store holds the seed of the noise: keep it as secret as the devices' reports.
+Nothing about a single device is written anywhere.
+
+Devices connect with gRPC over TLS, and show a token that an issuer signed for them. Unless told
+otherwise, certificate and issuer's key are made in the server's folder, for devices here.
+"""
+
+_EPILOG = """\
+examples:
+  tff-dpftrl serve --population keyboard --task tasks/nwp --store store/
+
+  # Devices on this machine.
+  tff-dpftrl fleet --server-folder store/server --population keyboard --data docs --devices 300
+  tff-dpftrl device --server-folder store/server --population keyboard --examples my.sqlite
+
+  # Two tasks that share the devices, in PostgreSQL, with a certificate of one's own.
+  tff-dpftrl serve --population keyboard --task tasks/a tasks/b \\
+      --store postgresql://user@host/name --server-folder server/ \\
+      --address 0.0.0.0:8443 --certificate fullchain.pem --private-key key.pem \\
+      --attestation-keys issuer.pub
+"""
+
+
+def add_parser(subparsers) -> None:
+    """Registers the subcommand."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve tasks to the devices of a population",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument("--population", required=True, metavar="NAME", help="Its name.")
+    parser.add_argument(
+        "--task",
+        required=True,
+        action="extend",
+        nargs="+",
+        metavar="DIR",
+        help="Folders of its tasks; they share the rounds by their weights.",
+    )
+    parser.add_argument(
+        "--store",
+        required=True,
+        metavar="PLACE",
+        help="Folder, made if there is none, or URL of a PostgreSQL database.",
+    )
+    parser.add_argument(
+        "--plan-keys",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Public keys of those whose tasks are served. Default: the key in each task's folder.",
+    )
+    listening = parser.add_argument_group("where it listens, and how it is known")
+    listening.add_argument(
+        "--address",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="For devices; port 0 is any that is free. Default: 127.0.0.1:0.",
+    )
+    listening.add_argument(
+        "--status-address",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="For the status page, which has neither TLS nor passwords: keep it to this machine. "
+        "Default: 127.0.0.1:0.",
+    )
+    listening.add_argument(
+        "--server-folder",
+        metavar="DIR",
+        help="Where certificate and keys are, or are made. Default: server, in the store's folder.",
+    )
+    listening.add_argument("--certificate", metavar="FILE", help="Certificate of its own, PEM.")
+    listening.add_argument("--private-key", metavar="FILE", help="Its private key, PEM.")
+    listening.add_argument(
+        "--names",
+        nargs="+",
+        default=None,
+        metavar="HOST",
+        help="Names and addresses for a certificate that is made. Default: localhost 127.0.0.1.",
+    )
+    who = parser.add_argument_group("who is a device")
+    who.add_argument(
+        "--attestation-keys",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Public keys of issuers of attestation tokens. Default: a key in the server's folder.",
+    )
+    who.add_argument(
+        "--no-attestation",
+        action="store_true",
+        help="Take everybody who connects for a device: one program can then be any number.",
+    )
+    pace = parser.add_argument_group("how often devices come")
+    pace.add_argument(
+        "--population-size",
+        type=float,
+        metavar="N",
+        help="Devices that are available at a time, about. Default: the tasks' num_devices.",
+    )
+    pace.add_argument(
+        "--round-seconds",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="How long a round takes, about: enough devices for one are asked to come in this "
+        "time. Default: 60.",
+    )
+    parser.add_argument(
+        "--until-done",
+        action="store_true",
+        help="End when no task may have another round, instead of at Ctrl-C.",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is told to end, and returns the exit status."""
+    _check(args)
+    from tff_dpftrl.runtime import serving, signing_keys
+    from tff_dpftrl.runtime.server import server as server_lib
+
+    folder = serving.folder_for(args.store, args.server_folder)
+    keys = [signing_keys.load_public(path) for path in args.plan_keys]
+    train.silence_tensorflow()
+    _say("Loading TensorFlow and the tasks ...")
+    from tff_dpftrl.runtime.store import sql
+    from tff_dpftrl.runtime.tasks import planned_task, task_folder
+
+    tasks = [planned_task.load(path, keys or None) for path in args.task]
+    keys = keys or [task_folder.own_key(path) for path in args.task]
+    for task in tasks:
+        if task.population != args.population:
+            raise ValueError(
+                f"The task {task.name!r} is for the population {task.population!r}, not "
+                f"{args.population!r}."
+            )
+    folder.make(
+        args.names or serving.Settings.names,
+        certificate=args.certificate is None,
+        issuer=not args.attestation_keys and not args.no_attestation,
+    )
+    folder.keep_plan_keys(keys)
+    sizes = [task.folder.config.num_devices for task in tasks]
+    settings = serving.Settings(
+        address=args.address,
+        status_address=args.status_address,
+        population_size=args.population_size or max(sizes),
+        round_seconds=args.round_seconds,
+    )
+    with contextlib.closing(sql.SqlStore(args.store)) as store:
+        served = serving.Serving(
+            tasks,
+            store,
+            folder,
+            settings,
+            certificate=args.certificate,
+            private_key=args.private_key,
+            attestation=_attestation(args, folder),
+            say=_say,
+        )
+        try:
+            asyncio.run(_serve(served, folder, args.until_done))
+        except server_lib.ServerError as error:
+            raise OSError(str(error)) from None
+    return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    for flag in ("address", "status_address"):
+        value = getattr(args, flag)
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdecimal() or int(port) >= 2**16:
+            raise ValueError(
+                f"--{flag.replace('_', '-')} {value!r} must be like 127.0.0.1:8443; port 0 is any "
+                "that is free."
+            )
+    if (args.certificate is None) != (args.private_key is None):
+        raise ValueError("--certificate and --private-key must both be given, or neither.")
+    if args.certificate and args.names:
+        raise ValueError("--names are for a certificate that is made: leave out --certificate.")
+    if args.no_attestation and args.attestation_keys:
+        raise ValueError("--no-attestation and --attestation-keys exclude each other.")
+    validation.positive("--round-seconds", args.round_seconds)
+    if args.population_size is not None:
+        validation.positive("--population-size", args.population_size)
+
+
+def _attestation(args: argparse.Namespace, folder):
+    """Who verifies devices' tokens; None if nobody does."""
+    from tff_dpftrl.runtime import signing_keys
+    from tff_dpftrl.runtime.protocol import attestation
+
+    if args.no_attestation:
+        _say("Whoever connects is taken for a device: there is no attestation.")
+        return None
+    paths = args.attestation_keys or [folder.issuer_public]
+    return attestation.SignedTokens(map(signing_keys.load_public, paths), clock=time.time)
+
+
+async def _serve(served: serving.Serving, folder, until_done: bool) -> None:
+    """Serves until a signal comes, or all is done."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signum, _end, loop, stop)
+    await served.start()
+    try:
+        _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
+        _say(f"Status page: {served.page_address}")
+        waits = [asyncio.ensure_future(stop.wait())]
+        if until_done:
+            waits.append(asyncio.ensure_future(served.done.wait()))
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    finally:
+        await served.stop()
+    if stop.is_set():
+        _say("Stopped. What is committed is in the store; the same command goes on from there.")
+    else:
+        _say("All rounds are done.")
+
+
+def _end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """First signal: an orderly end. A second one ends the process as it stands."""
+    if stop.is_set():
+        os._exit(128 + signal.SIGINT)
+    _say("Ending: devices are sent away, the lease is given back (again: at once).")
+    stop.set()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

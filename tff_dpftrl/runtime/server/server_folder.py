@@ -1,0 +1,147 @@
+"""What a server needs besides its store, in one folder: made where it is missing, kept if not.
+
+    certificate.pem        the server's certificate, which devices trust
+    private_key.pem        its private key
+    attestation_issuer     the private key that makes devices' attestation tokens
+    attestation_issuer.pub the public key that the server verifies them with
+    plan_keys/*.pub        the public keys of who signed the tasks
+    endpoint.json          while a server runs: where devices and the status page find it
+    sessions.json          counts of devices' sessions by shape, of no single device
+
+`tff-dpftrl serve` makes all of it, so that devices on the same machine can be tried out
+with `--server-folder`. In production the certificate comes from whoever runs the domain,
+the issuer is a service that looks at the device before it vouches for it, and devices get
+the certificate's authority and the public keys of plans with their software.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.plans import signing
+from tff_dpftrl.runtime.server import tls
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerFolder:
+    """Paths in the folder.
+
+    Attributes:
+      path: The folder.
+    """
+
+    path: pathlib.Path
+
+    @property
+    def certificate(self) -> pathlib.Path:
+        """The server's certificate."""
+        return self.path / "certificate.pem"
+
+    @property
+    def private_key(self) -> pathlib.Path:
+        """Its private key."""
+        return self.path / "private_key.pem"
+
+    @property
+    def issuer(self) -> pathlib.Path:
+        """The private key that makes attestation tokens."""
+        return self.path / "attestation_issuer"
+
+    @property
+    def issuer_public(self) -> pathlib.Path:
+        """The public key that verifies them."""
+        return signing_keys.public_path(self.issuer)
+
+    @property
+    def sessions(self) -> pathlib.Path:
+        """Counts of sessions by shape."""
+        return self.path / "sessions.json"
+
+    @property
+    def endpoint(self) -> pathlib.Path:
+        """Where a server that runs is found."""
+        return self.path / "endpoint.json"
+
+    @property
+    def plan_keys(self) -> tuple[pathlib.Path, ...]:
+        """The public keys of who signed the tasks."""
+        return tuple(sorted((self.path / "plan_keys").glob("*.pub")))
+
+    def make(self, names: Sequence[str], *, certificate: bool = True, issuer: bool = True) -> None:
+        """Makes what is missing.
+
+        Args:
+          names: Names and addresses that devices connect to, for the certificate.
+          certificate: Whether a certificate is needed.
+          issuer: Whether a key that makes tokens is.
+
+        Raises:
+          OSError: If the folder cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        if certificate and not self.certificate.exists():
+            self.private_key.unlink(missing_ok=True)  # Of a start that ended in between.
+            tls.create_self_signed(self.certificate, self.private_key, names)
+        if issuer and not self.issuer.exists():
+            self.issuer_public.unlink(missing_ok=True)
+            signing_keys.create(self.issuer)
+
+    def keep_plan_keys(self, keys: Iterable[ed25519.Ed25519PublicKey]) -> None:
+        """Keeps the public keys of tasks, by their names, for devices.
+
+        Args:
+          keys: The keys.
+
+        Raises:
+          OSError: If the folder cannot be written.
+        """
+        folder = self.path / "plan_keys"
+        folder.mkdir(exist_ok=True)
+        for key in keys:
+            path = folder / f"{signing.key_name(key).hex()}.pub"
+            if not path.exists():
+                durable_files.write(path, signing_keys.public_pem(key))
+
+    def write_endpoint(self, devices: str, status_page: str) -> None:
+        """Says where the server is found; `remove_endpoint` takes it back.
+
+        Args:
+          devices: Host and port of the devices' service.
+          status_page: URL of the status page.
+
+        Raises:
+          OSError: If the folder cannot be written.
+        """
+        found = {"devices": devices, "status_page": status_page}
+        durable_files.write(self.endpoint, (json.dumps(found) + "\n").encode())
+
+    def remove_endpoint(self) -> None:
+        """Takes `write_endpoint` back."""
+        self.endpoint.unlink(missing_ok=True)
+
+    def address(self) -> str:
+        """Host and port of the devices' service of a server that runs.
+
+        Raises:
+          ValueError: If no server says that it runs.
+        """
+        try:
+            return str(json.loads(self.endpoint.read_text(encoding="utf-8"))["devices"])
+        except FileNotFoundError:
+            raise ValueError(
+                f"No server runs with the folder {self.path}: start one with tff-dpftrl serve, or "
+                "name another folder or --server."
+            ) from None
+
+
+def of(path: str | os.PathLike[str]) -> ServerFolder:
+    """The folder at a path, which need not be there yet."""
+    return ServerFolder(pathlib.Path(path))

@@ -1,0 +1,297 @@
+"""A population as `tff-dpftrl serve` serves it: tasks, store, devices' service, status page."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.protocol import attestation as attestation_lib
+from tff_dpftrl.runtime.protocol import pace_steering
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import server as server_lib
+from tff_dpftrl.runtime.server import server_folder as server_folder_lib
+from tff_dpftrl.runtime.server import tls
+from tff_dpftrl.runtime.status import observations, page
+from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.tasks import planned_task
+
+_HOUR = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a population is served.
+
+    Attributes:
+      address: Host and port for devices; port 0 takes a free one.
+      status_address: The same for the status page; None for no page.
+      names: Names and addresses that devices connect to, for a certificate that is made.
+      population_size: Devices that are available at a time, about: how often each is told
+        to come follows from it.
+      round_seconds: How long a round takes, from one selection to the next, about.
+      limits: How much devices may use.
+    """
+
+    address: str = "127.0.0.1:0"
+    status_address: str | None = "127.0.0.1:0"
+    names: Sequence[str] = tls.LOOPBACK
+    population_size: float = 1000.0
+    round_seconds: float = 60.0
+    limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
+
+
+class Serving:
+    """A population that is served, from `start` to `stop`, on one event loop."""
+
+    def __init__(
+        self,
+        tasks: Sequence[planned_task.PlannedTask],
+        store: interface.Store,
+        folder: server_folder_lib.ServerFolder,
+        settings: Settings,
+        *,
+        certificate: str | os.PathLike[str] | None = None,
+        private_key: str | os.PathLike[str] | None = None,
+        attestation: attestation_lib.Attestation | None = None,
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ):
+        """Puts the parts together; nothing runs yet, and nothing is written.
+
+        Args:
+          tasks: The tasks, all of one population; those that are new are added to the store.
+          store: Where leases and commits are; left open.
+          folder: Where the certificate is, if none is given, and what lasts over a restart.
+          settings: How to serve.
+          certificate: File of the server's certificate; made in `folder` if None.
+          private_key: File of its key; given if and only if the certificate is.
+          attestation: Verifies tokens of devices; None to take any that connects.
+          say: Told a line now and then.
+          clock: Seconds since 1970.
+
+        Raises:
+          ValueError: If the tasks cannot be served together, or a setting is out of range.
+        """
+        populations = {task.population for task in tasks}
+        if len(populations) != 1:
+            raise ValueError(
+                f"tasks must be of one population, got {sorted(populations)}: start a server for "
+                "each, with its own store or the same."
+            )
+        self._tasks = {task.name: task for task in tasks}
+        if len(self._tasks) != len(tasks):
+            raise ValueError(f"tasks has a name twice: {sorted(task.name for task in tasks)}.")
+        self._store, self._folder, self._settings = store, folder, settings
+        self._certificate, self._private_key = certificate, private_key
+        self._attestation, self._say, self._clock = attestation, say, clock
+        served = {name: _resting(task, settings) for name, task in self._tasks.items()}
+        self.population = population_lib.Population(
+            populations.pop(), tuple(task.task for task in served.values())
+        )
+        """What is served."""
+        self._served = served
+        wanted = max(task.rounds.wanted for task in self.population.tasks)
+        self._pace = pace_steering.TurnsAhead(
+            pace_steering.PaceSteering(wanted, settings.round_seconds, settings.population_size)
+        )
+        self.seen = _Narrator(self.population, clock=clock, say=say, released=self._released)
+        """What is observed."""
+        self.done = asyncio.Event()
+        """Set when no task may have another round."""
+        self._server: server_lib.Server | None = None
+        self._page: page.StatusServer | None = None
+        self._looks: set[asyncio.Task] = set()
+
+    @property
+    def address(self) -> str:
+        """Host and port for devices."""
+        return self._server.address
+
+    @property
+    def page_address(self) -> str:
+        """URL of the status page; empty if there is none."""
+        return "" if self._page is None else self._page.address
+
+    async def start(self) -> None:
+        """Adds new tasks to the store, takes the lease, and serves devices and page.
+
+        Raises:
+          server_lib.ServerError: If another server leads, or an address cannot be bound.
+          ValueError: If the certificate, a key or a task in the store cannot be used.
+          OSError: If a file, the store or the status page's address cannot be used.
+        """
+        self._folder.make(self._settings.names, certificate=self._certificate is None, issuer=False)
+        self.seen.load_counts(self._folder.sessions)
+        for task in self._tasks.values():
+            commit = await asyncio.to_thread(task.add_to, self._store)
+            self._say(_where_it_stands(task, commit))
+        self._server = server_lib.Server(
+            self.population,
+            self._served,
+            self._store,
+            certificate=self._certificate or self._folder.certificate,
+            key=self._private_key or self._folder.private_key,
+            attestation=self._attestation,
+            pace=self._pace,
+            observer=self.seen,
+            address=self._settings.address,
+            limits=self._settings.limits,
+            clock=self._clock,
+            waits=self._say,
+        )
+        try:
+            if self._settings.status_address is not None:
+                await self._start_page(self._settings.status_address)
+            await self._server.start()
+            self._folder.write_endpoint(self.address, self.page_address)
+        except BaseException:
+            await self.stop()
+            raise
+        self._released("")
+
+    async def stop(self) -> None:
+        """Ends all of it; what is committed stays, a round that is not is abandoned."""
+        for look in list(self._looks):
+            look.cancel()
+        if self._server is not None:
+            self._folder.remove_endpoint()
+            await self._server.stop()
+            await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
+            self._server = None
+        if self._page is not None:
+            await self._page.stop()
+            self._page = None
+
+    async def _start_page(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._page = page.StatusServer(
+            self.seen,
+            privacy=self._privacy,
+            history=lambda task: self._store.history(self.population.name, task),
+            host=host.strip("[]"),
+            port=int(port),
+        )
+        await self._page.start()
+
+    def _privacy(self, name: str) -> dict[str, Any] | None:
+        """For the page: what a task has spent, from its last commit."""
+        task = self._tasks[name]
+        commit = self._store.last_commit(self.population.name, name)
+        so_far = task.privacy(commit)
+        if so_far.budget_epsilon is None:
+            return None
+        return {**dataclasses.asdict(so_far), "stopped": task.refusal(commit)}
+
+    def _released(self, name: str) -> None:
+        """Looks, beside the event loop, at what follows from a commit."""
+        look = asyncio.get_running_loop().create_task(self._look(name))
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+
+    async def _look(self, name: str) -> None:
+        try:
+            reasons = await asyncio.to_thread(self._refusals)
+            await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
+        except OSError as error:
+            self._say(f"Cannot look at the store, or write counts: {error}")
+            return
+        if name and reasons[name] is not None:
+            self._say(f"{name}: no further round: {reasons[name]}.")
+        if all(reason is not None for reason in reasons.values()):
+            self.done.set()
+
+    def _refusals(self) -> dict[str, str | None]:
+        return {
+            name: task.refusal(self._store.last_commit(self.population.name, name))
+            for name, task in self._tasks.items()
+        }
+
+
+def _resting(task: planned_task.PlannedTask, settings: Settings) -> Any:
+    """A task whose devices come back after they have rested, as far as rounds tell time."""
+    kept = task.folder.server.participation
+    rest = max((kept.min_sep_rounds - 1) * settings.round_seconds, kept.min_sep_hours * _HOUR)
+    inner = dataclasses.replace(task.served.task, rest_seconds=rest)
+    return dataclasses.replace(task.served, task=inner)
+
+
+def _where_it_stands(task: planned_task.PlannedTask, commit: interface.Commit) -> str:
+    total = task.served.task.num_rounds
+    if commit.rounds_done:
+        return f"{task.name}: goes on after round {commit.rounds_done} of {total}."
+    return f"{task.name}: {total} rounds."
+
+
+class _Narrator(observations.Observations):
+    """Observations that also say what happens, a line an event."""
+
+    def __init__(
+        self,
+        served: population_lib.Population,
+        *,
+        clock: Callable[[], float],
+        say: Callable[[str], None],
+        released: Callable[[str], None],
+    ):
+        super().__init__(served, clock=clock)
+        self._say, self._after = say, released
+
+    def hear(self, now: float, event: Any) -> None:
+        """See the base class."""
+        super().hear(now, event)
+        line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})
+        if line:
+            self._say(line)
+        if isinstance(event, messages.RoundReleased):
+            self._after(event.task)
+
+
+def _told(event: Any, totals: dict[str, int | None]) -> str:
+    """An event in words; nothing for what is no news."""
+    match event:
+        case messages.RoundReleased():
+            figures = [f"{event.metrics.get('devices/reports', '?')} reports"]
+            figures += [
+                f"{short} {event.metrics[label]:.4g}"
+                for label, short in _shown(event.metrics)
+                if isinstance(event.metrics[label], (int, float))
+            ]
+            done = f"round {event.round_index + 1} of {totals[event.task]}"
+            return f"{event.task}: {done} committed: {', '.join(figures)}."
+        case messages.RoundLost():
+            return f"{event.task}: round {event.round_index + 1} abandoned: {event.reason}."
+        case messages.TooFewDevices():
+            return (
+                f"{event.task}: {event.waiting} devices wait, and a round needs {event.least} at "
+                "least: waiting for more."
+            )
+        case messages.StoreFailed():
+            return f"The store fails: {event.reason}"
+    return ""
+
+
+def _shown(metrics: Any) -> list[tuple[str, str]]:
+    """Labels of metrics to show, and what to call them."""
+    found = [(label, "loss") for label in metrics if label.endswith("/loss")][:1]
+    return found + ([("privacy/epsilon", "ε so far")] if "privacy/epsilon" in metrics else [])
+
+
+def folder_for(store: str, given: str | None) -> server_folder_lib.ServerFolder:
+    """The server's folder: beside the files of a store in a folder, unless one is named.
+
+    Raises:
+      ValueError: If none is named, and the store is in a database elsewhere.
+    """
+    if given is None and "://" in store:
+        raise ValueError(
+            f"--store {store.partition('://')[0]}://... is no folder: name one for the server's "
+            "certificate and keys with --server-folder."
+        )
+    return server_folder_lib.of(given or pathlib.Path(store) / "server")
