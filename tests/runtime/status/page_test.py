@@ -75,7 +75,7 @@ def test_the_page_and_its_figures_are_served():
             async def task():
                 return json.loads((await fetch(status.address + "/task.json?task=0")).body)
 
-            found = await eventually(task, lambda found: found["history_version"] == 1)
+            found = await eventually(task, lambda found: found["history_state"] == ["", 1])
             assert found["privacy"] == {"epsilon": 1.5, "delta": 1e-6, "rho_zcdp": None}
             assert found["reports"] == [["accepted", 4]]
             answer = await fetch(status.address + "/history.json?task=0")

@@ -143,7 +143,7 @@ class Observations(observer.Observer):
                 self.last_store_failure_at = now
                 self.series.add("store_failures")
             case _:
-                task = self.tasks.get(event.task)
+                task = self.tasks.get(getattr(event, "task", ""))
                 if task is not None:
                     self._hear_of_task(task, now, event)
 

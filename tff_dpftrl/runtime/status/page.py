@@ -34,13 +34,13 @@ from tff_dpftrl.runtime.status import metrics, read_behind, snapshot, time_serie
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 _ASSETS = pathlib.Path(__file__).parent / "assets"
-_FILES = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
-    "/icon.svg": ("icon.svg", "image/svg+xml"),
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
+_FRONT = "page.html"
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -119,7 +119,10 @@ class StatusServer:
         handler = functools.partial(dict, status=self, names=_names(self._host))
         application = tornado.web.Application(
             [
-                *((path, _File, {**handler(), "file": file}) for path, file in _FILES.items()),
+                *(
+                    ("/" if path.name == _FRONT else f"/{path.name}", _File, {**handler(), **file})
+                    for path, file in _files()
+                ),
                 ("/data.json", _Data, handler()),
                 ("/task.json", _Task, handler()),
                 ("/history.json", _History, handler()),
@@ -188,13 +191,13 @@ class StatusServer:
 
         def make() -> dict[str, Any]:
             privacy, error, _ = self._privacy.get(name, task.rounds_done)
-            _, _, version = self._history.get(name, task.rounds_done)
+            _, *state = self._history.get(name, task.rounds_done)
             return {
                 "name": name,
                 **snapshot.of_task(task),
                 "privacy": privacy,
                 "privacy_error": error,
-                "history_version": version,
+                "history_state": state,
             }
 
         return self._remembered(("task", index), make)
@@ -204,14 +207,23 @@ class StatusServer:
         name, task = list(self.seen.tasks.items())[index]
 
         def make() -> dict[str, Any]:
-            columns, error, version = self._history.get(name, task.rounds_done)
-            return {"name": name, "history": columns, "error": error, "version": version}
+            columns, *state = self._history.get(name, task.rounds_done)
+            return {"name": name, "history": columns, "error": state[0], "state": state}
 
         return self._remembered(("history", index), make)
 
     def metrics(self) -> bytes:
         """`/metrics`."""
         return prometheus_client.generate_latest(self._registry)
+
+
+def _files() -> list[tuple[pathlib.Path, dict[str, Any]]]:
+    """The files of the page, with their content and type."""
+    return [
+        (path, {"content": path.read_bytes(), "kind": _TYPES[path.suffix]})
+        for path in sorted(_ASSETS.iterdir())
+        if path.suffix in _TYPES
+    ]
 
 
 def _names(host: str) -> frozenset[str] | None:
@@ -271,18 +283,12 @@ class _Missing(_Handler):
 
 
 class _File(_Handler):
-    def initialize(self, status: StatusServer, names: frozenset[str] | None, file: tuple) -> None:
-        super().initialize(status, names)
-        self._file = file
+    def initialize(self, content: bytes, kind: str, **common: Any) -> None:
+        super().initialize(**common)
+        self._content, self._kind = content, kind
 
     def get(self) -> None:
-        name, kind = self._file
-        self.send(_content(name), kind)
-
-
-@functools.cache
-def _content(name: str) -> bytes:
-    return (_ASSETS / name).read_bytes()
+        self.send(self._content, self._kind)
 
 
 class _Data(_Handler):

@@ -1,0 +1,57 @@
+// What was committed of the chosen task, round by round.
+
+import { Chart } from "./charts.js";
+import { $ } from "./drawing.js";
+import { short } from "./format.js";
+
+const MOST_METRICS = 24;
+
+const DEVICES = {
+  "devices/reports": ["reports", 2],
+  "devices/dropped": ["dropped out", 4],
+  "devices/outstanding": ["not waited for", 1],
+  "devices/late": ["late", 3],
+  "devices/unusable": ["unusable", 5],
+};
+let metricCharts = [];
+
+/** The card of devices, for whoever lays out the task. */
+export const perRound = new Chart("Devices of committed rounds", "per round");
+
+function note(answer) {
+  const history = answer.history;
+  if (answer.error) return `The committed rounds ${answer.error}.`;
+  if (!history || !history.rounds) return "No round is committed yet.";
+  const means = history.round.length < history.rounds ? " (means of neighbouring rounds)" : "";
+  return (
+    `As committed, of ${short(history.rounds)} rounds${means}. ` +
+    "Figures without noise are not covered by the privacy statement: do not publish them."
+  );
+}
+
+/** Shows the curves of a task. */
+export function showHistory(answer) {
+  const history = answer.history;
+  $("metrics-note").textContent = note(answer);
+  const columns = Object.entries(history?.columns ?? {});
+  // Rounds are counted from 1, as they are where they are counted.
+  const x = (history?.round ?? []).map((round) => round + 1);
+  const axis = { x, label: "round", from: Math.min(1, ...x), to: Math.max(2, ...x) };
+  const lines = columns
+    .filter(([name]) => DEVICES[name])
+    .map(([name, values]) => ({ name: DEVICES[name][0], color: DEVICES[name][1], values }));
+  perRound.show({ ...axis, series: lines, fromZero: true, integers: true });
+  const metrics = columns
+    .filter(([name]) => !name.startsWith("devices/") && name !== "privacy/delta")
+    .slice(0, MOST_METRICS);
+  if (
+    metricCharts.length !== metrics.length ||
+    metrics.some(([name], i) => metricCharts[i].title !== name)
+  ) {
+    metricCharts = metrics.map(([name]) => new Chart(name, "", 150));
+    $("metrics").replaceChildren(...metricCharts.map((chart) => chart.card));
+  }
+  metrics.forEach(([, values], i) =>
+    metricCharts[i].show({ ...axis, series: [{ name: "last", color: 0, values }] }),
+  );
+}
