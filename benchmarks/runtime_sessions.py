@@ -1,7 +1,7 @@
 """What a session of a device costs the server, for empty updates and for those of a model.
 
     PYTHONPATH=. python benchmarks/runtime_sessions.py [empty] [model] [memory]
-        [--devices 10000] [--parameters 1350000] [--model-devices 96] [--attested]
+        [--num-devices 10000] [--parameters 1350000] [--model-devices 48] [--attested]
 
 Server and load each have a process of their own; they speak the real protocol over gRPC with
 TLS on loopback, a stream for each device, over `--channels` connections.
