@@ -130,6 +130,8 @@ class _Load:
             signing_keys.load_private(folder / "issuer"), clock=time.time
         )
         self._given = given
+        self._attempt = ""
+        self._messages: list[bytes] = []
         self._update = np.full(given.parameters, 1e-3).tobytes()
 
         def connect(address: str) -> list[grpc.aio.Channel]:
@@ -151,6 +153,15 @@ class _Load:
             await asyncio.gather(*(self._device(i) for i in range(self._given.goal)))
         return time.perf_counter() - begin
 
+    def _report(self, attempt: str) -> list[bytes]:
+        """The same for all devices of a round, which would make it on as many machines."""
+        if attempt != self._attempt:
+            report = wire_pb2.Report(attempt=attempt, update=self._update)
+            messages = session_stream.report_messages(report)
+            self._attempt = attempt
+            self._messages = [message.SerializeToString() for message in messages]
+        return self._messages
+
     async def _device(self, i: int) -> None:
         call = self._sessions[i % len(self._sessions)]()
         challenge = wire_pb2.FromServer.FromString(await call.read()).challenge
@@ -163,8 +174,8 @@ class _Load:
             message.check_in.token = self._issuer.issue(nonce)
         await call.write(message.SerializeToString())
         configuration = wire_pb2.FromServer.FromString(await call.read()).configuration
-        report = wire_pb2.Report(attempt=configuration.attempt, update=self._update)
-        await call.write(wire_pb2.FromDevice(report=report).SerializeToString())
+        for message in self._report(configuration.attempt):
+            await call.write(message)
         answer = wire_pb2.FromServer.FromString(await call.read()).report_answer
         if not answer.accepted or await call.read() is not grpc.aio.EOF:
             raise RuntimeError(f"the report was not accepted: {answer.reason}")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
 
-from tff_dpftrl.runtime.protocol import attestation, session_stream
+from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 
 
 def test_the_methods_are_those_of_the_proto_file():
@@ -23,6 +24,17 @@ def test_a_token_is_for_one_server_and_one_population():
     }
     assert len(nonces) == 8
     assert {len(nonce) for nonce in nonces} == {attestation.NONCE_BYTES}
+
+
+@pytest.mark.parametrize("parts", [0.5, 1, 1.5, 3])
+def test_an_update_is_sent_in_parts_if_it_is_large(parts):
+    update = bytes(range(256)) * int(parts * session_stream.PART_BYTES / 256)
+    report = wire_pb2.Report(attempt="a", update=update, strides=[0, 1])
+    *sent, last = session_stream.report_messages(report)
+    assert len(sent) == (0 if parts <= 1 else math.ceil(parts))
+    assert all(0 < len(message.update_part) <= session_stream.PART_BYTES for message in sent)
+    assert b"".join(message.update_part for message in sent) + last.report.update == update
+    assert (last.report.attempt, list(last.report.strides)) == ("a", [0, 1])
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ async def refused_at_check_in(channel, **check_in):
         (
             {"token": bytes(limits.CHECK_IN_BYTES)},
             Status.RESOURCE_EXHAUSTED,
-            "is too large: 4096 are allowed",
+            "of more than 4096 bytes is too large",
             "message too large",
         ),
     ],
@@ -247,7 +247,7 @@ def report_of(num_bytes):
         ),
         (None, Status.INVALID_ARGUMENT, "the stream ended without a report"),
         # Of this task, and of what the server receives at all.
-        (report_of(6000), Status.RESOURCE_EXHAUSTED, "is too large: 5096 are allowed"),
+        (report_of(6000), Status.RESOURCE_EXHAUSTED, "of more than 5096 bytes is too large"),
         (report_of(50_000), Status.RESOURCE_EXHAUSTED, "larger than max"),
     ],
     ids=["unreadable", "empty", "check-in", "end", "too large", "much too large"],
@@ -274,6 +274,88 @@ def test_what_is_no_report_ends_the_session_and_the_round_goes_on(tmp_path, raw,
     small = toy.served("small", goal_count=2, over_selection=1.5)
     large = toy.served("large", goal_count=2, largest=20_000, weight=1e-6)
     play(tmp_path, story, small, large)
+
+
+# Updates in parts.
+
+MIB = 1 << 20
+
+
+def long_number(num_bytes):
+    return b"1".rjust(num_bytes)
+
+
+async def configured(channel, count):
+    """Streams of so many devices, and the attempt they are asked to take part in."""
+    streams = [await toy.connect(channel) for _ in range(count)]
+    for stream in streams:
+        await stream.check_in()
+    return streams, [(await stream.receive()).attempt for stream in streams][0]
+
+
+def test_a_large_update_comes_in_parts(tmp_path):
+    async def story(channel, notes, store):
+        streams, attempt = await configured(channel, 2)
+        for stream in streams:
+            report = wire_pb2.Report(attempt=attempt, update=long_number(2 * MIB + 5))
+            sent = list(session_stream.report_messages(report))
+            assert len(sent) == 4
+            for message in sent:
+                await stream.call.write(message.SerializeToString())
+        for stream in streams:
+            assert (await stream.receive()).accepted
+            assert await stream.status() == (Status.OK, "")
+        await toy.until(lambda: toy.totals(store) == [2])
+
+    play(tmp_path, story, toy.served(largest=3 * MIB))
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "text"),
+    [
+        (wire_pb2.FromDevice(update_part=bytes(MIB)), Status.RESOURCE_EXHAUSTED, "too large"),
+        (
+            wire_pb2.FromDevice(check_in=wire_pb2.CheckIn()),
+            Status.INVALID_ARGUMENT,
+            "a report was expected",
+        ),
+        (None, Status.INVALID_ARGUMENT, "the stream ended without a report"),
+    ],
+    ids=["too large", "check-in", "end"],
+)
+def test_parts_that_make_no_update_end_the_session(tmp_path, last, code, text):
+    async def story(channel, notes, store):
+        streams, attempt = await configured(channel, 3)
+        for _ in range(2):
+            await streams[0].send(update_part=bytes(MIB))
+        if last is None:
+            await streams[0].call.done_writing()
+        else:
+            await streams[0].call.write(last.SerializeToString())
+        got, details = await streams[0].status()
+        assert got is code and text in details
+        for stream in streams[1:]:
+            await stream.report(attempt, b"1")
+            assert (await stream.receive()).accepted
+        await toy.until(lambda: toy.totals(store) == [2])
+
+    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5, largest=5 * MIB // 2))
+
+
+def test_large_updates_wait_for_room_and_not_for_ever(tmp_path):
+    async def story(channel, notes, store):
+        streams, attempt = await configured(channel, 3)
+        await streams[0].send(update_part=b"1")  # It takes all the room, and its time.
+        for stream in streams[1:]:
+            await stream.send(update_part=b"1")
+            await stream.report(attempt, b"")
+        answers = [await stream.receive() for stream in streams]
+        assert [answer.reason for answer in answers] == ["late", "", ""]
+        assert [closed for _, closed in notes.named("closed")].index("training") == 0
+        await toy.until(lambda: toy.totals(store) == [2])
+
+    limit = limits.Limits(receiving_bytes=MIB, upload_seconds=0.3)
+    play(tmp_path, story, toy.served(over_selection=1.5, largest=3 * MIB), limits=limit)
 
 
 def test_a_report_after_the_round_is_late(tmp_path):

@@ -149,7 +149,8 @@ class WireSession(session.SessionSteps):
             strides, times = participation
             report.strides.extend(strides.tolist())
             report.times.extend(times.tolist())
-        self._stream.send(wire_pb2.FromDevice(report=report))
+        for message in session_stream.report_messages(report):
+            self._stream.send(message)
         answer = self._receive(
             "report_answer", keep_going, seconds=self._connection.patience.upload_s
         )

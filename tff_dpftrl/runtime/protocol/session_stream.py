@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 
 VERSIONS = (1,)
@@ -16,6 +18,27 @@ KEEPALIVE_S = 60.0
 """A device asks so often whether the server is still there while it waits; a server must
 allow half of that (`grpc.http2.min_recv_ping_interval_without_data_ms`), or it ends streams
 with "too many pings"."""
+
+
+PART_BYTES = 1 << 20
+"""Of an update in one message, at most."""
+
+
+def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
+    """A report as messages: one, unless its update is larger than one may be.
+
+    Args:
+      report: The report; its update is taken out of it if it is sent in parts.
+
+    Yields:
+      The messages, in order.
+    """
+    if len(report.update) > PART_BYTES:
+        update = memoryview(report.update)
+        report.ClearField("update")
+        for begin in range(0, len(update), PART_BYTES):
+            yield wire_pb2.FromDevice(update_part=bytes(update[begin : begin + PART_BYTES]))
+    yield wire_pb2.FromDevice(report=report)
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:

@@ -9,7 +9,7 @@ from tff_dpftrl import validation
 
 CHECK_IN_BYTES = 4096  # A check-in is a name, two numbers and a token.
 SUMMARY_BYTES = 4096
-REPORT_MARGIN_BYTES = 4096  # Around a report of a task's largest size.
+MESSAGE_MARGIN_BYTES = 4096  # Around a part of an update, or a report of its largest size.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Limits:
         that does not answer for as long again is closed.
       sending_bytes: Configurations that are on their way to devices at a time, together; one
         is in any case.
+      receiving_bytes: Updates in parts that are on their way from devices, or wait to be
+        summed, at a time, likewise.
+      upload_seconds: How long a device may take for an update in parts, once it has room.
     """
 
     sessions: int = 20_000
@@ -36,10 +39,13 @@ class Limits:
     waiting_seconds: float = 3600.0
     keepalive_seconds: float = 30.0
     sending_bytes: int = 1 << 28
+    receiving_bytes: int = 1 << 29
+    upload_seconds: float = 120.0
 
     def __post_init__(self):
         validation.integer("sessions", self.sessions, minimum=1)
         validation.integer("sending_bytes", self.sending_bytes, minimum=1)
+        validation.integer("receiving_bytes", self.receiving_bytes, minimum=1)
         for field in dataclasses.fields(self):
             if field.type == "float":
                 validation.positive(field.name, getattr(self, field.name))

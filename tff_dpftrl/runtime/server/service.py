@@ -87,6 +87,7 @@ class Service:
         self._configurations: collections.OrderedDict[tuple[str, bytes], bytes]
         self._configurations = collections.OrderedDict()
         self._sending = _Places(limits.sending_bytes)
+        self._receiving = _Places(limits.receiving_bytes)
         self._is_stopping = False
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
@@ -109,7 +110,7 @@ class Service:
     def largest_message(self) -> int:
         """Bytes of the largest message that a device may send."""
         largest = max(task.largest_report_bytes for task in self._tasks.values())
-        return largest + limits_lib.REPORT_MARGIN_BYTES
+        return min(largest, session_stream.PART_BYTES) + limits_lib.MESSAGE_MARGIN_BYTES
 
     async def _sweep(self) -> None:
         """Ends sessions whose time is over; cheaper than a timer for each."""
@@ -222,7 +223,7 @@ class Service:
             session.phase = Phase.SENT_AWAY
             self._observer.sent_away("it has to rest", False)
             return
-        check_in = _read(raw, "check_in", limits_lib.CHECK_IN_BYTES)
+        check_in = _read(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
         if not self._check_ins.take():
             await self._send_away(session, context, self._turns(), "too many devices check in")
             return
@@ -310,15 +311,37 @@ class Service:
     async def _take_report(
         self, session: Session, context: grpc.aio.ServicerContext, task: str
     ) -> None:
+        limit = self._tasks[task].largest_report_bytes + limits_lib.MESSAGE_MARGIN_BYTES
         raw = await context.read()
-        limit = self._tasks[task].largest_report_bytes + limits_lib.REPORT_MARGIN_BYTES
-        report = _read(raw, "report", limit)
-        num_bytes = len(raw)
-        del raw  # Neither the bytes nor the message are to be held twice while it waits.
-        message = messages.Report(session.address, report.attempt, report)
+        message = _read(raw, ("report", "update_part"), limit)
+        if message.WhichOneof("message") == "report":
+            await self._sum(session, context, task, message.report, len(raw))
+            return
+        # Until here it has cost one part; from here on, all of it.
+        await self._receiving.take(limit)
+        try:
+            session.deadline = min(
+                session.deadline, self._loop_time() + self._limits.upload_seconds
+            )
+            report, num_bytes = await _read_parts(context, message.update_part, limit)
+            del raw, message
+            await self._sum(session, context, task, report, num_bytes)
+        finally:
+            self._receiving.give_back(limit)
+
+    async def _sum(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        task: str,
+        report: wire_pb2.Report,
+        num_bytes: int,
+    ) -> None:
+        """Has a report summed, and tells the device."""
+        self._engine.deliver(
+            session.report_to, messages.Report(session.address, report.attempt, report)
+        )
         del report
-        self._engine.deliver(session.report_to, message)
-        del message
         answer = await session.next_message()
         session.phase = Phase.REPORTED
         session.deadline = self._loop_time() + self._limits.check_in_seconds
@@ -436,31 +459,55 @@ class _Places:
             self._queue.popleft()
 
 
-def _read(raw: Any, kind: str, most_bytes: int) -> Any:
-    """The message of a kind in what a device sent.
+def _read(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
+    """What a device sent, which must be of some kinds.
 
     Raises:
       Refused: If it is too large, another one, or cannot be read.
     """
-    name = kind.replace("_", "-")
+    name = kinds[0].replace("_", "-")
     if raw is grpc.aio.EOF:
         raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT, f"the stream ended without a {name}", "ended early"
         )
     if len(raw) > most_bytes:
-        raise Refused(
-            grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"a {name} of {len(raw)} bytes is too large: {most_bytes} are allowed",
-            "message too large",
-        )
+        raise _too_large(name, most_bytes)
     try:
         message = wire_pb2.FromDevice.FromString(raw)
     except protobuf_message.DecodeError:
         raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read", "unreadable message"
         ) from None
-    if message.WhichOneof("message") != kind:
+    if message.WhichOneof("message") not in kinds:
         raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT, f"a {name} was expected", "unexpected message"
         )
-    return getattr(message, kind)
+    return message
+
+
+def _too_large(name: str, most_bytes: int) -> Refused:
+    return Refused(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        f"a {name} of more than {most_bytes} bytes is too large",
+        "message too large",
+    )
+
+
+async def _read_parts(
+    context: grpc.aio.ServicerContext, first: bytes, most_bytes: int
+) -> tuple[wire_pb2.Report, int]:
+    """Reads the rest of an update, and the report that ends it; returns it and its size.
+
+    Raises:
+      Refused: If it is too large, or something else comes.
+    """
+    parts = [first]
+    num_bytes = len(first)
+    while True:
+        message = _read(await context.read(), ("report", "update_part"), most_bytes - num_bytes)
+        if message.WhichOneof("message") == "report":
+            report = message.report
+            report.update = b"".join(parts)
+            return report, num_bytes
+        parts.append(message.update_part)
+        num_bytes += len(parts[-1])
