@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import random
 import sys
 import time
 from collections.abc import Callable
-
-import grpc
 
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
@@ -34,7 +33,7 @@ class EndedSession:
 
     result: session.SessionResult
     work: session.Work | None
-    told: grpc.Future
+    told: concurrent.futures.Future[None]
 
 
 @dataclasses.dataclass(frozen=True)

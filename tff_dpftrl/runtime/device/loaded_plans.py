@@ -102,6 +102,11 @@ class LoadedPlans:
         self._is_warm = False
         self._loaded: collections.OrderedDict[bytes, LoadedPlan] = collections.OrderedDict()
 
+    def load_tensorflow(self) -> None:
+        """Imports what plans need, which takes seconds."""
+        self._is_warm = True
+        _import_tensorflow()
+
     def warm_up(self) -> None:
         """Begins to import what plans need, in a thread: while the device waits to be selected."""
         with self._lock:

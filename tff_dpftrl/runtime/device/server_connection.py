@@ -7,17 +7,19 @@ goes wrong is one line in the device's words; the server's are shortened and put
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import ipaddress
 import queue
-from collections.abc import Iterator
+from typing import Any
 
 import grpc
 from cryptography import x509
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.device import session, watcher
+from tff_dpftrl.runtime.device import background_loop, session, watcher
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
 _LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
@@ -63,6 +65,7 @@ class ServerConnection:
         server_name: str | None = None,
         patience: Patience | None = None,
         watcher_: watcher.Watcher | None = None,
+        loop: background_loop.BackgroundLoop | None = None,
     ):
         """Connects to nobody yet: that comes with the first session.
 
@@ -73,6 +76,7 @@ class ServerConnection:
           server_name: The name to be proven if it is not HOST, as through a tunnel.
           patience: How long to wait.
           watcher_: A watcher to share.
+          loop: A loop to share, which is left open; one of its own if None.
 
         Raises:
           ValueError: If the address is none, or there is no certificate.
@@ -89,6 +93,8 @@ class ServerConnection:
         self.patience = Patience() if patience is None else patience
         self.watcher = watcher.Watcher() if watcher_ is None else watcher_
         self._address = address
+        self._owns_loop = loop is None
+        self._loop = background_loop.BackgroundLoop() if loop is None else loop
         options = [
             ("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _LARGEST_MESSAGE_BYTES),
@@ -104,8 +110,9 @@ class ServerConnection:
             options.append(("grpc.ssl_target_name_override", server_name))
         if _is_loopback(host):
             options.append(("grpc.enable_http_proxy", 0))
-        credentials = grpc.ssl_channel_credentials(root_certificates)
-        self._channel = grpc.secure_channel(address, credentials, options)
+        self._channel = self._loop.submit(
+            _channel(address, grpc.ssl_channel_credentials(root_certificates), options)
+        ).result()
         self._open = self._channel.stream_stream(
             session_stream.SESSION_METHOD,
             wire_pb2.FromDevice.SerializeToString,
@@ -119,10 +126,15 @@ class ServerConnection:
 
     def open_stream(self) -> Stream:
         """Begins a session."""
-        return Stream(self, self._open)
+        return Stream(self, self._loop, self._open)
 
-    def tell(self, population: str, report: session.SessionReport) -> grpc.Future:
+    def tell(
+        self, population: str, report: session.SessionReport
+    ) -> concurrent.futures.Future[None]:
         """Tells the server how a session went, without waiting for it and whatever comes of it.
+
+        It is a call of its own, but soon after the session and on the same connection: a
+        server that wants to can tell which device it is from.
 
         Args:
           population: Name of the population.
@@ -138,11 +150,18 @@ class ServerConnection:
             peak_memory_bytes=report.peak_memory_bytes,
             versions=report.versions,
         )
-        return self._tell.future(summary, timeout=self.patience.tell_s)
+        return self._loop.submit(self._told(summary))
 
     def close(self) -> None:
         """Ends the connection, and all sessions that it still has."""
-        self._channel.close()
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            self._loop.submit(self._channel.close()).result(_LAST_S)
+        if self._owns_loop:
+            self._loop.close()
+
+    async def _told(self, summary: wire_pb2.SessionSummary) -> None:
+        with contextlib.suppress(grpc.RpcError):  # It matters to nobody here.
+            await self._tell(summary, timeout=self.patience.tell_s)
 
     def explain(self, error: grpc.RpcError) -> Exception:
         """What to raise in place of gRPC's error.
@@ -172,15 +191,22 @@ class ServerConnection:
 class Stream:
     """One session's messages; for one thread."""
 
-    def __init__(self, connection: ServerConnection, open_: grpc.StreamStreamMultiCallable):
+    def __init__(
+        self,
+        connection: ServerConnection,
+        loop: background_loop.BackgroundLoop,
+        open_: grpc.aio.StreamStreamMultiCallable,
+    ):
         """Internal; use `ServerConnection.open_stream`."""
-        self._connection = connection
-        self._to_send: queue.SimpleQueue[wire_pb2.FromDevice | None] = queue.SimpleQueue()
-        self._call = open_(self._sent())
+        self._connection, self._loop, self._open = connection, loop, open_
+        # Messages, and at last why there are no more.
+        self._received: queue.SimpleQueue[wire_pb2.FromServer | Exception] = queue.SimpleQueue()
+        self._call: grpc.aio.StreamStreamCall | None = None
+        loop.submit(self._receive_all())
 
     def send(self, message: wire_pb2.FromDevice) -> None:
         """Sends a message, without waiting for it to arrive."""
-        self._to_send.put(message)
+        self._loop.submit(self._write(message))
 
     def receive(
         self, keep_going: session.KeepGoing, *, seconds: float, wanted: str
@@ -202,35 +228,71 @@ class Stream:
         """
         too_long = f"The server has not sent the {wanted} in {seconds:g} s."
         with self._connection.watcher.watching(
-            keep_going, self._call.cancel, seconds=seconds, too_long=too_long
+            keep_going, self._cancel, seconds=seconds, too_long=too_long
         ):
             try:
-                return next(self._call)
-            except StopIteration:
+                return self._next()
+            except EOFError:
                 raise session.StepFailed(
                     f"The server ended the session without sending the {wanted}."
                 ) from None
-            except grpc.RpcError as error:
-                raise self._connection.explain(error) from None
 
     def finish(self) -> None:
         """Lets the server end a session in which all is said, for a moment."""
-        self._to_send.put(None)
         with (
-            contextlib.suppress(StopIteration, grpc.RpcError, session.StepFailed),
+            contextlib.suppress(EOFError, session.StepFailed, session.AttestationFailed),
             self._connection.watcher.watching(
-                lambda: None, self._call.cancel, seconds=_LAST_S, too_long="It is over."
+                lambda: None, self._cancel, seconds=_LAST_S, too_long="It is over."
             ),
         ):
-            next(self._call)
+            self._next()
 
     def close(self) -> None:
         """Ends the session, if the server has not."""
-        self._to_send.put(None)
-        self._call.cancel()
+        self._loop.call(self._cancel_call)
 
-    def _sent(self) -> Iterator[wire_pb2.FromDevice]:
-        yield from iter(self._to_send.get, None)
+    def _next(self) -> wire_pb2.FromServer:
+        received = self._received.get()
+        if isinstance(received, Exception):
+            self._received.put(received)  # Whoever asks again is told the same.
+            raise received
+        return received
+
+    def _cancel(self) -> None:
+        self._loop.call(self._cancel_call)
+        # The loop may be closed, with the connection.
+        self._received.put(session.StepFailed("The session was ended."))
+
+    def _cancel_call(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _receive_all(self) -> None:
+        end: Exception = EOFError()
+        try:
+            self._call = self._open()
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._received.put(message)
+        except grpc.RpcError as error:
+            end = self._connection.explain(error)
+        except asyncio.CancelledError:
+            end = session.StepFailed("The session was ended.")
+        except Exception as error:
+            end = session.StepFailed(f"The connection failed: {type(error).__name__}: {error}")
+        finally:
+            self._received.put(end)
+
+    async def _write(self, message: wire_pb2.FromDevice) -> None:
+        # Who reads learns why the stream has ended.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
+            await self._call.write(message)
+
+
+async def _channel(
+    address: str, credentials: grpc.ChannelCredentials, options: list[tuple[str, Any]]
+) -> grpc.aio.Channel:
+    """A channel belongs to the loop that it is made in."""
+    return grpc.aio.secure_channel(address, credentials, options)
 
 
 def one_line(text: str) -> str:

@@ -20,6 +20,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import sources, split, user_text
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
+    background_loop,
     eligibility,
     loaded_plans,
     participation_timer,
@@ -54,13 +55,16 @@ class Server:
     issuer_key: bytes | None = dataclasses.field(default=None, repr=False)
     server_name: str | None = None
 
-    def connect(self, watcher_: watcher.Watcher) -> server_connection.ServerConnection:
-        """A new connection."""
+    def connect(
+        self, watcher_: watcher.Watcher, loop: background_loop.BackgroundLoop
+    ) -> server_connection.ServerConnection:
+        """A new connection, with parts that are shared."""
         return server_connection.ServerConnection(
             self.address,
             self.root_certificates,
             server_name=self.server_name,
             watcher_=watcher_,
+            loop=loop,
         )
 
     def attester(self) -> attester_lib.Attester:
@@ -141,12 +145,16 @@ class Fleet:
           stop: Ends everything.
         """
         with contextlib.ExitStack() as stack:
-            shared = watcher.Watcher()
-            connections = [self.server.connect(shared) for _ in range(self.num_connections)]
+            shared = (
+                watcher.Watcher(),
+                stack.enter_context(contextlib.closing(background_loop.BackgroundLoop())),
+            )
+            connections = [self.server.connect(*shared) for _ in range(self.num_connections)]
             for connection in connections:
                 stack.enter_context(contextlib.closing(connection))
             keys = map(ed25519.Ed25519PublicKey.from_public_bytes, self.server.plan_keys)
             plans = loaded_plans.LoadedPlans(keys, max_running=self.max_training)
+            plans.load_tensorflow()
             spent = simulated_device.SpentToken()
             made = [
                 self._device(i, corpus, connections[i % len(connections)], plans, spent, stop)

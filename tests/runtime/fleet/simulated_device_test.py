@@ -1,0 +1,73 @@
+"""Tests of tff_dpftrl.runtime.fleet.simulated_device and tally."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.data import user_text
+from tff_dpftrl.runtime.device import session, text_examples
+from tff_dpftrl.runtime.fleet import simulated_device, tally
+from tff_dpftrl.runtime.fleet.behaviour import Attack
+from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
+
+_UPDATE = [np.float32([[1.0, 2.0]]), np.int32([3]), np.float64(4.0)]
+_TENSORS = [
+    plan_pb2.Tensor(dtype="float32", shape=[1, 2]),
+    plan_pb2.Tensor(dtype="int32", shape=[1]),
+    plan_pb2.Tensor(dtype="float64"),
+]
+
+
+def test_the_newest_texts_of_a_user_come_first():
+    corpus = user_text.UserText.from_mapping("c", {"a": ["one", "two", "three"], "b": ["x"]})
+    texts = simulated_device.UserTexts(corpus, "a")
+    encoded = [text_examples.encode_text(text) for text in ("three", "two")]
+    assert texts.select("any", max_examples=2, recorded_since=1e12) == encoded
+    assert len(texts.select("any", max_examples=9)) == 3
+    with pytest.raises(ValueError, match="max_examples"):
+        texts.select("any", max_examples=0)
+
+
+def test_an_attack_is_what_it_is_called():
+    update = tensor_values.to_bytes(_UPDATE)
+    weights, count, other = tensor_values.from_bytes(
+        simulated_device.attacked(update, Attack.NAN), _TENSORS
+    )
+    assert np.isnan(weights).all() and np.isnan(other) and count == 3
+    with pytest.raises(tensor_values.ValuesError, match="of shape"):
+        tensor_values.from_bytes(simulated_device.attacked(update, Attack.SHAPE), _TENSORS)
+    with pytest.raises(tensor_values.ValuesError, match="cannot be read"):
+        tensor_values.from_bytes(simulated_device.attacked(update, Attack.GARBAGE), _TENSORS)
+    assert simulated_device.attacked(update, Attack.ATTEMPT) == update
+
+
+def test_sessions_are_counted_by_their_shapes():
+    counts = tally.Tally()
+    for shape, outcome, reason, *asked in (
+        *3 * [("-v[]+^", session.Outcome.COMPLETED, "", "t", 4)],
+        ("-v[]+#", session.Outcome.REPORT_REFUSED, "late", "t", 4),
+        ("-v!", session.Outcome.RESTING, "rests", "t", 4),
+        ("-v[!", session.Outcome.INTERRUPTED, "went away", "t", 5),
+        ("-#", session.Outcome.NOT_SELECTED, "enough"),
+        ("-*", session.Outcome.FAILED, "gone"),
+    ):
+        counts.add(tally.SessionEnd(shape, outcome, reason, *asked))
+    assert [row[:4] for row in counts.table()[1:]] == [
+        ["-v[]+^ ", "3", "60.0%", "75%"],
+        ["-v[!   ", "1", "20.0%", "2%"],
+        ["-v[]+# ", "1", "20.0%", "22%"],
+    ]
+    assert counts.summary(4.0) == [
+        "8 sessions in 4 s (2.0/s); reports of 3 counted, in 1 rounds",
+        "nothing to do: 1 the participation timer runs, 1 not selected, 1 failed",
+        "refused, 1 times: late",
+        "failed, 1 times: gone",
+    ]
+    assert counts.to_dict(4.0)["shapes"] == {"-v[]+^": 3, "-v[]+#": 1, "-v[!": 1}
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
