@@ -10,16 +10,19 @@ import tree
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.execution import compiled_process, contexts
+from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 from tff_dpftrl.runtime.store import memory
-from tff_dpftrl.runtime.tasks import planned_task, task_state
+from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
+
+_PROCESS = small_tasks.PROCESSES["blt"]
 
 
 @pytest.fixture(scope="module")
 def task():
-    return planned_task.PlannedTask(small_folder.folder_of(small_tasks.PROCESSES["blt"]()))
+    return planned_task.PlannedTask(small_folder.folder_of(_PROCESS()))
 
 
 @pytest.fixture(scope="module")
@@ -206,29 +209,57 @@ def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
     assert evaluation.refusal(commit) is None
 
 
+def test_a_budget_ends_the_task_before_it_is_exceeded(task):
+    unlimited = privacy.TaskPrivacy(small_folder.TERMS)
+    seen = participation_histograms.ObservedRounds(2, 2, 2)
+    budget = 1.001 * unlimited.so_far(seen).epsilon
+    terms = dataclasses.replace(small_folder.TERMS, max_epsilon=budget)
+    limited = planned_task.PlannedTask(small_folder.folder_of(_PROCESS(), terms=terms))
+    device = small_folder.device_of(limited)
+    rounds = small_folder.Rounds(limited, memory.MemoryStore())
+    while not limited.served.task.is_over(rounds.commit):
+        times = rounds.commit.rounds_done + 1
+        stride = None if times == 1 else 2
+        rounds.run(_reports(device, rounds, stride=stride, times=times))
+    assert rounds.commit.rounds_done == 2
+    assert limited.privacy(rounds.commit).epsilon <= budget
+    assert "round 3 would bring ε to" in limited.refusal(rounds.commit)
+
+
+def _assert_ten_rounds_are_those_of(name, process, simulation):
+    num_rounds = 8 if name == "tree" else 10  # As many as its tree has.
+    schema = dataclasses.replace(small_folder.SCHEMA, num_rounds=10)
+    terms = dataclasses.replace(small_folder.TERMS, schema=schema)
+    task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
+    device = small_folder.device_of(task)
+    rounds = small_folder.Rounds(task, memory.MemoryStore())
+    reference = simulation.initialize()
+    for index in range(num_rounds):
+        rounds.run(_reports(device, rounds))
+        datasets = [small_tasks.dataset(10 * index + device, device) for device in (1, 0, 5)]
+        reference = simulation.next(reference, datasets).state
+        for found, expected in zip(
+            _weights(task, rounds.commit), tree.flatten(reference), strict=True
+        ):
+            np.testing.assert_allclose(found, np.asarray(expected), rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "name",
     ["blt", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tree", "adaptive"))],
 )
 def test_ten_rounds_are_those_of_the_simulation(name):
     process = small_tasks.PROCESSES[name]()
-    config = dataclasses.replace(small_folder.CONFIG, num_rounds=10)
-    schema = dataclasses.replace(small_folder.SCHEMA, num_rounds=10)
-    num_rounds = 8 if name == "tree" else 10  # As many as its tree has.
-    terms = dataclasses.replace(small_folder.TERMS, schema=schema)
-    task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms, config=config))
-    device = small_folder.device_of(task)
-    rounds = small_folder.Rounds(task, memory.MemoryStore())
-    compiled = compiled_process.compile_process(process)
-    reference = compiled.initialize()
-    for index in range(num_rounds):
-        rounds.run(_reports(device, rounds))
-        datasets = [small_tasks.dataset(10 * index + device, device) for device in (1, 0, 5)]
-        reference = compiled.next(reference, datasets).state
-        for found, expected in zip(
-            _weights(task, rounds.commit), tree.flatten(reference), strict=True
-        ):
-            np.testing.assert_allclose(found, np.asarray(expected), rtol=0, atol=1e-6)
+    simulation = compiled_process.compile_process(process)
+    _assert_ten_rounds_are_those_of(name, process, simulation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["blt", "tree", "adaptive"])
+def test_ten_rounds_are_those_of_tff(name):
+    with contexts.local():
+        process = small_tasks.PROCESSES[name]()
+        _assert_ten_rounds_are_those_of(name, process, process)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 
+import numpy as np
 import pytest
 
 from tests.runtime.tasks import small_folder
@@ -46,6 +47,15 @@ def test_the_worse_of_declared_and_observed_is_spent(seen, schema):
     assert found.rho_zcdp == expected.rho_zcdp
     assert (found.num_rounds, found.min_sep) == (seen.num_rounds, seen.min_sep)
     assert found.declared_epsilon == found.budget_epsilon == _guarantee(6, 2, 3).epsilon
+
+
+def test_epsilon_is_that_of_all_patterns_of_participation():
+    """Computed anew: the largest norm of a sum of columns of C, over every allowed pattern."""
+    matrix = small_folder.TERMS.strategy.strategy_matrix(6)
+    patterns = _SCHEMA.patterns()
+    sensitivity = max(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)) for rounds in patterns)
+    found = privacy.TaskPrivacy(_terms()).so_far(_SEEN(6, 2, 3))
+    assert found.epsilon == pytest.approx(gaussian.epsilon(sensitivity / 0.5, 1e-5), rel=1e-9)
 
 
 def test_nothing_is_spent_before_the_first_round():
