@@ -82,6 +82,12 @@ def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_budget_must_pay_for_a_round(corpora, tmp_path):
+    config = toy_task.config(corpora, max_epsilon=0.1)
+    with pytest.raises(ValueError, match="max_epsilon=0.1 does not pay for one round"):
+        making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+
+
 def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
     config = toy_task.config(corpora, proxy_data=str(corpora / "users.jsonl"))
     with pytest.raises(ValueError, match="proxy_data .* is the data that is protected"):

@@ -78,11 +78,18 @@ def make(
     plan = _privacy_plan(config, material.model.num_parameters)
     for line in startup.describe_plan(plan, material.model.num_parameters):
         say(line)
+    terms = _terms(material, plan)
+    refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
+    if refusal:
+        raise ValueError(
+            f"max_epsilon={config.max_epsilon:g} does not pay for one round: {refusal}. Raise it or "
+            "noise_multiplier."
+        )
     say("Building the plans ...")
     with contexts.compiled_only():
         built = process.build_process(plan, config, material.functional)
         plans = _build(material, built, plan.schema, plan_pb2.TRAINING)
-    return _finish(material, plans, _terms(material, plan), proxies, output, key, say)
+    return _finish(material, plans, terms, proxies, output, key, say)
 
 
 def make_evaluation(
