@@ -1,4 +1,4 @@
-# Two commands: `make train` and `make test`. Both set up .venv when it is missing or stale.
+# `make train`, `make serve-demo` and `make test` set up .venv when it is missing or stale.
 
 VENV := .venv
 # The first Python 3.11 on PATH; TensorFlow Federated 0.87 needs 3.9 to 3.11, the lock file 3.11.
@@ -8,10 +8,12 @@ READY := $(VENV)/.ready
 RESULTS ?= results/quickstart
 PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
+DEMO ?= results/serve-demo
 
-.PHONY: help train test test-slow test-distributed lint format notebooks bazel-test lock clean
+.PHONY: help train serve-demo test test-slow test-distributed lint format notebooks bazel-test lock clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
+	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
 	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
 	@echo "make test-slow  run the tests that are left out of it for their length"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
@@ -40,6 +42,9 @@ train: $(READY)
 	  $(BIN)/tff-dpftrl train --config configs/quickstart.toml --initial-weights $(PRETRAINED) \
 	    --output $(RESULTS) $(TRAIN_FLAGS); \
 	fi
+
+serve-demo: $(READY)
+	experiments/serve_demo.sh $(BIN)/tff-dpftrl $(PRETRAINED) $(DEMO)
 
 # Each worker takes up to 3 GB of memory; a file's tests share theirs.
 TEST_WORKERS ?= 2

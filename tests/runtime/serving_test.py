@@ -121,14 +121,19 @@ def _run(served, condition, folder):
         try:
             with _devices(folder):
                 await _until(condition)
-                page = await asyncio.to_thread(
-                    lambda: urllib.request.urlopen(f"{served.page_address}/data.json").read()
-                )
+                pages = []
+
+                def knows_privacy():
+                    url = f"{served.page_address}/task.json"
+                    pages.append(json.loads(urllib.request.urlopen(url).read()))
+                    return pages[-1]["privacy"] is not None
+
+                await _until(knows_privacy)
                 # The devices' threads end while the server still answers them.
                 await served.stop()
         finally:
             await served.stop()
-        return json.loads(page)
+        return pages[-1]
 
     return asyncio.run(run())
 
@@ -141,7 +146,9 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
 
     served = _serving(task, store, folder, lines)
     page = _run(served, lambda: rounds() >= 2, folder)
-    assert "small" in json.dumps(page)
+    assert page["name"] == "small"
+    assert page["privacy"]["declared"]["min_sep"] == 2
+    assert 0 < page["privacy"]["epsilon"] <= page["privacy"]["budget_epsilon"]
     assert not folder.endpoint.exists() and folder.sessions.exists()
     assert lines[0] == "small: 6 rounds."
     (first,) = [line for line in lines if "round 1 of 6 committed" in line]

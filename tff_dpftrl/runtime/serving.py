@@ -187,7 +187,12 @@ class Serving:
         so_far = task.privacy(commit)
         if so_far.budget_epsilon is None:
             return None
-        return {**dataclasses.asdict(so_far), "stopped": task.refusal(commit)}
+        return {
+            **dataclasses.asdict(so_far),
+            "declared": dataclasses.asdict(task.folder.terms.schema),
+            "unit_of_privacy": "device",
+            "stopped": task.refusal(commit),
+        }
 
     def _released(self, name: str) -> None:
         """Looks, beside the event loop, at what follows from a commit."""

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# A population on one machine, from a config to a report: `make serve-demo` runs it.
+#
+#   experiments/serve_demo.sh COMMAND PRETRAINED FOLDER
+#
+# COMMAND is tff-dpftrl, PRETRAINED a folder of `tff-dpftrl pretrain`, which is made if it is
+# missing, and FOLDER where tasks, store and report go. Run again, it goes on where it was.
+set -euo pipefail
+command=$1 pretrained=$2 folder=$3
+task=$folder/tasks/nwp store=$folder/store
+server='' fleet=''
+
+finish() { # Ends what still runs, devices first.
+  for process in $fleet $server; do
+    kill -INT "$process" 2>/dev/null || true
+    wait "$process" || true
+  done
+}
+trap finish EXIT
+trap 'exit 130' INT TERM
+
+[ -e "$pretrained/model.npz" ] ||
+  "$command" pretrain --config configs/quickstart.toml --output "$pretrained"
+[ -e "$task" ] ||
+  "$command" task new --config configs/next_word.toml --initial-weights "$pretrained" --output "$task"
+
+rm -f "$store/server/endpoint.json" # Of a server that was killed.
+"$command" serve --population keyboard --task "$task" --store "$store" --round-seconds 5 --until-done &
+server=$!
+until [ -e "$store/server/endpoint.json" ]; do
+  kill -0 "$server" 2>/dev/null || { wait "$server" && status=0 || status=$?; server=''; exit "$status"; }
+  sleep 0.2
+done
+
+# Ctrl-C is for this script, which ends the fleet itself.
+"$command" fleet --server-folder "$store/server" --population keyboard --data docs --devices 300 \
+  --straggler-seconds 3 &
+fleet=$!
+wait "$server" && status=0 || status=$?
+server=''
+kill -INT "$fleet" 2>/dev/null || true # It ends with a table of its sessions.
+wait "$fleet" || true
+fleet=''
+[ "$status" = 0 ] || exit "$status"
+
+"$command" task report "$task" --store "$store"
