@@ -82,8 +82,8 @@ def make(
     refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
     if refusal:
         raise ValueError(
-            f"max_epsilon={config.max_epsilon:g} does not pay for one round: {refusal}. Raise it or "
-            "noise_multiplier."
+            f"max_epsilon={config.max_epsilon:g} does not pay for one round: {refusal}. Raise it, "
+            "or noise_multiplier."
         )
     say("Building the plans ...")
     with contexts.compiled_only():
