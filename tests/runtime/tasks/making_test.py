@@ -2,19 +2,27 @@
 
 import csv
 import dataclasses
+import random
 import sys
+import threading
 
 import numpy as np
 import pytest
 
+from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
+from tests.runtime.server import toy_service
 from tests.runtime.tasks import toy_task
 from tff_dpftrl.models import export
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.fleet import behaviour, fleet
 from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
+from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import making, report
+from tff_dpftrl.runtime.tasks import making, planned_task, report
 from tff_dpftrl.training import corpus, trained_model
 
 
@@ -169,6 +177,55 @@ def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptiv
     assert rounds.commit.rounds_done == 1
     largest = max(rule.modulus for rule in made.server.secure_sums)
     assert largest >= 2 * config.rounds.wanted
+
+
+@pytest.mark.slow
+def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
+    rounds = {"clients_per_round": 8, "num_devices": 40, "min_sep": 2, "num_rounds": 3}
+    seconds = {"selection_timeout": 5.0, "reporting_timeout": 10.0, "exchange_timeout": 5.0}
+    config = toy_task.config(corpora, **rounds, **seconds)
+    making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    task = planned_task.load(tmp_path / "toy", small_tasks.KEYS)
+    store = memory.MemoryStore()
+    task.add_to(store)
+    observer = toy_service.Notes()
+    options = {
+        "population": population.Population(
+            "tests", (task.served.task,), heartbeat_seconds=0.5, silence_seconds=5.0
+        ),
+        "tasks": {"toy": task.served},
+        "store": store,
+        **toy_service.certificate(tmp_path),
+        "attestation": None,
+        "pace": lambda now, randomness: (0.3 + 0.3 * randomness.random(), 2.0),
+        "observer": observer,
+        "randomness": random.Random(1),
+    }
+    with server_thread.running(lambda: server.Server(**options)) as address:
+        devices = fleet.Fleet(
+            fleet.Server(
+                address,
+                (tmp_path / "server.pem").read_bytes(),
+                (signing_keys.raw(small_tasks.KEYS[0]),),
+            ),
+            "tests",
+            str(corpora / "users.jsonl"),
+            num_devices=40,
+            rates=behaviour.Rates(drop_outs=0.05, stragglers=0.0),
+            start_within_s=0.5,
+            usual_wait_s=1.0,
+        )
+        ending, stop = fleet.Ending(rounds=3, seconds=60.0), threading.Event()
+        fleet.run(devices, ending, stop=stop, hear=lambda end: None)
+    commit = store.last_commit("tests", "toy")
+    seen = task.observed(commit)
+    assert commit.rounds_done == 3 == seen.num_rounds
+    assert (seen.unknown_rounds, seen.min_sep in (None, 2)) == (0, True)
+    assert commit.metrics["devices/reports"] >= 7
+    assert task.refusal(commit) == "all 3 declared rounds are done"
+    found = report.write(task.folder, store, tmp_path / "report")
+    assert found.statement.epsilon == task.privacy(commit).epsilon
+    assert "The task is over" in found.summary
 
 
 @pytest.mark.slow
