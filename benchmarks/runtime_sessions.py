@@ -14,7 +14,8 @@ TLS on loopback, a stream for each device, over `--channels` connections.
   beside an echo: a gRPC method of the same server process that sends back the bytes of an
   update, over as many connections, with as many calls at a time as there are devices in a
   round. MB are those of both directions; the ratio is the median of the ratios of neighbours.
-- "memory": peak memory of a new server for rounds of more and more devices, in MB.
+- "memory": peak memory of a new server for rounds of more and more devices, in MB; 128 MiB of
+  models and as many of updates may be on their way at a time.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ import numpy as np
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
-from tff_dpftrl.runtime.server import served_task, server, tls
+from tff_dpftrl.runtime.server import garbage, limits, served_task, server, tls
 from tff_dpftrl.runtime.store import memory
 
 _POPULATION, _TASK = "measured", "sum"
 _ECHO = "/measured/Echo"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+_ROOM = 1 << 27  # Bytes on their way at a time, in each direction.
 _REPETITIONS = 5  # Of the comparison with an echo.
 
 
@@ -107,12 +109,14 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
         key=folder / "server.key",
         attestation=tokens if given.attested else None,
         pace=lambda now, randomness: (600.0,) * 8,
+        limits=limits.Limits(sending_bytes=_ROOM, receiving_bytes=_ROOM),
     )
     await made.start()
     pair = ((folder / "server.key").read_bytes(), (folder / "server.pem").read_bytes())
     echo = grpc.aio.server(handlers=[_Echo()], options=_UNLIMITED)
     port = echo.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
     await echo.start()
+    garbage.settle()
     print(json.dumps({"devices": made.address, "echo": f"127.0.0.1:{port}"}), flush=True)
     loop = asyncio.get_running_loop()
     while await loop.run_in_executor(None, sys.stdin.readline):
@@ -198,6 +202,7 @@ async def _put_load(given: argparse.Namespace, folder: pathlib.Path) -> None:
     """Does what lines of the standard input say: "rounds 3", "echoes 3"."""
     load = _Load(given, folder)
     loop = asyncio.get_running_loop()
+    garbage.settle()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         what, count = line.split()
         seconds = await getattr(load, what)(int(count))

@@ -226,11 +226,14 @@ def _attestation(args: argparse.Namespace, folder):
 
 async def _serve(served: serving.Serving, folder, until_done: bool) -> None:
     """Serves until a signal comes, or all is done."""
+    from tff_dpftrl.runtime.server import garbage
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, _end, loop, stop)
     await served.start()
+    garbage.settle()
     try:
         _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
         _say(f"Status page: {served.page_address}")

@@ -1,0 +1,51 @@
+import asyncio
+import gc
+import sys
+
+import pytest
+
+from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.server import garbage
+
+
+@pytest.fixture
+def thresholds():
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_what_is_alive_is_left_alone(thresholds):
+    garbage.settle()
+    assert gc.get_freeze_count() > 1000
+    assert gc.get_threshold()[0] > thresholds[0]
+
+
+def test_sessions_leave_next_to_no_cycles_behind(tmp_path):
+    """Which `settle` relies on: a server's memory would grow."""
+    task = toy.served(goal_count=20)
+
+    async def story():
+        async with toy.running(tmp_path, [task], toy.store_with(task)) as server:
+            async with toy.channel_to(tmp_path, server.address) as channel:
+
+                async def a_round():
+                    got = await asyncio.gather(*(toy.take_part(channel) for _ in range(20)))
+                    assert all(answer.accepted for _, answer in got)
+
+                await a_round()
+                gc.collect()
+                gc.disable()
+                await a_round()
+                return gc.collect()
+
+    try:
+        found = asyncio.run(asyncio.wait_for(story(), 60))
+    finally:
+        gc.enable()
+    assert found < 20 * 8  # The client's half included; a session in a cycle has more than 20.
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
