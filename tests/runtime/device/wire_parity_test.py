@@ -107,7 +107,7 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
             reference = compiled.next(reference, data).state
     commit = store.last_commit("tests", "small")
     assert commit.rounds_done == 3
-    state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.server_plan)
+    state = task_state.TaskState.from_bytes(commit.state, task.folder.terms.digest())
     found = tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
     for mine, expected in zip(found, tree.flatten(reference), strict=True):
         np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)

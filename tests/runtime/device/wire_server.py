@@ -56,9 +56,12 @@ class Session:
         self.server, self.context = server, context
         self._requests = requests
 
+    def next_message(self):
+        return next(self._requests)
+
     def receive(self, kind):
         """The next message, which must be of a kind."""
-        message = next(self._requests)
+        message = self.next_message()
         assert message.WhichOneof("message") == kind
         return getattr(message, kind)
 

@@ -292,6 +292,30 @@ def test_old_examples_are_left_out(server, device):
     assert tensor_values.from_bytes(report.update, _UPDATE)[1].tolist() == [1]
 
 
+def test_a_large_update_goes_in_parts_and_in_order(server, device):
+    def large(examples, scale):
+        return [scale * tf.range(1_500_000, dtype=tf.float32), tf.size(examples)[None]]
+
+    limits = plan_pb2.Limits(memory_bytes=100_000_000, seconds=60.0, upload_bytes=7_000_000)
+    came = []
+
+    def script(served):
+        yield from served.check_in()
+        yield _configuration(_plan(large, limits=limits))
+        while not came or came[-1].WhichOneof("message") != "report":
+            came.append(served.next_message())
+        yield wire_server.answer()
+
+    server.script = script
+    assert device.run().outcome is session.Outcome.COMPLETED
+    *parts, last = came
+    assert len(parts) == 6 and not last.report.update and last.report.attempt == "a-1"
+    update = b"".join(part.update_part for part in parts)
+    numbers = plan_pb2.Tensor(dtype="float32", shape=[1_500_000])
+    total, _ = tensor_values.from_bytes(update, [numbers, _UPDATE[1]])
+    np.testing.assert_array_equal(total, 2 * np.arange(1_500_000, dtype=np.float32))
+
+
 def test_a_replayed_token_is_an_attestation_failure(server, device):
     token = device.attester.token(b"n" * 32)
     device.attester.token = lambda nonce: token

@@ -57,6 +57,7 @@ class BackgroundLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(_handle)
         try:
             self._loop.run_forever()
             running = asyncio.all_tasks(self._loop)
@@ -65,3 +66,10 @@ class BackgroundLoop:
             self._loop.run_until_complete(asyncio.gather(*running, return_exceptions=True))
         finally:
             self._loop.close()
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # Where a process has several loops, as one with a server has, all of them are woken up for
+    # what gRPC has for one, and it tells the others so in this way.
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)

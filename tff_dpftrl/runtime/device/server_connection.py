@@ -202,6 +202,7 @@ class Stream:
         # Messages, and at last why there are no more.
         self._received: queue.SimpleQueue[wire_pb2.FromServer | Exception] = queue.SimpleQueue()
         self._call: grpc.aio.StreamStreamCall | None = None
+        self._writing = asyncio.Lock()  # Messages go one at a time, in order.
         loop.submit(self._receive_all())
 
     def send(self, message: wire_pb2.FromDevice) -> None:
@@ -285,7 +286,8 @@ class Stream:
     async def _write(self, message: wire_pb2.FromDevice) -> None:
         # Who reads learns why the stream has ended.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
-            await self._call.write(message)
+            async with self._writing:
+                await self._call.write(message)
 
 
 async def _channel(
