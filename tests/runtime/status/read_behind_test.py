@@ -15,7 +15,10 @@ def run(scenario, read):
     async def main():
         with futures.ThreadPoolExecutor(1) as executor:
             kept = read_behind.ReadBehind(
-                lambda key: read(key, clock), executor, clock=lambda: clock[0]
+                lambda key: read(key, clock),
+                executor,
+                clock=lambda: clock[0],
+                cost=lambda: clock[0],
             )
             await scenario(kept, clock)
 
@@ -57,7 +60,7 @@ def test_what_took_long_is_not_read_again_at_once():
     async def scenario(kept, clock):
         kept.get("a", 1)
         await kept.settle()
-        clock[0] += 19.9
+        clock[0] += 9.9
         kept.get("a", 2)
         await kept.settle()
         assert kept.get("a", 2) == (1, "", 1)

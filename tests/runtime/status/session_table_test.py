@@ -25,11 +25,26 @@ def test_percentages_are_those_of_the_paper():
     assert [int(percent) for _, _, percent in rows] == [75, 22, 2]
 
 
+def test_percentages_are_of_those_with_a_plan():
+    table = session_table.SessionTable()
+    for shape in ("-#", "-#", "-#", "-v[!", "-v[]+^", "-v[]+^", "-v[]+^", "nonsense", "!"):
+        table.add(shape)
+    assert table.rows() == [
+        ("-v[]+^", 3, 75.0),
+        ("-v[!", 1, 25.0),
+        ("-#", 3, None),
+        ("!", 1, None),
+        ("other", 1, None),
+    ]
+    assert table.total == 9
+    assert table.to_markdown().splitlines()[-1] == "| `other` | 1 |  |"
+
+
 def test_what_is_no_shape_counts_as_other():
     table = session_table.SessionTable()
     for shape in ("<script>", "", "-v[]+^^", "-v["):
         assert table.add(shape) == "other"
-    assert table.rows() == [("other", 4, 100.0)]
+    assert table.rows() == [("other", 4, None)]
 
 
 def test_errors_are_known_by_their_ends():

@@ -88,7 +88,10 @@ def _of_task(
     found = []
     rounds = task.settings.rounds
     if task.too_few is not None and not task.is_over:
-        text = f"{task.too_few} devices wait, and a round needs {rounds.least}."
+        text = (
+            f"{task.too_few} devices had come when the time for selection was over, and a round "
+            f"needs {rounds.least}."
+        )
         found.append(Alert("too_few_devices", name, text))
     weights = sum(each.settings.weight for each in seen.tasks.values() if not each.is_over)
     turns = max(weights / task.settings.weight, 1.0)

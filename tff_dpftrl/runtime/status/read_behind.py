@@ -12,8 +12,9 @@ from typing import Any
 
 _logger = logging.getLogger(__name__)
 
-# A value that took a second to read is not read again for so many.
-_REST = 10.0
+# A value that took a second of computing is not read again for so many; one that could not be
+# read, not for so many seconds.
+_REST = 5.0
 
 
 @dataclasses.dataclass
@@ -37,6 +38,7 @@ class ReadBehind:
         executor: futures.Executor,
         *,
         clock: Callable[[], float] = time.monotonic,
+        cost: Callable[[], float] = time.thread_time,
     ):
         """Reads nothing yet.
 
@@ -44,10 +46,12 @@ class ReadBehind:
           read: Given a key, reads its value.
           executor: Where it runs.
           clock: Seconds.
+          cost: Seconds that the thread has computed for.
         """
         self._read = read
         self._executor = executor
         self._clock = clock
+        self._cost = cost
         self._kept: dict[str, _Kept] = {}
 
     def get(self, key: str, version: Any) -> tuple[Any, str, Any]:
@@ -70,10 +74,9 @@ class ReadBehind:
 
     async def _refresh(self, key: str, version: Any) -> None:
         kept = self._kept[key]
-        began = self._clock()
         try:
-            value = await asyncio.get_running_loop().run_in_executor(
-                self._executor, self._read, key
+            value, cost = await asyncio.get_running_loop().run_in_executor(
+                self._executor, self._timed, key
             )
         except Exception as error:
             _logger.warning("The status page cannot read %r: %s", key, error)
@@ -82,7 +85,12 @@ class ReadBehind:
             kept.not_before = self._clock() + _REST
         else:
             kept.value, kept.error, kept.version = value, "", version
-            kept.not_before = self._clock() + _REST * (self._clock() - began)
+            kept.not_before = self._clock() + _REST * cost
+
+    def _timed(self, key: str) -> tuple[Any, float]:
+        began = self._cost()
+        value = self._read(key)
+        return value, self._cost() - began
 
     async def settle(self) -> None:
         """Waits until nothing is being read."""

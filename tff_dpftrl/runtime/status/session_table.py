@@ -13,6 +13,7 @@ from tff_dpftrl.runtime.status import bounded_counts
 
 _VERSION = 1
 _LABELS = session_shape.SHAPES | {bounded_counts.OTHER}
+_WITH_PLAN = session_shape.Event.CHECKED_IN.value + session_shape.Event.PLAN_DOWNLOADED.value
 _ERRORS = (session_shape.Event.ERROR.value, session_shape.Event.ATTESTATION_FAILED.value)
 
 
@@ -42,18 +43,28 @@ class SessionTable:
         """How many sessions there were."""
         return self._counts.total()
 
-    def rows(self) -> list[tuple[str, int, float]]:
-        """Shape, count and percentage, the most frequent first."""
-        total = max(self.total, 1)
-        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
-        return [(shape, count, 100 * count / total) for shape, count in ordered]
+    def rows(self) -> list[tuple[str, int, float | None]]:
+        """Shape, count and percentage, as the paper counts: of sessions that got a plan.
+
+        Returns:
+          Those first, and then the others (of devices that were sent away, mostly) without a
+          percentage; each from the most frequent on.
+        """
+        ordered = sorted(
+            self._counts.items(), key=lambda item: (not _got_plan(item[0]), -item[1], item[0])
+        )
+        total = sum(count for shape, count in ordered if _got_plan(shape))
+        return [
+            (shape, count, 100 * count / total if _got_plan(shape) and total else None)
+            for shape, count in ordered
+        ]
 
     def to_markdown(self) -> str:
         """The table as the paper prints it."""
-        lines = ["| session shape | count | percent |", "|---|---:|---:|"]
-        lines += [
-            f"| `{shape}` | {count:,} | {percent:.1f} % |" for shape, count, percent in self.rows()
-        ]
+        lines = ["| session shape | count | of those with a plan |", "|---|---:|---:|"]
+        for shape, count, percent in self.rows():
+            share = "" if percent is None else f"{percent:.1f} %"
+            lines.append(f"| `{shape}` | {count:,} | {share} |")
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -96,6 +107,10 @@ class SessionTable:
             raise ValueError(problem)
         table._counts.update(counts)
         return table
+
+
+def _got_plan(label: str) -> bool:
+    return label.startswith(_WITH_PLAN)
 
 
 def is_error(label: str) -> bool:

@@ -174,13 +174,12 @@ export class Chart {
   #line(spec, each, across, up) {
     let path = "";
     let pen = false;
-    const alone = spec.x.length === 1;
     spec.x.forEach((x, i) => {
       const value = each.values[i];
       if (isNumber(value)) {
         path += `${pen ? "L" : "M"}${across(x).toFixed(1)} ${up(value).toFixed(1)}`;
         const next = each.values[i + 1];
-        if (!pen && !isNumber(next)) path += alone ? "h3" : "h1";
+        if (!pen && !isNumber(next)) path += "m-1.5 0h3"; // A point by itself.
       }
       pen = isNumber(value);
     });

@@ -39,7 +39,11 @@ export function showHistory(answer) {
   const axis = { x, label: "round", from: Math.min(1, ...x), to: Math.max(2, ...x) };
   const lines = columns
     .filter(([name]) => DEVICES[name])
-    .map(([name, values]) => ({ name: DEVICES[name][0], color: DEVICES[name][1], values }));
+    .map(([name, values]) => ({
+      name: DEVICES[name][0],
+      color: DEVICES[name][1],
+      values: values.map((value) => value ?? 0), // What did not happen is not told.
+    }));
   perRound.show({ ...axis, series: lines, fromZero: true, integers: true });
   const metrics = columns
     .filter(([name]) => !name.startsWith("devices/") && name !== "privacy/delta")

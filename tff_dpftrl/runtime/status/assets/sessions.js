@@ -32,11 +32,11 @@ export function showSessions(data) {
   lastSessions = content;
   const shapes = data.session_shapes.map(([shape, count, percent]) => {
     const bar = el("span", { class: "share" });
-    bar.style.width = `${Math.max(percent, 0.5)}px`;
+    bar.style.width = percent === null ? "0" : `${Math.max(percent, 0.5)}px`;
     return [
       el("code", {}, shape),
       count.toLocaleString("en-GB"),
-      `${percent.toFixed(1)}\u202f%`,
+      percent === null ? "" : `${percent.toFixed(1)}\u202f%`,
       bar,
     ];
   });
@@ -46,7 +46,7 @@ export function showSessions(data) {
       "div",
       { class: "scrolls tall" },
       table(
-        ["Shape", "count", "percent", ""],
+        ["Shape", "count", "of those with a plan", ""],
         shapes.length ? shapes : [["none told yet", "", "", ""]],
         [1, 2],
       ),
