@@ -175,6 +175,13 @@ def test_failures_of_the_store_are_counted_without_their_text():
     assert "secret" not in repr(vars(told.seen))
 
 
+def test_only_sessions_that_got_a_plan_have_a_duration():
+    told = watched.Watched()
+    for shape in ("-#", "!", "nonsense", "-v[!"):
+        told.tell(shape, seconds=7.0)
+    assert (told.seen.session_seconds.count, told.seen.session_seconds.sum) == (1, 7.0)
+
+
 def test_counts_of_sessions_last_over_a_restart(tmp_path):
     told = watched.Watched()
     for shape in ("-v[]+^", "-v[]+^", "-v[!"):

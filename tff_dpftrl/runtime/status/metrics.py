@@ -182,7 +182,7 @@ class _Collector(Collector):
             ["shape"],
             {(shape,): counts.get(shape, 0) for shape in shapes},
         )
-        text = "How long sessions took, as devices told."
+        text = "How long sessions that got a plan took, as devices told."
         yield _histogram("session_duration_seconds", text, self._seen.session_seconds)
         text = "Peak memory of devices in a session, as they told."
         yield _histogram("device_peak_memory_bytes", text, self._seen.peak_memory)

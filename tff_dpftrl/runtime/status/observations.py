@@ -74,7 +74,7 @@ class Observations(observer.Observer):
       refused_sessions: By reason.
       sent_away_reasons: Devices told to come back, by reason.
       session_table: Shapes of sessions, as devices told them.
-      session_seconds: How long sessions took, as devices told.
+      session_seconds: How long sessions that got a plan took, as devices told.
       peak_memory: Of devices, in bytes, as they told.
       versions: What devices run, as they told, by the name of the component.
     """
@@ -229,9 +229,11 @@ class Observations(observer.Observer):
         """See the base class."""
         self.now()
         self.series.add("told_sessions")
-        if session_table.is_error(self.session_table.add(summary.shape)):
+        shape = self.session_table.add(summary.shape)
+        if session_table.is_error(shape):
             self.series.add("told_errors")
-        self.session_seconds.add(summary.seconds)
+        if session_table.got_plan(shape):
+            self.session_seconds.add(summary.seconds)
         if summary.peak_memory_bytes:
             self.peak_memory.add(summary.peak_memory_bytes)
         for name, counts in self.versions.items():

@@ -51,11 +51,11 @@ class SessionTable:
           percentage; each from the most frequent on.
         """
         ordered = sorted(
-            self._counts.items(), key=lambda item: (not _got_plan(item[0]), -item[1], item[0])
+            self._counts.items(), key=lambda item: (not got_plan(item[0]), -item[1], item[0])
         )
-        total = sum(count for shape, count in ordered if _got_plan(shape))
+        total = sum(count for shape, count in ordered if got_plan(shape))
         return [
-            (shape, count, 100 * count / total if _got_plan(shape) and total else None)
+            (shape, count, 100 * count / total if got_plan(shape) and total else None)
             for shape, count in ordered
         ]
 
@@ -109,7 +109,8 @@ class SessionTable:
         return table
 
 
-def _got_plan(label: str) -> bool:
+def got_plan(label: str) -> bool:
+    """Whether a session of this shape was to train."""
     return label.startswith(_WITH_PLAN)
 
 

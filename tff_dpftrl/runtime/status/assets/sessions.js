@@ -11,7 +11,7 @@ const sessionCards = {
   reasons: el("div", { class: "card" }),
   versions: el("div", { class: "card" }),
 };
-const sessionSeconds = new Durations("Session duration, as devices told", 5);
+const sessionSeconds = new Durations("Duration of sessions with a plan, as devices told", 5);
 $("sessions").append(
   sessionCards.shapes,
   sessionSeconds.card,
