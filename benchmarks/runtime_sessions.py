@@ -38,9 +38,9 @@ import grpc
 import numpy as np
 
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
-from tff_dpftrl.runtime.server import garbage, limits, served_task, server, tls
+from tff_dpftrl.runtime.server import garbage, limits, observer, served_task, server, tls
 from tff_dpftrl.runtime.store import memory
 
 _POPULATION, _TASK = "measured", "sum"
@@ -76,6 +76,27 @@ class _Step(population.ServerStep):
         return population.StepResult(new.tobytes(), state, {"num_reports": num_reports})
 
 
+class _Rounds(observer.Observer):
+    """Times rounds, from the choice of their devices until they are committed."""
+
+    def __init__(self):
+        self._began: dict[str, float] = {}
+        self._latencies: list[float] = []
+
+    def hear(self, now, event):
+        if isinstance(event, messages.RoundBegan):
+            self._began[event.attempt] = time.perf_counter()
+        elif isinstance(event, messages.RoundReleased):
+            self._latencies.append(time.perf_counter() - self._began.pop(event.attempt))
+
+    async def latencies(self) -> list[float]:
+        """Seconds of the rounds since the last call, when none is under way."""
+        while self._began:
+            await asyncio.sleep(0.001)
+        latencies, self._latencies = self._latencies, []
+        return latencies
+
+
 def _usage() -> dict[str, float]:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return {"cpu_s": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024}
@@ -101,6 +122,7 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
     tokens = attestation.SignedTokens(
         [signing_keys.load_public(folder / "issuer.pub")], clock=time.time
     )
+    rounds_seen = _Rounds()
     made = server.Server(
         population.Population(_POPULATION, (task,)),
         {_TASK: served_task.ServedTask(task, lambda version: b"a plan", num_bytes + 1000)},
@@ -110,6 +132,7 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
         attestation=tokens if given.attested else None,
         pace=lambda now, randomness: (600.0,) * 8,
         limits=limits.Limits(sending_bytes=_ROOM, receiving_bytes=_ROOM),
+        observer=rounds_seen,
     )
     await made.start()
     pair = ((folder / "server.key").read_bytes(), (folder / "server.pem").read_bytes())
@@ -120,7 +143,8 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
     print(json.dumps({"devices": made.address, "echo": f"127.0.0.1:{port}"}), flush=True)
     loop = asyncio.get_running_loop()
     while await loop.run_in_executor(None, sys.stdin.readline):
-        print(json.dumps(_usage()), flush=True)
+        answer = {"latencies": await rounds_seen.latencies(), **_usage()}
+        print(json.dumps(answer), flush=True)
     await echo.stop(0)
     await made.stop()
 
@@ -209,15 +233,18 @@ async def _put_load(given: argparse.Namespace, folder: pathlib.Path) -> None:
         print(json.dumps({"seconds": seconds, **_usage()}), flush=True)
 
 
-class _Pair:
+class Pair:
     """A server's process and the load's."""
 
-    def __init__(self, folder: pathlib.Path, goal: int, parameters: int, given):
+    def __init__(
+        self, folder: pathlib.Path, goal: int, parameters: int, channels: int, attested: bool
+    ):
+        """See `started`."""
         self.goal = goal
         self.parameters = parameters
         self._options = [
-            *(f"--goal={goal}", f"--parameters={parameters}", f"--channels={given.channels}"),
-            *(["--attested"] if given.attested else []),
+            *(f"--goal={goal}", f"--parameters={parameters}", f"--channels={channels}"),
+            *(["--attested"] if attested else []),
             f"--folder={folder}",
         ]
         self._server = self._run("serve")
@@ -233,23 +260,31 @@ class _Pair:
         )
 
     def close(self) -> None:
+        """Ends them."""
         for process in (self._load, self._server):
             process.communicate()
 
-    def _ask(self, process: subprocess.Popen, line: str) -> dict[str, float]:
+    def _ask(self, process: subprocess.Popen, line: str) -> dict[str, Any]:
         process.stdin.write(line + "\n")
         process.stdin.flush()
         return json.loads(process.stdout.readline())
 
-    def measure(self, what: str, count: int) -> dict[str, float]:
-        """Seconds, and processor seconds of both for each call, of so many rounds of calls."""
+    def measure(self, what: str, count: int) -> dict[str, Any]:
+        """Seconds, and processor seconds of both for each call, of so many rounds of calls.
+
+        Of rounds also the latencies, and the seconds until the last one was committed.
+        """
         before = self._ask(self._server, "usage")
         load_before = self._ask(self._load, "rounds 0")
+        begin = time.perf_counter()
         done = self._ask(self._load, f"{what} {count}")
         after = self._ask(self._server, "usage")
+        until_committed = time.perf_counter() - begin
         calls = count * self.goal
         return {
             "seconds": done["seconds"],
+            "until_committed": until_committed,
+            "latencies": after["latencies"],
             "per_second": calls / done["seconds"],
             "server_us": (after["cpu_s"] - before["cpu_s"]) / calls * 1e6,
             "load_us": (done["cpu_s"] - load_before["cpu_s"]) / calls * 1e6,
@@ -259,12 +294,25 @@ class _Pair:
 
 
 @contextlib.contextmanager
-def _pair(goal: int, parameters: int, given: argparse.Namespace) -> Iterator[_Pair]:
+def started(
+    goal: int, parameters: int, *, channels: int = 4, attested: bool = False
+) -> Iterator[Pair]:
+    """Starts a server and a load, and ends them.
+
+    Args:
+      goal: Devices in a round.
+      parameters: Of the model and of an update.
+      channels: Connections of the load.
+      attested: Whether devices have tokens.
+
+    Yields:
+      Both.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         tls.create_self_signed(folder / "server.pem", folder / "server.key", ["127.0.0.1"])
         signing_keys.create(folder / "issuer")
-        pair = _Pair(folder, goal, parameters, given)
+        pair = Pair(folder, goal, parameters, channels, attested)
         try:
             yield pair
         finally:
@@ -279,14 +327,18 @@ def _show(title: str, measured: dict[str, Any]) -> None:
     )
 
 
+def _options(given: argparse.Namespace) -> dict[str, Any]:
+    return {"channels": given.channels, "attested": given.attested}
+
+
 def _empty(given: argparse.Namespace) -> None:
-    with _pair(given.num_devices, 0, given) as pair:
+    with started(given.num_devices, 0, **_options(given)) as pair:
         for i in range(3):
             _show(f"{given.num_devices} empty, round {i}", pair.measure("rounds", 1))
 
 
 def _model(given: argparse.Namespace) -> None:
-    with _pair(given.model_devices, given.parameters, given) as pair:
+    with started(given.model_devices, given.parameters, **_options(given)) as pair:
         pair.measure("rounds", 1)
         pair.measure("echoes", 1)
         ratios = []
@@ -301,7 +353,7 @@ def _model(given: argparse.Namespace) -> None:
 def _memory(given: argparse.Namespace) -> None:
     for parameters, goals in ((0, (1000, 3000, 10_000)), (given.parameters, (16, 64, 256))):
         for goal in goals:
-            with _pair(goal, parameters, given) as pair:
+            with started(goal, parameters, **_options(given)) as pair:
                 _show(f"{goal} x {parameters}", pair.measure("rounds", 1))
 
 
