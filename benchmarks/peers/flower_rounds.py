@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -165,21 +166,22 @@ async def _run_bare(given: argparse.Namespace) -> None:
         for i in range(given.channels)
     ]
     tensors = _parameters(given.parameters, _VALUE)
-    update = transport_pb2.Parameters(tensors=tensors.tensors, tensor_type=tensors.tensor_type)
+    fit = transport_pb2.ClientMessage()
+    fit.fit_res.status.code = transport_pb2.Code.OK
+    fit.fit_res.num_examples = 1
+    fit.fit_res.parameters.tensors.extend(tensors.tensors)
+    fit.fit_res.parameters.tensor_type = tensors.tensor_type
+    goodbye = transport_pb2.ClientMessage()
+    goodbye.disconnect_res.reason = transport_pb2.Reason.ACK
+    answers = {"fit_ins": fit.SerializeToString(), "reconnect_ins": goodbye.SerializeToString()}
 
     async def run(channel: grpc.aio.Channel) -> None:
         call = channel.stream_stream(_JOIN)(wait_for_ready=True)
         while (raw := await call.read()) is not grpc.aio.EOF:
             message = transport_pb2.ServerMessage.FromString(raw)
-            answer = transport_pb2.ClientMessage()
-            if message.WhichOneof("msg") == "reconnect_ins":
-                answer.disconnect_res.reason = transport_pb2.Reason.ACK
-            else:
-                answer.fit_res.status.code = transport_pb2.Code.OK
-                answer.fit_res.num_examples = 1
-                answer.fit_res.parameters.CopyFrom(update)
-            await call.write(answer.SerializeToString())
+            await call.write(answers[message.WhichOneof("msg")])
 
+    gc.freeze()  # As the load of ours.
     await asyncio.gather(*(run(channels[i % len(channels)]) for i in range(given.clients)))
 
 
