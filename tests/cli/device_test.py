@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ def _folder(tmp_path, server):
     return tmp_path
 
 
-def _serve(server, key, *, accepted=True):
+def _serve(server, key, turn=0.1):
     plan = signing.sign(plain_plans.plan(participation=_PARTICIPATION), key)
 
     def script(served):
@@ -55,7 +56,7 @@ def _serve(server, key, *, accepted=True):
             broadcast=tensor_values.to_bytes(plain_plans.SCALE),
         )
         served.receive("report")
-        yield wire_server.answer(accepted, 60.0, reason="" if accepted else "late")
+        yield wire_server.answer(True, turn)
 
     server.script = script
 
@@ -93,19 +94,32 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker())
 from tff_dpftrl.cli import main
-sys.exit(main.main(sys.argv[1:]))
+sys.exit(main.main())
 """
 
 
-def test_a_device_needs_no_tff(folder, server):
-    done = subprocess.run(
-        [sys.executable, "-c", _BLOCKED, *_arguments(folder, server, "--once")],
-        capture_output=True,
+def test_a_device_needs_no_tff_and_takes_turns_until_it_is_interrupted(folder, server):
+    command = [sys.executable, "-c", _BLOCKED, *_arguments(folder, server, "--start-within", "0")]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert (done.returncode, done.stderr) == (0, "Checking in for tests ...\n")
-    assert done.stdout.startswith(f"tests  {_SHAPE} completed")
+    ) as child:
+        try:
+            first, second = child.stdout.readline(), child.stdout.readline()
+            child.send_signal(signal.SIGINT)
+            _, errors = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert first.startswith(f"tests  {_SHAPE} completed")
+    assert second.startswith("tests  -v!    the participation timer runs")
+    assert child.returncode == 130
+    assert errors.startswith("Checking in for tests ...\nThe next session of tests is in 0 s.\n")
+    assert "tff-dpftrl device: interrupted. " in errors
+    assert errors.endswith("my.sqlite.device knows how often this device took part: keep it. The "
+                           "same command goes on.\n")  # fmt: skip
 
 
 def test_a_session_that_fails_is_one_line(folder, server, capsys):

@@ -55,7 +55,7 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument(
         "--examples", required=True, metavar="FILE", help="Example store; made if there is none."
     )
@@ -114,6 +114,20 @@ def add_parser(subparsers) -> None:
     here.add_argument(
         "--verbose", action="store_true", help="Also show where in the code errors happened."
     )
+
+
+def what_is_left(args: argparse.Namespace) -> str:
+    """What holds after an interruption."""
+    if args.add is not None:
+        return f"Nothing was added to {args.examples}, or all of it."
+    return (
+        f"{_state_folder(args)} knows how often this device took part: keep it. The same command "
+        "goes on."
+    )
+
+
+def _state_folder(args: argparse.Namespace) -> pathlib.Path:
+    return pathlib.Path(args.state_folder or f"{args.examples}.device")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -179,7 +193,7 @@ def _take_part(args: argparse.Namespace) -> int:
     validation.number("--start-within", args.start_within, at_least=0)
     if not pathlib.Path(args.examples).exists():
         raise ValueError(f"There is no example store at {args.examples}: fill one with --add.")
-    folder = pathlib.Path(args.state_folder or f"{args.examples}.device")
+    folder = _state_folder(args)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
 

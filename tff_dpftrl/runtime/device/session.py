@@ -34,6 +34,7 @@ from tff_dpftrl.runtime.device import participation_timer
 from tff_dpftrl.runtime.device.session_shape import Event, SessionShape
 
 _logger = logging.getLogger(__name__)
+_LEAST_REST_S = 1.0  # Of a device that came back so soon that it cannot tell how fast rounds are.
 
 
 class Interrupted(Exception):
@@ -229,7 +230,7 @@ def run(
     except participation_timer.TimerRefusal as error:
         shape.add(Event.INTERRUPTED)
         outcome, reason = Outcome.RESTING, str(error)
-        turns = () if error.wait_s is None else (error.wait_s,)
+        turns = () if error.wait_s is None else (max(error.wait_s, _LEAST_REST_S),)
     except AttestationFailed as error:
         # Who was believed at check-in and not later has met another fault.
         failed_at_once = str(shape) == Event.CHECKED_IN.value
