@@ -180,15 +180,15 @@ class Serving:
         )
         await self._page.start()
 
-    def _privacy(self, name: str) -> dict[str, Any] | None:
+    def _privacy(self, name: str) -> dict[str, Any]:
         """For the page: what a task has spent, from its last commit."""
         task = self._tasks[name]
         commit = self._store.last_commit(self.population.name, name)
         so_far = task.privacy(commit)
-        if so_far.budget_epsilon is None:
-            return None
+        reasons = [] if so_far.budget_epsilon is not None else [_no_guarantee(task)]
         return {
             **dataclasses.asdict(so_far),
+            "no_guarantee": reasons,
             "declared": dataclasses.asdict(task.folder.terms.schema),
             "unit_of_privacy": "device",
             "stopped": task.refusal(commit),
@@ -225,6 +225,12 @@ def _resting(task: planned_task.PlannedTask, settings: Settings) -> Any:
     rest = max((kept.min_sep_rounds - 1) * settings.round_seconds, kept.min_sep_hours * _HOUR)
     inner = dataclasses.replace(task.served.task, rest_seconds=rest)
     return dataclasses.replace(task.served, task=inner)
+
+
+def _no_guarantee(task: planned_task.PlannedTask) -> str:
+    if task.folder.terms.kind == "evaluation":
+        return "The task evaluates only: its metrics have no noise."
+    return "The task adds no noise: its models promise nothing to anybody."
 
 
 def _where_it_stands(task: planned_task.PlannedTask, commit: interface.Commit) -> str:
