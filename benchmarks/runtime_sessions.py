@@ -1,7 +1,7 @@
 """What a session of a device costs the server, for empty updates and for those of a model.
 
     PYTHONPATH=. python benchmarks/runtime_sessions.py [empty] [model] [memory]
-        [--num-devices 10000] [--parameters 1350000] [--model-devices 48] [--attested]
+        [--num-devices 10000] [--parameters 1350000] [--model-devices 48] [--attested] [--uvloop]
 
 Server and load each have a process of their own; they speak the real protocol over gRPC with
 TLS on loopback, a stream for each device, over `--channels` connections.
@@ -237,7 +237,13 @@ class Pair:
     """A server's process and the load's."""
 
     def __init__(
-        self, folder: pathlib.Path, goal: int, parameters: int, channels: int, attested: bool
+        self,
+        folder: pathlib.Path,
+        goal: int,
+        parameters: int,
+        channels: int,
+        attested: bool,
+        uvloop: bool,
     ):
         """See `started`."""
         self.goal = goal
@@ -245,6 +251,7 @@ class Pair:
         self._options = [
             *(f"--goal={goal}", f"--parameters={parameters}", f"--channels={channels}"),
             *(["--attested"] if attested else []),
+            *(["--uvloop"] if uvloop else []),
             f"--folder={folder}",
         ]
         self._server = self._run("serve")
@@ -295,7 +302,12 @@ class Pair:
 
 @contextlib.contextmanager
 def started(
-    goal: int, parameters: int, *, channels: int = 4, attested: bool = False
+    goal: int,
+    parameters: int,
+    *,
+    channels: int = 4,
+    attested: bool = False,
+    uvloop: bool = False,
 ) -> Iterator[Pair]:
     """Starts a server and a load, and ends them.
 
@@ -304,6 +316,7 @@ def started(
       parameters: Of the model and of an update.
       channels: Connections of the load.
       attested: Whether devices have tokens.
+      uvloop: Whether both run on uvloop.
 
     Yields:
       Both.
@@ -312,7 +325,7 @@ def started(
         folder = pathlib.Path(name)
         tls.create_self_signed(folder / "server.pem", folder / "server.key", ["127.0.0.1"])
         signing_keys.create(folder / "issuer")
-        pair = Pair(folder, goal, parameters, channels, attested)
+        pair = Pair(folder, goal, parameters, channels, attested, uvloop)
         try:
             yield pair
         finally:
@@ -328,7 +341,7 @@ def _show(title: str, measured: dict[str, Any]) -> None:
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
-    return {"channels": given.channels, "attested": given.attested}
+    return {name: getattr(given, name) for name in ("channels", "attested", "uvloop")}
 
 
 def _empty(given: argparse.Namespace) -> None:
@@ -351,7 +364,7 @@ def _model(given: argparse.Namespace) -> None:
 
 
 def _memory(given: argparse.Namespace) -> None:
-    for parameters, goals in ((0, (1000, 3000, 10_000)), (given.parameters, (16, 64, 256))):
+    for parameters, goals in ((0, (1000, 3000, 10_000)), (given.parameters, (12, 48, 192))):
         for goal in goals:
             with started(goal, parameters, **_options(given)) as pair:
                 _show(f"{goal} x {parameters}", pair.measure("rounds", 1))
@@ -366,13 +379,19 @@ def main() -> None:
     parser.add_argument("--model-devices", type=int, default=48)
     parser.add_argument("--channels", type=int, default=4)
     parser.add_argument("--attested", action="store_true", help="with signed tokens")
+    parser.add_argument("--uvloop", action="store_true", help="on uvloop, which is to be installed")
     for name in ("role", "folder", "devices", "echo"):  # Of the processes that this one starts.
         parser.add_argument(f"--{name}", default="", help=argparse.SUPPRESS)
     parser.add_argument("--goal", type=int, default=0, help=argparse.SUPPRESS)
     given = parser.parse_args()
     roles = {"serve": _serve, "load": _put_load}
     if given.role:
-        asyncio.run(roles[given.role](given, pathlib.Path(given.folder)))
+        run = asyncio.run
+        if given.uvloop:
+            import uvloop
+
+            run = uvloop.run
+        run(roles[given.role](given, pathlib.Path(given.folder)))
         return
     parts = {"empty": _empty, "model": _model, "memory": _memory}
     for name in given.parts or parts:

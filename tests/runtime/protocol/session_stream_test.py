@@ -31,8 +31,9 @@ def test_an_update_is_sent_in_parts_if_it_is_large(parts):
     update = bytes(range(256)) * int(parts * session_stream.PART_BYTES / 256)
     report = wire_pb2.Report(attempt="a", update=update, strides=[0, 1])
     *sent, last = session_stream.report_messages(report)
-    assert len(sent) == (0 if parts <= 1 else math.ceil(parts))
+    assert len(sent) == (0 if parts <= 1 else 1 + math.ceil(parts))
     assert all(0 < len(message.update_part) <= session_stream.PART_BYTES for message in sent)
+    assert all(len(first.update_part) == session_stream.FIRST_PART_BYTES for first in sent[:1])
     assert b"".join(message.update_part for message in sent) + last.report.update == update
     assert (last.report.attempt, list(last.report.strides)) == ("a", [0, 1])
 

@@ -299,7 +299,7 @@ def test_a_large_update_comes_in_parts(tmp_path):
         for stream in streams:
             report = wire_pb2.Report(attempt=attempt, update=long_number(2 * MIB + 5))
             sent = list(session_stream.report_messages(report))
-            assert len(sent) == 4
+            assert len(sent) == 4  # The first part is small, the report without an update.
             for message in sent:
                 await stream.call.write(message.SerializeToString())
         for stream in streams:
@@ -311,23 +311,35 @@ def test_a_large_update_comes_in_parts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "text"),
+    ("parts", "last", "code", "text"),
     [
-        (wire_pb2.FromDevice(update_part=bytes(MIB)), Status.RESOURCE_EXHAUSTED, "too large"),
         (
+            [1000, MIB, MIB],
+            wire_pb2.FromDevice(update_part=bytes(MIB)),
+            Status.RESOURCE_EXHAUSTED,
+            "a report of more than",
+        ),
+        (
+            [],
+            wire_pb2.FromDevice(update_part=bytes(2000)),
+            Status.RESOURCE_EXHAUSTED,
+            "a first part of more than 1024 bytes is too large",
+        ),
+        (
+            [1000, MIB],
             wire_pb2.FromDevice(check_in=wire_pb2.CheckIn()),
             Status.INVALID_ARGUMENT,
             "a report was expected",
         ),
-        (None, Status.INVALID_ARGUMENT, "the stream ended without a report"),
+        ([1000, MIB], None, Status.INVALID_ARGUMENT, "the stream ended without a report"),
     ],
-    ids=["too large", "check-in", "end"],
+    ids=["too large", "first too large", "check-in", "end"],
 )
-def test_parts_that_make_no_update_end_the_session(tmp_path, last, code, text):
+def test_parts_that_make_no_update_end_the_session(tmp_path, parts, last, code, text):
     async def story(channel, notes, store):
         streams, attempt = await configured(channel, 3)
-        for _ in range(2):
-            await streams[0].send(update_part=bytes(MIB))
+        for num_bytes in parts:
+            await streams[0].send(update_part=bytes(num_bytes))
         if last is None:
             await streams[0].call.done_writing()
         else:

@@ -23,6 +23,10 @@ with "too many pings"."""
 PART_BYTES = 1 << 20
 """Of an update in one message, at most."""
 
+FIRST_PART_BYTES = 1 << 10
+"""Of the first part of an update in parts, at most: what a server has to hold before it has
+room for the rest."""
+
 
 def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
     """A report as messages: one, unless its update is larger than one may be.
@@ -36,7 +40,8 @@ def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
     if len(report.update) > PART_BYTES:
         update = memoryview(report.update)
         report.ClearField("update")
-        for begin in range(0, len(update), PART_BYTES):
+        yield wire_pb2.FromDevice(update_part=bytes(update[:FIRST_PART_BYTES]))
+        for begin in range(FIRST_PART_BYTES, len(update), PART_BYTES):
             yield wire_pb2.FromDevice(update_part=bytes(update[begin : begin + PART_BYTES]))
     yield wire_pb2.FromDevice(report=report)
 

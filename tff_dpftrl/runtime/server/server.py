@@ -25,6 +25,7 @@ from tff_dpftrl.runtime.store import interface
 _logger = logging.getLogger(__name__)
 
 _SELECTOR = "selector"
+_SENT_AHEAD = 1 << 16  # Bytes of a stream that nobody has begun to read.
 _LOOK_SECONDS = 0.5  # Between two looks at a lease that somebody else holds.
 
 
@@ -188,6 +189,9 @@ class Server:
                 ("grpc.max_receive_message_length", self._service.largest_message),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.max_metadata_size", 8192),
+                # What a device may send ahead is a fixed size, not what the network can carry.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", _SENT_AHEAD),
                 ("grpc.keepalive_time_ms", keepalive),
                 ("grpc.keepalive_timeout_ms", keepalive),
                 ("grpc.keepalive_permit_without_calls", 1),

@@ -317,14 +317,14 @@ class Service:
         if message.WhichOneof("message") == "report":
             await self._sum(session, context, task, message.report, len(raw))
             return
-        # Until here it has cost one part; from here on, all of it.
+        if len(message.update_part) > session_stream.FIRST_PART_BYTES:
+            raise _too_large("first part", session_stream.FIRST_PART_BYTES)
         await self._receiving.take(limit)
         try:
             session.deadline = min(
                 session.deadline, self._loop_time() + self._limits.upload_seconds
             )
             report, num_bytes = await _read_parts(context, message.update_part, limit)
-            del raw, message
             await self._sum(session, context, task, report, num_bytes)
         finally:
             self._receiving.give_back(limit)
