@@ -68,21 +68,23 @@ def test_nothing_is_called_after_the_block(watch):
 
 
 def test_one_thread_watches_over_all_and_goes(watch):
-    def watchers():
-        return [thread for thread in threading.enumerate() if thread.name == "watcher"]
+    before = set(threading.enumerate())
 
-    before, asked = len(watchers()), [threading.Event() for _ in range(5)]
+    def watchers():
+        return len({t for t in threading.enumerate() if t.name == "watcher"} - before)
+
+    asked = [threading.Event() for _ in range(5)]
     blocks = [watch.watching(event.set, lambda: None) for event in asked]
     for block in blocks:
         block.__enter__()
     assert all(event.wait(20) for event in asked)
-    assert len(watchers()) == before + 1
+    assert watchers() == 1
     for block in blocks:
         block.__exit__(None, None, None)
     end = time.monotonic() + 20
-    while len(watchers()) > before and time.monotonic() < end:
+    while watchers() and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(watchers()) == before
+    assert not watchers()
 
 
 if __name__ == "__main__":

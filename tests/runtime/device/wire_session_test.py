@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 import time
+import weakref
 
 import grpc
 import numpy as np
@@ -484,6 +486,42 @@ def test_a_session_is_told_of_in_a_call_of_its_own(server, device):
     [told] = server.told
     assert (told.population, told.shape, told.seconds) == ("tests", "-#", report.seconds)
     assert dict(told.versions) == report.versions
+
+
+def _completes(server, device, plan):
+    _serve(server, _configuration(plan), wire_server.answer())
+
+
+def _is_sent_away(server, device, plan):
+    _serve(server, wire_server.come_back(1.0))
+
+
+def _is_left(server, device, plan):
+    _serve(server, _configuration(plan))
+
+
+def _is_interrupted(server, device, plan):
+    server.script = _waits_for_the_end(threading.Event())
+    threading.Timer(0.1, setattr, (device.eligibility, "charging", False)).start()
+
+
+@pytest.mark.parametrize("prepare", [_completes, _is_sent_away, _is_left, _is_interrupted])
+def test_a_session_leaves_no_circle_that_holds_a_model(server, device, plan, prepare):
+    device.plans.load(plan)
+    prepare(server, device, plan)
+    gc.collect()
+    gc.disable()
+    try:
+        steps = device.steps()
+        seen = weakref.ref(steps)
+        device.run(steps=steps)
+        del steps
+        end = time.monotonic() + 5  # Another thread may just be leaving it.
+        while seen() is not None and time.monotonic() < end:
+            time.sleep(0.01)
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

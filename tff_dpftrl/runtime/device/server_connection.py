@@ -11,9 +11,11 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import ipaddress
 import queue
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import grpc
 from cryptography import x509
@@ -163,29 +165,39 @@ class ServerConnection:
         with contextlib.suppress(grpc.RpcError):  # It matters to nobody here.
             await self._tell(summary, timeout=self.patience.tell_s)
 
-    def explain(self, error: grpc.RpcError) -> Exception:
+    def explain(self, error: grpc.RpcError) -> _End:
         """What to raise in place of gRPC's error.
 
         Args:
           error: What a call raised.
 
         Returns:
-          An `AttestationFailed` if the server says so, or a `StepFailed`.
+          What makes an `AttestationFailed` if the server says so, or a `StepFailed`.
         """
+        kind, text = self._explained(error)
+        return functools.partial(kind, text)
+
+    def _explained(self, error: grpc.RpcError) -> tuple[type[Exception], str]:
         code, details = error.code(), one_line(error.details() or "")
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            return session.AttestationFailed(
-                f"{self._address} does not accept the token: {details}"
-            )
+            text = f"{self._address} does not accept the token: {details}"
+            return session.AttestationFailed, text
         if code is grpc.StatusCode.UNAVAILABLE:
             if "handshake" in (error.details() or "").lower() or "peer name" in details.lower():
-                return session.StepFailed(
+                return session.StepFailed, (
                     f"{self._address} does not prove that it is {self.server_name}: {details}. "
                     "Compare its certificate with the one that this device trusts."
                 )
-            return session.StepFailed(f"{self._address} cannot be reached: {details}")
+            return session.StepFailed, f"{self._address} cannot be reached: {details}"
         name = code.name.lower().replace("_", " ")
-        return session.StepFailed(f"{self._address} ended the session ({name}): {details}")
+        return session.StepFailed, f"{self._address} ended the session ({name}): {details}"
+
+
+_End: TypeAlias = Callable[[], Exception]
+
+
+def _ended() -> Exception:
+    return session.StepFailed("The session was ended.")
 
 
 class Stream:
@@ -199,8 +211,9 @@ class Stream:
     ):
         """Internal; use `ServerConnection.open_stream`."""
         self._connection, self._loop, self._open = connection, loop, open_
-        # Messages, and at last why there are no more.
-        self._received: queue.SimpleQueue[wire_pb2.FromServer | Exception] = queue.SimpleQueue()
+        # Messages, and at last what makes the error that says why there are no more. The error
+        # itself would hold, by its traceback, all of the session that holds the stream.
+        self._received: queue.SimpleQueue[wire_pb2.FromServer | _End] = queue.SimpleQueue()
         self._call: grpc.aio.StreamStreamCall | None = None
         self._writing = asyncio.Lock()  # Messages go one at a time, in order.
         loop.submit(self._receive_all())
@@ -239,7 +252,8 @@ class Stream:
                 ) from None
 
     def finish(self) -> None:
-        """Lets the server end a session in which all is said, for a moment."""
+        """Says that there is no more to come, and lets the server end the session in a moment."""
+        self._loop.submit(self._write(None))
         with (
             contextlib.suppress(EOFError, session.StepFailed, session.AttestationFailed),
             self._connection.watcher.watching(
@@ -254,22 +268,22 @@ class Stream:
 
     def _next(self) -> wire_pb2.FromServer:
         received = self._received.get()
-        if isinstance(received, Exception):
-            self._received.put(received)  # Whoever asks again is told the same.
-            raise received
-        return received
+        if isinstance(received, wire_pb2.FromServer):
+            return received
+        self._received.put(received)  # Whoever asks again is told the same.
+        raise received()
 
     def _cancel(self) -> None:
         self._loop.call(self._cancel_call)
         # The loop may be closed, with the connection.
-        self._received.put(session.StepFailed("The session was ended."))
+        self._received.put(_ended)
 
     def _cancel_call(self) -> None:
         if self._call is not None:
             self._call.cancel()
 
     async def _receive_all(self) -> None:
-        end: Exception = EOFError()
+        end: _End = EOFError
         try:
             self._call = self._open()
             while (message := await self._call.read()) is not grpc.aio.EOF:
@@ -277,17 +291,18 @@ class Stream:
         except grpc.RpcError as error:
             end = self._connection.explain(error)
         except asyncio.CancelledError:
-            end = session.StepFailed("The session was ended.")
+            end = _ended
         except Exception as error:
-            end = session.StepFailed(f"The connection failed: {type(error).__name__}: {error}")
+            text = f"The connection failed: {type(error).__name__}: {error}"
+            end = functools.partial(session.StepFailed, text)
         finally:
             self._received.put(end)
 
-    async def _write(self, message: wire_pb2.FromDevice) -> None:
+    async def _write(self, message: wire_pb2.FromDevice | None) -> None:
         # Who reads learns why the stream has ended.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             async with self._writing:
-                await self._call.write(message)
+                await (self._call.done_writing() if message is None else self._call.write(message))
 
 
 async def _channel(

@@ -61,9 +61,15 @@ class Watcher:
             yield
         except Exception:
             watched.stop()
-            if watched.error is not None:
-                raise watched.error from None
-            raise
+            # Nothing may hold an error that holds, by its traceback, all of the session: what
+            # such a circle holds is freed late, and a model is large.
+            error, watched.error = watched.error, None
+            if error is None:
+                raise
+            try:
+                raise error from None
+            finally:
+                del error
         finally:
             watched.stop()
             with self._changed:
