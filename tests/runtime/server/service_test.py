@@ -16,14 +16,15 @@ from tff_dpftrl.runtime.server import limits
 Status = grpc.StatusCode
 
 
-def play(folder, story, *tasks, **changes):
+def play(folder, story, *tasks, model=b"0", **changes):
     """Runs a story of a channel, the observer's notes and the store; returns the notes."""
     tasks = tasks or (toy.served(),)
     notes = toy.Notes()
-    store = toy.store_with(*tasks)
+    store = toy.store_with(*tasks, model=model)
 
     async def run():
         async with toy.running(folder, tasks, store, observer=notes, **changes) as server:
+            notes.server = server
             async with toy.channel_to(folder, server.address) as channel:
                 await story(channel, notes, store)
 
@@ -366,7 +367,7 @@ def test_large_updates_wait_for_room_and_not_for_ever(tmp_path):
         assert [closed for _, closed in notes.named("closed")].index("training") == 0
         await toy.until(lambda: toy.totals(store) == [2])
 
-    limit = limits.Limits(receiving_bytes=MIB, upload_seconds=0.3)
+    limit = limits.Limits(receiving_bytes=MIB, transfer_seconds=0.3)
     play(tmp_path, story, toy.served(over_selection=1.5, largest=3 * MIB), limits=limit)
 
 
@@ -459,6 +460,42 @@ def test_who_goes_away_while_it_trains_is_not_waited_for(tmp_path):
         assert notes.named("closed").count(("closed", "training")) == 2
 
     play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+
+
+def test_who_goes_away_as_it_is_selected_is_not_waited_for(tmp_path):
+    async def story(channel, notes, store):
+        stream = await toy.connect(channel)
+        await stream.check_in()
+        await toy.until(lambda: notes.named("waiting"))
+        # Both in one turn of the event loop: its session never comes to know the attempt.
+        engine, sessions = notes.server._engine, notes.server._service._sessions
+        (address,) = sessions
+        gone = []
+        engine.connect("sums", gone.append)
+        engine.deliver(address, messages.Configure(address, "sums", "attempt", "sum", 0, b""))
+        sessions[address]._coroutine.cancel()
+        await toy.until(lambda: gone)
+        assert gone == [messages.DeviceGone(address)]
+
+    play(tmp_path, story)
+
+
+def test_who_does_not_read_its_configuration_makes_room_for_others(tmp_path):
+    async def story(channel, notes, store):
+        # A connection of its own, which holds less than the model.
+        options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
+        async with toy.channel_to(tmp_path, notes.server.address, options) as other:
+            stream = await toy.connect(other)
+            await stream.check_in()
+            await toy.until(lambda: notes.named("waiting"))
+            _, answer = await toy.take_part(channel)
+            assert answer.accepted
+            await toy.until(lambda: toy.totals(store) == [1])
+            assert ("closed", "training") in notes.calls
+
+    limit = limits.Limits(sending_bytes=1, transfer_seconds=0.3)
+    model = long_number(4 * MIB)
+    play(tmp_path, story, toy.served(least_fraction=0.5), model=model, limits=limit)
 
 
 def test_who_does_not_check_in_is_sent_off(tmp_path):
@@ -557,20 +594,12 @@ def test_devices_that_a_failed_selector_has_forgotten_come_back(tmp_path, monkey
         await stream.check_in()
         await toy.until(lambda: notes.named("waiting"))
         monkeypatch.setattr("tff_dpftrl.runtime.server.engine._RESTART_SECONDS", 0.01)
-        running[0]._engine.deliver("selector", "no message that it knows")
+        notes.server._engine.deliver("selector", "no message that it knows")
         away = await stream.receive()
         assert away.reason == "the server has lost its place"
         await asyncio.sleep(0.5)  # A Coordinator finds the new Selector at its next heartbeat.
         await round_goes_on(channel, store)
 
-    running = []
-    original = toy.make
-
-    def make(*given, **changes):
-        running.append(original(*given, **changes))
-        return running[0]
-
-    monkeypatch.setattr(toy, "make", make)
     play(tmp_path, story)
 
 

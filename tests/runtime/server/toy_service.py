@@ -71,10 +71,10 @@ def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
     return served_task.ServedTask(task, plans.get, largest)
 
 
-def store_with(*tasks, store=None):
+def store_with(*tasks, store=None, model=b"0"):
     store = memory.MemoryStore() if store is None else store
     for task in tasks:
-        store.add_task(POPULATION, task.task.name, model=b"0", state=b"0")
+        store.add_task(POPULATION, task.task.name, model=model, state=b"0")
     return store
 
 
@@ -154,9 +154,10 @@ async def running(folder, tasks, store, **changes):
 
 
 @contextlib.asynccontextmanager
-async def channel_to(folder, address):
+async def channel_to(folder, address, options=()):
     credentials = grpc.ssl_channel_credentials((folder / "server.pem").read_bytes())
-    async with grpc.aio.secure_channel(address, credentials) as channel:
+    options = [("grpc.max_receive_message_length", -1), *options]
+    async with grpc.aio.secure_channel(address, credentials, options) as channel:
         yield channel
 
 

@@ -29,7 +29,8 @@ class Limits:
         is in any case.
       receiving_bytes: Updates in parts that are on their way from devices, or wait to be
         summed, at a time, likewise.
-      upload_seconds: How long a device may take for an update in parts, once it has room.
+      transfer_seconds: How long a device may take to receive its configuration, and to send an
+        update in parts, once there is room.
     """
 
     sessions: int = 20_000
@@ -40,7 +41,7 @@ class Limits:
     keepalive_seconds: float = 30.0
     sending_bytes: int = 1 << 28
     receiving_bytes: int = 1 << 29
-    upload_seconds: float = 120.0
+    transfer_seconds: float = 120.0
 
     def __post_init__(self):
         validation.integer("sessions", self.sessions, minimum=1)

@@ -127,7 +127,7 @@ class Service:
         for session in self._sessions.values():
             if session.phase is Phase.WAITING:
                 session.receive(self._come_back(session, _STOPS))
-            else:
+            elif session.phase in (Phase.CONNECTING, Phase.TRAINING):
                 session.interrupt(Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS))
 
     def selector_lost(self, address: str) -> None:
@@ -238,10 +238,10 @@ class Service:
             await self._send_away(session, context, answer.turns, answer.reason)
             return
         session.phase = Phase.TRAINING
-        session.report_to = answer.report_to
-        rounds = self._tasks[answer.task].task.rounds
-        session.deadline = self._loop_time() + rounds.longest
-        await self._configure(context, answer, plans[answer.task])
+        ends = self._loop_time() + self._tasks[answer.task].task.rounds.longest
+        session.deadline = ends
+        await self._configure(session, context, answer, plans[answer.task])
+        session.deadline = ends
         await self._take_report(session, context, answer.task)
 
     def _admit(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> dict[str, bytes]:
@@ -321,9 +321,7 @@ class Service:
             raise _too_large("first part", session_stream.FIRST_PART_BYTES)
         await self._receiving.take(limit)
         try:
-            session.deadline = min(
-                session.deadline, self._loop_time() + self._limits.upload_seconds
-            )
+            self._allow_transfer(session)
             report, num_bytes = await _read_parts(context, message.update_part, limit)
             await self._sum(session, context, task, report, num_bytes)
         finally:
@@ -362,8 +360,17 @@ class Service:
         answer.report_answer.turns.extend(turns)
         return answer.SerializeToString()
 
+    def _allow_transfer(self, session: Session) -> None:
+        """So that nobody keeps the room of others."""
+        ends = self._loop_time() + self._limits.transfer_seconds
+        session.deadline = min(session.deadline, ends)
+
     async def _configure(
-        self, context: grpc.aio.ServicerContext, configure: messages.Configure, plan: bytes
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        configure: messages.Configure,
+        plan: bytes,
     ) -> None:
         configuration = self._configuration(configure, plan)
         num_bytes = len(configuration)
@@ -374,6 +381,7 @@ class Service:
         # gRPC copies what it sends: as many copies as there are places.
         await self._sending.take(num_bytes)
         try:
+            self._allow_transfer(session)
             await context.write(configuration)
         finally:
             self._sending.give_back(num_bytes)

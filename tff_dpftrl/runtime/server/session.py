@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc
 
+from tff_dpftrl.runtime.actors import messages
+
 
 class Phase(str, enum.Enum):
     """Where a session is, or where it has ended; the value is what the observer is told."""
@@ -84,6 +86,9 @@ class Session:
 
     def receive(self, message: Any) -> None:
         """Takes a message for the device."""
+        if type(message) is messages.Configure:
+            # From now on it is waited for, whether or not the coroutine comes to know.
+            self.report_to = message.report_to
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(message)
