@@ -69,6 +69,16 @@ def test_proxies_stand_for_many_devices(plans):
 
 
 @pytest.mark.usefixtures("costs_little")
+def test_the_loss_is_of_models_without_noise(plans):
+    drowned = small_tasks.plans(small_tasks.federated_averaging(small_tasks.fixed(1e4)))
+    findings = [
+        predicates.check_task(made.server, made.devices, _PROXIES, _PREDICATES)[1]
+        for made in (plans, drowned)
+    ]
+    assert findings[1].losses == pytest.approx(findings[0].losses, rel=1e-2)
+
+
+@pytest.mark.usefixtures("costs_little")
 def test_an_evaluation_leaves_the_model_as_it_is(evaluation, plans):
     found = predicates.check_task(evaluation.server, evaluation.devices, _PROXIES, _PREDICATES)
     assert set(found[1].changes) == {0.0}

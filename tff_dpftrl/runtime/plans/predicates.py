@@ -7,7 +7,7 @@ that they were made of, and all that is wrong is told at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -43,9 +43,9 @@ class Predicates:
     Attributes:
       num_rounds: Rounds of the simulation, with all proxies in each.
       devices_per_proxy: For how many devices of a real round a proxy stands: its update is
-        added so often. Noise is made for a number of devices, and drowns fewer.
-      loss: Label of the metric that must fall from the first round of a training to the last;
-        "" for none.
+        added so often. What is divided by the number of devices is small for fewer.
+      loss: Label of the metric that must fall from the first round of a training to the last,
+        with models to which no noise was added; "" for none.
       least_change: Smallest L2 norm of what the proxies change of the model in a round, without
         noise.
       largest_change: Largest one.
@@ -177,18 +177,31 @@ class _Trial:
     def _simulate(
         self, device: device_work.DeviceWork, proxies: Sequence[Sequence[bytes]]
     ) -> tuple[list[float], list[float]]:
+        """Rounds whose model takes what the devices changed, and not the noise.
+
+        Noise is made for all rounds of a task: in a few of them, from a model that is good
+        already, it can outweigh what is learned, and chance would decide.
+        """
         losses, changes = [], []
         state = self._server.initialize()
+        model = self._server.weights(state)
         for _ in range(self._predicates.num_rounds):
             broadcast = self._server.broadcast(state)
             sums = self._server.zero()
-            for examples in proxies:
-                sums = self._server.accumulate(sums, device.run(examples, broadcast))
+            for index, examples in enumerate(proxies):
+                # The same examples in every round, in the same order: losses can be compared.
+                update = device.run(examples, broadcast, seed=(index, 0))
+                sums = self._server.accumulate(sums, update)
             total = self._times(sums, self._predicates.devices_per_proxy)
             # Both have the same noise: their difference is what the devices changed.
             without, _ = self._server.finish(state, self._server.zero())
             state, metrics = self._server.finish(state, total)
-            changes.append(self._distance(state, without))
+            change = self._difference(state, without)
+            changes.append(_norm(change))
+            model = {
+                name: (model[name] + change[name]).astype(w.dtype) for name, w in model.items()
+            }
+            state = self._server.with_weights(state, model)
             if self._predicates.loss in metrics:
                 losses.append(float(metrics[self._predicates.loss]))
         return losses, changes
@@ -201,14 +214,15 @@ class _Trial:
         double = self._server.merge(half, half)
         return self._server.merge(double, sums) if count % 2 else double
 
-    def _distance(self, one: server_work.State, other: server_work.State) -> float:
-        """L2 norm of the difference of the weights in two states."""
-        pairs = zip(
-            self._server.weights(one).values(), self._server.weights(other).values(), strict=True
-        )
-        return float(
-            np.sqrt(sum(np.sum(np.square(np.subtract(a, b, dtype=float))) for a, b in pairs))
-        )
+    def _difference(
+        self, one: server_work.State, other: server_work.State
+    ) -> dict[str, np.ndarray]:
+        """The weights in a state, less those in another."""
+        taken = self._server.weights(other)
+        return {
+            name: np.subtract(weight, taken[name], dtype=float)
+            for name, weight in self._server.weights(one).items()
+        }
 
     def _check_losses(self, losses: Sequence[float]) -> None:
         label = self._predicates.loss
@@ -252,3 +266,8 @@ class _Trial:
                 f"A run takes {cost.memory_bytes} bytes of memory; the plan declares "
                 f"{limits.memory_bytes}."
             )
+
+
+def _norm(weights: Mapping[str, np.ndarray]) -> float:
+    """L2 norm of all entries."""
+    return float(np.sqrt(sum(np.sum(np.square(weight)) for weight in weights.values())))
