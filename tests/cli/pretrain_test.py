@@ -47,6 +47,14 @@ def test_the_model_is_that_of_the_run(calls, tmp_path, capsys):
         assert f"tff-dpftrl {command} --initial-weights {tmp_path}/out" in said
 
 
+def test_the_config_of_a_task_will_do(calls, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(file.read_text() + 'population = "keyboard"\nover_selection = 1.5\n')
+    assert _main(tmp_path, "--config", str(file)) == 0
+    ((_, options, _),) = calls
+    assert options.model_sizes == {"state_size": 7}
+
+
 def test_help_names_both_commands_that_go_on(capsys):
     with pytest.raises(SystemExit):
         main.main(["pretrain", "--help"])

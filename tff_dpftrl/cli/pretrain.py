@@ -10,6 +10,7 @@ import sys
 import typing
 
 from tff_dpftrl.cli import train
+from tff_dpftrl.runtime.tasks import config as task_config
 from tff_dpftrl.training import language_config, pretraining
 from tff_dpftrl.training import options as options_lib
 
@@ -21,9 +22,9 @@ Nothing of it is private: whoever has the model may learn the text. By default t
 docstrings of Python's standard library. The model of the best epoch so far is kept at any
 time, so that Ctrl-C ends it early and loses only the epoch under way.
 
-Give it the --config of the run of `train` that is to follow: model, vocabulary and sequence
-length are taken from it, and its users' data are not read. A run of `finetune` takes all of these
-from the pretrained model: give them here.
+Give it the --config of the run of `train`, or of `task new`, that is to follow: model, vocabulary
+and sequence length are taken from it, and its users' data are not read. A run of `finetune` takes
+all of these from the pretrained model: give them here.
 """
 
 _EPILOG = """\
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     )
     of_run = options_lib.read_toml(args.config) if args.config else {}
     if args.config:  # Flags of `train` may complete the other options, so names are all to check.
-        options_lib.check_names(of_run, args.config)
+        options_lib.check_names(of_run, args.config, task_config.TaskConfig)
     names = {field.name for field in _shared_fields()}
     options = {name: value for name, value in of_run.items() if name in names}
     options |= {name: value for name, value in vars(args).items() if name in names}
