@@ -311,7 +311,7 @@ def test_a_large_update_goes_in_parts_and_in_order(server, device):
     server.script = script
     assert device.run().outcome is session.Outcome.COMPLETED
     *parts, last = came
-    assert len(parts) == 6 and not last.report.update and last.report.attempt == "a-1"
+    assert len(parts) == 7 and not last.report.update and last.report.attempt == "a-1"
     update = b"".join(part.update_part for part in parts)
     numbers = plan_pb2.Tensor(dtype="float32", shape=[1_500_000])
     total, _ = tensor_values.from_bytes(update, [numbers, _UPDATE[1]])

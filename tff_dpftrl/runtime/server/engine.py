@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 import logging
 import os
 import random
@@ -64,7 +65,7 @@ class _Member:
         self.is_busy = True  # Until it has started.
         self.is_gone = False
         self.hop_ended = 0.0
-        self.timers: set[asyncio.TimerHandle] = set()
+        self.timers: dict[int, asyncio.TimerHandle] = {}
 
 
 class Engine:
@@ -105,6 +106,7 @@ class Engine:
         self._coordinators: set[str] = set()  # Those that live.
         self._owners: set[str] = set()  # All that there were.
         self._connections: dict[str, Receive] = {}
+        self._timer_numbers = itertools.count()
         self._is_stopping = False
         # One thread for the store, for it may be one that knows no other; one for whoever
         # leads, so that the lease is renewed while others compute.
@@ -308,15 +310,17 @@ class Engine:
     def _after(self, member: _Member, effect: actor.After) -> None:
         if member.is_gone:
             return
+        number = next(self._timer_numbers)
+        # No closure that knows its own timer: it would be garbage in a cycle.
+        member.timers[number] = self._loop.call_later(
+            effect.seconds, self._ring, member, number, effect.message
+        )
 
-        def ring() -> None:
-            member.timers.discard(timer)
-            member.mailbox.append(effect.message)
-            if not member.is_busy:
-                self._call_soon(member)
-
-        timer = self._loop.call_later(effect.seconds, ring)
-        member.timers.add(timer)
+    def _ring(self, member: _Member, number: int, message: Any) -> None:
+        del member.timers[number]
+        member.mailbox.append(message)
+        if not member.is_busy:
+            self._call_soon(member)
 
     def _spawn(self, parent: _Member, effect: actor.Spawn) -> None:
         if parent.is_gone or self._is_stopping:
@@ -342,7 +346,7 @@ class Engine:
         if self._members.get(member.address) is member:
             del self._members[member.address]
             self._coordinators.discard(member.address)
-        for timer in member.timers:
+        for timer in member.timers.values():
             timer.cancel()
         member.timers.clear()
         self._refuse_rest(member)
