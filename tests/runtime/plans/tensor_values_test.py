@@ -1,5 +1,6 @@
 """Tensors as bytes: back bit for bit, and refused when they are not what a plan says."""
 
+import math
 import sys
 
 import numpy as np
@@ -42,7 +43,7 @@ def test_order_and_byte_order_in_memory_do_not_matter():
     [
         (0, np.zeros([1, 3]), r"a, must be float32 of shape \[1, -1\], got float64"),
         (0, np.zeros([2, 3], np.float32), r"got float32 of shape \[2, 3\]"),
-        (0, np.zeros([3], np.float32), r"got float32 of shape \[3\]"),
+        (0, np.zeros([3], np.float32), r"must be float32 of shape \[1, -1\], got 1 dimensions"),
     ],
 )
 def test_other_tensors_are_refused(index, other, message):
@@ -75,7 +76,26 @@ def test_strings_are_refused():
 )
 def test_values_that_lie_about_themselves_are_refused(value, message):
     values = plan_pb2.Values(values=[plan_pb2.Values.Value(**value)])
+    tensor = plan_pb2.Tensor(dtype="float32", shape=[-1] * len(value.get("shape", ())))
     with pytest.raises(tensor_values.ValuesError, match=message):
+        tensor_values.from_bytes(values.SerializeToString(), [tensor])
+
+
+def test_a_shape_of_many_sizes_is_not_multiplied(monkeypatch):
+    # A megabyte of them takes minutes, in which no other thread runs.
+    values = plan_pb2.Values(values=[{"dtype": "float32", "shape": [127] * 250_000}])
+    monkeypatch.setattr(math, "prod", lambda sizes: pytest.fail("multiplied"))
+    with pytest.raises(tensor_values.ValuesError, match="got 250000 dimensions") as refused:
+        tensor_values.from_bytes(
+            values.SerializeToString(), [plan_pb2.Tensor(dtype="float32", shape=[3])]
+        )
+    assert len(str(refused.value)) < 200
+
+
+def test_more_tensors_than_there_may_be_are_not_looked_at(monkeypatch):
+    values = plan_pb2.Values(values=[{"dtype": "float32", "content": b"1234"}] * 1000)
+    monkeypatch.setattr(np, "frombuffer", lambda *args: pytest.fail("looked at"))
+    with pytest.raises(tensor_values.ValuesError, match="must have 1 tensors, got 1000"):
         tensor_values.from_bytes(values.SerializeToString(), [plan_pb2.Tensor(dtype="float32")])
 
 

@@ -66,10 +66,16 @@ def from_bytes(
         read = plan_pb2.Values.FromString(content)
     except message.DecodeError:
         raise ValuesError(f"{name} cannot be read as tensors.") from None
+    _check_number(len(read.values), tensors, name)
     arrays = []
-    for index, value in enumerate(read.values):
+    for index, (value, tensor) in enumerate(zip(read.values, tensors, strict=True)):
         if value.dtype not in DTYPES:
-            raise ValuesError(f"{name}[{index}] has the unknown dtype {value.dtype!r}.")
+            raise ValuesError(f"{name}[{index}] has the unknown dtype {value.dtype[:20]!r}.")
+        if len(value.shape) != len(tensor.shape):  # Or the product of a million sizes is taken.
+            raise ValuesError(
+                f"{name}, {tensor.label or 'its tensor'}, must be {tensor.dtype} of shape "
+                f"{list(tensor.shape)}, got {len(value.shape)} dimensions."
+            )
         dtype = np.dtype(value.dtype).newbyteorder("<")
         if min(value.shape, default=0) < 0 or (
             math.prod(value.shape) * dtype.itemsize != len(value.content)
@@ -94,8 +100,7 @@ def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name
     Raises:
       ValuesError: If their number, a dtype or a shape differs.
     """
-    if len(arrays) != len(tensors):
-        raise ValuesError(f"{name} must have {len(tensors)} tensors, got {len(arrays)}.")
+    _check_number(len(arrays), tensors, name)
     for array, tensor in zip(arrays, tensors, strict=True):
         wanted = tuple(tensor.shape)
         fits = len(array.shape) == len(wanted) and all(
@@ -106,3 +111,8 @@ def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name
                 f"{name}, {tensor.label or 'its tensor'}, must be {tensor.dtype} of shape "
                 f"{list(wanted)}, got {array.dtype.name} of shape {list(array.shape)}."
             )
+
+
+def _check_number(found: int, tensors: Sequence[plan_pb2.Tensor], name: str) -> None:
+    if found != len(tensors):
+        raise ValuesError(f"{name} must have {len(tensors)} tensors, got {found}.")
