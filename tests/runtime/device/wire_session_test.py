@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import sys
 import threading
 import time
@@ -353,6 +354,15 @@ def test_no_common_version_is_told(server, device):
 def test_a_server_that_keeps_no_order_is_left(server, device, messages, reason):
     server.script = lambda served: iter(messages)
     assert device.run().reason == reason
+
+
+def test_a_server_that_sends_for_ever_fills_no_memory(server, device):
+    server.script = lambda served: itertools.repeat(wire_server.challenge_of())
+    stream = device.connection.open_stream()
+    for _ in range(3):
+        stream.receive(lambda: None, seconds=30, wanted="challenge")
+    with pytest.raises(session.StepFailed, match="more messages than a session has"):
+        stream.receive(lambda: None, seconds=30, wanted="challenge")
 
 
 def test_what_the_server_says_when_it_ends_a_session_is_told(server, device):

@@ -332,9 +332,15 @@ def test_a_large_update_comes_in_parts(tmp_path):
             Status.INVALID_ARGUMENT,
             "a report was expected",
         ),
+        (
+            [1000, 1, MIB],
+            wire_pb2.FromDevice(update_part=b""),
+            Status.INVALID_ARGUMENT,
+            "only the last part may have less than 1024 bytes",
+        ),
         ([1000, MIB], None, Status.INVALID_ARGUMENT, "the stream ended without a report"),
     ],
-    ids=["too large", "first too large", "check-in", "end"],
+    ids=["too large", "first too large", "check-in", "small", "end"],
 )
 def test_parts_that_make_no_update_end_the_session(tmp_path, parts, last, code, text):
     async def story(channel, notes, store):

@@ -25,6 +25,7 @@ from tff_dpftrl.runtime.device import background_loop, session, watcher
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
 _LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
+_MOST_MESSAGES = 3  # Challenge, configuration, answer; more would only fill the memory.
 _LONGEST_TEXT = 200
 _LAST_S = 5.0
 
@@ -200,6 +201,10 @@ def _ended() -> Exception:
     return session.StepFailed("The session was ended.")
 
 
+def _sent_too_much() -> Exception:
+    return session.StepFailed("The server has sent more messages than a session has.")
+
+
 class Stream:
     """One session's messages; for one thread."""
 
@@ -286,7 +291,13 @@ class Stream:
         end: _End = EOFError
         try:
             self._call = self._open()
+            num_messages = 0
             while (message := await self._call.read()) is not grpc.aio.EOF:
+                num_messages += 1
+                if num_messages > _MOST_MESSAGES:
+                    self._call.cancel()
+                    end = _sent_too_much
+                    break
                 self._received.put(message)
         except grpc.RpcError as error:
             end = self._connection.explain(error)

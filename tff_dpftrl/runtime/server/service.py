@@ -510,12 +510,21 @@ async def _read_parts(
       Refused: If it is too large, or something else comes.
     """
     parts = [first]
-    num_bytes = len(first)
+    num_bytes, num_small = len(first), 0
     while True:
         message = _read(await context.read(), ("report", "update_part"), most_bytes - num_bytes)
         if message.WhichOneof("message") == "report":
             report = message.report
             report.update = b"".join(parts)
             return report, num_bytes
+        if len(message.update_part) < session_stream.FIRST_PART_BYTES:
+            num_small += 1
+            if num_small > 1:  # Millions of them would take more room for themselves than it.
+                raise Refused(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"only the last part may have less than {session_stream.FIRST_PART_BYTES} "
+                    "bytes",
+                    "unexpected message",
+                )
         parts.append(message.update_part)
         num_bytes += len(parts[-1])
