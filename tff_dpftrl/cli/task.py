@@ -160,11 +160,12 @@ def _report(args: argparse.Namespace) -> int:
             f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."
         )
     train.silence_tensorflow()
+    from tff_dpftrl.runtime.server import server_folder
     from tff_dpftrl.runtime.status import session_table
     from tff_dpftrl.runtime.tasks import report
 
-    server_folder = pathlib.Path(args.server_folder or pathlib.Path(args.store) / "server")
-    sessions = session_table.SessionTable.load(server_folder / "sessions.json")
+    counted = server_folder.of(args.server_folder or pathlib.Path(args.store) / "server").sessions
+    sessions = session_table.SessionTable.load(counted)
     with sql.SqlStore(args.store) as store:
         found = report.write(
             folder, store, output, with_held_out=not args.no_held_out, sessions=sessions
