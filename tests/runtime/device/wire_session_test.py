@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import sys
@@ -312,7 +313,7 @@ def test_a_large_update_goes_in_parts_and_in_order(server, device):
     server.script = script
     assert device.run().outcome is session.Outcome.COMPLETED
     *parts, last = came
-    assert len(parts) == 7 and not last.report.update and last.report.attempt == "a-1"
+    assert len(parts) > 1 and not last.report.update and last.report.attempt == "a-1"
     update = b"".join(part.update_part for part in parts)
     numbers = plan_pb2.Tensor(dtype="float32", shape=[1_500_000])
     total, _ = tensor_values.from_bytes(update, [numbers, _UPDATE[1]])
@@ -376,9 +377,12 @@ def test_what_the_server_says_when_it_ends_a_session_is_told(server, device):
     assert result.reason.endswith("ended the session (not found): There is no population 'tests'.")
 
 
-@pytest.mark.parametrize("silent_at", ["challenge", "configuration", "report answer"])
-def test_a_silent_server_is_left_in_the_end(server, make_device, plan, silent_at):
-    device = make_device(answer_s=0.2, selection_s=0.2, upload_s=0.2)
+@pytest.mark.parametrize(
+    ("silent_at", "patience"),
+    [("challenge", "answer_s"), ("configuration", "selection_s"), ("report answer", "upload_s")],
+)
+def test_a_silent_server_is_left_in_the_end(server, make_device, plan, silent_at, patience):
+    device = make_device(**{patience: 0.2})
     gone = threading.Event()
 
     def script(served):
@@ -398,10 +402,11 @@ def test_a_silent_server_is_left_in_the_end(server, make_device, plan, silent_at
     assert device.has_participated() == (silent_at == "report answer")
 
 
-def _waits_for_the_end(gone):
+def _waits_for_the_end(gone, once_checked_in=lambda: None):
     def script(served):
         served.context.add_callback(gone.set)
         yield from served.check_in()
+        once_checked_in()
         gone.wait(20)
 
     return script
@@ -409,11 +414,9 @@ def _waits_for_the_end(gone):
 
 def test_waiting_for_selection_ends_with_eligibility(server, device):
     gone = threading.Event()
-    server.script = _waits_for_the_end(gone)
-    timer = threading.Timer(0.1, setattr, (device.eligibility, "charging", False))
-    timer.start()
+    end = functools.partial(setattr, device.eligibility, "charging", False)
+    server.script = _waits_for_the_end(gone, end)
     result = device.run()
-    timer.join()
     assert (result.outcome, result.report.shape) == (session.Outcome.INTERRUPTED, "-!")
     assert result.reason == "The device is no longer charging."
     assert gone.wait(20)
@@ -455,14 +458,16 @@ def test_training_that_takes_too_long_ends(server, device):
     )
 
 
-def test_a_server_that_vanishes_in_the_download_loses_nothing(make_device):
+def test_a_server_that_vanishes_before_the_plan_came_loses_nothing(make_device):
     server = wire_server.WireServer(_clock)
     device = make_device(server=server)
 
     def script(served):
         yield from served.check_in()
         threading.Thread(target=server.stop).start()
-        yield _configuration(b"x" * 50_000_000)
+        while served.context.is_active():
+            time.sleep(0.01)
+        yield _configuration(b"never arrives")
 
     server.script = script
     result = device.run()
@@ -511,8 +516,8 @@ def _is_left(server, device, plan):
 
 
 def _is_interrupted(server, device, plan):
-    server.script = _waits_for_the_end(threading.Event())
-    threading.Timer(0.1, setattr, (device.eligibility, "charging", False)).start()
+    end = functools.partial(setattr, device.eligibility, "charging", False)
+    server.script = _waits_for_the_end(threading.Event(), end)
 
 
 @pytest.mark.parametrize("prepare", [_completes, _is_sent_away, _is_left, _is_interrupted])

@@ -38,14 +38,15 @@ def _fleet(folder, address, **options):
     )
 
 
-def _run(made, *, rounds, seconds=30.0, **options):
-    counts, ends = tally.Tally(), []
+def _run(made, *, rounds, seconds=60.0, until=lambda counts: False, **options):
+    counts, ends, stop = tally.Tally(), [], threading.Event()
 
     def hear(end):
         ends.append(end)
         counts.add(end)
+        if until(counts):
+            stop.set()
 
-    stop = threading.Event()
     ending = fleet.Ending(rounds=rounds, seconds=seconds)
     fleet.run(made, ending, stop=stop, hear=hear, **options)
     assert stop.is_set()
@@ -92,7 +93,11 @@ def test_every_attack_is_refused_by_name(tmp_path, attack):
     served = text_service.Served(tmp_path)
     rates = behaviour.Rates(drop_outs=0, stragglers=0, malicious=1.0, attacks=(attack,))
     with served.running() as address:
-        counts, ends = _run(_fleet(tmp_path, address, rates=rates), rounds=1, seconds=1.5)
+        counts, ends = _run(
+            _fleet(tmp_path, address, rates=rates),
+            rounds=1,
+            until=lambda counts: sum((counts.refusals + counts.failures).values()) >= 12,
+        )
     reasons = " ".join({*counts.refusals, *counts.failures})
     expected = {
         behaviour.Attack.NAN: "unusable: not finite",
@@ -130,8 +135,12 @@ def test_a_server_that_is_gone_ends_nothing_but_sessions(tmp_path):
     served = text_service.Served(tmp_path)
     with served.running() as address:
         pass
-    counts, _ = _run(_fleet(tmp_path, address, num_devices=3), rounds=1, seconds=1.0)
-    assert counts.shapes == {} and counts.others[session.Outcome.FAILED] >= 3
+    counts, _ = _run(
+        _fleet(tmp_path, address, num_devices=3),
+        rounds=1,
+        until=lambda counts: counts.others[session.Outcome.FAILED] >= 3,
+    )
+    assert counts.shapes == {} and not counts.rounds
     [reason] = counts.failures
     assert reason.startswith(f"{address} cannot be reached")
 

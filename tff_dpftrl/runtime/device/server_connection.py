@@ -28,6 +28,8 @@ _LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `p
 _MOST_MESSAGES = 3  # Challenge, configuration, answer; more would only fill the memory.
 _LONGEST_TEXT = 200
 _LAST_S = 5.0
+# What gRPC says, in place of the server's words, where the server ends while it is written to.
+_ENDED_IN_WRITING = "Internal error from Core"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +175,11 @@ class ServerConnection:
           error: What a call raised.
 
         Returns:
-          What makes an `AttestationFailed` if the server says so, or a `StepFailed`.
+          What makes an `AttestationFailed` if the server says so, an `EOFError` if it has
+          ended the session, or a `StepFailed`.
         """
+        if error.code() is grpc.StatusCode.INTERNAL and error.details() == _ENDED_IN_WRITING:
+            return EOFError
         kind, text = self._explained(error)
         return functools.partial(kind, text)
 
