@@ -1,3 +1,4 @@
+import asyncio
 import sys
 
 import pytest
@@ -23,6 +24,41 @@ def test_a_slow_bucket_lets_one_pass_now_and_then():
     assert not bucket.take()
     now[0] = 10.5
     assert bucket.take()
+
+
+def test_room_is_given_in_order_and_to_nobody_who_is_gone():
+    async def story():
+        room = limits.Room(10)
+        got = []
+
+        async def take(name, num_bytes):
+            await room.take(num_bytes)
+            got.append(name)
+
+        await take("a", 6)
+        waiting = [asyncio.ensure_future(take(*who)) for who in (("b", 100), ("c", 3), ("d", 1))]
+        await asyncio.sleep(0)
+        assert got == ["a"]  # "c" would have room, and comes after "b", who takes all there is.
+        waiting[0].cancel()
+        await asyncio.gather(*waiting[1:])
+        assert got == ["a", "c", "d"]
+        waiting = [asyncio.ensure_future(take("e", 100))]
+        for num_bytes in (6, 3):
+            room.give_back(num_bytes)
+            await asyncio.sleep(0)
+            assert "e" not in got
+        room.give_back(1)
+        await asyncio.gather(*waiting)
+        # Whose turn has come in the moment in which it goes gives it back.
+        waiting = asyncio.ensure_future(take("f", 10))
+        await asyncio.sleep(0)
+        room.give_back(100)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await take("g", 10)
+        assert got[-2:] == ["e", "g"]
+
+    asyncio.run(asyncio.wait_for(story(), 10))
 
 
 @pytest.mark.parametrize(

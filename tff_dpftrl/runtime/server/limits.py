@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import dataclasses
 from collections.abc import Callable
 
@@ -77,3 +79,39 @@ class TokenBucket:
             return False
         self._level -= 1
         return True
+
+
+class Room:
+    """Bytes that may be on their way at a time; who comes first is first. For one event loop."""
+
+    def __init__(self, num_bytes: int):
+        self._most = num_bytes
+        self._free = num_bytes
+        self._queue: collections.deque[tuple[int, asyncio.Future]] = collections.deque()
+
+    async def take(self, num_bytes: int) -> None:
+        """Waits for so many; for all of them if there are not so many."""
+        num_bytes = min(num_bytes, self._most)
+        if not self._queue and self._free >= num_bytes:
+            self._free -= num_bytes
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._queue.append((num_bytes, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            is_granted = turn.done() and not turn.cancelled()
+            self.give_back(num_bytes if is_granted else 0)  # Others may not have to wait any more.
+            raise
+
+    def give_back(self, num_bytes: int) -> None:
+        """Gives back what was taken."""
+        self._free += min(num_bytes, self._most)
+        while self._queue:
+            wanted, turn = self._queue[0]
+            if not turn.done():
+                if self._free < wanted:
+                    return
+                self._free -= wanted
+                turn.set_result(None)
+            self._queue.popleft()

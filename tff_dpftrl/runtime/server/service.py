@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
-from google.protobuf import message as protobuf_message
 
 from tff_dpftrl.runtime.actors import messages, selector
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
@@ -25,7 +24,7 @@ from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.server import served_task, summaries
+from tff_dpftrl.runtime.server import received, served_task, summaries
 from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
 
 _logger = logging.getLogger(__name__)
@@ -86,8 +85,8 @@ class Service:
         self._numbers = itertools.count(1)
         self._configurations: collections.OrderedDict[tuple[str, bytes], bytes]
         self._configurations = collections.OrderedDict()
-        self._sending = _Places(limits.sending_bytes)
-        self._receiving = _Places(limits.receiving_bytes)
+        self._sending = limits_lib.Room(limits.sending_bytes)
+        self._receiving = limits_lib.Room(limits.receiving_bytes)
         self._is_stopping = False
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
@@ -223,7 +222,7 @@ class Service:
             session.phase = Phase.SENT_AWAY
             self._observer.sent_away("it has to rest", False)
             return
-        check_in = _read(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
+        check_in = received.read(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
         if not self._check_ins.take():
             await self._send_away(session, context, self._turns(), "too many devices check in")
             return
@@ -313,16 +312,16 @@ class Service:
     ) -> None:
         limit = self._tasks[task].largest_report_bytes + limits_lib.MESSAGE_MARGIN_BYTES
         raw = await context.read()
-        message = _read(raw, ("report", "update_part"), limit)
+        message = received.read(raw, ("report", "update_part"), limit)
         if message.WhichOneof("message") == "report":
             await self._sum(session, context, task, message.report, len(raw))
             return
         if len(message.update_part) > session_stream.FIRST_PART_BYTES:
-            raise _too_large("first part", session_stream.FIRST_PART_BYTES)
+            raise received.too_large("first part", session_stream.FIRST_PART_BYTES)
         await self._receiving.take(limit)
         try:
             self._allow_transfer(session)
-            report, num_bytes = await _read_parts(context, message.update_part, limit)
+            report, num_bytes = await received.read_parts(context, message.update_part, limit)
             await self._sum(session, context, task, report, num_bytes)
         finally:
             self._receiving.give_back(limit)
@@ -429,102 +428,3 @@ class _Handler(grpc.GenericRpcHandler):
 
     def service(self, handler_call_details: grpc.HandlerCallDetails):
         return self._methods.get(handler_call_details.method)
-
-
-class _Places:
-    """Bytes that may be on their way at a time; who comes first is first."""
-
-    def __init__(self, num_bytes: int):
-        self._most = num_bytes
-        self._free = num_bytes
-        self._queue: collections.deque[tuple[int, asyncio.Future]] = collections.deque()
-
-    async def take(self, num_bytes: int) -> None:
-        """Waits for so many; for all of them if there are not so many."""
-        num_bytes = min(num_bytes, self._most)
-        if not self._queue and self._free >= num_bytes:
-            self._free -= num_bytes
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append((num_bytes, turn))
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(num_bytes)
-            raise
-
-    def give_back(self, num_bytes: int) -> None:
-        """Gives back what was taken."""
-        self._free += min(num_bytes, self._most)
-        while self._queue:
-            wanted, turn = self._queue[0]
-            if not turn.done():
-                if self._free < wanted:
-                    return
-                self._free -= wanted
-                turn.set_result(None)
-            self._queue.popleft()
-
-
-def _read(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
-    """What a device sent, which must be of some kinds.
-
-    Raises:
-      Refused: If it is too large, another one, or cannot be read.
-    """
-    name = kinds[0].replace("_", "-")
-    if raw is grpc.aio.EOF:
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT, f"the stream ended without a {name}", "ended early"
-        )
-    if len(raw) > most_bytes:
-        raise _too_large(name, most_bytes)
-    try:
-        message = wire_pb2.FromDevice.FromString(raw)
-    except protobuf_message.DecodeError:
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT, f"the {name} cannot be read", "unreadable message"
-        ) from None
-    if message.WhichOneof("message") not in kinds:
-        raise Refused(
-            grpc.StatusCode.INVALID_ARGUMENT, f"a {name} was expected", "unexpected message"
-        )
-    return message
-
-
-def _too_large(name: str, most_bytes: int) -> Refused:
-    return Refused(
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        f"a {name} of more than {most_bytes} bytes is too large",
-        "message too large",
-    )
-
-
-async def _read_parts(
-    context: grpc.aio.ServicerContext, first: bytes, most_bytes: int
-) -> tuple[wire_pb2.Report, int]:
-    """Reads the rest of an update, and the report that ends it; returns it and its size.
-
-    Raises:
-      Refused: If it is too large, or something else comes.
-    """
-    parts = [first]
-    num_bytes, num_small = len(first), 0
-    while True:
-        message = _read(await context.read(), ("report", "update_part"), most_bytes - num_bytes)
-        if message.WhichOneof("message") == "report":
-            report = message.report
-            report.update = b"".join(parts)
-            return report, num_bytes
-        if len(message.update_part) < session_stream.FIRST_PART_BYTES:
-            num_small += 1
-            if num_small > 1:  # Millions of them would take more room for themselves than it.
-                raise Refused(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"only the last part may have less than {session_stream.FIRST_PART_BYTES} "
-                    "bytes",
-                    "unexpected message",
-                )
-        parts.append(message.update_part)
-        num_bytes += len(parts[-1])
