@@ -177,5 +177,25 @@ def test_bad_edges_are_named(edges, message):
         histograms.ParticipationBuckets((1,), edges)
 
 
+@pytest.mark.parametrize(
+    ("edges", "stride", "count"),
+    [
+        ((1, 2, 4), 1, 0),
+        ((1, 2, 4), 2, 1),
+        ((1, 2, 4), 3, 1),
+        ((1, 2, 4), 4, 2),
+        ((1, 2, 4), 9, 2),
+        ((1,), 5, 0),
+    ],
+)
+def test_buckets_below_a_stride_hold_smaller_ones_only(edges, stride, count):
+    buckets = histograms.ParticipationBuckets(edges, (1, 2))
+    assert buckets.below(stride) == count
+    for told in range(1, 12):
+        strides, _ = buckets.encode(told, 2)
+        is_below = bool(strides[1 : 1 + count].any())
+        assert not is_below or told < stride
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -79,6 +79,10 @@ class ParticipationBuckets:
         """Shapes of the two vectors."""
         return (len(self.stride_edges) + 1,), (len(self.times_edges),)
 
+    def below(self, stride: int) -> int:
+        """How many of the first buckets of strides hold smaller ones only."""
+        return max(bisect.bisect_right(self.stride_edges, stride) - 1, 0)
+
     def encode(self, stride: int | None, times: int) -> tuple[np.ndarray, np.ndarray]:
         """The two vectors of one device.
 

@@ -94,7 +94,8 @@ def _run_round(folder, address, cohort):
 )
 def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
     process = small_tasks.PROCESSES[name]()
-    task = planned_task.PlannedTask(small_folder.folder_of(process))
+    terms = dataclasses.replace(small_folder.TERMS, adaptive_clipping=name == "adaptive")
+    task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
     store = memory.MemoryStore()
     task.add_to(store)
     compiled = compiled_process.compile_process(process)

@@ -110,6 +110,7 @@ def test_merged_sums_are_those_of_all_reports(task, device, rounds):
         ({"strides": [2, 0, 0, 0, 0, 0, 0], "times": [2, 0, 0]}, "one-hot"),
         ({"strides": [], "times": [1, 0, 0]}, "strides must be integers of shape"),
         ({"strides": [1, 0, 0, 0, 0, 0, 0], "times": [0, 1, 0]}, "contradict"),
+        ({"strides": [0, 1, 0, 0, 0, 0, 0], "times": [0, 1, 0]}, "not rested"),
     ],
 )
 def test_unusable_reports_change_nothing(task, device, rounds, change, message):
@@ -136,6 +137,26 @@ def test_an_update_that_is_not_finite_is_unusable(task, device, rounds):
     summation = task.served.task.summation
     with pytest.raises(population_lib.UnusableReport, match="not finite"):
         summation.accumulate(summation.zero(), good)
+
+
+@pytest.mark.parametrize("size", [1.001, 1e15, 1e300])
+def test_an_update_that_is_not_clipped_is_unusable(task, device, rounds, size):
+    good, *_ = _reports(device, rounds)
+    update = tensor_values.from_bytes(good.update, task.folder.server.update)
+    summed = next(i for i, array in enumerate(update) if array.dtype == np.float64)
+    update[summed] = np.eye(*update[summed].shape) * size
+    good.update = tensor_values.to_bytes(update)
+    summation = task.served.task.summation
+    with pytest.raises(population_lib.UnusableReport, match="not clipped to the norm 1"):
+        summation.accumulate(summation.zero(), good)
+
+
+def test_where_the_clip_norm_is_learned_no_norm_is_known():
+    terms = dataclasses.replace(small_folder.TERMS, clip_norm=1e-9, adaptive_clipping=True)
+    learned = planned_task.PlannedTask(small_folder.folder_of(_PROCESS(), terms=terms))
+    rounds = small_folder.Rounds(learned, memory.MemoryStore())
+    rounds.run(_reports(small_folder.device_of(learned), rounds))
+    assert rounds.commit.rounds_done == 1
 
 
 def test_histograms_of_nobody_make_the_round_unknown(task, device, rounds):
@@ -229,7 +250,9 @@ def test_a_budget_ends_the_task_before_it_is_exceeded(task):
 def _assert_ten_rounds_are_those_of(name, process, simulation):
     num_rounds = 8 if name == "tree" else 10  # As many as its tree has.
     schema = dataclasses.replace(small_folder.SCHEMA, num_rounds=10)
-    terms = dataclasses.replace(small_folder.TERMS, schema=schema)
+    terms = dataclasses.replace(
+        small_folder.TERMS, schema=schema, adaptive_clipping=name == "adaptive"
+    )
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
     device = small_folder.device_of(task)
     rounds = small_folder.Rounds(task, memory.MemoryStore())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -27,6 +28,7 @@ from tff_dpftrl.runtime.tasks import privacy as privacy_lib
 from tff_dpftrl.runtime.tasks import task_folder, task_state
 
 _OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
+_SUMMED = np.dtype("float64")  # What is clipped and noised, and nothing else is of it.
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Of an evaluation, whose model changes every time.
 
 
@@ -48,10 +50,18 @@ class Total:
 class PlanSummation(population_lib.Summation):
     """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
 
-    def __init__(self, work: server_work.ServerWork):
-        """Takes the server's part of a task."""
+    def __init__(self, work: server_work.ServerWork, largest_norm: float | None = None):
+        """Takes the server's part of a task.
+
+        Args:
+          work: The server's part.
+          largest_norm: L2 norm that devices clip what is noised to; None if it changes, or
+            there is none.
+        """
         self._work = work
+        self._largest_norm = math.inf if largest_norm is None else largest_norm
         self._buckets = buckets_of(work.plan.participation)
+        self._too_soon = self._buckets.below(work.plan.participation.min_sep_rounds)
 
     def zero(self) -> Total:
         """See the base class."""
@@ -65,13 +75,31 @@ class PlanSummation(population_lib.Summation):
                 np.array(values, np.int64) for values in (payload.strides, payload.times)
             )
             self._buckets.check_one_hot(strides, times)
+            self._check_stride(strides)
             update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
+            self._check_norm(update)
             total.sums = self._work.accumulate(total.sums, update)
         except ValueError as error:  # Of another shape, not finite, no one-hot.
             raise population_lib.UnusableReport(str(error)) from None
         total.strides += strides
         total.times += times
         return total
+
+    def _check_stride(self, strides: np.ndarray) -> None:
+        """A device that keeps its timer never says so; one lie would end the task's budget."""
+        if strides[1 : 1 + self._too_soon].any():
+            raise ValueError("strides says that the device has not rested as the plan asks.")
+
+    def _check_norm(self, update: Sequence[np.ndarray]) -> None:
+        """That one device moves a sum by no more rests on all of them (`private_round.summation`).
+
+        Beside an update of 10¹⁵, the noise and what it hides are rounded to eighths.
+        """
+        flat = [array.ravel() for array in update if array.dtype == _SUMMED]
+        with np.errstate(over="ignore"):
+            norm = math.sqrt(sum(float(array @ array) for array in flat))
+        if norm > self._largest_norm:
+            raise ValueError(f"update is not clipped to the norm {self._largest_norm:g}.")
 
     def merge(self, total: Total, other: Total) -> Total:
         """See the base class."""
@@ -202,7 +230,7 @@ class PlannedTask:
         task = population_lib.Task(
             name=terms.task,
             rounds=config.rounds,
-            summation=PlanSummation(work),
+            summation=PlanSummation(work, _largest_norm(terms)),
             server_step=self._step,
             weight=config.weight,
             model_of=terms.model_of,
@@ -288,6 +316,12 @@ def buckets_of(
     return participation_histograms.ParticipationBuckets(
         tuple(participation.stride_edges), tuple(participation.times_edges)
     )
+
+
+def _largest_norm(terms: terms_lib.Terms) -> float | None:
+    """What devices clip to, as far as it is known before training."""
+    is_fixed = terms.strategy is not None and not terms.adaptive_clipping
+    return terms.clip_norm if is_fixed else None
 
 
 def _largest_report(server: plan_pb2.ServerPlan) -> int:
