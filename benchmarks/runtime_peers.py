@@ -1,25 +1,26 @@
 """Rounds over the network beside those of Flower: round latency and devices a second.
 
     PYTHONPATH=. python benchmarks/runtime_peers.py --flower PYTHON
-        [10x1 50x1 200x1 10x1350000 50x1350000] [--clients bare own supernodes]
-        [--repetitions 7]
+        [10x1 50x1 200x1 10x1350000 50x1350000]
+        [--clients bare joining own supernodes] [--repetitions 7]
 
 PYTHON is the interpreter of Flower's environment, see benchmarks/peers/README.md. A case is
 the number of devices in a round, and of float64 parameters of model and update. Devices do
 nothing but answer with an update; the new model is the mean of all updates. All of it is on
-this machine, over TLS. Flower has three kinds of clients here:
+this machine, over TLS. Flower has four kinds of clients here:
 
     bare        its older gRPC server (`start_server`); streams of its protocol on one event
                 loop over few connections, as in the load of this package
+    joining     the same; each is told to go after a round, and joins anew for the next one
     own         the same server; its own `start_client`, in threads of one process
     supernodes  its deployment runtime, as its commands start it: a process for each client
                 and message; only with few clients, 5x1 say, and not unless it is named
 
-Flower's clients stay connected from round to round; our devices open a session for each, as
-devices do that take part now and then. So there are two figures:
+Flower's clients stay connected from round to round, but for those that join anew; our devices
+open a session for each, as devices do that take part now and then. There are two figures:
 
     latency    from the choice of a round's devices, which are connected, to the new model
-    devices/s  of whole rounds one after the other; ours with the check-in of every device
+    devices/s  of whole rounds one after the other; with the check-in of ours
 
 Contenders take turns; the processes of the others wait meanwhile. A ratio is the median over
 the repetitions of the ratio within one, with least and largest; above 1, ours is better.
@@ -45,6 +46,7 @@ from tff_dpftrl.runtime.server import tls
 _PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 _FLOWER = {
     "bare": ("flower_rounds.py", "--load=bare"),
+    "joining": ("flower_rounds.py", "--load=joining"),
     "own": ("flower_rounds.py", "--load=own"),
     "supernodes": ("flower_supernodes.py",),
 }
@@ -187,7 +189,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("cases", nargs="*", metavar="DEVICESxPARAMETERS")
     parser.add_argument("--flower", required=True, metavar="PYTHON")
-    parser.add_argument("--clients", nargs="+", choices=list(_FLOWER), default=["bare", "own"])
+    kinds = list(_FLOWER)
+    parser.add_argument("--clients", nargs="+", choices=kinds, default=kinds[:3], help="Flower's")
     parser.add_argument("--repetitions", type=int, default=7)
     given = parser.parse_args()
     cases = given.cases or ["10x1", "50x1", "200x1", "10x1350000", "50x1350000"]

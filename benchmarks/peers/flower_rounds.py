@@ -4,9 +4,11 @@
         --key server.key --load bare [--channels 4]
 
 The server is Flower's `start_server` with its own `FedAvg`, in this process; the clients are
-in a second one. They are connected before the first round, and stay so. `--load` says what
-they are: "own", Flower's `start_client`, a thread for each; or "bare", streams of Flower's
-protocol on one event loop, over few connections, which cost less.
+in a second one. `--load` says what they are: "own", Flower's `start_client`, a thread for
+each; or "bare", streams of Flower's protocol on one event loop, over few connections, which
+cost less. They are connected before the first round, and stay so; with "joining", the bare
+ones are told to go after each round, as Flower's server tells them at the end, and join anew
+for the next one.
 
 One line of JSON says when all of them are connected. Then each line on standard input is a
 number of rounds to make, and is answered by one line of JSON: the seconds of each round,
@@ -66,9 +68,10 @@ def _usage() -> tuple[float, float]:
 class _Rounds(Server):
     """Makes Flower's rounds when a line says so; leaves evaluation and history out."""
 
-    def __init__(self, num_clients: int, strategy: FedAvg):
+    def __init__(self, num_clients: int, strategy: FedAvg, *, all_go: bool):
         super().__init__(client_manager=SimpleClientManager(), strategy=strategy)
         self._num_clients = num_clients
+        self._all_go = all_go
 
     def fit(self, num_rounds, timeout):
         """Instead of so many rounds, those that are asked for."""
@@ -88,12 +91,22 @@ class _Rounds(Server):
                 if failures or len(results) != self._num_clients:
                     raise RuntimeError(f"{len(results)} clients answered, of {self._num_clients}")
                 self.parameters = parameters
+                if self._all_go:
+                    self._send_all_away(timeout)
             seconds, (cpu_after, peak_mb) = time.perf_counter() - begin, _usage()
             for array in parameters_to_ndarrays(self.parameters):
                 np.testing.assert_allclose(array, _VALUE)
             answer = {"seconds": seconds, "latencies": latencies, "cpu_s": cpu_after - cpu}
             _answer({**answer, "peak_mb": peak_mb})
         return History(), 0.0
+
+    def _send_all_away(self, timeout) -> None:
+        members = self.client_manager().all()
+        going = list(members)
+        self.disconnect_all_clients(timeout)
+        while any(client in members for client in going):
+            time.sleep(0.0005)
+        self.client_manager().wait_for(self._num_clients)
 
 
 def _parameters(count: int, value: float):
@@ -111,7 +124,7 @@ def _serve(given: argparse.Namespace) -> None:
         min_available_clients=given.clients,
         initial_parameters=_parameters(given.parameters, 0.0),
     )
-    server = _Rounds(given.clients, strategy)
+    server = _Rounds(given.clients, strategy, all_go=given.load == "joining")
     clients = subprocess.Popen(
         [sys.executable, __file__, *sys.argv[1:], f"--address={address}"], stdin=subprocess.DEVNULL
     )
@@ -180,6 +193,9 @@ async def _run_bare(given: argparse.Namespace) -> None:
         while (raw := await call.read()) is not grpc.aio.EOF:
             message = transport_pb2.ServerMessage.FromString(raw)
             await call.write(answers[message.WhichOneof("msg")])
+            if given.load == "joining" and message.HasField("reconnect_ins"):
+                call.cancel()
+                call = channel.stream_stream(_JOIN)(wait_for_ready=True)
 
     gc.freeze()  # As the load of ours.
     await asyncio.gather(*(run(channels[i % len(channels)]) for i in range(given.clients)))
@@ -192,7 +208,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, required=True, help="of float64")
     parser.add_argument("--certificate", required=True, help="also the root's")
     parser.add_argument("--key", required=True)
-    parser.add_argument("--load", choices=["bare", "own"], required=True)
+    parser.add_argument("--load", choices=["bare", "joining", "own"], required=True)
     parser.add_argument("--channels", type=int, default=4, help="connections of bare clients")
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)  # Of a started server.
     given = parser.parse_args()
