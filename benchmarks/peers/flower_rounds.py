@@ -52,6 +52,7 @@ from flwr.server.strategy import FedAvg
 
 _JOIN = "/flwr.proto.FlowerService/Join"
 _VALUE = 1e-3  # Of every parameter in a client's answer, hence in a round's result.
+_MOST_STREAMS = 1000  # At a time, in Flower's server; further ones are refused.
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -212,6 +213,9 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=4, help="connections of bare clients")
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)  # Of a started server.
     given = parser.parse_args()
+    most = _MOST_STREAMS // 2 if given.load == "joining" else _MOST_STREAMS
+    if given.clients > most:
+        parser.error(f"--clients is {given.clients}: Flower's server takes {most}, at most.")
     logging.getLogger("flwr").setLevel(logging.ERROR)  # A line for every message takes time.
     if not given.address:
         _serve(given)
