@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from tests.cli import toy_corpus
+from tff_dpftrl.cli import interruption
 
 _STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 _SMALL = (
@@ -97,6 +98,12 @@ def test_a_signal_while_training_says_how_to_go_on_and_that_works(corpus, tmp_pa
         child = _start(output, "--resume")
     _, said = child.communicate()
     assert child.returncode == 0, said
+
+
+def test_a_reason_ends_with_one_full_stop():
+    stop = interruption.Interruption("tff-dpftrl")
+    for reason in ("the disk is full", "the disk is full."):
+        assert stop.message(reason) == "\ntff-dpftrl: the disk is full.\n"
 
 
 if __name__ == "__main__":

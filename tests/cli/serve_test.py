@@ -57,6 +57,29 @@ def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):
     assert "which is not trusted" in capsys.readouterr().err
 
 
+_LISTEN = """
+import socket
+from tff_dpftrl.cli import train
+train.silence_tensorflow()
+import grpc
+taken = socket.create_server(("127.0.0.1", 0))
+server = grpc.server(None, options=[("grpc.so_reuseport", 0)])
+try:
+    server.add_insecure_port("127.0.0.1:%d" % taken.getsockname()[1])
+except RuntimeError:
+    print("cannot listen")
+"""
+
+
+def test_grpc_writes_no_log_beside_our_line():
+    environment = {k: v for k, v in os.environ.items() if k != "GRPC_VERBOSITY"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-c", _LISTEN], capture_output=True, text=True, env=environment
+    )
+    assert (done.stdout, done.stderr) == ("cannot listen\n", "")
+
+
 @pytest.mark.slow
 def test_an_interruption_gives_the_lease_back(task, tmp_path):
     environment = os.environ | {

@@ -10,7 +10,8 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.tasks import making
+from tff_dpftrl.runtime.status import session_table
+from tff_dpftrl.runtime.tasks import making, report
 
 _OPTIONS = """
 population = "keyboard"
@@ -137,12 +138,28 @@ def test_there_is_no_report_without_task_and_store(tmp_path, capsys):
     assert "has no task 'small'" in capsys.readouterr().err
 
 
+def test_a_report_lists_sessions_with_and_without_a_plan(monkeypatch, tmp_path, capsys):
+    folder = tmp_path / "small"
+    small_folder.write(folder, small_tasks.PROCESSES["blt"]())
+    (tmp_path / "store" / "server").mkdir(parents=True)
+    sessions = session_table.SessionTable()
+    for shape in ("-#", "-v[]+^"):
+        sessions.add(shape)
+    sessions.save(tmp_path / "store" / "server" / "sessions.json")
+    found = types.SimpleNamespace(summary="2 of 6 rounds.")
+    monkeypatch.setattr(report, "write", lambda *_, **__: found)
+    assert main.main(["task", "report", str(folder), "--store", str(tmp_path / "store")]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["-v[]+^", "1", "100.0", "%"] in lines and ["-#", "1"] in lines
+
+
 def test_the_help_of_a_part_says_what_it_takes(capsys):
     with pytest.raises(SystemExit):
         main.main(["task", "new", "--help"])
     printed = capsys.readouterr().out
     assert "--over-selection" in printed and "--proxy-data" in printed
     assert "--stop-at-accuracy" not in printed
+    assert "Default: ." not in printed
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import pytest
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.runtime import serving, signing_keys
+from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.device import (
     attester,
     device,
@@ -195,6 +196,50 @@ def test_a_second_server_is_refused(task, folder, tmp_path):
     asyncio.run(run())
     with pytest.raises(ValueError, match="No server runs with the folder"):
         folder.address()
+
+
+def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, folder):
+    store = memory.MemoryStore()
+
+    async def run():
+        first = _serving(task, store, folder)
+        await first.start()
+        try:
+            with pytest.raises(server.ServerError, match="two servers for one population"):
+                second = _serving(task, store, folder)
+                second.seen.session_table.add("-v[]+^")
+                await second.start()
+            assert folder.address() == first.address
+            first.seen.session_table.add("-v[]+^")
+            first.seen.session_table.add("-v[]+#")
+        finally:
+            await first.stop()
+        assert first.seen.session_table.total == 2
+
+    asyncio.run(run())
+    assert not folder.endpoint.exists()
+
+
+def test_a_line_is_said_once(task, folder):
+    lines = []
+    seen = _serving(task, memory.MemoryStore(), folder, lines).seen
+
+    def released(index):
+        return messages.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
+
+    async def run():
+        seen.hear(0.0, messages.Leading("tests", 2))
+        seen.hear(1.0, released(0))  # Of a server before this one, which has said so.
+        for waiting in (0, 0, 1, 1):
+            seen.hear(2.0, messages.TooFewDevices("small", waiting, 3))
+        for _ in range(2):
+            seen.hear(3.0, released(1))
+
+    asyncio.run(run())
+    assert [line.partition(":")[2][:17] for line in lines if "reports" in line] == [
+        " round 2 of 6 com"
+    ]
+    assert sum("devices wait" in line for line in lines) == 2
 
 
 def test_what_cannot_be_served_is_named(task, folder):

@@ -36,9 +36,9 @@ class Interruption:
                 signal.signal(signum, self._end)
 
     def message(self, reason: str = "interrupted") -> str:
-        """The message, which ends with a line break; `reason` has no full stop."""
+        """The message, which ends with a line break."""
         left = "" if self.what_is_left is None else " " + self.what_is_left()
-        return f"\n{self.command}: {reason}.{left}\n"
+        return f"\n{self.command}: {reason.removesuffix('.')}.{left}\n"
 
     def _end(self, signum: int, frame: types.FrameType | None) -> None:
         del frame

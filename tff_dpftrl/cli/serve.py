@@ -82,7 +82,8 @@ def add_parser(subparsers) -> None:
         "--address",
         default="127.0.0.1:0",
         metavar="HOST:PORT",
-        help="For devices; port 0 is any that is free. Default: 127.0.0.1:0.",
+        help="For devices; port 0 is any that is free, another one after a restart: with a port of "
+        "its own, devices find the server again. Default: 127.0.0.1:0.",
     )
     listening.add_argument(
         "--status-address",

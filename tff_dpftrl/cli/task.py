@@ -184,8 +184,11 @@ def _report(args: argparse.Namespace) -> int:
         print(f"{found.summary}\nMetrics, curves, statement and model are in {output}/")
         if sessions.total:
             print("\nSessions of the population's devices, by shape (sessions.md says of what):")
-            rows = [[shape, str(n), f"{share:.1f} %"] for shape, n, share in sessions.rows()]
-            output_lib.print_table([["shape", "count", "share"], *rows], left=0)
+            rows = [
+                [shape, str(count), "" if share is None else f"{share:.1f} %"]
+                for shape, count, share in sessions.rows()
+            ]
+            output_lib.print_table([["shape", "count", "of those with a plan"], *rows], left=0)
     return 0
 
 

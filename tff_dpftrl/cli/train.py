@@ -150,7 +150,7 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
       hint: Its type.
     """
     flags = SHORT_FLAGS.get(field.name, []) + ["--" + field.name.replace("_", "-")]
-    default = "" if field.default is None else f" Default: {field.default}."
+    default = "" if field.default in (None, "") else f" Default: {field.default}."
     text = (field.metadata["help"] + default).replace("%", "%%")
     if typing.get_origin(hint) in (typing.Union, types.UnionType):  # with None
         hint = typing.get_args(hint)[0]
@@ -191,8 +191,9 @@ def given_options(
 
 
 def silence_tensorflow() -> None:
-    """Keeps the start-up notes of TensorFlow, and of TFF's worker, off the terminal."""
+    """Keeps the notes of TensorFlow, TFF's worker and gRPC off the terminal: errors are told."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     warnings.filterwarnings("ignore", "pkg_resources is deprecated")
 
 

@@ -161,9 +161,12 @@ class Serving:
         for look in list(self._looks):
             look.cancel()
         if self._server is not None:
-            self._folder.remove_endpoint()
+            has_served = bool(self._server.address)  # Or the files may be those of another server.
+            if has_served:
+                self._folder.remove_endpoint()
             await self._server.stop()
-            await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
+            if has_served:
+                await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
             self._server = None
         if self._page is not None:
             await self._page.stop()
@@ -253,15 +256,23 @@ class _Narrator(observations.Observations):
     ):
         super().__init__(served, clock=clock)
         self._say, self._after = say, released
+        self._last = ""
 
     def hear(self, now: float, event: Any) -> None:
-        """See the base class."""
+        """See the base class; what was said is not said again, such as an old round's commit."""
+        before = self._commits()
         super().hear(now, event)
         line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})
-        if line:
+        if isinstance(event, messages.RoundReleased) and self._commits() == before:
+            line = ""
+        if line and line != self._last:
+            self._last = line
             self._say(line)
         if isinstance(event, messages.RoundReleased):
             self._after(event.task)
+
+    def _commits(self) -> int:
+        return sum(task.committed for task in self.tasks.values())
 
 
 def _told(event: Any, totals: dict[str, int | None]) -> str:

@@ -67,6 +67,7 @@ def test_sessions_are_counted_by_their_shapes():
         "failed, 1 times: gone",
     ]
     assert counts.to_dict(4.0)["shapes"] == {"-v[]+^": 3, "-v[]+#": 1, "-v[!": 1}
+    assert tally.Tally().summary(4.0)[1] == "nothing to do: 0"
 
 
 if __name__ == "__main__":

@@ -102,11 +102,11 @@ class Tally:
         """
         total = sum(self.shapes.values()) + sum(self.others.values())
         counted = sum(self.rounds.values())
+        others = ", ".join(f"{n} {outcome.value}" for outcome, n in self.others.most_common())
         lines = [
             f"{total} sessions in {seconds:.0f} s ({total / max(seconds, 1e-9):.1f}/s); reports of "
             f"{counted} counted, in {len(self.rounds)} rounds",
-            "nothing to do: "
-            + (", ".join(f"{n} {outcome.value}" for outcome, n in self.others.most_common()) or 0),
+            f"nothing to do: {others or 0}",
         ]
         for name, reasons in (("refused", self.refusals), ("failed", self.failures)):
             lines += [f"{name}, {n} times: {reason}" for reason, n in reasons.most_common(5)]
