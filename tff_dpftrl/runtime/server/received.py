@@ -10,6 +10,9 @@ from google.protobuf import message as protobuf_message
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server.session import Refused
 
+_PART_TAG = wire_pb2.FromDevice.UPDATE_PART_FIELD_NUMBER << 3 | 2  # Of bytes; one byte long.
+_LEAST_PART = 16  # Bytes of a message for which a look at its beginning is worth it.
+
 
 def read(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
     """What a device sent, which must be of some kinds.
@@ -54,15 +57,19 @@ async def read_parts(
     Raises:
       Refused: If it is too large, or something else comes.
     """
-    parts = [first]
+    parts: list[bytes | memoryview] = [first]
     num_bytes, num_small = len(first), 0
     while True:
-        message = read(await context.read(), ("report", "update_part"), most_bytes - num_bytes)
-        if message.WhichOneof("message") == "report":
-            report = message.report
-            report.update = b"".join(parts)
-            return report, num_bytes
-        if len(message.update_part) < session_stream.FIRST_PART_BYTES:
+        raw = await context.read()
+        part = _part(raw, most_bytes - num_bytes)
+        if part is None:
+            message = read(raw, ("report", "update_part"), most_bytes - num_bytes)
+            if message.WhichOneof("message") == "report":
+                report = message.report
+                report.update = b"".join(parts)
+                return report, num_bytes
+            part = message.update_part
+        if len(part) < session_stream.FIRST_PART_BYTES:
             num_small += 1
             if num_small > 1:  # Millions of them would take more room for themselves than it.
                 raise Refused(
@@ -71,5 +78,17 @@ async def read_parts(
                     "bytes",
                     "unexpected message",
                 )
-        parts.append(message.update_part)
-        num_bytes += len(parts[-1])
+        parts.append(part)
+        num_bytes += len(part)
+
+
+def _part(raw: Any, most_bytes: int) -> memoryview | None:
+    """The part that is all of a message, without a copy of it; None if it is not that simple."""
+    if raw is grpc.aio.EOF or not _LEAST_PART < len(raw) <= most_bytes or raw[0] != _PART_TAG:
+        return None
+    length = at = 0
+    for at in range(1, 6):
+        length |= (raw[at] & 0x7F) << 7 * (at - 1)
+        if raw[at] < 0x80:
+            break
+    return memoryview(raw)[at + 1 :] if length == len(raw) - at - 1 else None
