@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.cli import main
-from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime import core_files, signing_keys
 
 
 @pytest.fixture(scope="module", name="task")
@@ -78,6 +78,16 @@ def test_grpc_writes_no_log_beside_our_line():
         [sys.executable, "-c", _LISTEN], capture_output=True, text=True, env=environment
     )
     assert (done.stdout, done.stderr) == ("cannot listen\n", "")
+
+
+def test_core_files_are_forbidden_before_there_is_a_secret(task, tmp_path, capsys, monkeypatch):
+    def forbid():
+        raise ValueError("no core files from here on")
+
+    monkeypatch.setattr(core_files, "forbid", forbid)
+    assert main.main(_arguments(task, tmp_path)) == 2
+    assert "no core files from here on" in capsys.readouterr().err
+    assert not (tmp_path / "store" / "store.sqlite").exists()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ sum their reports as they come, add the noise, commit, and only then release the
 
 What is committed is in the store: after a crash or Ctrl-C, the same command goes on with the
 committed round. The store holds the seed of the noise: keep it as secret as the devices' reports.
-Nothing about a single device is written anywhere.
+Nothing about a single device is written anywhere: if the process crashes, it leaves no core file.
 
 Devices connect with gRPC over TLS, and show a token that an issuer signed for them. Unless told
 otherwise, certificate and issuer's key are made in the server's folder, for devices here.
@@ -144,7 +144,7 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end, and returns the exit status."""
     _check(args)
-    from tff_dpftrl.runtime import serving, signing_keys
+    from tff_dpftrl.runtime import core_files, serving, signing_keys
     from tff_dpftrl.runtime.server import server as server_lib
 
     folder = serving.folder_for(args.store, args.server_folder)
@@ -175,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
         population_size=args.population_size or max(sizes),
         round_seconds=args.round_seconds,
     )
+    core_files.forbid()
     with contextlib.closing(sql.SqlStore(args.store)) as store:
         served = serving.Serving(
             tasks,
