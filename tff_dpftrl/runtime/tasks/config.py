@@ -144,6 +144,12 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.num_devices is None:
             raise ValueError("num_devices must be given: how many devices there are, at least.")
         wanted = self.rounds.wanted
+        if self.rounds.least < 2:
+            raise ValueError(
+                f"clients_per_round={self.clients_per_round} with least_fraction="
+                f"{self.least_fraction:g} lets a round end with {self.rounds.least} reports, and "
+                "its metrics would be the exact figures of one device: raise one of these."
+            )
         if self.num_devices < wanted:
             raise ValueError(
                 f"num_devices={self.num_devices} is below the {wanted} devices that a round "
