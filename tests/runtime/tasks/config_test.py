@@ -58,7 +58,6 @@ def test_what_follows_is_kept(tmp_path):
         ({"model": "own"}, "cannot be named"),
         ({"weight": 0.0}, "weight must be a finite number, above 0"),
         ({"least_fraction": 1.5}, "least_fraction must be"),
-        ({"least_fraction": 0.0}, "with 0 reports, and its metrics would be"),
         ({"least_fraction": 0.02}, "with 1 reports, and its metrics would be"),
         ({"over_selection": 0.5}, "over_selection must be at least 1"),
         ({"deterministic_noise_seed": 3}, "no meaning for a task"),
