@@ -24,10 +24,10 @@ trap 'exit 130' INT TERM
 [ -e "$task" ] ||
   "$command" task new --config configs/next_word.toml --initial-weights "$pretrained" --output "$task"
 
-rm -f "$store/server/endpoint.json" # Of a server that was killed.
+touch "$folder/starting" # Older files are of a server that was killed, or of one that still runs.
 "$command" serve --population keyboard --task "$task" --store "$store" --round-seconds 5 --until-done &
 server=$!
-until [ -e "$store/server/endpoint.json" ]; do
+until [ "$store/server/endpoint.json" -nt "$folder/starting" ]; do
   kill -0 "$server" 2>/dev/null || { wait "$server" && status=0 || status=$?; server=''; exit "$status"; }
   sleep 0.2
 done

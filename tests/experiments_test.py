@@ -3,7 +3,9 @@
 import csv
 import importlib.util
 import json
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -13,6 +15,14 @@ from tff_dpftrl.sweeps import folder
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
+
+# Stands for tff-dpftrl: a server that is slow to say where it is, a fleet that looks there.
+_COMMAND = """#!/usr/bin/env bash
+case $1 in
+serve) sleep 0.5; echo new > "$ENDPOINT"; sleep 0.5 ;;
+fleet) echo "fleet finds $(cat "$ENDPOINT")" ;;
+esac
+"""
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[1] / "experiments"
 
@@ -243,6 +253,27 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
     folder.write(sweep, options, {"seed": (0, 1, 2)})
     with pytest.raises(ValueError, match="1 of 3 cells"):
         collect.collect(sweep, "toy")
+
+
+def test_devices_of_the_demo_do_not_look_for_a_server_that_was_killed(tmp_path):
+    command, pretrained = tmp_path / "command", tmp_path / "pretrained"
+    command.write_text(_COMMAND)
+    command.chmod(0o755)
+    endpoint = tmp_path / "demo" / "store" / "server" / "endpoint.json"
+    for path in (endpoint, pretrained / "model.npz", tmp_path / "demo" / "tasks" / "nwp"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("old\n")
+    read = os.stat(endpoint).st_ino
+    done = subprocess.run(
+        [_FOLDER / "serve_demo.sh", command, pretrained, tmp_path / "demo"],
+        env=os.environ | {"ENDPOINT": str(endpoint)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "fleet finds new\n"
+    # One that still runs is found by others all the while: its file is not removed.
+    assert os.stat(endpoint).st_ino == read
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Parts of reports of tasks; `making_test` has a whole one."""
 
 import sys
+import types
 
 import pytest
 
@@ -48,6 +49,17 @@ def test_tasks_that_train_on_the_same_devices_are_composed(store):
     _commit(store, "evaluates", {"loss": 1.0})
     _commit(store, "not begun")
     assert report.others(store, "tests", "one") == {"two": 0.75, "without noise": None}
+
+
+def test_a_line_says_what_is_promised():
+    statement = types.SimpleNamespace(
+        has_guarantee=False, no_guarantee=["No noise was added."], epsilon=8.0, delta=1e-5
+    )
+    line = "Privacy: NO guarantee: No noise was added; see privacy_statement.md."
+    assert report.privacy_line(statement) == line
+    statement.has_guarantee = True
+    line = "Privacy: ε = 8 at δ = 1e-05, per device; see privacy_statement.md."
+    assert report.privacy_line(statement) == line
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def write(
         f"{commit.rounds_done} of {terms.schema.num_rounds} rounds are committed. {progress}",
         _last(shown),
         _participation(state, terms.schema),
-        f"Privacy: {_epsilon(statement)}, per device; see privacy_statement.md.",
+        privacy_line(statement),
         *statement.headline_caveats,
     ]
     return TaskReport(rows, statement, held_out, "\n".join(lines))
@@ -283,7 +283,13 @@ def _participation(state: task_state.TaskState, declared: Any) -> str:
     )
 
 
+def privacy_line(statement: statement_lib.PrivacyStatement) -> str:
+    """What a task promises, in the line of its summary."""
+    unit = ", per device" if statement.has_guarantee else ""
+    return f"Privacy: {_epsilon(statement)}{unit}; see privacy_statement.md."
+
+
 def _epsilon(statement: statement_lib.PrivacyStatement) -> str:
     if not statement.has_guarantee:
-        return "NO guarantee: " + " ".join(statement.no_guarantee)
+        return "NO guarantee: " + " ".join(statement.no_guarantee).removesuffix(".")
     return f"ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}"
