@@ -26,6 +26,7 @@ from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import privacy as privacy_lib
 from tff_dpftrl.runtime.tasks import task_folder, task_state
+from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
 _SUMMED = np.dtype("float64")  # What is clipped and noised, and nothing else is of it.
