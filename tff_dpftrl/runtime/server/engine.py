@@ -25,7 +25,7 @@ from tff_dpftrl.runtime.store import interface
 _logger = logging.getLogger(__name__)
 
 _LONGEST_HOP = 0.02  # Seconds after which a thread hands over what its steps have said.
-_BETWEEN_HOPS = 0.005  # Seconds between two hops of an actor that is busy.
+_BETWEEN_HOPS = 0.002  # Seconds between two hops of an actor that is busy.
 _LONGEST_TURN = 256  # Messages that an actor handles on the loop before others have a turn.
 _RESTART_SECONDS = 1.0
 
