@@ -44,7 +44,7 @@ setuptools.setup(
         ],
         # Server and devices: plans and messages are protocol buffers, over gRPC; signatures of
         # plans and attestation tokens; leases and commits in SQLite or PostgreSQL by the same
-        # statements; metrics for Prometheus; the status page.
+        # statements; metrics for Prometheus; the status page; a faster event loop.
         "runtime": [
             "cryptography>=42",
             "grpcio>=1.60",
@@ -52,6 +52,7 @@ setuptools.setup(
             "protobuf>=4.25,<5",
             "SQLAlchemy>=1.4,<3",
             "tornado>=6.4",
+            "uvloop>=0.19; sys_platform != 'win32'",
         ],
         # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
         "distributed": ["ray>=2.51,<2.53"],

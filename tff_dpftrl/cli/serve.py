@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import train
@@ -188,10 +189,20 @@ def run(args: argparse.Namespace) -> int:
             say=_say,
         )
         try:
-            asyncio.run(_serve(served, folder, args.until_done))
+            _run_loop(_serve(served, folder, args.until_done))
         except server_lib.ServerError as error:
             raise OSError(str(error)) from None
     return 0
+
+
+def _run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Runs an event loop: uvloop's, which takes less time for each device, where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # Not on every system.
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 def _check(args: argparse.Namespace) -> None:
