@@ -151,12 +151,18 @@ def test_an_update_that_is_not_clipped_is_unusable(task, device, rounds, size):
         summation.accumulate(summation.zero(), good)
 
 
-def test_where_the_clip_norm_is_learned_no_norm_is_known():
-    terms = dataclasses.replace(small_folder.TERMS, clip_norm=1e-9, adaptive_clipping=True)
+def test_where_the_clip_norm_is_learned_an_update_may_be_larger_but_not_beyond_measure():
+    terms = dataclasses.replace(small_folder.TERMS, clip_norm=1e-6, adaptive_clipping=True)
     learned = planned_task.PlannedTask(small_folder.folder_of(_PROCESS(), terms=terms))
     rounds = small_folder.Rounds(learned, memory.MemoryStore())
-    rounds.run(_reports(small_folder.device_of(learned), rounds))
-    assert rounds.commit.rounds_done == 1
+    reports = _reports(small_folder.device_of(learned), rounds)
+    rounds.run(reports)
+    update = tensor_values.from_bytes(reports[0].update, learned.folder.server.update)
+    reports[0].update = tensor_values.to_bytes(
+        [array * 1e15 if array.dtype == np.float64 else array for array in update]
+    )
+    with pytest.raises(population_lib.UnusableReport, match="not clipped to the norm 2.0"):
+        rounds.run(reports)
 
 
 def test_histograms_of_nobody_make_the_round_unknown(task, device, rounds):

@@ -30,6 +30,7 @@ from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
 _SUMMED = np.dtype("float64")  # What is clipped and noised, and nothing else is of it.
+_MOST_LEARNED = 2.0**20  # Times the first clip norm; sums in float64 still keep 30 bits of it.
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Of an evaluation, whose model changes every time.
 
 
@@ -56,8 +57,7 @@ class PlanSummation(population_lib.Summation):
 
         Args:
           work: The server's part.
-          largest_norm: L2 norm that devices clip what is noised to; None if it changes, or
-            there is none.
+          largest_norm: L2 norm that devices clip what is noised to; None if they do not.
         """
         self._work = work
         self._largest_norm = math.inf if largest_norm is None else largest_norm
@@ -320,9 +320,11 @@ def buckets_of(
 
 
 def _largest_norm(terms: terms_lib.Terms) -> float | None:
-    """What devices clip to, as far as it is known before training."""
-    is_fixed = terms.strategy is not None and not terms.adaptive_clipping
-    return terms.clip_norm if is_fixed else None
+    """What devices clip to, or, where that is learned, what it will hardly come to."""
+    if terms.strategy is None:
+        return None
+    # A half at most is told besides of whether the norm was larger.
+    return terms.clip_norm * _MOST_LEARNED + 1 if terms.adaptive_clipping else terms.clip_norm
 
 
 def _largest_report(server: plan_pb2.ServerPlan) -> int:
