@@ -261,6 +261,10 @@ def test_a_server_folder_is_made_once(tmp_path):
     folder.keep_plan_keys(small_tasks.KEYS)
     assert {path: path.read_bytes() for path in before} == before
     assert len(folder.plan_keys) == len(small_tasks.KEYS)
+    for damaged in ("", "[]", "{}"):
+        folder.endpoint.write_text(damaged)
+        with pytest.raises(ValueError, match="endpoint.json does not say where a server is"):
+            folder.address()
     for path in (folder.private_key, folder.issuer):
         assert path.stat().st_mode & 0o077 == 0
 

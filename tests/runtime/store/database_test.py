@@ -75,6 +75,12 @@ def test_bad_urls_are_one_clear_line(url, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_missing_driver_is_named_as_it_can_be_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(ValueError, match="needs the driver 'psycopg2'.*install psycopg2-binary,"):
+        sql.SqlStore("postgresql://user@host/name")
+
+
 def test_errors_print_neither_passwords_nor_what_was_written(tmp_path):
     with pytest.raises(ValueError) as caught:
         sql.SqlStore("postgresql+pg8000://user:secret@host/name")

@@ -131,7 +131,7 @@ class ServerFolder:
         """Host and port of the devices' service of a server that runs.
 
         Raises:
-          ValueError: If no server says that it runs.
+          ValueError: If no server says that it runs, or what it says is damaged.
         """
         try:
             return str(json.loads(self.endpoint.read_text(encoding="utf-8"))["devices"])
@@ -139,6 +139,10 @@ class ServerFolder:
             raise ValueError(
                 f"No server runs with the folder {self.path}: start one with tff-dpftrl serve, or "
                 "name another folder or --server."
+            ) from None
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(
+                f"{self.endpoint} does not say where a server is: start the server again."
             ) from None
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import event, exc, pool
 
 from tff_dpftrl.runtime.store import interface
 
+_PACKAGES = {"psycopg2": "psycopg2-binary"}  # Without a compiler.
 _FILE = "store.sqlite"
 _FORMAT = 1  # Of the tables below; another number in a store means another version of them.
 _BUSY_SECONDS = 30  # For which a transaction waits for that of another process.
@@ -189,6 +190,6 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
     except ModuleNotFoundError as error:
         raise ValueError(
             f"store={name!r} needs the driver {error.name!r}, which is not installed: "
-            f"pip install {error.name}, or name a folder."
+            f"pip install {_PACKAGES.get(error.name, error.name)}, or name a folder."
         ) from None
     return engine, name
