@@ -172,9 +172,34 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
     asyncio.run(to_the_end())
     assert lines[0] == f"small: goes on after round {done} of 6."
     assert lines[-1] == "small: no further round: all 6 declared rounds are done."
+    plan = task.folder.terms.server_plan
+    assert json.loads(folder.rounds.read_text()) == {"small": [plan, 6]}
     history = store.history("tests", "small")
     assert [row["round"] for row in history] == list(range(6))
     assert all(row["participation/min_sep"] in (None, 2, 3, 4, 5) for row in history)
+
+
+def test_a_store_that_was_set_back_is_refused(task, folder):
+    plan = task.folder.terms.server_plan
+    folder.keep_rounds({"small": (plan, 2)})
+    folder.keep_rounds({"another": ("its plan", 5)})
+
+    async def start():
+        served = _serving(task, memory.MemoryStore(), folder)
+        try:
+            await served.start()
+        finally:
+            await served.stop()
+
+    with pytest.raises(ValueError, match="has 0 rounds of the task 'small', and 2 were committed"):
+        asyncio.run(start())
+    assert not folder.endpoint.exists()
+    # As many, or more, or a task that was made anew.
+    folder.check_rounds("small", plan, 2)
+    folder.check_rounds("small", "another plan", 0)
+    folder.rounds.write_text("{")
+    with pytest.raises(ValueError, match="rounds.json is damaged"):
+        folder.check_rounds("small", plan, 9)
 
 
 def test_a_second_server_is_refused(task, folder, tmp_path):

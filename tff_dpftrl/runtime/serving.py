@@ -108,6 +108,7 @@ class Serving:
         self._server: server_lib.Server | None = None
         self._page: page.StatusServer | None = None
         self._looks: set[asyncio.Task] = set()
+        self._looking = asyncio.Lock()
 
     @property
     def address(self) -> str:
@@ -131,6 +132,7 @@ class Serving:
         self.seen.load_counts(self._folder.sessions)
         for task in self._tasks.values():
             commit = await asyncio.to_thread(task.add_to, self._store)
+            self._folder.check_rounds(task.name, task.folder.terms.server_plan, commit.rounds_done)
             self._say(_where_it_stands(task, commit))
         self._server = server_lib.Server(
             self.population,
@@ -205,8 +207,9 @@ class Serving:
 
     async def _look(self, name: str) -> None:
         try:
-            reasons = await asyncio.to_thread(self._refusals)
-            await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
+            async with self._looking:
+                reasons = await asyncio.to_thread(self._refusals)
+                await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
         except OSError as error:
             self._say(f"Cannot look at the store, or write counts: {error}")
             return
@@ -216,10 +219,17 @@ class Serving:
             self.done.set()
 
     def _refusals(self) -> dict[str, str | None]:
-        return {
-            name: task.refusal(self._store.last_commit(self.population.name, name))
-            for name, task in self._tasks.items()
+        """Why each task may have no further round; keeps how many were committed."""
+        commits = {
+            name: self._store.last_commit(self.population.name, name) for name in self._tasks
         }
+        self._folder.keep_rounds(
+            {
+                name: (task.folder.terms.server_plan, commits[name].rounds_done)
+                for name, task in self._tasks.items()
+            }
+        )
+        return {name: task.refusal(commits[name]) for name, task in self._tasks.items()}
 
 
 def _resting(task: planned_task.PlannedTask, settings: Settings) -> Any:

@@ -7,6 +7,7 @@
     plan_keys/*.pub        the public keys of who signed the tasks
     endpoint.json          while a server runs: where devices and the status page find it
     sessions.json          counts of devices' sessions by shape, of no single device
+    rounds.json            how many rounds of each task were committed when last looked at
 
 `tff-dpftrl serve` makes all of it, so that devices on the same machine can be tried out
 with `--server-folder`. In production the certificate comes from whoever runs the domain,
@@ -20,7 +21,7 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -66,6 +67,11 @@ class ServerFolder:
         return self.path / "sessions.json"
 
     @property
+    def rounds(self) -> pathlib.Path:
+        """Numbers of committed rounds."""
+        return self.path / "rounds.json"
+
+    @property
     def endpoint(self) -> pathlib.Path:
         """Where a server that runs is found."""
         return self.path / "endpoint.json"
@@ -109,6 +115,53 @@ class ServerFolder:
             path = folder / f"{signing.key_name(key).hex()}.pub"
             if not path.exists():
                 durable_files.write(path, signing_keys.public_pem(key))
+
+    def keep_rounds(self, done: Mapping[str, tuple[str, int]]) -> None:
+        """Keeps how many rounds are committed, for `check_rounds`.
+
+        Args:
+          done: The hash of the server's plan and the number of rounds, by task.
+
+        Raises:
+          OSError: If the folder cannot be written.
+        """
+        kept = {**self._known_rounds(), **{task: list(values) for task, values in done.items()}}
+        durable_files.write(self.rounds, (json.dumps(kept) + "\n").encode())
+
+    def check_rounds(self, task: str, plan: str, rounds_done: int) -> None:
+        """Refuses a store that was set back: its rounds would be released a second time.
+
+        They would have the same noise and other cohorts, so that the difference of the two
+        models would have no noise at all.
+
+        Args:
+          task: Name of the task.
+          plan: Hash of its server's plan.
+          rounds_done: The number of committed rounds in the store.
+
+        Raises:
+          ValueError: If there were more.
+          OSError: If the folder cannot be read.
+        """
+        known_plan, known = self._known_rounds().get(task, ("", 0))
+        if known_plan == plan and rounds_done < known:
+            raise ValueError(
+                f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "
+                "committed and released: it was set back, by a backup for instance. Repeated, its "
+                "rounds would have the same noise for other devices, which reveals them. Bring "
+                f"the newer store back, or make the task anew; {self.rounds} holds the number."
+            )
+
+    def _known_rounds(self) -> dict[str, list]:
+        try:
+            return dict(json.loads(self.rounds.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            raise ValueError(
+                f"{self.rounds} is damaged: it held how many rounds were released. Remove it if "
+                "the store was not set back."
+            ) from None
 
     def write_endpoint(self, devices: str, status_page: str) -> None:
         """Says where the server is found; `remove_endpoint` takes it back.

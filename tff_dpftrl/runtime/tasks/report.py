@@ -42,7 +42,7 @@ _EVALUATION_CURVES = {
 _SIGNS = """\
 `-` checked in, `v` got the plan, `[` began to train, `]` ended it, `+` began to upload, `^` was
 heard; `#` refused by the server, `!` interrupted by the device, `*` error, `?` not believed to be
-genuine.
+genuine. All of it as devices told, which nobody has verified.
 """
 _NOTE = """\
 # metrics.csv
