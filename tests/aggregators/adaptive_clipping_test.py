@@ -184,6 +184,7 @@ def test_count_noise_is_c_inverse_of_the_draws_of_its_own_stream():
     np.testing.assert_allclose(_measured(outputs, "unclipped_fraction"), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_estimate_reaches_the_target_quantile():
     rng = np.random.default_rng(0)
     m, target = 50, 0.7

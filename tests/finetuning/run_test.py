@@ -16,6 +16,7 @@ from tests.finetuning import toy_finetuning
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     contributions,
+    group_size,
     private_steps,
     run,
     step_trainer,
@@ -331,7 +332,10 @@ def test_the_choice_is_made_and_said(toy, tmp_path):
     assert "about half the median norm" in statement and "exact size of the pool" in statement
 
 
-def test_nobody_learns_of_a_private_median_before_it_is_kept(toy, tmp_path):
+def test_nobody_learns_of_a_private_median_before_it_is_kept(toy, tmp_path, monkeypatch):
+    # A large one, which chance may draw, takes a minute to account for.
+    drawn = group_size.median_choice([2, 2, 2])
+    monkeypatch.setattr(group_size, "private_median_choice", lambda *args, **options: drawn)
     config = toy_finetuning.config(
         toy,
         sampling="auto",
@@ -348,6 +352,7 @@ def test_nobody_learns_of_a_private_median_before_it_is_kept(toy, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_text_in_memory_is_named_and_gone_on_with(toy, tmp_path, monkeypatch):
     config = toy_finetuning.config(toy, data="somebody's text", num_steps=2)
     text = corpus.read_users(toy_finetuning.config(toy))
@@ -390,6 +395,7 @@ def test_no_noise_is_no_guarantee(toy, tmp_path):
     assert not statement.has_guarantee and statement.epsilon is None
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_where_there_is_little_noise(toy, tmp_path):
     config = toy_finetuning.config(
         toy, noise_multiplier=0.01, cohort_size=30, num_steps=30, learning_rate=0.03

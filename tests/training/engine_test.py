@@ -61,6 +61,7 @@ def test_a_run_begun_before_there_was_a_choice_keeps_tffs_executor(corpus):
     assert config_lib.TrainingConfig(**options).engine == "compiled"
 
 
+@pytest.mark.slow
 def test_a_run_cannot_leave_its_engine(corpus, tmp_path):
     output = tmp_path / "run"
     run.train(toy_run.config(corpus, num_rounds=1), output)

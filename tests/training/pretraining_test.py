@@ -73,6 +73,7 @@ def test_it_ends_when_nothing_improves(corpus, tmp_path):
     assert int(ended[0]) == int(ended[1]) + 2 < 50
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path):
     output = tmp_path / "pretrained"
     shutil.copytree(pretrained[0], output)

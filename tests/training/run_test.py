@@ -195,6 +195,7 @@ def test_what_a_run_will_do_is_said_before_its_first_round(uninterrupted):
     assert f"{output}/, 0 of 6 rounds done" in text
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_on_a_cohort_without_text(corpus, tmp_path):
     text = corpus_lib.read(toy_run.config(corpus))
     speaker = text.train.user_ids[0]
@@ -281,7 +282,8 @@ def test_a_run_stops_at_the_accuracy_asked_for_and_keeps_the_best_model(corpus, 
     assert evaluated[-1] > 0.0 or len(results.rows) == toy_run.NUM_ROUNDS
 
 
-@pytest.mark.parametrize("secagg_bits", [None, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("secagg_bits", [None, 16])
 def test_adaptive_clipping_restarts_and_is_accounted_in_blocks(corpus, tmp_path, secagg_bits):
     options = {
         "adaptive_clipping": True,
@@ -339,6 +341,7 @@ def test_updates_that_are_not_finite_are_dropped_and_reported(corpus, tmp_path):
     assert all(np.all(np.isfinite(weight)) for weight in toy_run.weights(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_run_that_drowns_in_noise_says_so_and_keeps_its_cohorts_secret(corpus, tmp_path):
     options = {"client_learning_rate": 1e30, "num_rounds": 1, "buffers": None, "min_sep": None}
     lines = []

@@ -27,17 +27,19 @@ def test_sessions_leave_next_to_no_cycles_behind(tmp_path):
     task = toy.served(goal_count=20)
 
     async def story():
-        async with toy.running(tmp_path, [task], toy.store_with(task)) as server:
+        store = toy.store_with(task)
+        async with toy.running(tmp_path, [task], store) as server:
             async with toy.channel_to(tmp_path, server.address) as channel:
 
-                async def a_round():
+                async def a_round(number):
                     got = await asyncio.gather(*(toy.take_part(channel) for _ in range(20)))
                     assert all(answer.accepted for _, answer in got)
+                    await toy.until(lambda: len(toy.totals(store)) == number)
 
-                await a_round()
+                await a_round(1)
                 gc.collect()
                 gc.disable()
-                await a_round()
+                await a_round(2)
                 return gc.collect()
 
     try:
