@@ -205,10 +205,7 @@ def _gauge(name: str, text: str, value: float) -> core.Metric:
 def _gauges(
     name: str, text: str, labels: list[str], values: Mapping[tuple[str, ...], float]
 ) -> core.Metric:
-    metric = core.GaugeMetricFamily(_PREFIX + name, text, labels=labels)
-    for key, value in values.items():
-        metric.add_metric(key, value)
-    return metric
+    return _filled(core.GaugeMetricFamily(_PREFIX + name, text, labels=labels), values)
 
 
 def _of_tasks(tasks: Mapping[str, Any], name: str, text: str, value: Any) -> core.Metric:
@@ -222,7 +219,10 @@ def _counter(name: str, text: str, value: float) -> core.Metric:
 def _counters(
     name: str, text: str, labels: list[str], values: Mapping[tuple[str, ...], float]
 ) -> core.Metric:
-    metric = core.CounterMetricFamily(_PREFIX + name, text, labels=labels)
+    return _filled(core.CounterMetricFamily(_PREFIX + name, text, labels=labels), values)
+
+
+def _filled(metric: core.Metric, values: Mapping[tuple[str, ...], float]) -> core.Metric:
     for key, value in values.items():
         metric.add_metric(key, value)
     return metric
