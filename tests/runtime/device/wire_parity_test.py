@@ -57,7 +57,7 @@ def _make_server(folder, task, store):
     served = dataclasses.replace(task.served, task=member)
     return server.Server(
         population.Population(
-            "tests", (member,), heartbeat_seconds=0.2, silence_seconds=1, lease_seconds=5
+            "tests", (member,), heartbeat_seconds=0.2, silence_seconds=30, lease_seconds=60
         ),
         {"small": served},
         store,

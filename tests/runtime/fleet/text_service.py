@@ -114,7 +114,7 @@ class Served:
         issuer = signing_keys.load_public(folder / "issuer.pem.pub")
         self._options = {
             "population": population.Population(
-                POPULATION, (task,), heartbeat_seconds=0.5, silence_seconds=5.0, lease_seconds=20.0
+                POPULATION, (task,), heartbeat_seconds=0.5, silence_seconds=30.0, lease_seconds=60.0
             ),
             "tasks": {"letters": served_task.ServedTask(task, lambda version: content, 2000)},
             "store": self.store,

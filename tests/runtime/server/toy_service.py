@@ -125,7 +125,7 @@ def certificate(folder: pathlib.Path):
 
 def make(folder, tasks, store, **changes):
     """A server that is not started."""
-    times = {"heartbeat_seconds": 0.1, "silence_seconds": 0.3, "lease_seconds": 1.0}
+    times = {"heartbeat_seconds": 0.1, "silence_seconds": 30.0, "lease_seconds": 60.0}
     members = tuple(task.task for task in tasks)
     given = {
         **certificate(folder),

@@ -191,7 +191,11 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     observer = toy_service.Notes()
     options = {
         "population": population.Population(
-            "tests", (task.served.task,), heartbeat_seconds=0.5, silence_seconds=5.0
+            "tests",
+            (task.served.task,),
+            heartbeat_seconds=0.5,
+            silence_seconds=30.0,
+            lease_seconds=60.0,
         ),
         "tasks": {"toy": task.served},
         "store": store,
