@@ -25,6 +25,7 @@ setuptools.setup(
         "tff_dpftrl": [
             "mechanisms/zoo/*.json",
             "*/README.md",
+            "*/*.proto",
             "runtime/*/*.proto",
             "runtime/status/assets/*",
         ]

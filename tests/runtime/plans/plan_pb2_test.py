@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.runtime import generated_module
+from tests import generated_module
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _PROTO = "tff_dpftrl/runtime/plans/plan.proto"
