@@ -1,0 +1,29 @@
+"""Sets of devices as bitmaps: bit i % 8 of byte i / 8 says whether device i is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def write(indices: Iterable[int], num_devices: int) -> bytes:
+    """The bitmap of some devices of a group, ceil(num_devices / 8) bytes."""
+    return sum(1 << index for index in indices).to_bytes((num_devices + 7) // 8, "little")
+
+
+def read(bitmap: bytes, num_devices: int) -> set[int]:
+    """The devices in a bitmap.
+
+    Args:
+      bitmap: From whoever; any bytes.
+      num_devices: In the group.
+
+    Returns:
+      Their indices.
+
+    Raises:
+      ValueError: If it has more or fewer bytes, or names devices beyond the group.
+    """
+    value = int.from_bytes(bitmap, "little")
+    if len(bitmap) != (num_devices + 7) // 8 or value >> num_devices:
+        raise ValueError(f"bitmap is none of {num_devices} devices: it has {len(bitmap)} bytes.")
+    return {index for index in range(num_devices) if value >> index & 1}

@@ -1,0 +1,399 @@
+"""A device's half of the protocol of Bonawitz et al. 2017 (figure 4), for one sum.
+
+A device's vector leaves it under two kinds of masks: one with each neighbour, which cancel in
+the sum, and one of its own. Its neighbours hold shares of what both come from. They reveal the
+share of the self-mask of a device whose vector is in the sum, and the share of the mask key of
+one whose vector is not, and never both of one device: together these would lay its vector open.
+
+What a device checks, it checks before it answers, and refuses by name (`refusals`). Shares that
+do not decrypt it leaves out instead: whether the server or the neighbour is to blame, it reveals
+less, and one bad device does not end the group.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+import secrets
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tff_dpftrl.secure_sums import (
+    bitmaps,
+    keys,
+    masks,
+    parameters,
+    refusals,
+    secret_sharing,
+    secure_sum_pb2,
+    vectors,
+)
+
+
+class Identity(abc.ABC):
+    """How devices know that an identity key is a genuine device's, where a server is active."""
+
+    @abc.abstractmethod
+    def make_proof(self, identity_public_key: bytes) -> bytes:
+        """A proof that a genuine device has made this key, for this session."""
+
+    @abc.abstractmethod
+    def verify(self, identity_public_key: bytes, proof: bytes) -> bool:
+        """Whether another device's proof holds for its key."""
+
+
+class _Stage(enum.Enum):
+    """What the device waits for; the value is the field of ToDevice."""
+
+    UNUSED = "nothing"
+    DIRECTORY = "directory"
+    RECEIVED_SHARES = "received_shares"
+    SURVIVORS = "survivors"
+    SURVIVORS_SIGNATURES = "survivors_signatures"
+    OVER = "no message"
+
+
+_STAGES = list(_Stage)
+
+
+class Participant:
+    """One device in one session of a group; to be used once.
+
+    Its secrets are random numbers of its own, its keys, its vector and the shares it holds. All
+    are dropped after the last answer and after a refusal; arrays are overwritten before.
+    Python cannot promise that no copy is left in freed memory.
+    """
+
+    def __init__(
+        self,
+        demanded: parameters.Parameters,
+        session: bytes,
+        vector: Sequence[np.ndarray],
+        *,
+        identity: Identity | None = None,
+    ):
+        """Takes a copy of the vector.
+
+        Args:
+          demanded: What the device takes part in, from its signed plan.
+          session: Name of the session, as the server gave it.
+          vector: Of the layout in `demanded`.
+          identity: How devices know each other; for an active server only.
+
+        Raises:
+          ValueError: If the vector is none of the layout, the session's name has the wrong
+            length, or the identity is missing or of no use.
+        """
+        is_active = demanded.threat_model is parameters.ThreatModel.ACTIVE_SERVER
+        if is_active != (identity is not None):
+            raise ValueError(
+                f"identity must be {'given' if is_active else 'None'} where the server is "
+                f"{demanded.threat_model.value}."
+            )
+        vectors.check(vector, demanded.layout)
+        self._demanded = demanded
+        self._session = parameters.check_session(session)
+        self._identity = identity
+        self._is_active = is_active
+        self._stage = _Stage.UNUSED
+        self._told: bytes | None = None  # The bitmap of survivors; public.
+        self._sum = masks.MaskedSum(demanded.layout)
+        self._sum.add(list(vector))
+        self._channel_keys: keys.KeyPair | None = None
+        self._mask_keys: keys.KeyPair | None = None
+        self._identity_key: keys.IdentityKey | None = None
+        self._advertisement: secure_sum_pb2.KeyAdvertisement | None = None
+        self._index = -1
+        self._num_devices = 0
+        self._threshold = 0
+        self._members: dict[int, secure_sum_pb2.KeyAdvertisement] = {}
+        self._digest = b""
+        self._channels: dict[int, keys.Channel] = {}
+        self._seed: int | None = None
+        self._own_share = b""
+        self._received: dict[int, bytes] = {}
+
+    def advertise(self) -> secure_sum_pb2.ToServer:
+        """The first message: this device's public keys.
+
+        Raises:
+          SessionOverError: If it was called before.
+        """
+        if self._stage is not _Stage.UNUSED:
+            raise refusals.SessionOverError("A participant advertises once: make another one.")
+        self._channel_keys, self._mask_keys = keys.KeyPair(), keys.KeyPair()
+        advertisement = secure_sum_pb2.KeyAdvertisement(
+            encryption_key=self._channel_keys.public, mask_key=self._mask_keys.public
+        )
+        if self._identity is not None:
+            self._identity_key = keys.IdentityKey()
+            advertisement.identity_key = self._identity_key.public
+            advertisement.identity_proof = self._identity.make_proof(self._identity_key.public)
+            advertisement.signature = self._identity_key.sign_advertisement(
+                self._session, advertisement
+            )
+        self._advertisement = advertisement
+        self._stage = _Stage.DIRECTORY
+        return secure_sum_pb2.ToServer(key_advertisement=advertisement)
+
+    def answer(self, message: secure_sum_pb2.ToDevice) -> secure_sum_pb2.ToServer:
+        """Answers the server's next message.
+
+        Args:
+          message: What the server sent.
+
+        Returns:
+          What to send to it.
+
+        Raises:
+          ProtocolRefusedError: If the device goes on no more; the subclass says why.
+        """
+        kind = message.WhichOneof("message")
+        try:
+            self._check_order(kind, message)
+            answer = _ANSWERS[self._stage](self, getattr(message, kind))
+        except BaseException:
+            self._end()
+            raise
+        if answer.WhichOneof("message") == "revealed_shares":
+            self._end()
+        return answer
+
+    def _check_order(self, kind: str | None, message: secure_sum_pb2.ToDevice) -> None:
+        if kind is None:
+            raise refusals.MalformedMessageError("A message without content.")
+        if kind == "survivors" and self._told not in (None, message.survivors.bitmap):
+            raise refusals.BothKindsOfSharesError(
+                "Other survivors than before: the shares of both secrets of a device that is "
+                "among the ones and not among the others would be revealed."
+            )
+        if self._stage in (_Stage.UNUSED, _Stage.OVER):
+            raise refusals.SessionOverError(f"{kind}, where this device awaits no message.")
+        if kind != self._stage.value:
+            is_repeated = _STAGES.index(_Stage(kind)) < _STAGES.index(self._stage)
+            error = refusals.RepeatedMessageError if is_repeated else refusals.OutOfOrderError
+            raise error(f"{kind}, where this device awaits {self._stage.value}.")
+
+    def _end(self) -> None:
+        """Forgets all secrets."""
+        self._stage = _Stage.OVER
+        self._sum.wipe()
+        self._channel_keys = self._mask_keys = self._identity_key = None
+        self._identity = self._seed = None
+        self._channels, self._received, self._own_share = {}, {}, b""
+
+    def _answer_directory(self, directory: secure_sum_pb2.Directory) -> secure_sum_pb2.ToServer:
+        self._check_directory(directory)
+        if self._is_active:
+            self._check_identities()
+            self._digest = keys.directory_digest(
+                self._num_devices, self._threshold, self._members.items()
+            )
+        self._seed = secrets.randbits(8 * keys.SEED_BYTES)
+        points = [index + 1 for index in self._members]
+        shares = secret_sharing.split(
+            (self._seed, self._mask_keys.as_int()), self._threshold, points
+        )
+        answer = secure_sum_pb2.Shares()
+        _, answer.self_mask_commitment = keys.self_mask(self._seed, self._session, self._index)
+        for (index, member), both in zip(self._members.items(), shares, strict=True):
+            content = b"".join(share.to_bytes(secret_sharing.SHARE_BYTES, "big") for share in both)
+            if index == self._index:
+                self._own_share = content[: secret_sharing.SHARE_BYTES]
+                continue
+            channel = self._channel_keys.channel(
+                self._session, self._index, index, member.encryption_key
+            )
+            self._channels[index] = channel
+            answer.ciphertexts.add(index=index, content=channel.seal(content))
+        self._stage = _Stage.RECEIVED_SHARES
+        return secure_sum_pb2.ToServer(shares=answer)
+
+    def _check_directory(self, directory: secure_sum_pb2.Directory) -> None:
+        indices = [member.index for member in directory.members]
+        if any(b <= a for a, b in zip(indices, indices[1:], strict=False)):
+            raise refusals.MalformedMessageError("Indices of the directory do not increase.")
+        if indices and indices[-1] >= directory.num_devices:
+            raise refusals.MalformedMessageError(
+                f"Device {indices[-1]} in a group of {directory.num_devices}."
+            )
+        members = {member.index: member.keys for member in directory.members}
+        own = members.get(directory.index)
+        if own is None or own != self._advertisement:
+            raise refusals.OwnKeysReplacedError(
+                "The directory does not have the keys that this device has made."
+            )
+        if directory.num_devices < self._demanded.least_devices:
+            raise refusals.TooFewDevicesError(
+                f"A group of {directory.num_devices}, where this device demands "
+                f"{self._demanded.least_devices}."
+            )
+        least_neighbours = self._demanded.least_neighbours
+        if least_neighbours is None:
+            least_neighbours = directory.num_devices - 1
+        if len(members) - 1 < least_neighbours:
+            raise refusals.TooFewNeighboursError(
+                f"{len(members) - 1} neighbours, where this device demands {least_neighbours}."
+            )
+        least_threshold = self._demanded.threat_model.least_threshold(len(members))
+        if directory.threshold < least_threshold:
+            raise refusals.LowThresholdError(
+                f"A threshold of {directory.threshold} of {len(members)} shares, where this "
+                f"device demands {least_threshold}."
+            )
+        if directory.threshold > len(members):
+            raise refusals.MalformedMessageError(
+                f"A threshold of {directory.threshold} of {len(members)} shares."
+            )
+        public_keys = [
+            key for member in members.values() for key in (member.encryption_key, member.mask_key)
+        ]
+        if not all(map(keys.is_sound, public_keys)):
+            raise refusals.WeakKeyError("A key of the directory is no point of large order.")
+        if len(set(public_keys)) < len(public_keys):
+            raise refusals.EqualKeysError("Two keys of the directory are equal.")
+        self._index = directory.index
+        self._num_devices = directory.num_devices
+        self._threshold = directory.threshold
+        self._members = members
+
+    def _check_identities(self) -> None:
+        identity_keys = [member.identity_key for member in self._members.values()]
+        if len(set(identity_keys)) < len(identity_keys):
+            raise refusals.EqualKeysError("Two identity keys of the directory are equal.")
+        for index, member in self._members.items():
+            if index == self._index:
+                continue
+            if not keys.advertisement_is_signed(self._session, member):
+                raise refusals.ForgedKeysError(
+                    f"Device {index} has not signed these keys for this session."
+                )
+            if not self._identity.verify(member.identity_key, member.identity_proof):
+                raise refusals.UnprovenIdentityError(
+                    f"The identity key of device {index} is not proven to be a genuine device's."
+                )
+
+    def _answer_received_shares(
+        self, received: secure_sum_pb2.ReceivedShares
+    ) -> secure_sum_pb2.ToServer:
+        indices = [ciphertext.index for ciphertext in received.ciphertexts]
+        if len(set(indices)) < len(indices) or not self._channels.keys() >= set(indices):
+            raise refusals.MalformedMessageError(
+                "Shares from a device that is no neighbour, or two of one."
+            )
+        num_members = len(indices) + 1
+        self._check_number(num_members, refusals.TooFewDevicesError, "sent shares")
+        self._received = {
+            ciphertext.index: ciphertext.content for ciphertext in received.ciphertexts
+        }
+        own_key, _ = keys.self_mask(self._seed, self._session, self._index)
+        self._sum.add_mask(own_key)
+        for index in sorted(indices):
+            key = self._mask_keys.mask_key(
+                self._session, self._index, index, self._members[index].mask_key
+            )
+            if self._index < index:
+                self._sum.add_mask(key)
+            else:
+                self._sum.subtract_mask(key)
+        content = vectors.pack(self._sum.value(), self._demanded.layout)
+        self._sum.wipe()
+        self._mask_keys = self._seed = None
+        self._stage = _Stage.SURVIVORS
+        return secure_sum_pb2.ToServer(masked_vector=secure_sum_pb2.MaskedVector(content=content))
+
+    def _check_number(self, number: int, error: type[Exception], what: str) -> None:
+        """Refuses fewer members than the threshold, and than a sum where these are all."""
+        least = self._threshold
+        if len(self._members) == self._num_devices:
+            least = max(least, self._demanded.least_devices)
+        if number < least:
+            raise error(
+                f"{number} of {len(self._members)} devices {what}, where this device demands "
+                f"{least}."
+            )
+
+    def _alive(self, bitmap: bytes) -> set[int]:
+        try:
+            return bitmaps.read(bitmap, self._num_devices)
+        except ValueError as error:
+            raise refusals.MalformedMessageError(f"Survivors: {error}") from None
+
+    def _answer_survivors(self, survivors: secure_sum_pb2.Survivors) -> secure_sum_pb2.ToServer:
+        bitmap = survivors.bitmap
+        alive = self._alive(bitmap)
+        if self._index not in alive:
+            raise refusals.NotASurvivorError("This device's vector is said not to be in the sum.")
+        members = alive & self._members.keys()
+        if not members <= self._received.keys() | {self._index}:
+            raise refusals.UnknownSurvivorsError("A survivor has never sent shares.")
+        self._check_number(len(members), refusals.TooFewSurvivorsError, "survive")
+        if len(alive) < self._demanded.least_devices:
+            raise refusals.TooFewSurvivorsError(
+                f"A sum of {len(alive)} devices, where this device demands "
+                f"{self._demanded.least_devices}."
+            )
+        self._told = bitmap
+        if not self._is_active:
+            return self._reveal()
+        self._stage = _Stage.SURVIVORS_SIGNATURES
+        return secure_sum_pb2.ToServer(
+            survivors_signature=secure_sum_pb2.SurvivorsSignature(
+                signature=self._identity_key.sign_survivors(self._session, self._digest, bitmap)
+            )
+        )
+
+    def _answer_survivors_signatures(
+        self, signatures: secure_sum_pb2.SurvivorsSignatures
+    ) -> secure_sum_pb2.ToServer:
+        alive = self._alive(self._told)
+        signers = [signature.index for signature in signatures.signatures]
+        if len(set(signers)) < len(signers) or not alive >= set(signers):
+            raise refusals.MalformedMessageError(
+                "A signature over the survivors of no survivor, or two of one."
+            )
+        for signature in signatures.signatures:
+            if not keys.survivors_are_signed(
+                self._session,
+                self._digest,
+                self._told,
+                self._members[signature.index].identity_key,
+                signature.signature,
+            ):
+                raise refusals.OtherSurvivorsError(
+                    f"Device {signature.index} has not signed the keys and survivors that this "
+                    "device was told."
+                )
+        number = len({*signers, self._index})
+        if number < self._threshold:
+            raise refusals.TooFewSignaturesError(
+                f"{number} devices signed the survivors, where this device demands "
+                f"{self._threshold}."
+            )
+        return self._reveal()
+
+    def _reveal(self) -> secure_sum_pb2.ToServer:
+        """One share for each member that sent shares, of which kind the survivors decide."""
+        alive = self._alive(self._told)
+        revealed = secure_sum_pb2.RevealedShares()
+        revealed.of_self_masks.add(index=self._index, share=self._own_share)
+        for index, content in self._received.items():
+            shares = self._channels[index].open(content)
+            if shares is None or len(shares) != 2 * secret_sharing.SHARE_BYTES:
+                continue
+            if index in alive:
+                share = shares[: secret_sharing.SHARE_BYTES]
+                revealed.of_self_masks.add(index=index, share=share)
+            else:
+                share = shares[secret_sharing.SHARE_BYTES :]
+                revealed.of_mask_keys.add(index=index, share=share)
+        return secure_sum_pb2.ToServer(revealed_shares=revealed)
+
+
+_ANSWERS: dict[_Stage, Callable[..., secure_sum_pb2.ToServer]] = {
+    _Stage.DIRECTORY: Participant._answer_directory,
+    _Stage.RECEIVED_SHARES: Participant._answer_received_shares,
+    _Stage.SURVIVORS: Participant._answer_survivors,
+    _Stage.SURVIVORS_SIGNATURES: Participant._answer_survivors_signatures,
+}

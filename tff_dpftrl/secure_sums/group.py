@@ -1,0 +1,457 @@
+"""The server's half of the protocol of Bonawitz et al. 2017 (figure 4), for one group.
+
+A `Group` is fed with messages and with the news that devices are gone, and told when a phase
+ends: it has no clock and no connections. It adds masked vectors as they come and keeps none.
+In a large group each device has a few neighbours (Bell et al. 2020; see `neighbours`).
+
+A message that no honest device sends costs its sender the further phases, and nobody else
+anything. What ends the whole group is too few devices, or a secret that cannot be recovered: it
+is lost then, and says why. Where that can be known before shares are asked for, none are.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Hashable
+
+from tff_dpftrl import validation
+from tff_dpftrl.secure_sums import (
+    bitmaps,
+    keys,
+    masks,
+    parameters,
+    secret_sharing,
+    secure_sum_pb2,
+    shareholders,
+    unmasking,
+    vectors,
+)
+
+
+class MessageRefusedError(Exception):
+    """A message that changes nothing in the sum; the group goes on."""
+
+
+class GroupLostError(Exception):
+    """The group has no sum, and will not have one."""
+
+
+class Phase(enum.Enum):
+    """What a group waits for; the value is the field of ToServer."""
+
+    ADVERTISING = "key_advertisement"
+    SHARING = "shares"
+    MASKING = "masked_vector"
+    CONFIRMING = "survivors_signature"
+    REVEALING = "revealed_shares"
+    DONE = "done"
+    LOST = "lost"
+
+
+_Messages = dict[int, secure_sum_pb2.ToDevice]
+
+
+class Group:
+    """One group of devices in one session."""
+
+    def __init__(
+        self,
+        demanded: parameters.Parameters,
+        session: bytes,
+        *,
+        threshold_fraction: float | None = None,
+        num_neighbours: int | None = None,
+        verify_proof: Callable[[bytes, bytes], bool] | None = None,
+    ):
+        """Waits for devices to join.
+
+        Args:
+          demanded: What the devices demand, and the server keeps to.
+          session: Name of the session, from `parameters.new_session`, for this group alone.
+          threshold_fraction: More than this fraction of the shares of a secret recover it, in
+            [0, 1); None for the least that devices accept: a half, or two thirds where the
+            server may be active. They never accept less.
+          num_neighbours: How many neighbours each device has, one more where both this and the
+            number of devices are odd; None for all others.
+          verify_proof: Whether a proof (the second argument) holds for an identity key (the
+            first), where the server may be active: whom its neighbours would refuse is
+            refused at once, rather than that all of them go.
+
+        Raises:
+          ValueError: If an argument is out of range, or no device would accept it.
+        """
+        self._demanded = demanded
+        self._session = parameters.check_session(session)
+        self._is_active = demanded.threat_model is parameters.ThreatModel.ACTIVE_SERVER
+        self._threshold_fraction = validation.number(
+            "threshold_fraction", threshold_fraction or 0.0, at_least=0, below=1
+        )
+        if num_neighbours is not None:
+            validation.integer("num_neighbours", num_neighbours, minimum=1)
+            least = demanded.least_neighbours
+            if least is None or num_neighbours < least:
+                raise ValueError(
+                    f"num_neighbours must be {'None' if least is None else f'at least {least}'}, "
+                    f"got {num_neighbours}: devices go by least_neighbours of their parameters."
+                )
+        self._num_neighbours = num_neighbours
+        self._verify_proof = verify_proof
+        self._phase = Phase.ADVERTISING
+        self._lost_because = ""
+        self._joined: dict[Hashable, secure_sum_pb2.KeyAdvertisement] = {}
+        self._known_keys: set[bytes] = set()
+        # Devices by index, from the end of the first phase on.
+        self._names: list[Hashable] = []
+        self._indices: dict[Hashable, int] = {}
+        self._advertisements: list[secure_sum_pb2.KeyAdvertisement] = []
+        self._holders: shareholders.Shareholders | None = None
+        self._waiting: set[int] = set()
+        self._answered: set[int] = set()
+        self._gone: set[int] = set()
+        self._sealed: dict[int, dict[int, bytes]] = {}  # Shares, by sender and receiver.
+        self._commitments: dict[int, bytes] = {}
+        self._senders: set[int] = set()
+        self._survivors: set[int] = set()
+        self._bitmap = b""
+        self._digest = b""
+        self._signatures: dict[int, bytes] = {}
+        self._seed_shares: dict[int, dict[int, int]] = {}  # By owner and holder.
+        self._key_shares: dict[int, dict[int, int]] = {}
+        self._sum = masks.MaskedSum(demanded.layout)
+        self._total: vectors.Vector | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What the group waits for."""
+        return self._phase
+
+    @property
+    def outstanding(self) -> frozenset[Hashable]:
+        """Devices that may still answer in this phase; none in the first, which all may join."""
+        return frozenset(self._names[index] for index in self._waiting)
+
+    @property
+    def survivors(self) -> tuple[Hashable, ...]:
+        """Devices whose vectors are in the sum; none before all masked vectors have come."""
+        return tuple(self._names[index] for index in sorted(self._survivors))
+
+    def total(self) -> vectors.Vector:
+        """The sum of the survivors' vectors, modulo each segment's modulus.
+
+        Raises:
+          ValueError: If the group is not done.
+        """
+        if self._total is None:
+            raise ValueError(f"The group has no sum: its phase is {self._phase.name}.")
+        return self._total
+
+    def receive(self, device: Hashable, message: secure_sum_pb2.ToServer) -> None:
+        """Takes a device's message.
+
+        Args:
+          device: Who sent it, as the caller knows it.
+          message: What it sent.
+
+        Raises:
+          MessageRefusedError: If it is late, repeated, of another phase or malformed. Who sends
+            a malformed one takes part no more.
+        """
+        kind = message.WhichOneof("message")
+        if kind != self._phase.value:
+            raise MessageRefusedError(f"{kind}, where the group is {self._phase.name}.")
+        content = getattr(message, kind)
+        if self._phase is Phase.ADVERTISING:
+            self._join(device, content)
+            return
+        index = self._indices.get(device)
+        if index not in self._waiting:
+            raise MessageRefusedError(f"{kind} of a device that may not answer, or has.")
+        try:
+            _RECEIVERS[self._phase](self, index, content)
+        except MessageRefusedError:
+            self.drop(device)
+            raise
+        self._waiting.discard(index)
+        self._answered.add(index)
+
+    def drop(self, device: Hashable) -> None:
+        """Goes on without a device, of which no further message is taken.
+
+        What it has sent counts: a masked vector stays in the sum. Only before masked vectors
+        are asked for can the others do as if it had never been there.
+        """
+        if self._phase is Phase.ADVERTISING:
+            keys_ = self._joined.pop(device, None)
+            if keys_ is not None:
+                self._known_keys -= _all_keys(keys_)
+            return
+        index = self._indices.get(device)
+        if index is None:
+            return
+        self._gone.add(index)
+        self._waiting.discard(index)
+        if self._phase is Phase.SHARING:
+            self._answered.discard(index)
+
+    def advance(self) -> dict[Hashable, secure_sum_pb2.ToDevice]:
+        """Ends the phase with those that have answered, and begins the next.
+
+        Returns:
+          What to send to whom; nothing once the sum is known.
+
+        Raises:
+          GroupLostError: If the group cannot go on, and why; what it had is wiped.
+          ValueError: If it is done.
+        """
+        if self._phase is Phase.DONE:
+            raise ValueError("The group is done: read its total.")
+        if self._phase is Phase.LOST:
+            raise GroupLostError(self._lost_because)
+        try:
+            messages = _ADVANCES[self._phase](self)
+        except GroupLostError as error:
+            self._phase = Phase.LOST
+            self._lost_because = str(error)
+            self._wipe()
+            raise
+        self._answered = set()
+        self._waiting = set(messages)
+        return {self._names[index]: message for index, message in messages.items()}
+
+    def _wipe(self) -> None:
+        self._sum.wipe()
+        self._waiting = set()
+        self._sealed, self._seed_shares, self._key_shares = {}, {}, {}
+
+    # Keys, neighbours and thresholds.
+
+    def _join(self, device: Hashable, keys_: secure_sum_pb2.KeyAdvertisement) -> None:
+        if device in self._joined:
+            raise MessageRefusedError("A second advertisement of one device.")
+        if not keys.is_sound(keys_.encryption_key) or not keys.is_sound(keys_.mask_key):
+            raise MessageRefusedError("A public key that is no point of large order.")
+        if self._is_active:
+            if not keys.advertisement_is_signed(self._session, keys_):
+                raise MessageRefusedError("Keys that are not signed for this session.")
+            if self._verify_proof is not None and not self._verify_proof(
+                keys_.identity_key, keys_.identity_proof
+            ):
+                raise MessageRefusedError("An identity key not proven to be a genuine device's.")
+        elif keys_.identity_key or keys_.identity_proof or keys_.signature:
+            raise MessageRefusedError("An identity that nobody asked for.")
+        own = _all_keys(keys_)
+        if keys_.encryption_key == keys_.mask_key or own & self._known_keys:
+            raise MessageRefusedError("A key that occurs twice.")
+        self._known_keys |= own
+        self._joined[device] = keys_
+
+    def _end_advertising(self) -> _Messages:
+        num_devices = len(self._joined)
+        self._check_enough(num_devices, "joined")
+        self._names = list(self._joined)
+        self._indices = {name: index for index, name in enumerate(self._names)}
+        self._advertisements = list(self._joined.values())
+        self._joined, self._known_keys = {}, set()
+        self._holders = shareholders.Shareholders(
+            num_devices,
+            self._num_neighbours,
+            self._demanded.threat_model,
+            self._threshold_fraction,
+        )
+        if self._is_active:
+            self._digest = keys.directory_digest(
+                num_devices, self._holders.thresholds[0], enumerate(self._advertisements)
+            )
+        entries = [
+            secure_sum_pb2.Directory.Member(index=index, keys=keys_)
+            for index, keys_ in enumerate(self._advertisements)
+        ]
+        messages = {}
+        for index, members in enumerate(self._holders.members):
+            messages[index] = secure_sum_pb2.ToDevice()
+            directory = messages[index].directory
+            directory.index = index
+            directory.num_devices = num_devices
+            directory.threshold = self._holders.thresholds[index]
+            directory.members.extend([entries[member] for member in sorted(members)])
+        self._phase = Phase.SHARING
+        return messages
+
+    def _check_enough(self, number: int, what: str) -> None:
+        if number < self._demanded.least_devices:
+            raise GroupLostError(
+                f"{number} devices {what}, where the sum needs {self._demanded.least_devices}."
+            )
+
+    # Shares.
+
+    def _receive_shares(self, index: int, shares: secure_sum_pb2.Shares) -> None:
+        others = self._holders.members[index] - {index}
+        if len(shares.ciphertexts) != len(others) or any(
+            len(ciphertext.content) != keys.SEALED_SHARES_BYTES for ciphertext in shares.ciphertexts
+        ):
+            raise MessageRefusedError(
+                f"Other than {len(others)} shares of {keys.SEALED_SHARES_BYTES} bytes."
+            )
+        if len(shares.self_mask_commitment) != keys.COMMITMENT_BYTES:
+            raise MessageRefusedError(f"A commitment of other than {keys.COMMITMENT_BYTES} bytes.")
+        sealed = {ciphertext.index: ciphertext.content for ciphertext in shares.ciphertexts}
+        if sealed.keys() != others:
+            raise MessageRefusedError("Shares for others than the neighbours.")
+        self._sealed[index] = sealed
+        self._commitments[index] = shares.self_mask_commitment
+
+    def _end_sharing(self) -> _Messages:
+        self._senders = self._holders.with_enough(self._answered)
+        self._check_enough(len(self._senders), "have sent shares and have enough neighbours left")
+        messages = {}
+        for index in sorted(self._senders):
+            messages[index] = secure_sum_pb2.ToDevice()
+            received = messages[index].received_shares
+            for other in sorted(self._holders.members[index] & self._senders - {index}):
+                received.ciphertexts.add(index=other, content=self._sealed[other][index])
+        self._sealed = {}
+        self._phase = Phase.MASKING
+        return messages
+
+    # Masked vectors.
+
+    def _receive_masked_vector(self, index: int, masked: secure_sum_pb2.MaskedVector) -> None:
+        del index  # Whose it was is known by who has answered.
+        try:
+            vector = vectors.unpack(masked.content, self._demanded.layout)
+        except ValueError as error:
+            raise MessageRefusedError(f"No masked vector: {error}") from None
+        self._sum.add(vector)
+
+    def _end_masking(self) -> _Messages:
+        survivors = set(self._answered)
+        self._check_enough(len(survivors), "have sent masked vectors")
+        answering = survivors - self._gone
+        self._check_recoverable(survivors, answering)
+        if not self._holders.is_connected(survivors):
+            raise GroupLostError(
+                "The survivors fall apart into sets without a neighbour in another one: their "
+                "sums would be seen."
+            )
+        self._survivors = survivors
+        self._bitmap = bitmaps.write(survivors, len(self._names))
+        message = secure_sum_pb2.ToDevice(survivors={"bitmap": self._bitmap})
+        self._phase = Phase.CONFIRMING if self._is_active else Phase.REVEALING
+        return dict.fromkeys(sorted(answering), message)
+
+    def _absent(self, survivors: set[int]) -> list[int]:
+        """Whose mask keys have to be recovered."""
+        return self._holders.with_present_neighbours(self._senders - survivors, survivors)
+
+    def _check_recoverable(self, survivors: set[int], answering: set[int]) -> None:
+        for owner in (*survivors, *self._absent(survivors)):
+            if not self._holders.recoverable(owner, answering):
+                raise GroupLostError(
+                    "Too few devices are left that hold shares of one device's secrets: "
+                    f"{len(self._holders.members[owner] & answering)}, where it takes "
+                    f"{self._holders.thresholds[owner]}."
+                )
+
+    # Signatures over the survivors, where the server may be active.
+
+    def _receive_signature(self, index: int, signature: secure_sum_pb2.SurvivorsSignature) -> None:
+        if not keys.survivors_are_signed(
+            self._session,
+            self._digest,
+            self._bitmap,
+            self._advertisements[index].identity_key,
+            signature.signature,
+        ):
+            raise MessageRefusedError("A signature that is not over these keys and survivors.")
+        self._signatures[index] = signature.signature
+
+    def _end_confirming(self) -> _Messages:
+        answering = self._answered - self._gone
+        self._check_recoverable(self._survivors, answering)
+        message = secure_sum_pb2.ToDevice()
+        for index, signature in sorted(self._signatures.items()):
+            message.survivors_signatures.signatures.add(index=index, signature=signature)
+        self._phase = Phase.REVEALING
+        return dict.fromkeys(sorted(answering), message)
+
+    # Shares of the secrets from which the masks come that are left in the sum.
+
+    def _receive_revealed(self, index: int, revealed: secure_sum_pb2.RevealedShares) -> None:
+        known = self._holders.members[index] & self._senders
+        both = (
+            (revealed.of_self_masks, known & self._survivors, self._seed_shares),
+            (revealed.of_mask_keys, known - self._survivors, self._key_shares),
+        )
+        for shares, asked_for, _ in both:
+            owners = {share.index for share in shares}
+            if len(shares) > len(owners) or not owners <= asked_for:
+                raise MessageRefusedError("Shares that were not asked for, or two of one secret.")
+            if any(len(share.share) != secret_sharing.SHARE_BYTES for share in shares):
+                raise MessageRefusedError(
+                    f"A share of other than {secret_sharing.SHARE_BYTES} bytes."
+                )
+        for shares, _, kept in both:
+            for share in shares:
+                value = int.from_bytes(share.share, "big")
+                if value < secret_sharing.PRIME:
+                    kept.setdefault(share.index, {})[index] = value
+
+    def _end_revealing(self) -> _Messages:
+        unmasker = unmasking.Unmasker(self._session, self._sum)
+        for owner in sorted(self._survivors):
+            self._check_recovered(
+                unmasker.remove_self_mask(
+                    owner,
+                    self._seed_shares.get(owner, {}),
+                    self._holders.thresholds[owner],
+                    self._commitments[owner],
+                ),
+                owner,
+                len(self._seed_shares.get(owner, {})),
+            )
+        for owner in self._absent(self._survivors):
+            others = self._holders.members[owner] & self._survivors
+            self._check_recovered(
+                unmasker.remove_pair_masks(
+                    owner,
+                    self._key_shares.get(owner, {}),
+                    self._holders.thresholds[owner],
+                    self._advertisements[owner].mask_key,
+                    {other: self._advertisements[other].mask_key for other in sorted(others)},
+                ),
+                owner,
+                len(self._key_shares.get(owner, {})),
+            )
+        self._total = self._sum.value()
+        self._wipe()
+        self._phase = Phase.DONE
+        return {}
+
+    def _check_recovered(self, is_recovered: bool, owner: int, num_shares: int) -> None:
+        if not is_recovered:
+            what = "too few" if num_shares < self._holders.thresholds[owner] else "too many wrong"
+            raise GroupLostError(
+                f"A secret of device {self._names[owner]!r} cannot be recovered: {what} shares "
+                f"among the {num_shares} revealed, where it takes "
+                f"{self._holders.thresholds[owner]}."
+            )
+
+
+def _all_keys(keys_: secure_sum_pb2.KeyAdvertisement) -> set[bytes]:
+    return {keys_.encryption_key, keys_.mask_key, keys_.identity_key} - {b""}
+
+
+_RECEIVERS: dict[Phase, Callable[..., None]] = {
+    Phase.SHARING: Group._receive_shares,
+    Phase.MASKING: Group._receive_masked_vector,
+    Phase.CONFIRMING: Group._receive_signature,
+    Phase.REVEALING: Group._receive_revealed,
+}
+_ADVANCES: dict[Phase, Callable[..., _Messages]] = {
+    Phase.ADVERTISING: Group._end_advertising,
+    Phase.SHARING: Group._end_sharing,
+    Phase.MASKING: Group._end_masking,
+    Phase.CONFIRMING: Group._end_confirming,
+    Phase.REVEALING: Group._end_revealing,
+}

@@ -1,0 +1,225 @@
+"""Keys of one session: of pairs of devices, of a device's own mask, and of its identity.
+
+Private keys and seeds come from the operating system. What is derived from them is bound to the
+session, to what it is for, and to both devices: their indices in the group and public keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from cryptography import exceptions
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tff_dpftrl.secure_sums import masks, secret_sharing, secure_sum_pb2
+
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+SEED_BYTES = 32
+COMMITMENT_BYTES = 32
+SEALED_SHARES_BYTES = 2 * secret_sharing.SHARE_BYTES + 16
+
+_FOR_SHARES = b"tff_dpftrl secure sum: shares\0"
+_FOR_PAIR_MASK = b"tff_dpftrl secure sum: mask of a pair\0"
+_FOR_SELF_MASK = b"tff_dpftrl secure sum: self-mask\0"
+_FOR_ADVERTISEMENT = b"tff_dpftrl secure sum: keys\0"
+_FOR_SURVIVORS = b"tff_dpftrl secure sum: survivors\0"
+
+_FIELD = 2**255 - 19
+# u-coordinates of points of order 1, 2, 4 and 8, on the curve or its twist (RFC 7748, section 7;
+# Bernstein, "Curve25519", https://cr.yp.to/ecdh.html).
+_LOW_ORDER = frozenset(
+    (
+        0,
+        1,
+        _FIELD - 1,
+        325606250916557431795983626356110631294008115727848805560023387167927233504,
+        39382357235489614581723060781553021112529911719440698176882885853963445705823,
+    )
+)
+
+
+def is_sound(public_key: bytes) -> bool:
+    """Whether bytes are an X25519 public key of large order in its one canonical form."""
+    if len(public_key) != PUBLIC_KEY_BYTES:
+        return False
+    coordinate = int.from_bytes(public_key, "little")
+    return coordinate < _FIELD and coordinate not in _LOW_ORDER
+
+
+def _index(index: int) -> bytes:
+    return index.to_bytes(4, "big")
+
+
+def _derive(secret: bytes, session: bytes, info: bytes, length: int) -> bytes:
+    return HKDF(hashes.SHA256(), length, session, info).derive(secret)
+
+
+class KeyPair:
+    """An X25519 key pair of one device, for one purpose in one session."""
+
+    def __init__(self, private_key: x25519.X25519PrivateKey | None = None):
+        """Takes a private key, or makes one."""
+        self._private = private_key or x25519.X25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw()
+
+    @classmethod
+    def from_int(cls, value: int) -> KeyPair:
+        """The pair of a private key that was shared as `as_int`.
+
+        Raises:
+          OverflowError: If the number is that of no private key.
+        """
+        raw = value.to_bytes(32, "big")
+        return cls(x25519.X25519PrivateKey.from_private_bytes(raw))
+
+    def as_int(self) -> int:
+        """The private key as a number below 2²⁵⁶, to be shared."""
+        return int.from_bytes(self._private.private_bytes_raw(), "big")
+
+    def _agree(
+        self, purpose: bytes, session: bytes, index: int, other: int, others_public: bytes
+    ) -> bytes:
+        public = x25519.X25519PublicKey.from_public_bytes(others_public)
+        secret = self._private.exchange(public)
+        lower, higher = sorted([(index, self.public), (other, others_public)])
+        info = b"".join((purpose, _index(lower[0]), _index(higher[0]), lower[1], higher[1]))
+        return _derive(secret, session, info, 32)
+
+    def mask_key(self, session: bytes, index: int, other: int, others_public: bytes) -> bytes:
+        """The key of the mask that two devices have in common.
+
+        Args:
+          session: Name of the session.
+          index: Whose this pair is.
+          other: The other device's index.
+          others_public: The other device's public key for masks, which `is_sound`.
+
+        Returns:
+          `masks.KEY_BYTES` bytes, the same for both.
+        """
+        return self._agree(_FOR_PAIR_MASK, session, index, other, others_public)
+
+    def channel(self, session: bytes, index: int, other: int, others_public: bytes) -> Channel:
+        """What two devices tell each other through the server; arguments as for `mask_key`."""
+        key = self._agree(_FOR_SHARES, session, index, other, others_public)
+        return Channel(key, session, index, other)
+
+
+class Channel:
+    """One message from each of two devices to the other, encrypted with AES-256-GCM.
+
+    One key serves both directions: its two nonces say which, and each is used once.
+    """
+
+    def __init__(self, key: bytes, session: bytes, index: int, other: int):
+        """Takes the key that both have."""
+        self._cipher = AESGCM(key)
+        self._session = session
+        self._index = index
+        self._other = other
+
+    def _bound_to(self, sender: int, receiver: int) -> tuple[bytes, bytes]:
+        nonce = (sender > receiver).to_bytes(12, "big")
+        return nonce, self._session + _index(sender) + _index(receiver)
+
+    def seal(self, content: bytes) -> bytes:
+        """Encrypts this device's message to the other; to be called once."""
+        nonce, associated = self._bound_to(self._index, self._other)
+        return self._cipher.encrypt(nonce, content, associated)
+
+    def open(self, content: bytes) -> bytes | None:
+        """The other device's message to this one, or None if it has not sealed that."""
+        nonce, associated = self._bound_to(self._other, self._index)
+        try:
+            return self._cipher.decrypt(nonce, content, associated)
+        except exceptions.InvalidTag:
+            return None
+
+
+def self_mask(seed: int, session: bytes, index: int) -> tuple[bytes, bytes]:
+    """What a device's self-mask is expanded from, and what its seed is known by.
+
+    Args:
+      seed: Random, below 2²⁵⁶.
+      session: Name of the session.
+      index: The device's.
+
+    Returns:
+      The mask's key, and a commitment of COMMITMENT_BYTES bytes, which is derived beside it
+      and says nothing about it.
+
+    Raises:
+      OverflowError: If the seed is out of range.
+    """
+    raw = seed.to_bytes(SEED_BYTES, "big")
+    length = masks.KEY_BYTES + COMMITMENT_BYTES
+    derived = _derive(raw, session, _FOR_SELF_MASK + _index(index), length)
+    return derived[: masks.KEY_BYTES], derived[masks.KEY_BYTES :]
+
+
+class IdentityKey:
+    """An Ed25519 key that a device makes for one session."""
+
+    def __init__(self):
+        """Makes one."""
+        self._private = ed25519.Ed25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def sign_advertisement(self, session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bytes:
+        """A signature over both public keys of a device; SIGNATURE_BYTES bytes."""
+        return self._private.sign(_advertisement(session, keys))
+
+    def sign_survivors(self, session: bytes, digest: bytes, bitmap: bytes) -> bytes:
+        """A signature over the directory (see `directory_digest`) and survivors one was told."""
+        return self._private.sign(_FOR_SURVIVORS + session + digest + bitmap)
+
+
+def _advertisement(session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bytes:
+    return _FOR_ADVERTISEMENT + session + keys.encryption_key + keys.mask_key + keys.identity_key
+
+
+def _verifies(identity_key: bytes, signature: bytes, content: bytes) -> bool:
+    try:
+        public = ed25519.Ed25519PublicKey.from_public_bytes(identity_key)
+        public.verify(signature, content)
+    except (ValueError, exceptions.InvalidSignature):
+        return False
+    return True
+
+
+def advertisement_is_signed(session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bool:
+    """Whether the identity key of an advertisement has signed its other keys for a session."""
+    return _verifies(keys.identity_key, keys.signature, _advertisement(session, keys))
+
+
+def survivors_are_signed(
+    session: bytes, digest: bytes, bitmap: bytes, identity_key: bytes, signature: bytes
+) -> bool:
+    """Whether a signature is one of `IdentityKey.sign_survivors`, by a given public key."""
+    return _verifies(identity_key, signature, _FOR_SURVIVORS + session + digest + bitmap)
+
+
+def directory_digest(
+    num_devices: int,
+    threshold: int,
+    members: Iterable[tuple[int, secure_sum_pb2.KeyAdvertisement]],
+) -> bytes:
+    """SHA-256 of what a directory says to all devices of a complete graph.
+
+    Args:
+      num_devices: In the group.
+      threshold: Of shares.
+      members: Indices and keys (of the checked sizes), by index.
+
+    Returns:
+      32 bytes.
+    """
+    digest = hashlib.sha256(_index(num_devices) + _index(threshold))
+    for index, keys in members:
+        digest.update(_index(index) + keys.encryption_key + keys.mask_key + keys.identity_key)
+    return digest.digest()

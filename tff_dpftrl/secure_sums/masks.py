@@ -1,0 +1,191 @@
+"""Masks, expanded from keys of 32 bytes, and sums that they are added to and removed from.
+
+A mask is the key stream of AES-256 in counter mode, read as words. Every entry is uniform
+modulo its segment's modulus exactly, as far as the stream is uniform: a power of two divides the
+number of words; of any other modulus, words at or above its largest multiple are replaced by
+later ones of the stream, which both sides repeat alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from tff_dpftrl.secure_sums import vectors
+
+KEY_BYTES = 32
+
+_CHUNK_BYTES = 1 << 17  # What stays in a processor's cache with the sum it is added to.
+_ALIGNMENT = 16
+_ZEROS = memoryview(bytes(_CHUNK_BYTES))
+
+
+def _stream(key: bytes, number: int):
+    """A key stream; those of other numbers share no block with it, up to 2⁶⁴ blocks each."""
+    start = number.to_bytes(8, "big") + bytes(8)
+    return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+
+
+class MaskedSum:
+    """A vector to which vectors and masks are added, reduced only when it is read."""
+
+    def __init__(self, layout: vectors.Layout):
+        """Starts with zeros."""
+        self._layout = layout
+        self._wrapping = _WrappingSum(layout)
+        self._others = {
+            i: _ReducedSum(segment, i + 1)
+            for i, segment in enumerate(layout)
+            if not segment.is_power_of_two
+        }
+
+    def add(self, vector: vectors.Vector) -> None:
+        """Adds a vector (which `vectors.check` accepts)."""
+        for i, (entries, segment) in enumerate(zip(vector, self._layout, strict=True)):
+            entries = entries.astype(segment.dtype, copy=False)
+            total = self._others[i].total if i in self._others else self._wrapping.segments[i]
+            np.add(total, entries, out=total)
+
+    def add_mask(self, key: bytes) -> None:
+        """Adds the mask of a key, KEY_BYTES bytes."""
+        self._apply(key, np.add)
+
+    def subtract_mask(self, key: bytes) -> None:
+        """Subtracts the mask of a key, KEY_BYTES bytes."""
+        self._apply(key, np.subtract)
+
+    def _apply(self, key: bytes, operation: np.ufunc) -> None:
+        self._wrapping.apply(key, operation)
+        for other in self._others.values():
+            other.apply(key, operation)
+
+    def value(self) -> vectors.Vector:
+        """The vector as it is now, each entry reduced modulo its segment's modulus."""
+        result = []
+        for i, segment in enumerate(self._layout):
+            if i in self._others:
+                reduced = np.mod(self._others[i].total, segment.modulus)
+            else:
+                words = self._wrapping.segments[i]
+                reduced = words & words.dtype.type(segment.modulus - 1)
+            result.append(reduced.astype(segment.dtype))
+        return result
+
+    def wipe(self) -> None:
+        """Overwrites the sum, and what is left of the last mask, with zeros."""
+        self._wrapping.wipe()
+        for other in self._others.values():
+            other.wipe()
+
+
+class _WrappingSum:
+    """The segments whose moduli are powers of two: words wrap around, and need no reduction.
+
+    They lie in one buffer, those with words of one size together, that is as long as the key
+    stream which masks them all.
+    """
+
+    def __init__(self, layout: vectors.Layout):
+        sizes = [(i, s.size, s.dtype) for i, s in enumerate(layout) if s.is_power_of_two]
+        spans, runs, start = {}, [], 0
+        for itemsize in (8, 4, 2, 1):
+            run = start
+            for i, size, dtype in sizes:
+                if dtype.itemsize == itemsize:
+                    spans[i] = (start, start + size * itemsize, dtype)
+                    start += -(-size * itemsize // _ALIGNMENT) * _ALIGNMENT
+            runs.append((run, start, np.dtype(f"<u{itemsize}")))
+        self._total = np.zeros(start, np.uint8)
+        self._words = np.zeros(min(start, _CHUNK_BYTES), np.uint8)
+        self.segments = {i: self._total[a:b].view(dtype) for i, (a, b, dtype) in spans.items()}
+        self._chunks = [
+            (
+                _ZEROS[: min(_CHUNK_BYTES, end - a)],
+                memoryview(self._words)[: min(_CHUNK_BYTES, end - a)],
+                self._words[: min(_CHUNK_BYTES, end - a)].view(dtype),
+                self._total[a : min(a + _CHUNK_BYTES, end)].view(dtype),
+            )
+            for run, end, dtype in runs
+            for a in range(run, end, _CHUNK_BYTES)
+        ]
+
+    def apply(self, key: bytes, operation: np.ufunc) -> None:
+        if not self._chunks:
+            return
+        update_into = _stream(key, 0).update_into
+        for zeros, buffer, words, total in self._chunks:
+            update_into(zeros, buffer)
+            operation(total, words, out=total)
+
+    def wipe(self) -> None:
+        self._total[:] = 0
+        self._words[:] = 0
+
+
+@dataclasses.dataclass
+class _Rule:
+    """How words become entries of a modulus: those below `limit` count, modulo the modulus."""
+
+    dtype: np.dtype
+    limit: int
+
+    @classmethod
+    def of(cls, modulus: int) -> _Rule:
+        # The smallest words of which at most one in sixteen is rejected, or the largest.
+        itemsize = next((size for size in (1, 2, 4) if 16 * modulus <= 256**size), 4)
+        return cls(np.dtype(f"<u{itemsize}"), 256**itemsize // modulus * modulus)
+
+
+class _ReducedSum:
+    """A segment with any modulus up to 2³²: words are rejected, sums reduced at the end.
+
+    A sum of 2³⁰ masks and as many vectors stays below 2⁶³.
+    """
+
+    def __init__(self, segment: vectors.Segment, number: int):
+        self._rule = _Rule.of(segment.modulus)
+        self._number = number
+        self.total = np.zeros(segment.size, np.int64)
+        self._words = np.zeros(segment.size, self._rule.dtype)
+        per_chunk = _CHUNK_BYTES // self._rule.dtype.itemsize
+        self._chunks = [
+            (self._words[a : a + per_chunk], self.total[a : a + per_chunk])
+            for a in range(0, segment.size, per_chunk)
+        ]
+
+    def apply(self, key: bytes, operation: np.ufunc) -> None:
+        stream = _stream(key, self._number)
+        for words, _ in self._chunks:
+            stream.update_into(_ZEROS[: words.nbytes], words.view(np.uint8))
+        spare = _Spare(stream, self._rule)
+        for words, total in self._chunks:
+            if words.max() >= self._rule.limit:
+                rejected = np.flatnonzero(words >= self._rule.limit)
+                words[rejected] = spare.take(len(rejected))
+            operation(total, words, out=total)
+
+    def wipe(self) -> None:
+        self.total[:] = 0
+        self._words[:] = 0
+
+
+class _Spare:
+    """The words of a stream, from where it is now, that are not rejected, in their order."""
+
+    def __init__(self, stream, rule: _Rule):
+        self._stream = stream
+        self._rule = rule
+        self._left = np.zeros(0, rule.dtype)
+
+    def take(self, count: int) -> np.ndarray:
+        parts, missing = [self._left], count - len(self._left)
+        while missing > 0:
+            num_bytes = min(_CHUNK_BYTES, 2 * missing * self._rule.dtype.itemsize + 64)
+            words = np.frombuffer(self._stream.update(_ZEROS[:num_bytes]), self._rule.dtype)
+            parts.append(words[words < self._rule.limit])
+            missing -= len(parts[-1])
+        words = np.concatenate(parts)
+        self._left = words[count:]
+        return words[:count]

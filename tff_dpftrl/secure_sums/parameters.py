@@ -1,0 +1,91 @@
+"""What the devices of a group demand of its sum, and the server keeps to."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import secrets
+
+from tff_dpftrl import validation
+from tff_dpftrl.secure_sums import vectors
+
+SESSION_BYTES = 32
+
+
+class ThreatModel(enum.Enum):
+    """What the server is trusted with.
+
+    HONEST_BUT_CURIOUS: It follows the protocol, and reads what it can.
+    ACTIVE_SERVER: It may send whatever it likes; devices know each other by identity keys.
+    """
+
+    HONEST_BUT_CURIOUS = "honest-but-curious"
+    ACTIVE_SERVER = "active-server"
+
+    def least_threshold(self, num_members: int) -> int:
+        """The fewest shares of a secret that may recover it (Bonawitz et al. 2017, section 6).
+
+        Args:
+          num_members: How many devices hold shares of it, its owner included.
+
+        Returns:
+          More than half of them; of an active server, that may tell different devices different
+          things, more than two thirds.
+        """
+        if self is ThreatModel.ACTIVE_SERVER:
+            return 2 * num_members // 3 + 1
+        return num_members // 2 + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """What a device demands, from its signed plan, and the server keeps to.
+
+    Attributes:
+      layout: Of the vectors.
+      threat_model: What the server is trusted with.
+      least_devices: The fewest devices in a sum, at least 2.
+      least_neighbours: The fewest neighbours that a device has its vector masked with; None if
+        these must be all others of the group, which an active server always needs.
+    """
+
+    layout: vectors.Layout
+    threat_model: ThreatModel
+    least_devices: int
+    least_neighbours: int | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "layout", tuple(self.layout))
+        if not self.layout:
+            raise ValueError("layout is empty: name at least one segment.")
+        validation.integer(
+            "least_devices",
+            self.least_devices,
+            minimum=2,
+            remedy="The sum of one device is its vector.",
+        )
+        if self.least_neighbours is not None:
+            validation.integer("least_neighbours", self.least_neighbours, minimum=1)
+            if self.threat_model is ThreatModel.ACTIVE_SERVER:
+                raise ValueError(
+                    f"least_neighbours must be None, got {self.least_neighbours}, where the "
+                    "server may be active: it is secure with the complete graph only."
+                )
+
+
+def new_session() -> bytes:
+    """The name of one try at one sum: SESSION_BYTES bytes from the operating system."""
+    return secrets.token_bytes(SESSION_BYTES)
+
+
+def check_session(session: bytes) -> bytes:
+    """A session's name as it was given.
+
+    Raises:
+      ValueError: If it has another length than SESSION_BYTES.
+    """
+    if len(session) != SESSION_BYTES:
+        raise ValueError(
+            f"session must have {SESSION_BYTES} bytes, got {len(session)}. Use new_session()."
+        )
+    return bytes(session)

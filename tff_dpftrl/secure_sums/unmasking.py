@@ -1,0 +1,127 @@
+"""How the masks that are left in a sum of masked vectors are recovered, verified and removed.
+
+A wrong share would give a wrong sum that nobody sees. So a secret counts as recovered only when
+it is the one that its device is known by: a mask key by the public key that was advertised, the
+seed of a self-mask by its commitment. Wrong shares are corrected as long as there are two more
+right ones than needed for each of them, and whoever sent one is asked last for other secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tff_dpftrl.secure_sums import keys, masks, secret_sharing
+
+
+class Recoverer:
+    """Recovers many secrets of one group, whose shares the same devices tend to hold."""
+
+    def __init__(self):
+        """Starts without suspicion."""
+        self._recoveries: dict[tuple[int, ...], secret_sharing.Recovery] = {}
+        self._suspects: set[int] = set()
+
+    def recover(
+        self, shares: Mapping[int, int], threshold: int, is_right: Callable[[int], bool]
+    ) -> int | None:
+        """A secret that passes its check.
+
+        Args:
+          shares: By the index of the device that held them.
+          threshold: How many recover the secret.
+          is_right: Whether a number is the secret.
+
+        Returns:
+          The secret; None if there are too few shares, or too many wrong ones among them.
+        """
+        if len(shares) < threshold:
+            return None
+        trusted = sorted(shares.keys() - self._suspects)
+        holders = trusted + sorted(shares.keys() & self._suspects)
+        first = tuple(holders[:threshold])
+        if first not in self._recoveries:
+            self._recoveries[first] = secret_sharing.Recovery([holder + 1 for holder in first])
+        secret = self._recoveries[first].recover([shares[holder] for holder in first])
+        if is_right(secret):
+            return secret
+        for chosen in (trusted, holders):
+            corrected = secret_sharing.correct(
+                [holder + 1 for holder in chosen], [shares[holder] for holder in chosen], threshold
+            )
+            if corrected is not None and is_right(corrected[0]):
+                self._suspects.update(point - 1 for point in corrected[1])
+                return corrected[0]
+        return None
+
+
+class Unmasker:
+    """Removes masks from a sum with what the devices of one session have revealed."""
+
+    def __init__(self, session: bytes, masked: masks.MaskedSum):
+        """Takes the sum, which it changes in place."""
+        self._session = session
+        self._sum = masked
+        self._recoverer = Recoverer()
+
+    def remove_self_mask(
+        self, owner: int, shares: Mapping[int, int], threshold: int, commitment: bytes
+    ) -> bool:
+        """Removes the mask that a device added of its own.
+
+        Args:
+          owner: Index of the device, whose vector is in the sum.
+          shares: Of its seed, by holder.
+          threshold: How many recover it.
+          commitment: What its seed is known by.
+
+        Returns:
+          Whether the seed could be recovered.
+        """
+
+        def is_right(seed: int) -> bool:
+            if seed >> 8 * keys.SEED_BYTES:
+                return False
+            return keys.self_mask(seed, self._session, owner)[1] == commitment
+
+        seed = self._recoverer.recover(shares, threshold, is_right)
+        if seed is None:
+            return False
+        self._sum.subtract_mask(keys.self_mask(seed, self._session, owner)[0])
+        return True
+
+    def remove_pair_masks(
+        self,
+        owner: int,
+        shares: Mapping[int, int],
+        threshold: int,
+        public_key: bytes,
+        others: Mapping[int, bytes],
+    ) -> bool:
+        """Removes the masks that the neighbours of an absent device added for it.
+
+        Args:
+          owner: Index of the device, whose vector is not in the sum.
+          shares: Of its private key for masks, by holder.
+          threshold: How many recover it.
+          public_key: Its public key.
+          others: The public keys of its neighbours in the sum, by index.
+
+        Returns:
+          Whether the key could be recovered.
+        """
+
+        def is_right(key: int) -> bool:
+            return not key >> 256 and keys.KeyPair.from_int(key).public == public_key
+
+        key = self._recoverer.recover(shares, threshold, is_right)
+        if key is None:
+            return False
+        pair = keys.KeyPair.from_int(key)
+        for other, others_public in others.items():
+            mask_key = pair.mask_key(self._session, owner, other, others_public)
+            # The device of the lower index has added the mask, the other has subtracted it.
+            if other < owner:
+                self._sum.subtract_mask(mask_key)
+            else:
+                self._sum.add_mask(mask_key)
+        return True

@@ -1,0 +1,177 @@
+"""Vectors of integers with a modulus for each segment, and how they travel.
+
+A vector is a list of unsigned NumPy arrays, one for each `Segment` of its layout, with entries
+in [0, modulus). Small vectors (a count, a histogram) are segments beside the large ones, so that
+one protocol sums them all under the same masks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tff_dpftrl import validation
+
+Vector = list[np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+    """A part of a vector with a modulus of its own.
+
+    Attributes:
+      size: Number of entries, at least 1.
+      modulus: What its entries are summed modulo: from 2 to 2³², or a power of two up to 2⁶⁴.
+    """
+
+    size: int
+    modulus: int
+
+    def __post_init__(self):
+        object.__setattr__(self, "size", validation.integer("size", self.size, minimum=1))
+        modulus = validation.integer("modulus", self.modulus, minimum=2)
+        object.__setattr__(self, "modulus", modulus)
+        if modulus > (2**64 if self.is_power_of_two else 2**32):
+            raise ValueError(
+                "modulus must be at most 2**32, or a power of two up to 2**64, got "
+                f"{modulus}. Take the next power of two."
+            )
+
+    @property
+    def is_power_of_two(self) -> bool:
+        """Whether the modulus is one, and machine words wrap around as it does."""
+        return self.modulus & (self.modulus - 1) == 0
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest unsigned, little-endian type that holds an entry."""
+        bits = (self.modulus - 1).bit_length()
+        return np.dtype(f"<u{next(size for size in (1, 2, 4, 8) if bits <= 8 * size)}")
+
+    @property
+    def bytes_per_entry(self) -> int:
+        """How many bytes an entry takes on its way."""
+        return ((self.modulus - 1).bit_length() + 7) // 8
+
+
+Layout = tuple[Segment, ...]
+
+
+def packed_bytes(layout: Layout) -> int:
+    """How many bytes `pack` makes of a vector."""
+    return sum(segment.size * segment.bytes_per_entry for segment in layout)
+
+
+def zeros(layout: Layout) -> Vector:
+    """The vector of zeros."""
+    return [np.zeros(segment.size, segment.dtype) for segment in layout]
+
+
+def check(vector: Sequence[np.ndarray], layout: Layout) -> None:
+    """Refuses what is no vector of a layout.
+
+    Args:
+      vector: What is to be one.
+      layout: What it should be of.
+
+    Raises:
+      ValueError: If the number of segments, the shape or type of one, or an entry is wrong.
+    """
+    if len(vector) != len(layout):
+        raise ValueError(f"vector must have {len(layout)} segments, got {len(vector)}.")
+    for i, (entries, segment) in enumerate(zip(vector, layout, strict=True)):
+        if not isinstance(entries, np.ndarray) or entries.dtype.kind != "u":
+            raise ValueError(
+                f"vector[{i}] must be an array of unsigned integers, got "
+                f"{getattr(entries, 'dtype', type(entries).__name__)}. Convert it by astype, "
+                "after reducing it modulo its segment's modulus."
+            )
+        if entries.shape != (segment.size,):
+            raise ValueError(f"vector[{i}] must have shape ({segment.size},), got {entries.shape}.")
+        if int(entries.max()) >= segment.modulus:
+            raise ValueError(
+                f"vector[{i}] must have entries below {segment.modulus}, got "
+                f"{int(entries.max())}. Reduce them modulo the segment's modulus."
+            )
+
+
+def add(vector: Vector, other: Vector, layout: Layout) -> None:
+    """Adds `other` to `vector` in place, modulo each segment's modulus."""
+    for entries, others, segment in zip(vector, other, layout, strict=True):
+        _add(entries, others, segment)
+
+
+def subtract(vector: Vector, other: Vector, layout: Layout) -> None:
+    """Subtracts `other` from `vector` in place, modulo each segment's modulus."""
+    for entries, others, segment in zip(vector, other, layout, strict=True):
+        if segment.is_power_of_two:
+            negated = np.negative(others.astype(entries.dtype))
+        else:
+            negated = np.uint64(segment.modulus) - others.astype(np.uint64)
+        _add(entries, negated, segment)
+
+
+def _add(entries: np.ndarray, others: np.ndarray, segment: Segment) -> None:
+    if segment.is_power_of_two:
+        np.add(entries, others.astype(entries.dtype, copy=False), out=entries)
+        np.bitwise_and(entries, entries.dtype.type(segment.modulus - 1), out=entries)
+    else:
+        total = entries.astype(np.uint64) + others.astype(np.uint64)
+        entries[:] = total % np.uint64(segment.modulus)
+
+
+def pack(vector: Vector, layout: Layout) -> bytes:
+    """A vector as bytes: each entry little-endian in the fewest whole bytes.
+
+    Args:
+      vector: Entries must be below their modulus (see `check`).
+      layout: What it is of.
+
+    Returns:
+      `packed_bytes(layout)` bytes.
+    """
+    parts = []
+    for entries, segment in zip(vector, layout, strict=True):
+        entries = np.ascontiguousarray(entries, segment.dtype)
+        width = segment.bytes_per_entry
+        if width != segment.dtype.itemsize:
+            entries = entries.view(np.uint8).reshape(segment.size, -1)[:, :width]
+        parts.append(entries.tobytes())
+    return b"".join(parts)
+
+
+def unpack(content: bytes, layout: Layout) -> Vector:
+    """The vector that `pack` made bytes of.
+
+    Args:
+      content: From whoever; any bytes.
+      layout: What it should be of.
+
+    Returns:
+      A vector; its arrays may be read-only views of `content`.
+
+    Raises:
+      ValueError: If there are more or fewer bytes, or an entry is not below its modulus.
+    """
+    if len(content) != packed_bytes(layout):
+        raise ValueError(f"content must have {packed_bytes(layout)} bytes, got {len(content)}.")
+    vector, offset = [], 0
+    for i, segment in enumerate(layout):
+        width, itemsize = segment.bytes_per_entry, segment.dtype.itemsize
+        if width == itemsize:
+            entries = np.frombuffer(content, segment.dtype, segment.size, offset)
+        else:
+            padded = np.zeros((segment.size, itemsize), np.uint8)
+            narrow = np.frombuffer(content, np.uint8, segment.size * width, offset)
+            padded[:, :width] = narrow.reshape(segment.size, width)
+            entries = padded.view(segment.dtype).reshape(segment.size)
+        if segment.modulus < 256**itemsize and int(entries.max()) >= segment.modulus:
+            raise ValueError(
+                f"content must have entries below {segment.modulus} in segment {i}, got "
+                f"{int(entries.max())}."
+            )
+        vector.append(entries)
+        offset += segment.size * width
+    return vector
