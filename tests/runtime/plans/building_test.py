@@ -8,13 +8,14 @@ import tensorflow_federated as tff
 
 from tests.runtime.plans import small_tasks
 from tff_dpftrl import aggregators
-from tff_dpftrl.execution import graph_function
+from tff_dpftrl.execution import contexts, graph_function
 from tff_dpftrl.mechanisms import blt, table
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
     building,
     device_work,
     plan_pb2,
+    secure_report,
     server_work,
     verification,
 )
@@ -153,6 +154,29 @@ def test_batches_of_another_type_are_refused(process):
 def test_the_terms_of_a_task_must_be_complete(process, options, message):
     with pytest.raises(ValueError, match=message):
         small_tasks.plans(process, **options)
+
+
+def test_plans_with_secure_aggregation_have_nothing_in_the_clear():
+    with contexts.secure_sum_simulation():
+        process = small_tasks.SECURE_ONLY_PROCESSES["secagg adaptive"]()
+        plans = small_tasks.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
+    (device,) = plans.devices
+    assert len(device.secure_sums) == len(device.graph.outputs) == len(plans.server.update)
+    assert not plans.server.zero.outputs
+    assert device.least_runtime_version == allowed_ops.SECURE_AGGREGATION_SINCE
+    assert secure_report.parameters_of(device) == secure_report.parameters_of(plans.server)
+    verification.check_device_plan(device)
+
+
+def test_a_process_with_sums_in_the_clear_is_no_secure_one():
+    with (
+        contexts.secure_sum_simulation(),
+        pytest.raises(building.CannotPlanError, match=r"seen as they are: .*mse/0.*secure_metrics"),
+    ):
+        small_tasks.plans(
+            small_tasks.SECURE_PROCESSES["secagg"](),
+            secure_aggregation=small_tasks.SECURE_AGGREGATION,
+        )
 
 
 def test_variants_serve_devices_with_older_runtimes(process, monkeypatch):

@@ -43,6 +43,20 @@ def test_a_repeated_finish_repeats_its_noise(blt):
     assert not np.array_equal(server.weights(without_update)["trainable/0"], 0)  # Noise alone.
 
 
+def test_a_round_of_secure_sums_alone():
+    with contexts.secure_sum_simulation():
+        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
+        plans = small_tasks.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
+    server, state, update = _ready(plans)
+    one = server.accumulate(server.zero(), update)
+    two = server.merge(one, server.merge(server.zero(), one))
+    for total, array in zip(two, update, strict=True):
+        np.testing.assert_array_equal(total, 2 * array.astype(np.int64))
+    _, metrics = server.finish(state, two)
+    (found,) = [value for name, value in metrics.items() if name.endswith("mse")]
+    np.testing.assert_allclose(found, update[0] / update[1], rtol=1e-6)
+
+
 def test_sums_are_not_changed_by_adding(blt):
     server, _, update = blt
     zero = server.zero()

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import aggregators
 from tff_dpftrl.discretization import grid
-from tff_dpftrl.learning import dp_fedavg
+from tff_dpftrl.learning import dp_fedavg, secure_metrics
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.mechanisms import tree as tree_mechanism
 from tff_dpftrl.private_round import clipping, estimators
@@ -51,11 +51,12 @@ def model():
     )
 
 
-def federated_averaging(aggregator=None):
+def federated_averaging(aggregator=None, metrics_aggregator=None):
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model(),
         client_optimizer_fn=_SGD,
         model_aggregator=aggregator,
+        metrics_aggregator=metrics_aggregator,
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
 
@@ -84,19 +85,35 @@ PROCESSES = {
     ),
     "dp_fedavg": _dp_fedavg,
 }
+
+
+def _secagg():
+    return aggregators.build_secagg_dp_ftrl_aggregator(
+        _BLT, clip_norm=1.0, encoding=_ENCODING, rotation_seed=5, **_COMMON
+    )
+
+
+def _secagg_adaptive():
+    return aggregators.build_secagg_adaptive_dp_ftrl_aggregator(
+        _BLT, clipping=_CLIPPING, encoding=_ENCODING, rotation_seed=5, **_COMMON
+    )
+
+
 # To be built, and compiled, where secure sums are simulated.
 SECURE_PROCESSES = {
-    "secagg": lambda: federated_averaging(
-        aggregators.build_secagg_dp_ftrl_aggregator(
-            _BLT, clip_norm=1.0, encoding=_ENCODING, rotation_seed=5, **_COMMON
-        )
-    ),
+    "secagg": lambda: federated_averaging(_secagg()),
+    "secagg adaptive": lambda: federated_averaging(_secagg_adaptive()),
+}
+# The same with nothing in the clear, metrics included.
+SECURE_ONLY_PROCESSES = {
+    "secagg": lambda: federated_averaging(_secagg(), secure_metrics.secure_sum_then_finalize),
     "secagg adaptive": lambda: federated_averaging(
-        aggregators.build_secagg_adaptive_dp_ftrl_aggregator(
-            _BLT, clipping=_CLIPPING, encoding=_ENCODING, rotation_seed=5, **_COMMON
-        )
+        _secagg_adaptive(), secure_metrics.secure_sum_then_finalize
     ),
 }
+SECURE_AGGREGATION = plan_pb2.SecureAggregation(
+    threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS, least_devices=2, most_devices=3
+)
 
 
 def evaluation():

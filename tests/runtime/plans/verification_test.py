@@ -6,8 +6,8 @@ import sys
 import pytest
 import tensorflow as tf
 
-from tests.runtime.plans import plain_plans
-from tff_dpftrl.runtime.plans import plan_pb2, signing, verification
+from tests.runtime.plans import plain_plans, secure_plans
+from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, signing, verification
 
 
 def _refused(plan, message, **options):
@@ -33,6 +33,50 @@ def test_a_newer_plan_is_refused():
     plan = plain_plans.plan(least_runtime_version=2)
     _refused(plan, "needs runtime version 2, this is 1", runtime_version=1)
     verification.check_device_plan(plan, runtime_version=2)
+
+
+def _secure(**fields):
+    """A plan whose reports are summed securely."""
+
+    def count(examples, scale):
+        return [tf.cast(scale, tf.int32), tf.size(examples)[None]]
+
+    values = {
+        "secure_sums": [plan_pb2.SecureSum(modulus=11), plan_pb2.SecureSum(largest_entry=100)],
+        "participation": secure_plans.PARTICIPATION,
+        "secure_aggregation": secure_plans.wanted(),
+        "least_runtime_version": allowed_ops.SECURE_AGGREGATION_SINCE,
+    }
+    return plain_plans.plan(count, **(values | fields))
+
+
+def test_a_plan_with_secure_aggregation_is_taken():
+    verification.check_device_plan(_secure())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"secure_sums": [plan_pb2.SecureSum(modulus=11)]}, "seen as they are: sum"),
+        ({"secure_aggregation": secure_plans.wanted(threat_model=3)}, "threat_model is 3"),
+        ({"secure_aggregation": secure_plans.wanted(least_devices=1)}, "must be 2 at least"),
+        ({"secure_aggregation": secure_plans.wanted(most_devices=2**31 + 1)}, "most_devices"),
+        (
+            {"secure_sums": [plan_pb2.SecureSum(modulus=11), plan_pb2.SecureSum(modulus=2**63)]},
+            "can be summed",
+        ),
+        ({"participation": plan_pb2.Participation()}, "stride_edges must increase"),
+        ({"least_runtime_version": 1}, "would send reports as they are"),
+    ],
+)
+def test_a_plan_whose_secure_aggregation_hides_nothing_is_refused(fields, message):
+    _refused(_secure(**fields), message)
+
+
+def test_a_masked_vector_keeps_to_the_limit_of_an_upload():
+    # 1 and 4 + 3 entries of 32 bits, one of 4 bits, and one of 14.
+    limits = plan_pb2.Limits(memory_bytes=1_000_000, seconds=60.0, upload_bytes=34)
+    _refused(_secure(limits=limits), "masked vector has 35 bytes, more than its limit of 34")
 
 
 def _read_file(examples, scale):

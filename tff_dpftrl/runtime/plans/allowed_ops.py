@@ -117,7 +117,10 @@ _FIRST = frozenset(
 OPS_SINCE: dict[int, frozenset[str]] = {1: _FIRST | DRAWS_ANEW}
 """Which runtime version began to allow an operation; later ones allow it too."""
 
-RUNTIME_VERSION = max(OPS_SINCE)
+SECURE_AGGREGATION_SINCE = 2
+"""The first runtime version that knows of it: an older one would send its report as it is."""
+
+RUNTIME_VERSION = max(*OPS_SINCE, SECURE_AGGREGATION_SINCE)
 """What a device that has this package says at check-in."""
 
 

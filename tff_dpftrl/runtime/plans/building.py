@@ -17,6 +17,7 @@ from tff_dpftrl.runtime.plans import (
     example_pipeline,
     graphs,
     plan_pb2,
+    secure_report,
     signing,
     tensor_values,
     verification,
@@ -57,6 +58,7 @@ def build_plans(
     selection: plan_pb2.Selection,
     limits: plan_pb2.Limits,
     participation: plan_pb2.Participation,
+    secure_aggregation: plan_pb2.SecureAggregation | None = None,
     variants: Sequence[Callable[[tf.compat.v1.GraphDef], tf.compat.v1.GraphDef]] = (),
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
 ) -> Plans:
@@ -66,7 +68,8 @@ def build_plans(
     process: training with any of our aggregators, and evaluation. Noise must be a function of
     the state, as ours is: an attempt that is repeated must repeat its noise.
 
-    The least runtime version of a plan follows from its operations.
+    The least runtime version of a plan follows from its operations, and from whether it asks for
+    secure aggregation.
 
     Args:
       process: The process.
@@ -77,6 +80,8 @@ def build_plans(
       selection: What a device takes from its store.
       limits: What the task may cost a device.
       participation: When a device may take part again, and the buckets of its histograms.
+      secure_aggregation: What devices demand of the sums of their reports, all of which must be
+        secure sums of the process then; None if reports are summed in the clear.
       variants: Each rewrites the graph of the device part into one that computes the same
         for older runtime versions.
       broadcast: For an evaluation of a model while another task trains it: what devices get in
@@ -97,6 +102,7 @@ def build_plans(
         "task": task,
         "kind": kind,
         "participation": participation,
+        "secure_aggregation": secure_aggregation,
     }
     try:
         form = process_form.ProcessForm.of(process)
@@ -108,6 +114,8 @@ def build_plans(
     except graph_function.UnsupportedGraphError as error:
         raise CannotPlanError(f"No plan can be made of the process: {error}") from error
     server.MergeFrom(plan_pb2.ServerPlan(update=graph.outputs, secure_sums=secure_sums, **common))
+    if secure_aggregation is not None:
+        _check_secure_aggregation(server)
     shuffled = plan_pb2.DEVICE_DRAWS if pipeline.shuffle else plan_pb2.NO_SEED
     device = plan_pb2.DevicePlan(
         graph=graph,
@@ -150,6 +158,16 @@ def _check_terms(
     )
 
 
+def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:
+    try:
+        secure_report.parameters_of(server)
+    except secure_report.PlanNotSecureError as error:
+        raise CannotPlanError(
+            f"Reports of the process cannot be summed securely: {error} Take aggregators with "
+            "secure sums (`aggregators.secagg`), and metrics of `learning.secure_metrics`."
+        ) from None
+
+
 def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.DevicePlan:
     """The same plan with another graph, what follows from it, and the device's own checks."""
     plan = plan_pb2.DevicePlan()
@@ -160,6 +178,8 @@ def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.Devic
     if version is None:
         forbidden = sorted(set(ops) - allowed_ops.allowed(allowed_ops.RUNTIME_VERSION))
         raise CannotPlanError(f"Devices do not run the operations {forbidden} of this process.")
+    if secure_report.is_asked_for(plan):
+        version = max(version, allowed_ops.SECURE_AGGREGATION_SINCE)
     plan.ops[:] = ops
     plan.least_runtime_version = version
     return plan

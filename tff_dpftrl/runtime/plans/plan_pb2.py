@@ -14,17 +14,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tff_dpftrl/runtime/plans/plan.proto\x12\x18tff_dpftrl.runtime.plans\"C\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\"\x7f\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12\x30\n\x06inputs\x18\x02 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x31\n\x07outputs\x18\x03 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\"L\n\tSelection\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x14\n\x0cmax_examples\x18\x02 \x01(\r\x12\x15\n\rmax_age_hours\x18\x03 \x01(\x01\"E\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x14\n\x0cupload_bytes\x18\x03 \x01(\x04\"i\n\rParticipation\x12\x16\n\x0emin_sep_rounds\x18\x01 \x01(\r\x12\x15\n\rmin_sep_hours\x18\x02 \x01(\x01\x12\x14\n\x0cstride_edges\x18\x03 \x03(\r\x12\x13\n\x0btimes_edges\x18\x04 \x03(\r\"?\n\tSecureSum\x12\x11\n\x07modulus\x18\x01 \x01(\x04H\x00\x12\x17\n\rlargest_entry\x18\x02 \x01(\x04H\x00\x42\x06\n\x04rule\"\xe7\x01\n\x11SecureAggregation\x12M\n\x0cthreat_model\x18\x01 \x01(\x0e\x32\x37.tff_dpftrl.runtime.plans.SecureAggregation.ThreatModel\x12\x15\n\rleast_devices\x18\x02 \x01(\r\x12\x14\n\x0cmost_devices\x18\x03 \x01(\r\"V\n\x0bThreatModel\x12\x1c\n\x18THREAT_MODEL_UNSPECIFIED\x10\x00\x12\x16\n\x12HONEST_BUT_CURIOUS\x10\x01\x12\x11\n\rACTIVE_SERVER\x10\x02\"\xc8\x04\n\nDevicePlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x1d\n\x15least_runtime_version\x18\x04 \x01(\r\x12.\n\x05graph\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x38\n\x0bsecure_sums\x18\x06 \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x0b\n\x03ops\x18\x07 \x03(\t\x12\x36\n\tselection\x18\x08 \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Selection\x12\x12\n\nbatch_size\x18\t \x01(\r\x12\x0e\n\x06\x65pochs\x18\n \x01(\r\x12\x39\n\x0bseed_policy\x18\x0b \x01(\x0e\x32$.tff_dpftrl.runtime.plans.SeedPolicy\x12\x30\n\x06limits\x18\x0c \x01(\x0b\x32 .tff_dpftrl.runtime.plans.Limits\x12>\n\rparticipation\x18\r \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x0e \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\"\x83\x06\n\nServerPlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x33\n\ninitialize\x18\x04 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x07prepare\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12-\n\x04zero\x18\x06 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x33\n\naccumulate\x18\x07 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12.\n\x05merge\x18\x08 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12/\n\x06\x66inish\x18\t \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x06update\x18\n \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x38\n\x0bsecure_sums\x18\x0b \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x34\n\x0bget_weights\x18\x0c \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x34\n\x0bset_weights\x18\r \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x14\n\x0c\x64\x65vice_plans\x18\x0e \x03(\x0c\x12>\n\rparticipation\x18\x0f \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x10 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\"J\n\nSignedPlan\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"y\n\nSignedTask\x12\x34\n\x06server\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\x12\x35\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\"x\n\x06Values\x12\x36\n\x06values\x18\x01 \x03(\x0b\x32&.tff_dpftrl.runtime.plans.Values.Value\x1a\x36\n\x05Value\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c*C\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08TRAINING\x10\x01\x12\x0e\n\nEVALUATION\x10\x02*H\n\nSeedPolicy\x12\x1b\n\x17SEED_POLICY_UNSPECIFIED\x10\x00\x12\x0b\n\x07NO_SEED\x10\x01\x12\x10\n\x0c\x44\x45VICE_DRAWS\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#tff_dpftrl/runtime/plans/plan.proto\x12\x18tff_dpftrl.runtime.plans\"C\n\x06Tensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12\r\n\x05shape\x18\x04 \x03(\x03\"\x7f\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12\x30\n\x06inputs\x18\x02 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x31\n\x07outputs\x18\x03 \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\"L\n\tSelection\x12\x12\n\ncollection\x18\x01 \x01(\t\x12\x14\n\x0cmax_examples\x18\x02 \x01(\r\x12\x15\n\rmax_age_hours\x18\x03 \x01(\x01\"E\n\x06Limits\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x04\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x14\n\x0cupload_bytes\x18\x03 \x01(\x04\"i\n\rParticipation\x12\x16\n\x0emin_sep_rounds\x18\x01 \x01(\r\x12\x15\n\rmin_sep_hours\x18\x02 \x01(\x01\x12\x14\n\x0cstride_edges\x18\x03 \x03(\r\x12\x13\n\x0btimes_edges\x18\x04 \x03(\r\"?\n\tSecureSum\x12\x11\n\x07modulus\x18\x01 \x01(\x04H\x00\x12\x17\n\rlargest_entry\x18\x02 \x01(\x04H\x00\x42\x06\n\x04rule\"\x81\x02\n\x11SecureAggregation\x12M\n\x0cthreat_model\x18\x01 \x01(\x0e\x32\x37.tff_dpftrl.runtime.plans.SecureAggregation.ThreatModel\x12\x15\n\rleast_devices\x18\x02 \x01(\r\x12\x14\n\x0cmost_devices\x18\x03 \x01(\r\x12\x18\n\x10least_neighbours\x18\x04 \x01(\r\"V\n\x0bThreatModel\x12\x1c\n\x18THREAT_MODEL_UNSPECIFIED\x10\x00\x12\x16\n\x12HONEST_BUT_CURIOUS\x10\x01\x12\x11\n\rACTIVE_SERVER\x10\x02\"\xc8\x04\n\nDevicePlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x1d\n\x15least_runtime_version\x18\x04 \x01(\r\x12.\n\x05graph\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x38\n\x0bsecure_sums\x18\x06 \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x0b\n\x03ops\x18\x07 \x03(\t\x12\x36\n\tselection\x18\x08 \x01(\x0b\x32#.tff_dpftrl.runtime.plans.Selection\x12\x12\n\nbatch_size\x18\t \x01(\r\x12\x0e\n\x06\x65pochs\x18\n \x01(\r\x12\x39\n\x0bseed_policy\x18\x0b \x01(\x0e\x32$.tff_dpftrl.runtime.plans.SeedPolicy\x12\x30\n\x06limits\x18\x0c \x01(\x0b\x32 .tff_dpftrl.runtime.plans.Limits\x12>\n\rparticipation\x18\r \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x0e \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\"\x83\x06\n\nServerPlan\x12\x12\n\npopulation\x18\x01 \x01(\t\x12\x0c\n\x04task\x18\x02 \x01(\t\x12\x30\n\x04kind\x18\x03 \x01(\x0e\x32\".tff_dpftrl.runtime.plans.TaskKind\x12\x33\n\ninitialize\x18\x04 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x07prepare\x18\x05 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12-\n\x04zero\x18\x06 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x33\n\naccumulate\x18\x07 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12.\n\x05merge\x18\x08 \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12/\n\x06\x66inish\x18\t \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x30\n\x06update\x18\n \x03(\x0b\x32 .tff_dpftrl.runtime.plans.Tensor\x12\x38\n\x0bsecure_sums\x18\x0b \x03(\x0b\x32#.tff_dpftrl.runtime.plans.SecureSum\x12\x34\n\x0bget_weights\x18\x0c \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x34\n\x0bset_weights\x18\r \x01(\x0b\x32\x1f.tff_dpftrl.runtime.plans.Graph\x12\x14\n\x0c\x64\x65vice_plans\x18\x0e \x03(\x0c\x12>\n\rparticipation\x18\x0f \x01(\x0b\x32\'.tff_dpftrl.runtime.plans.Participation\x12G\n\x12secure_aggregation\x18\x10 \x01(\x0b\x32+.tff_dpftrl.runtime.plans.SecureAggregation\"J\n\nSignedPlan\x12\x0c\n\x04plan\x18\x01 \x01(\x0c\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"y\n\nSignedTask\x12\x34\n\x06server\x18\x01 \x01(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\x12\x35\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32$.tff_dpftrl.runtime.plans.SignedPlan\"x\n\x06Values\x12\x36\n\x06values\x18\x01 \x03(\x0b\x32&.tff_dpftrl.runtime.plans.Values.Value\x1a\x36\n\x05Value\x12\r\n\x05\x64type\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0f\n\x07\x63ontent\x18\x03 \x01(\x0c*C\n\x08TaskKind\x12\x19\n\x15TASK_KIND_UNSPECIFIED\x10\x00\x12\x0c\n\x08TRAINING\x10\x01\x12\x0e\n\nEVALUATION\x10\x02*H\n\nSeedPolicy\x12\x1b\n\x17SEED_POLICY_UNSPECIFIED\x10\x00\x12\x0b\n\x07NO_SEED\x10\x01\x12\x10\n\x0c\x44\x45VICE_DRAWS\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tff_dpftrl.runtime.plans.plan_pb2', _globals)
 if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
-  _globals['_TASKKIND']._serialized_start=2500
-  _globals['_TASKKIND']._serialized_end=2567
-  _globals['_SEEDPOLICY']._serialized_start=2569
-  _globals['_SEEDPOLICY']._serialized_end=2641
+  _globals['_TASKKIND']._serialized_start=2526
+  _globals['_TASKKIND']._serialized_end=2593
+  _globals['_SEEDPOLICY']._serialized_start=2595
+  _globals['_SEEDPOLICY']._serialized_end=2667
   _globals['_TENSOR']._serialized_start=65
   _globals['_TENSOR']._serialized_end=132
   _globals['_GRAPH']._serialized_start=134
@@ -38,19 +38,19 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_SECURESUM']._serialized_start=519
   _globals['_SECURESUM']._serialized_end=582
   _globals['_SECUREAGGREGATION']._serialized_start=585
-  _globals['_SECUREAGGREGATION']._serialized_end=816
-  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_start=730
-  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_end=816
-  _globals['_DEVICEPLAN']._serialized_start=819
-  _globals['_DEVICEPLAN']._serialized_end=1403
-  _globals['_SERVERPLAN']._serialized_start=1406
-  _globals['_SERVERPLAN']._serialized_end=2177
-  _globals['_SIGNEDPLAN']._serialized_start=2179
-  _globals['_SIGNEDPLAN']._serialized_end=2253
-  _globals['_SIGNEDTASK']._serialized_start=2255
-  _globals['_SIGNEDTASK']._serialized_end=2376
-  _globals['_VALUES']._serialized_start=2378
-  _globals['_VALUES']._serialized_end=2498
-  _globals['_VALUES_VALUE']._serialized_start=2444
-  _globals['_VALUES_VALUE']._serialized_end=2498
+  _globals['_SECUREAGGREGATION']._serialized_end=842
+  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_start=756
+  _globals['_SECUREAGGREGATION_THREATMODEL']._serialized_end=842
+  _globals['_DEVICEPLAN']._serialized_start=845
+  _globals['_DEVICEPLAN']._serialized_end=1429
+  _globals['_SERVERPLAN']._serialized_start=1432
+  _globals['_SERVERPLAN']._serialized_end=2203
+  _globals['_SIGNEDPLAN']._serialized_start=2205
+  _globals['_SIGNEDPLAN']._serialized_end=2279
+  _globals['_SIGNEDTASK']._serialized_start=2281
+  _globals['_SIGNEDTASK']._serialized_end=2402
+  _globals['_VALUES']._serialized_start=2404
+  _globals['_VALUES']._serialized_end=2524
+  _globals['_VALUES_VALUE']._serialized_start=2470
+  _globals['_VALUES_VALUE']._serialized_end=2524
 # @@protoc_insertion_point(module_scope)

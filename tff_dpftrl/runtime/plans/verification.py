@@ -16,7 +16,14 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
 from tff_dpftrl.execution import graph_function
-from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.plans import (
+    allowed_ops,
+    plan_pb2,
+    secure_report,
+    signing,
+    tensor_values,
+)
+from tff_dpftrl.secure_sums import vectors
 
 EXAMPLES = "examples"
 """Label of the input that takes serialized examples."""
@@ -102,6 +109,8 @@ def check_device_plan(
             f"{runtime_version}."
         )
     _check_limits(plan.limits, ceiling)
+    if secure_report.is_asked_for(plan):
+        _check_secure_aggregation(plan)
     try:
         graph_def = tf.compat.v1.GraphDef.FromString(plan.graph.graph_def)
     except message.DecodeError:
@@ -125,6 +134,26 @@ def _check_limits(limits: plan_pb2.Limits, ceiling: Ceiling) -> None:
                 f"The plan's limits.{name} is {wanted:g}; this device gives {given:g}, and a plan "
                 "must say what it needs."
             )
+
+
+def _check_secure_aggregation(plan: plan_pb2.DevicePlan) -> None:
+    """Nothing of the update is sent but in a sum that the devices' protocol can compute."""
+    if plan.least_runtime_version < allowed_ops.SECURE_AGGREGATION_SINCE:
+        raise signing.PlanRefusedError(
+            f"The plan asks for secure aggregation, and for runtime version "
+            f"{plan.least_runtime_version}, which would send reports as they are: it must need "
+            f"{allowed_ops.SECURE_AGGREGATION_SINCE} at least."
+        )
+    try:
+        layout = secure_report.parameters_of(plan).layout
+    except ValueError as error:
+        raise signing.PlanRefusedError(str(error)) from None
+    num_bytes = vectors.packed_bytes(layout)
+    if num_bytes > plan.limits.upload_bytes:
+        raise signing.PlanRefusedError(
+            f"The plan's masked vector has {num_bytes} bytes, more than its limit of "
+            f"{plan.limits.upload_bytes}."
+        )
 
 
 def _check_operations(

@@ -1,0 +1,269 @@
+"""A report as one vector of integers, for plans whose reports are summed securely.
+
+Everything that such a device tells goes through the same secure sum: that it is one device, its
+two participation histograms, and all of its update. The layout follows from the plan:
+
+    count      one integer, modulo 2³²: a one
+    strides    the first participation vector, modulo 2³²
+    times      the second
+    ...        each tensor of the update in the plan's order, flat, modulo its rule's modulus,
+               or, for entries of a largest value, the smallest power of two in which the sum
+               of all devices does not wrap around
+
+Needs NumPy, and no TensorFlow: devices and servers start without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.secure_sums import parameters as parameters_lib
+from tff_dpftrl.secure_sums import vectors
+
+Plan: TypeAlias = plan_pb2.DevicePlan | plan_pb2.ServerPlan
+
+COUNT_MODULUS = 2**32
+"""Of the count and the histograms."""
+MOST_DEVICES = 2**31
+"""No plan may ask for room for more: a count stays far from its modulus."""
+LARGEST_MODULUS = 2**62
+"""Of a tensor: two groups' sums can be added as int64."""
+
+_THREAT_MODELS = {
+    plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS: (parameters_lib.ThreatModel.HONEST_BUT_CURIOUS),
+    plan_pb2.SecureAggregation.ACTIVE_SERVER: parameters_lib.ThreatModel.ACTIVE_SERVER,
+}
+_NUM_OWN = 3  # Segments before those of the update.
+
+
+class PlanNotSecureError(ValueError):
+    """A plan whose reports cannot be summed securely as it says, with the reason."""
+
+
+class TotalRefusedError(ValueError):
+    """The sum of a group that is not that of its devices' reports, with the reason."""
+
+
+class GroupTotal(NamedTuple):
+    """What the vectors of a group's devices have added up to.
+
+    Attributes:
+      count: Number of devices.
+      strides: Sum of the first participation vectors, int64.
+      times: Sum of the second.
+      sums: Sums of the update's tensors, int64, in the shapes of the plan; modulo their
+        modulus where they have one.
+    """
+
+    count: int
+    strides: np.ndarray
+    times: np.ndarray
+    sums: list[np.ndarray]
+
+
+def is_asked_for(plan: Plan) -> bool:
+    """Whether reports of a plan are summed securely."""
+    return plan.HasField("secure_aggregation")
+
+
+def parameters_of(plan: Plan) -> parameters_lib.Parameters:
+    """What a plan demands of a secure sum.
+
+    Args:
+      plan: A device's or a server's plan, whose signature was verified.
+
+    Returns:
+      Layout, threat model, and the fewest devices of a sum and neighbours of a device: the same
+      for both plans of a task.
+
+    Raises:
+      PlanNotSecureError: If the plan asks for none, or its sums cannot be secure: a tensor
+        of the update would be sent in the clear, or has no fixed shape or modulus; the threat
+        model is none that is known; or the numbers of devices make no sense.
+    """
+    if not is_asked_for(plan):
+        raise PlanNotSecureError(
+            "The plan asks for no secure aggregation: reports are summed as they are."
+        )
+    asked = plan.secure_aggregation
+    if asked.threat_model not in _THREAT_MODELS:
+        raise PlanNotSecureError(
+            f"The plan's secure_aggregation.threat_model is {asked.threat_model}; known are "
+            f"{[model.value for model in _THREAT_MODELS.values()]}: its maker, or this device, "
+            "needs a newer version."
+        )
+    if asked.least_devices < 2:
+        raise PlanNotSecureError(
+            f"The plan's secure_aggregation.least_devices is {asked.least_devices}: the sum of one "
+            "device is what it sent. It must be 2 at least."
+        )
+    if not asked.least_devices <= asked.most_devices <= MOST_DEVICES:
+        raise PlanNotSecureError(
+            f"The plan's secure_aggregation.most_devices is {asked.most_devices}: it must be "
+            f"least_devices, {asked.least_devices}, at least, and {MOST_DEVICES} at most."
+        )
+    layout = (
+        vectors.Segment(1, COUNT_MODULUS),
+        *(vectors.Segment(shape[0], COUNT_MODULUS) for shape in buckets_of(plan).shapes),
+        *_update_segments(plan),
+    )
+    threat_model, neighbours = _THREAT_MODELS[asked.threat_model], asked.least_neighbours or None
+    try:
+        return parameters_lib.Parameters(layout, threat_model, asked.least_devices, neighbours)
+    except ValueError as error:
+        raise PlanNotSecureError(f"The plan's secure_aggregation cannot be met: {error}") from None
+
+
+def buckets_of(plan: Plan) -> participation_histograms.ParticipationBuckets:
+    """The buckets of the participation histograms that a plan declares."""
+    return participation_histograms.ParticipationBuckets(
+        tuple(plan.participation.stride_edges), tuple(plan.participation.times_edges)
+    )
+
+
+def vector_of(
+    plan: plan_pb2.DevicePlan,
+    update: Sequence[np.ndarray],
+    participation: tuple[np.ndarray, np.ndarray],
+) -> vectors.Vector:
+    """The report of one device.
+
+    Args:
+      plan: Its plan.
+      update: The tensors of its update, integers.
+      participation: What `ParticipationBuckets.encode` returned.
+
+    Returns:
+      A vector in the layout of `parameters_of(plan)`, which shares no memory with `update`.
+
+    Raises:
+      PlanNotSecureError: As for `parameters_of`.
+      ValueError: If update or participation are not as the plan says, or an entry is out of
+        the range of its sum.
+    """
+    layout = parameters_of(plan).layout
+    buckets_of(plan).check_one_hot(*participation)
+    tensors = _tensors(plan)
+    if len(update) != len(tensors):
+        raise ValueError(f"update must have {len(tensors)} tensors, got {len(update)}.")
+    for array, tensor, rule in zip(update, tensors, plan.secure_sums, strict=True):
+        _check_entries(np.asarray(array), tensor, rule)
+    parts = [np.ones(1, np.int64), *participation, *update]
+    return [
+        np.array(part).reshape(-1).astype(zeros.dtype)
+        for part, zeros in zip(parts, vectors.zeros(layout), strict=True)
+    ]
+
+
+def read_total(
+    server_plan: plan_pb2.ServerPlan, vector: vectors.Vector, num_devices: int
+) -> GroupTotal:
+    """Takes the sum of a group's vectors apart, after its count was checked.
+
+    Args:
+      server_plan: The plan of the server.
+      vector: The sum, in the layout of `parameters_of(server_plan)`.
+      num_devices: Number of devices whose vectors are in it, as the protocol knows it.
+
+    Returns:
+      The sums.
+
+    Raises:
+      PlanNotSecureError: As for `parameters_of`.
+      TotalRefusedError: If the sum is no vector of the layout, there are fewer devices than
+        any sum may have or more than the moduli have room for, or devices have counted
+        themselves as another number.
+    """
+    parameters = parameters_of(server_plan)
+    most = server_plan.secure_aggregation.most_devices
+    try:
+        vectors.check(vector, parameters.layout)
+    except ValueError as error:
+        raise TotalRefusedError(f"The sum is no vector of the plan: {error}") from None
+    count = int(vector[0][0])
+    if count != num_devices:
+        raise TotalRefusedError(
+            f"The sum counts {count} devices, and {num_devices} are in it: a device has lied."
+        )
+    if not parameters.least_devices <= num_devices <= most:
+        raise TotalRefusedError(
+            f"The sum is of {num_devices} devices: the plan allows {parameters.least_devices} to "
+            f"{most}."
+        )
+    strides, times, *sums = (part.astype(np.int64) for part in vector[1:])
+    shapes = [tuple(tensor.shape) for tensor in _tensors(server_plan)]
+    return GroupTotal(
+        count,
+        strides,
+        times,
+        [part.reshape(shape) for part, shape in zip(sums, shapes, strict=True)],
+    )
+
+
+def _tensors(plan: Plan) -> Sequence[plan_pb2.Tensor]:
+    """What an update consists of."""
+    return plan.graph.outputs if isinstance(plan, plan_pb2.DevicePlan) else plan.update
+
+
+def _update_segments(plan: Plan) -> list[vectors.Segment]:
+    tensors = _tensors(plan)
+    if len(plan.secure_sums) != len(tensors):
+        plain = [tensor.label for tensor in tensors[: len(tensors) - len(plan.secure_sums)]]
+        raise PlanNotSecureError(
+            f"The plan asks for secure aggregation, and has {len(tensors)} tensors in its update "
+            f"with rules for {len(plan.secure_sums)} secure sums. These would be seen as they "
+            f"are: {', '.join(plain) or '?'}."
+        )
+    most = plan.secure_aggregation.most_devices
+    return [
+        _segment(tensor, rule, most) for tensor, rule in zip(tensors, plan.secure_sums, strict=True)
+    ]
+
+
+def _segment(
+    tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum, most_devices: int
+) -> vectors.Segment:
+    if min(tensor.shape, default=1) < 1 or not np.issubdtype(np.dtype(tensor.dtype), np.integer):
+        raise PlanNotSecureError(
+            f"{tensor.label} is summed securely, and must be integers of a fixed shape, got "
+            f"{tensor.dtype} of shape {list(tensor.shape)}."
+        )
+    match rule.WhichOneof("rule"):
+        case "modulus":
+            modulus = rule.modulus
+        case "largest_entry":
+            modulus = _above(rule.largest_entry, most_devices)
+        case other:
+            raise PlanNotSecureError(f"{tensor.label} has the unknown rule {other} for its sum.")
+    is_power = modulus & (modulus - 1) == 0
+    if not 2 <= modulus <= (LARGEST_MODULUS if is_power else 2**32):
+        raise PlanNotSecureError(
+            f"{tensor.label} needs a sum modulo {modulus} for up to {most_devices} devices: only "
+            f"2 to 2**32, and powers of two up to {LARGEST_MODULUS}, can be summed."
+        )
+    return vectors.Segment(math.prod(tensor.shape), modulus)
+
+
+def _above(largest_entry: int, most_devices: int) -> int:
+    """The smallest power of two above the largest sum."""
+    return max(2, 1 << (largest_entry * most_devices).bit_length())
+
+
+def _check_entries(array: np.ndarray, tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum) -> None:
+    if array.dtype.name != tensor.dtype or array.shape != tuple(tensor.shape):
+        raise ValueError(
+            f"update, {tensor.label}, must be {tensor.dtype} of shape {list(tensor.shape)}, got "
+            f"{array.dtype} of shape {list(array.shape)}."
+        )
+    largest = rule.modulus - 1 if rule.HasField("modulus") else rule.largest_entry
+    if not 0 <= int(array.min()) <= int(array.max()) <= largest:
+        raise ValueError(
+            f"update, {tensor.label}, has integers outside [0, {largest}], the range of their "
+            "secure sum."
+        )
