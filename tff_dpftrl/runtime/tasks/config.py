@@ -9,11 +9,13 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.tasks import secure_groups
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
 _option = language_config.option
 _GROUP = "rounds with devices"
+_SECURE = "secure aggregation of the devices' reports"
 _TESTS = "tests of the task"
 
 _SHARE_THAT_MAY_REST = 0.7
@@ -102,6 +104,46 @@ class TaskConfig(config_lib.TrainingConfig):
     )
     work_seconds: float = _option(60.0, "Seconds that the work of a device may take.", _GROUP, 0.0)
 
+    secure_aggregation: secure_groups.ThreatModel | None = _option(
+        None,
+        "Devices sum their reports, metrics included, so that the server sees sums of groups only: "
+        "one that keeps to the protocol and reads what it can (honest-but-curious), or one that "
+        "may do anything (active-server). Needs secagg_bits. If not given, the server sees every "
+        "report.",
+        _SECURE,
+    )
+    least_group: int | None = _option(
+        None,
+        "Devices in the sum of a group, at least; one with fewer is lost. If not given, its share "
+        "of the fewest reports of a round. Groups are of devices_per_aggregator.",
+        _SECURE,
+        2,
+    )
+    secure_threshold: float | None = _option(
+        None,
+        "More than this share of a group has to stay to the end: 1/2 (honest-but-curious) or 2/3 "
+        "(active-server), or more; these if not given.",
+        _SECURE,
+        0.0,
+    )
+    secure_neighbours: int | None = _option(
+        None,
+        "Devices that each one shares its secrets with, drawn at random by an honest-but-curious "
+        "server, for large groups; if not given, all of its group.",
+        _SECURE,
+        2,
+    )
+    secure_corrupt_fraction: float = _option(
+        0.05,
+        "Share of the devices that may be in league with the server, for which secure_neighbours "
+        "are enough.",
+        _SECURE,
+        0.0,
+    )
+    secure_step_timeout: float = _option(
+        30.0, "Seconds that devices have for each step of a secure sum.", _SECURE, 0.0
+    )
+
     proxy_data: str = _option(
         "standard-library",
         "Public text by user that the task is tested on before it is signed: 'standard-library', "
@@ -139,6 +181,7 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
         self._check_rounds()
+        secure_groups.check(self)
 
     def _check_rounds(self) -> None:
         if self.num_devices is None:
@@ -198,7 +241,7 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.min_sep is None:
             fits = math.floor(_SHARE_THAT_MAY_REST * self.num_devices / self.rounds.wanted)
             changes["min_sep"] = min(max(1, fits), self.num_rounds)
-        return dataclasses.replace(config, **changes)
+        return dataclasses.replace(config, **changes | secure_groups.changes(self))
 
 
 def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str, TaskConfig]]:

@@ -1,0 +1,118 @@
+"""Options of secure aggregation: what follows from them, and what is refused of them."""
+
+import dataclasses
+import sys
+
+import pytest
+
+from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import secure_groups
+
+_CURIOUS, _ACTIVE = "honest-but-curious", "active-server"
+_GIVEN = {
+    "population": "keyboard",
+    "num_devices": 3000,
+    "num_rounds": 50,
+    "clients_per_round": 100,
+    "noise_multiplier": 1.0,
+    "secagg_bits": 20,
+    "secure_aggregation": _CURIOUS,
+}
+
+
+def _config(**changes):
+    return config_lib.TaskConfig(**(_GIVEN | changes))
+
+
+def test_a_plan_demands_what_the_options_say():
+    assert secure_groups.wanted(_config(secure_aggregation=None)) is None
+    assert secure_groups.wanted(_config()) == plan_pb2.SecureAggregation(
+        threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
+        least_devices=80,
+        most_devices=130,
+    )
+    active = _config(secure_aggregation=_ACTIVE, least_group=20, devices_per_aggregator=50)
+    assert secure_groups.wanted(active) == plan_pb2.SecureAggregation(
+        threat_model=plan_pb2.SecureAggregation.ACTIVE_SERVER, least_devices=20, most_devices=130
+    )
+    large = _config(clients_per_round=1000, devices_per_aggregator=1300, secure_neighbours=150)
+    assert secure_groups.wanted(large).least_neighbours == 150
+
+
+def test_the_least_group_is_its_share_of_the_least_reports_and_is_kept():
+    assert _config().resolved("nwp").least_group == 80
+    thirds = _config(devices_per_aggregator=50)  # 130 devices in three groups.
+    assert thirds.resolved("nwp").least_group == 26
+    assert _config(least_group=5).resolved("nwp").least_group == 5
+    assert _config(secure_aggregation=None).resolved("nwp").least_group is None
+    resolved = thirds.resolved("nwp")
+    assert config_lib.TaskConfig(**resolved.to_dict()) == resolved
+    smaller = dataclasses.replace(resolved, least_group=3)
+    assert smaller.resolved("nwp").least_group == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"secure_aggregation": "nobody"}, "secure_aggregation must be"),
+        ({"secagg_bits": None}, "secure_aggregation='honest-but-curious' .* give secagg_bits"),
+        ({"secagg_bits": 8}, "secagg_bits=8 has no room .* 130 devices .* raise it to 9"),
+        ({"secure_aggregation": None, "least_group": 5}, "least_group=5 .* without"),
+        ({"secure_aggregation": None, "secure_threshold": 0.7}, "secure_threshold=0.7 .* without"),
+        ({"secure_threshold": 0.4}, "secure_threshold=0.4 must be a half or more"),
+        ({"secure_threshold": 1.0}, "below 1"),
+        ({"secure_aggregation": _ACTIVE, "secure_threshold": 0.6}, "must be two thirds or more"),
+        ({"least_group": 1}, "least_group must be at least 2"),
+        ({"least_group": 101}, "least_group=101 is above the 100 devices that report"),
+        (
+            {"least_group": 34, "devices_per_aggregator": 50},
+            "least_group=34 is above the 33 .* each of 3 groups",
+        ),
+        (
+            {"clients_per_round": 1000, "devices_per_aggregator": 1300},
+            "groups of 1300, .*or give secure_neighbours",
+        ),
+        (
+            {
+                "clients_per_round": 1000,
+                "devices_per_aggregator": 1300,
+                "secure_aggregation": _ACTIVE,
+            },
+            "shares secrets with every other one: lower devices_per_aggregator.$",
+        ),
+        (
+            {"secure_aggregation": _ACTIVE, "secure_neighbours": 50},
+            "an active server may draw what suits it",
+        ),
+        ({"secure_neighbours": 49}, "must be even"),
+        ({"secure_neighbours": 80}, "must be below least_group=80"),
+        (
+            {
+                "clients_per_round": 1000,
+                "devices_per_aggregator": 1300,
+                "secure_neighbours": 10,
+            },
+            r"secure_neighbours=10 in groups of 1300 .* 2\*\*-40.* raise it to \d+\.",
+        ),
+        ({"secure_step_timeout": 0.0}, "secure_step_timeout must be"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_in_one_line(changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        _config(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_remedy_of_too_few_neighbours_helps():
+    options = {"clients_per_round": 1000, "devices_per_aggregator": 1300}
+    with pytest.raises(ValueError, match="raise it to") as caught:
+        _config(**options, secure_neighbours=10)
+    enough = int(str(caught.value).rsplit(" ", 1)[1].removesuffix("."))
+    assert _config(**options, secure_neighbours=enough).secure_neighbours == enough
+    with pytest.raises(ValueError, match=f"raise it to {enough}"):
+        _config(**options, secure_neighbours=enough - 2)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,202 @@
+"""Groups of devices whose reports are summed securely: what of a task's options fits together.
+
+A round's devices are divided among Aggregators, about equally. Each group's sum is computed by
+the protocol of `secure_sums`, or is lost where too few of its devices stay; the sums of groups
+are added in the clear.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+from tff_dpftrl import validation
+from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.secure_sums import neighbours, parameters
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.tasks import config as config_lib
+
+ThreatModel = Literal["honest-but-curious", "active-server"]
+
+LARGEST_COMPLETE = 500
+"""Devices of a group in which everybody shares secrets with everybody."""
+SECURITY_BITS = 40
+"""A neighbour graph may show more than a group's sum with a probability of 2 to minus this."""
+
+_ONLY_SECURE = ("secure_threshold", "secure_neighbours", "least_group")
+_THREAT_MODELS = {
+    parameters.ThreatModel.HONEST_BUT_CURIOUS: plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
+    parameters.ThreatModel.ACTIVE_SERVER: plan_pb2.SecureAggregation.ACTIVE_SERVER,
+}
+_LEAST_FRACTIONS = {
+    parameters.ThreatModel.HONEST_BUT_CURIOUS: ("a half", 1 / 2),
+    parameters.ThreatModel.ACTIVE_SERVER: ("two thirds", 2 / 3),
+}
+
+
+def check(config: config_lib.TaskConfig) -> None:
+    """Refuses options of secure aggregation that do not fit together.
+
+    Args:
+      config: All options, `clients_per_round` and the rest of which were checked.
+
+    Raises:
+      ValueError: If so; it names option, value and remedy.
+    """
+    if config.secure_aggregation is None:
+        for name in _ONLY_SECURE:
+            if getattr(config, name) is not None:
+                raise ValueError(
+                    f"{name}={getattr(config, name)!r} has no meaning without secure_aggregation: "
+                    "give it ('honest-but-curious' or 'active-server'), or leave this out."
+                )
+        return
+    _check_bits(config)
+    _check_threshold(config)
+    _check_least_group(config)
+    _check_neighbours(config)
+    validation.positive("secure_step_timeout", config.secure_step_timeout)
+
+
+def num_groups(config: config_lib.TaskConfig) -> int:
+    """How many groups the devices of a round make, if as many come as are wanted."""
+    return math.ceil(config.rounds.wanted / config.devices_per_aggregator)
+
+
+def least_group(config: config_lib.TaskConfig) -> int:
+    """The fewest devices in a group's sum: its share of a round's fewest reports, if not given."""
+    if config.least_group is not None:
+        return config.least_group
+    return max(2, config.rounds.least // num_groups(config))
+
+
+def changes(config: config_lib.TaskConfig) -> dict[str, Any]:
+    """What `TaskConfig.resolved` keeps."""
+    return {} if config.secure_aggregation is None else {"least_group": least_group(config)}
+
+
+def wanted(config: config_lib.TaskConfig) -> plan_pb2.SecureAggregation | None:
+    """What the plans of a task demand of the sums of its reports; None if nothing."""
+    if config.secure_aggregation is None:
+        return None
+    return plan_pb2.SecureAggregation(
+        threat_model=_THREAT_MODELS[_threat_model(config)],
+        least_devices=least_group(config),
+        most_devices=config.rounds.wanted,
+        least_neighbours=config.secure_neighbours or 0,
+    )
+
+
+def _threat_model(config: config_lib.TaskConfig) -> parameters.ThreatModel:
+    return parameters.ThreatModel(config.secure_aggregation)
+
+
+def _check_bits(config: config_lib.TaskConfig) -> None:
+    name = f"secure_aggregation={config.secure_aggregation!r}"
+    if config.secagg_bits is None:
+        raise ValueError(
+            f"{name} sums integers: give secagg_bits, the bits of one parameter (20 to 24 are "
+            "usual)."
+        )
+    least = (2 * config.rounds.wanted).bit_length()
+    if config.secagg_bits < least:
+        raise ValueError(
+            f"secagg_bits={config.secagg_bits} has no room for the sum of the "
+            f"{config.rounds.wanted} devices that a round chooses: raise it to {least} at least, "
+            "and to 20 for little rounding."
+        )
+
+
+def _check_threshold(config: config_lib.TaskConfig) -> None:
+    if config.secure_threshold is None:
+        return
+    words, least = _LEAST_FRACTIONS[_threat_model(config)]
+    if not least <= config.secure_threshold < 1:
+        raise ValueError(
+            f"secure_threshold={config.secure_threshold:g} must be {words} or more, and below 1, "
+            f"with secure_aggregation={config.secure_aggregation!r}: devices take part in nothing "
+            "less. Leave it out for the least."
+        )
+
+
+def _check_least_group(config: config_lib.TaskConfig) -> None:
+    groups, least = num_groups(config), least_group(config)
+    if least < 2:
+        raise ValueError(
+            f"least_group={least} must be at least 2: the sum of one device is what it sent."
+        )
+    fits = math.floor(config.rounds.wanted / (groups * config.over_selection) + 1e-9)
+    if least > fits:
+        raise ValueError(
+            f"least_group={least} is above the {fits} devices that report in each of {groups} "
+            f"groups, of {config.rounds.wanted} that a round chooses "
+            f"(over_selection={config.over_selection:g}): lower it, or raise "
+            f"devices_per_aggregator={config.devices_per_aggregator} or "
+            f"clients_per_round={config.clients_per_round}."
+        )
+
+
+def _check_neighbours(config: config_lib.TaskConfig) -> None:
+    model, k = _threat_model(config), config.secure_neighbours
+    largest = math.ceil(config.rounds.wanted / num_groups(config))
+    if k is None:
+        if largest > LARGEST_COMPLETE:
+            remedy = "lower devices_per_aggregator"
+            if model is parameters.ThreatModel.HONEST_BUT_CURIOUS:
+                remedy += ", or give secure_neighbours"
+            raise ValueError(
+                f"devices_per_aggregator={config.devices_per_aggregator} makes groups of "
+                f"{largest}, and in groups of more than {LARGEST_COMPLETE} it takes too long that "
+                f"every device shares secrets with every other one: {remedy}."
+            )
+        return
+    if model is parameters.ThreatModel.ACTIVE_SERVER:
+        raise ValueError(
+            f"secure_neighbours={k} lets the server draw who shares secrets with whom, and an "
+            "active server may draw what suits it: leave it out, with devices_per_aggregator of "
+            f"{LARGEST_COMPLETE} or fewer."
+        )
+    if k % 2 or k < 2:
+        raise ValueError(
+            f"secure_neighbours={k} must be even and at least 2: half of them are on either side "
+            "of a device on a ring."
+        )
+    if k >= least_group(config):
+        raise ValueError(
+            f"secure_neighbours={k} must be below least_group={least_group(config)}, or there may "
+            "be none of so many: lower it, or leave it out to share secrets with all."
+        )
+    if _insecure(config, largest, k) > -SECURITY_BITS:
+        enough = next(
+            (
+                more
+                for more in range(k + 2, min(largest, least_group(config)), 2)
+                if _insecure(config, largest, more) <= -SECURITY_BITS
+            ),
+            None,
+        )
+        remedy = f"raise it to {enough}" if enough else "leave it out, with groups that are smaller"
+        raise ValueError(
+            f"secure_neighbours={k} in groups of {largest} could show more than a group's sum with "
+            f"a probability above 2**-{SECURITY_BITS}, if secure_corrupt_fraction="
+            f"{config.secure_corrupt_fraction:g} of the devices are in league with the server and "
+            f"{_drop_out(config):.0%} drop out: {remedy}."
+        )
+
+
+def _insecure(config: config_lib.TaskConfig, num_devices: int, k: int) -> float:
+    """log2 of the probability that more than the sum can be learnt."""
+    shares = k + 1
+    threshold = max(
+        _threat_model(config).least_threshold(shares),
+        math.floor((config.secure_threshold or 0.0) * shares) + 1,
+    )
+    neighbourhood = neighbours.Neighbourhood(num_devices, k, threshold)
+    corrupt = config.secure_corrupt_fraction
+    return neighbours.failure_probabilities(neighbourhood, corrupt, _drop_out(config)).insecure
+
+
+def _drop_out(config: config_lib.TaskConfig) -> float:
+    """The share of the chosen devices that a round can do without."""
+    return 1 - config.rounds.least / config.rounds.wanted
