@@ -103,6 +103,28 @@ def secure_sum_then_finalize(
     return aggregate
 
 
+def build_evaluation_process(
+    model: tff.learning.models.FunctionalModel,
+) -> tff.templates.AggregationProcess:
+    """The `metrics_aggregation_process` of an evaluation whose metrics are summed securely.
+
+    Args:
+      model: The model; its metrics are as for `SecureMetricsSumFactory`.
+
+    Returns:
+      A process for `tff.learning.algorithms.build_fed_eval`.
+    """
+    with tf.Graph().as_default():
+        specs = tf.nest.map_structure(
+            lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
+            model.initialize_metrics_state(),
+        )
+    factory = tff.learning.metrics.SumThenFinalizeFactory(
+        model.finalize_metrics, inner_summation_factory=SecureMetricsSumFactory()
+    )
+    return factory.create(tff.types.tensorflow_to_type(specs))
+
+
 def _is_finite(number: tf.Tensor) -> tf.Tensor:
     return tf.math.is_finite(number) if number.dtype.is_floating else tf.constant(True)
 

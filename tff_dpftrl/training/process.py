@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -22,6 +23,8 @@ def build_process(
     plan: privacy.PrivacyPlan,
     config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
+    *,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     """Builds the process of a run; which one depends on the class of the plan.
 
@@ -32,6 +35,7 @@ def build_process(
       plan: Mechanism, noise and clipping.
       config: Algorithm, optimizers and their learning rates.
       model: The model, with its initial weights.
+      metrics_aggregator: How the clients' training metrics are aggregated.
 
     Returns:
       TFF's own unweighted federated averaging, with our aggregator, or DP-FedAvg or
@@ -45,12 +49,15 @@ def _build_dp_ftrl(
     plan: dp_ftrl_privacy.DpFtrlPlan,
     config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
+    *,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
         client_optimizer_fn=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
         server_optimizer_fn=build_server_optimizer(config),
         model_aggregator=build_aggregator(config, plan),
+        metrics_aggregator=metrics_aggregator,
         # Several times faster than a reduce over the dataset for an unrolled LSTM on a CPU.
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
@@ -61,8 +68,11 @@ def _build_sampled(
     plan: sampled_privacy.SampledPlan,
     config: config_lib.TrainingConfig,
     model: tff.learning.models.FunctionalModel,
+    *,
+    metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     common = {
+        "metrics_aggregator": metrics_aggregator,
         "aggregator": build_sampled_aggregator(plan),
         "server_optimizer": build_server_optimizer(config),
     }

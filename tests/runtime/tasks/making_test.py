@@ -77,6 +77,21 @@ def test_the_plans_say_what_the_options_do(folder, said):
     assert any("Tested for devices of version 1 and later: loss" in line for line in said)
 
 
+def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_path):
+    config = toy_task.config(
+        corpora, secagg_bits=20, secure_aggregation="honest-but-curious", least_group=3
+    )
+    made = making.make(config, tmp_path / "secure", small_tasks.KEY, say=lambda line: None)
+    device, stated = made.devices[0], made.terms.secure_aggregation
+    assert len(device.secure_sums) == len(device.graph.outputs)
+    assert not made.server.zero.outputs
+    asked = device.secure_aggregation
+    assert asked == made.server.secure_aggregation
+    assert (asked.least_devices, asked.most_devices) == (3, 65)
+    assert (stated.threat_model, stated.least_group) == ("honest-but-curious", 3)
+    assert "Reports were summed by secure aggregation" in (made.path / "README.md").read_text()
+
+
 def test_nothing_is_overwritten(folder, corpora):
     with pytest.raises(ValueError, match="never overwritten"):
         making.make(toy_task.config(corpora), folder.path, small_tasks.KEY, say=print)

@@ -11,7 +11,8 @@ from tff_dpftrl.accounting import gaussian, guarantee
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.tasks import privacy
+from tff_dpftrl.runtime.tasks import privacy, summation_sentences
+from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _SCHEMA = small_folder.SCHEMA
 _SEEN = participation_histograms.ObservedRounds
@@ -111,12 +112,55 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
     assert statement.observed.min_sep == 2
     assert statement.unit_of_privacy == "device"
     assert privacy.HONEST_DEVICES in statement.assumptions
-    assert privacy.SUMS_ARE_SEEN in statement.caveats
+    assert summation_sentences.SUMS_ARE_SEEN in statement.caveats
     assert any("evaluation tasks" in text for text in statement.not_covered)
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
     assert statement.parameters["num_rounds_done"] == 6
     assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
     assert "honest about their participation" in statement.to_markdown()
+
+
+def _statement(**secure):
+    terms = _terms(secure_aggregation=terms_lib.SecureAggregation(**secure))
+    return privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("secure", "said"),
+    [
+        (
+            {"threat_model": "honest-but-curious", "least_group": 40, "threshold": 0.6},
+            [
+                "40 devices or more",
+                "keeps to the protocol",
+                "no more than 60 % of a group's devices",
+                "A server that does not keep to the protocol can see single reports",
+            ],
+        ),
+        (
+            {
+                "threat_model": "honest-but-curious",
+                "least_group": 300,
+                "threshold": 0.5,
+                "neighbours": 150,
+                "corrupt_fraction": 0.05,
+            },
+            ["no more than 5 %", "at most 2^-40 in each sum", "150 others, drawn at random"],
+        ),
+        (
+            {"threat_model": "active-server", "least_group": 40, "threshold": 0.9},
+            ["may do anything, if fewer than a third", "whoever issues these can make up devices"],
+        ),
+    ],
+)
+def test_a_statement_says_against_whom_reports_were_hidden(secure, said):
+    statement = _statement(**secure)
+    (caveat,) = [text for text in statement.caveats if "secure aggregation" in text]
+    assert caveat == summation_sentences.who_sees(terms_lib.SecureAggregation(**secure))
+    for sentence in (*said, summation_sentences.NOT_HIDDEN):
+        assert sentence in caveat
+    assert summation_sentences.SUMS_ARE_SEEN not in statement.caveats
+    assert summation_sentences.NOBODY_CHECKS in statement.assumptions
 
 
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():

@@ -63,11 +63,16 @@ def plans(process, **options):
     return small_tasks.plans(process, **({"participation": participation} | options))
 
 
-def write(path, process, *, key=small_tasks.KEY, terms=TERMS, config=CONFIG, **options):
+def write(path, process, *, key=small_tasks.KEY, **options):
     """Writes the task of a process to a new folder."""
+    write_plans(path, plans(process), key=key, **options)
+
+
+def write_plans(path, built, *, key=small_tasks.KEY, terms=TERMS, config=CONFIG):
+    """Writes the task of plans to a new folder."""
     task_folder.write(
         path,
-        signed=plans(process, **options).sign(key),
+        signed=built.sign(key),
         terms=terms,
         config=config,
         words=_WORDS,

@@ -9,10 +9,12 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
+from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.tasks import task_folder
+from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _OTHER_KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
 
@@ -55,6 +57,25 @@ def test_what_was_written_is_read(folder):
         *("task.pb", "terms.json", "terms.sig", "signing_key.pub"),
         *("config.json", "vocabulary.json", "README.md"),
     }
+
+
+def test_terms_of_secure_aggregation_are_those_of_the_plans(tmp_path):
+    stated = terms_lib.SecureAggregation("honest-but-curious", least_group=2, threshold=0.5)
+    terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
+    with contexts.secure_sum_simulation():
+        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
+        plans = small_folder.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
+    small_folder.write_plans(tmp_path / "secure", plans, terms=terms)
+    assert task_folder.read(tmp_path / "secure").terms.secure_aggregation == stated
+    small_folder.write_plans(tmp_path / "silent", plans)
+    more = dataclasses.replace(terms, secure_aggregation=dataclasses.replace(stated, least_group=3))
+    small_folder.write_plans(tmp_path / "more", plans, terms=more)
+    for plan in (plans.server, *plans.devices):
+        plan.ClearField("secure_aggregation")
+    small_folder.write_plans(tmp_path / "boasting", plans, terms=terms)
+    for name in ("silent", "more", "boasting"):
+        with pytest.raises(ValueError, match="terms contradict the plans: secure aggregation is"):
+            task_folder.read(tmp_path / name)
 
 
 def test_nothing_is_overwritten(folder, process):

@@ -15,7 +15,7 @@ from tff_dpftrl.accounting import display
 from tff_dpftrl.data import docstrings, sources, tokenizer, user_text, vocabulary
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
-from tff_dpftrl.learning import functional_model
+from tff_dpftrl.learning import functional_model, secure_metrics
 from tff_dpftrl.models import language_model, metrics, table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import dp_ftrl_privacy
@@ -23,7 +23,7 @@ from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.device import text_examples
 from tff_dpftrl.runtime.plans import building, plan_pb2, predicates, text_pipeline
 from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import privacy, task_folder
+from tff_dpftrl.runtime.tasks import privacy, secure_groups, summation_sentences, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import corpus, process, startup, warm_start
 
@@ -87,7 +87,9 @@ def make(
         )
     say("Building the plans ...")
     with contexts.compiled_only():
-        built = process.build_process(plan, config, material.functional)
+        built = process.build_process(
+            plan, config, material.functional, metrics_aggregator=_metrics_aggregator(config)
+        )
         plans = _build(material, built, plan.schema, plan_pb2.TRAINING)
     return _finish(material, plans, terms, proxies, output, key, say)
 
@@ -123,6 +125,7 @@ def make_evaluation(
     with contexts.compiled_only():
         built = tff.learning.algorithms.build_fed_eval(
             material.functional,
+            metrics_aggregation_process=_metrics_process(config, material.functional),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
         plans = _build(
@@ -138,6 +141,7 @@ def make_evaluation(
         noise_multiplier=0.0,
         max_epsilon=None,
         parameters={},
+        secure_aggregation=secure_groups.stated(config),
     )
     return _finish(material, plans, terms, proxies, output, key, say)
 
@@ -173,6 +177,22 @@ def _privacy_plan(config: config_lib.TaskConfig, num_parameters: int) -> dp_ftrl
         return plan
     encoding = grid.for_bits(num_parameters, config.rounds.wanted, config.secagg_bits)
     return dataclasses.replace(plan, encoding=encoding)
+
+
+def _metrics_aggregator(config: config_lib.TaskConfig) -> Callable[..., tff.Computation]:
+    """How metrics of training are summed: like the updates, if these are summed securely."""
+    if config.secure_aggregation is None:
+        return tff.learning.metrics.sum_then_finalize
+    return secure_metrics.secure_sum_then_finalize
+
+
+def _metrics_process(
+    config: config_lib.TaskConfig, model: tff.learning.models.FunctionalModel
+) -> tff.templates.AggregationProcess | None:
+    """The same of an evaluation; None for TFF's own."""
+    if config.secure_aggregation is None:
+        return None
+    return secure_metrics.build_evaluation_process(model)
 
 
 def _build(
@@ -217,6 +237,7 @@ def _build(
             stride_edges=buckets.stride_edges,
             times_edges=buckets.times_edges,
         ),
+        secure_aggregation=secure_groups.wanted(config),
         broadcast=broadcast,
     )
 
@@ -253,6 +274,7 @@ def _terms(material: _Material, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.T
         initial_weights_source=None if initial is None else initial.source,
         initial_weights_are_public=initial is not None and initial.is_public,
         parameters=parameters,
+        secure_aggregation=secure_groups.stated(config),
     )
 
 
@@ -365,11 +387,12 @@ def _readme(
 
 
 def _promise(terms: terms_lib.Terms) -> list[str]:
+    who_sees = summation_sentences.who_sees(terms.secure_aggregation)
     if terms.kind == "evaluation":
-        return ["None: metrics are sums of the devices' exact figures, without noise."]
+        return ["None: metrics are sums of the devices' exact figures, without noise.", who_sees]
     accounting = privacy.TaskPrivacy(terms)
     if not accounting.has_guarantee:
-        return ["NO guarantee: no noise is added."]
+        return ["NO guarantee: no noise is added.", who_sees]
     lines = [
         f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
         f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
@@ -378,4 +401,4 @@ def _promise(terms: terms_lib.Terms) -> list[str]:
     ]
     if terms.max_epsilon is not None:
         lines.append(f"No round begins that would bring ε above {terms.max_epsilon:g}.")
-    return lines
+    return [*lines, who_sees]

@@ -18,16 +18,13 @@ from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
+from tff_dpftrl.runtime.tasks import summation_sentences
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 HONEST_DEVICES = (
     "Devices are honest about their participation: each keeps its own timer, which nobody wipes "
     "or sets back, and puts a one where it belongs into the histograms from which the observed "
     "participation was read. The server keeps no list of devices that could be compared with it."
-)
-SUMS_ARE_SEEN = (
-    "Reports were summed by the server in the clear, without secure aggregation: it is trusted "
-    "not to look at single reports, nor to keep them."
 )
 _NOT_COVERED = (
     "Metrics of rounds (loss and accuracy on the devices, numbers of devices, durations, sums of "
@@ -208,10 +205,11 @@ class TaskPrivacy:
             vocabulary_source=terms.vocabulary_source,
             vocabulary_is_public=terms.vocabulary_is_public,
             not_covered=(*self._initial_weights(), *_NOT_COVERED),
-            caveats=(SUMS_ARE_SEEN,),
+            caveats=(summation_sentences.who_sees(terms.secure_aggregation),),
             headline_caveats=caveats,
         )
-        return dataclasses.replace(found, assumptions=(*found.assumptions, HONEST_DEVICES))
+        besides = (HONEST_DEVICES, *summation_sentences.assumptions(terms.secure_aggregation))
+        return dataclasses.replace(found, assumptions=(*found.assumptions, *besides))
 
     def _charged_rounds(self, seen: participation_histograms.ObservedRounds) -> int:
         """Rounds that were run, if it is over; otherwise the most that it may have."""

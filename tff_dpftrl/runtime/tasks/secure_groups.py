@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import neighbours, parameters
 
 if TYPE_CHECKING:
@@ -85,6 +86,21 @@ def wanted(config: config_lib.TaskConfig) -> plan_pb2.SecureAggregation | None:
         least_devices=least_group(config),
         most_devices=config.rounds.wanted,
         least_neighbours=config.secure_neighbours or 0,
+    )
+
+
+def stated(config: config_lib.TaskConfig) -> terms_lib.SecureAggregation | None:
+    """What the terms of a task say of it; None if reports are summed in the clear."""
+    if config.secure_aggregation is None:
+        return None
+    _, least = _LEAST_FRACTIONS[_threat_model(config)]
+    k = config.secure_neighbours
+    return terms_lib.SecureAggregation(
+        threat_model=config.secure_aggregation,
+        least_group=least_group(config),
+        threshold=config.secure_threshold or least,
+        neighbours=k,
+        corrupt_fraction=None if k is None else config.secure_corrupt_fraction,
     )
 
 

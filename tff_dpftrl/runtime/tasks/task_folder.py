@@ -31,7 +31,7 @@ from google.protobuf import message
 from tff_dpftrl import durable_files
 from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.plans import plan_pb2, signing
+from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options
@@ -202,6 +202,24 @@ def _check_bound(
         != (kept.min_sep_rounds, kept.times_edges[-1])
     ):
         raise terms_lib.TermsRefusedError("The privacy terms contradict the plans.")
+    _check_secure_aggregation(terms.secure_aggregation, server)
+
+
+def _check_secure_aggregation(
+    stated: terms_lib.SecureAggregation | None, server: plan_pb2.ServerPlan
+) -> None:
+    """Refuses terms that say of secure aggregation what devices do not demand."""
+    found = said = None
+    if secure_report.is_asked_for(server):
+        asked = secure_report.parameters_of(server)
+        found = (asked.threat_model.value, asked.least_devices, asked.least_neighbours)
+    if stated is not None:
+        said = (stated.threat_model, stated.least_group, stated.neighbours)
+    if found != said:
+        raise terms_lib.TermsRefusedError(
+            f"The privacy terms contradict the plans: secure aggregation is {said} in the terms, "
+            f"and {found} in the plans (threat model, least devices, least neighbours)."
+        )
 
 
 def _digest(path: pathlib.Path) -> str:

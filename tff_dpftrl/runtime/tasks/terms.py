@@ -21,6 +21,7 @@ from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime.plans import signing
+from tff_dpftrl.secure_sums import parameters
 
 Kind = Literal["training", "evaluation"]
 
@@ -30,6 +31,36 @@ _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
 
 class TermsRefusedError(ValueError):
     """Terms that are not those of a task, with the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureAggregation:
+    """How reports are kept from the server, as devices demand it by their plans.
+
+    Attributes:
+      threat_model: Of the server: a value of `secure_sums.parameters.ThreatModel`.
+      least_group: Devices in the sum of a group, at least.
+      threshold: More than this share of those that share a secret is needed to recover it.
+      neighbours: With how many others a device shares its secrets; None for all of its group.
+      corrupt_fraction: Share of the devices that may be in league with the server for which
+        `neighbours` were chosen; None without.
+    """
+
+    threat_model: str
+    least_group: int
+    threshold: float
+    neighbours: int | None = None
+    corrupt_fraction: float | None = None
+
+    def __post_init__(self):
+        parameters.ThreatModel(self.threat_model)
+        validation.integer("least_group", self.least_group, minimum=2)
+        validation.number("threshold", self.threshold, at_least=0.5, below=1)
+        if (self.neighbours is None) != (self.corrupt_fraction is None):
+            raise ValueError(
+                f"neighbours={self.neighbours} and corrupt_fraction={self.corrupt_fraction} go "
+                "together: give both or neither."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +88,7 @@ class Terms:
       initial_weights_are_public: Whether they are recorded to be of public text alone.
       parameters: What else the statement says, names to plain values.
       model_of: The task whose model is evaluated; None for training.
+      secure_aggregation: How reports are kept from the server; None if it sees them.
     """
 
     server_plan: str
@@ -79,6 +111,7 @@ class Terms:
     initial_weights_are_public: bool
     parameters: Mapping[str, str | int | float | bool | None]
     model_of: str | None = None
+    secure_aggregation: SecureAggregation | None = None
 
     def __post_init__(self):
         validation.delta(self.delta)
@@ -96,6 +129,10 @@ class Terms:
             "schema": dataclasses.asdict(self.schema),
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
         }
+        if self.secure_aggregation is None:  # As in terms before there was any.
+            del values["secure_aggregation"]
+        else:
+            values["secure_aggregation"] = dataclasses.asdict(self.secure_aggregation)
         return (json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
     def digest(self) -> str:
@@ -151,12 +188,13 @@ def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519Pub
 def _from_dict(values: dict[str, Any]) -> Terms:
     if values.pop("format") != _FORMAT:
         raise ValueError("they are of another version of this package")
-    strategy = values.pop("strategy")
+    strategy, secure = values.pop("strategy"), values.pop("secure_aggregation", None)
     return Terms(
         **values
         | {
             "schema": schema_lib.MinSep(**values["schema"]),
             "strategy": None if strategy is None else serialization.strategy_from_dict(strategy),
+            "secure_aggregation": None if secure is None else SecureAggregation(**secure),
         }
     )
 

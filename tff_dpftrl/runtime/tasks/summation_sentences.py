@@ -1,0 +1,77 @@
+"""What statements and tasks say of who sees a device's report before it is summed.
+
+Each sentence must be true of every task whose terms carry it, and say no more than is proven.
+"""
+
+from __future__ import annotations
+
+from tff_dpftrl.runtime.tasks import secure_groups
+from tff_dpftrl.runtime.tasks import terms as terms_lib
+from tff_dpftrl.secure_sums import parameters
+
+SUMS_ARE_SEEN = (
+    "Reports were summed by the server in the clear, without secure aggregation: it is trusted "
+    "not to look at single reports, nor to keep them."
+)
+NOT_HIDDEN = (
+    "Not hidden are the sums of groups, metrics among them, which are exact and without noise; how "
+    "many devices report, drop out and are refused, and when; and the devices' network addresses."
+)
+NOBODY_CHECKS = (
+    "Devices clip and encode their updates as the plan says. Where reports are summed securely "
+    "nobody sees whether they do: one that does not can make a sum wrap around, and nothing is "
+    "proven of such a sum."
+)
+
+
+def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
+    """From whom reports are hidden, under what conditions, and what is not hidden."""
+    if secure is None:
+        return SUMS_ARE_SEEN
+    kept = (
+        "Reports were summed by secure aggregation (Bonawitz et al. 2017), a group's sum being of "
+        f"{secure.least_group} devices or more."
+    )
+    if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
+        against = _active()
+    elif secure.neighbours is None:
+        against = _curious(secure.threshold)
+    else:
+        against = _curious_with_neighbours(secure.neighbours, secure.corrupt_fraction)
+    return f"{kept} {against} {NOT_HIDDEN}"
+
+
+def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:
+    """What a statement assumes besides, because reports are hidden."""
+    return () if secure is None else (NOBODY_CHECKS,)
+
+
+def _curious(threshold: float) -> str:
+    return (
+        "Single reports were hidden from a server that keeps to the protocol and reads what it "
+        f"receives, if no more than {100 * threshold:.3g} % of a group's devices are in league "
+        "with it: together they learn the sum of the group's other devices. A server that does not "
+        "keep to the protocol can see single reports, by keys of its own in the place of devices'."
+    )
+
+
+def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
+    return (
+        "Single reports were hidden from a server that keeps to the protocol and reads what it "
+        f"receives, if no more than {100 * corrupt_fraction:.3g} % of a group's devices are in "
+        "league with it: together they learn the sum of the group's other devices, or more with a "
+        f"probability of at most 2^-{secure_groups.SECURITY_BITS} in each sum. Each device shared "
+        f"its secrets with {neighbours} others, drawn at random by the server (Bell et al. 2020); "
+        "who is in league with it, and who drops out, must not depend on the draw. A server that "
+        "does not keep to the protocol can see single reports, by keys of its own in the place of "
+        "devices'."
+    )
+
+
+def _active() -> str:
+    return (
+        "Single reports were hidden from a server that may do anything, if fewer than a third of a "
+        "group's devices are in league with it, and if the issuer of the devices' attestation "
+        "tokens is not: whoever issues these can make up devices. Together they learn one sum of "
+        "the group's other devices, of which the server can leave some out."
+    )
