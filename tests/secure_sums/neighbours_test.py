@@ -206,6 +206,14 @@ def test_choice_is_the_smallest_that_will_do(num_devices, corrupt, dropped):
     assert not any(will_do(fewer, t) for t in range(least(fewer), fewer + 2))
 
 
+@pytest.mark.parametrize(("num_neighbours", "threshold"), [(4, 2), (4, 3), (4, 5), (998, 667)])
+def test_threshold_is_the_least_above_its_fraction(num_neighbours, threshold):
+    neighbourhood = neighbours.Neighbourhood(1000, num_neighbours, threshold)
+    shares = num_neighbours + 1
+    assert math.floor(neighbourhood.threshold_fraction * shares) + 1 == threshold
+    assert 0 <= neighbourhood.threshold_fraction < 1
+
+
 def test_small_groups_are_complete():
     assert neighbours.choose(2, 0, 0) == neighbours.Neighbourhood(2, 1, 2)
     assert neighbours.choose(5, 0.2, 0.4) == neighbours.Neighbourhood(5, 4, 3)

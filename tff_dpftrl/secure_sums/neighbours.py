@@ -72,6 +72,11 @@ class Neighbourhood:
         """Whether everybody is everybody's neighbour."""
         return self.num_neighbours == self.num_devices - 1
 
+    @property
+    def threshold_fraction(self) -> float:
+        """A fraction of the k + 1 shares for which `threshold` is the least number above it."""
+        return (self.threshold - 0.5) / (self.num_neighbours + 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class FailureProbabilities:
