@@ -213,6 +213,7 @@ def _take_part(args: argparse.Namespace) -> int:
             eligibility.SettableEligibility()
             if args.eligible == "always"
             else eligibility.LinuxEligibility(max_load_per_core=args.max_load),
+            issuers=trust.issuers,
         )
         sessions = _Sessions(own)
         lock_file = folder / "lock"

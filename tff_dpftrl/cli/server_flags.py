@@ -42,6 +42,14 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         help="Private key of the issuer of attestation tokens: for demonstrations, since who has "
         "it can be any number of devices. Without it, none is shown.",
     )
+    group.add_argument(
+        "--issuers",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="Public keys of issuers of attestation tokens: whose word a device takes that others "
+        "are devices, in tasks that do not trust the server. Default: that of --attestation-key.",
+    )
 
 
 class Trust:
@@ -76,6 +84,9 @@ class Trust:
         self.plan_keys = [signing_keys.load_public(path) for path in args.plan_keys]
         key = args.attestation_key
         self._issuer_key = None if key is None else signing_keys.load_private(key)
+        self.issuers = tuple(signing_keys.load_public(path) for path in args.issuers)
+        if not self.issuers and self._issuer_key is not None:
+            self.issuers = (self._issuer_key.public_key(),)
 
     def connect(self) -> server_connection.ServerConnection:
         """A new connection to the server."""
@@ -96,6 +107,7 @@ class Trust:
             tuple(map(signing_keys.raw, self.plan_keys)),
             None if self._issuer_key is None else self._issuer_key.private_bytes_raw(),
             self._server_name,
+            tuple(map(signing_keys.raw, self.issuers)),
         )
 
     def attester(self) -> attester.Attester:

@@ -26,27 +26,27 @@ def part(content):
 
 
 def read_parts(*messages, most_bytes=10**7):
-    return asyncio.run(received.read_parts(Sent(*messages), b"first", most_bytes))
+    """The report, and what came in parts before it."""
+    read = received.read_parts(Sent(*messages), b"first", most_bytes, "report")
+    last, content = asyncio.run(read)
+    return last.report, content
 
 
 @pytest.mark.parametrize("size", [1024, 16_383, 16_384, 300_000, 2**20, 2**21, 3_000_000])
 def test_parts_are_put_together_whatever_their_size(size):
     content = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    report, num_bytes = read_parts(part(content), part(content), part(b"end"), REPORT)
-    assert report.update == b"first" + 2 * content + b"end" and report.attempt == "a"
-    assert num_bytes == len(report.update)
+    report, update = read_parts(part(content), part(content), part(b"end"), REPORT)
+    assert update == b"first" + 2 * content + b"end" and report.attempt == "a"
 
 
 def test_what_is_not_just_a_part_is_read_as_any_message():
     content = bytes(2000)
     # The last one of a oneof counts: of two parts, and of a part and a report.
-    report, _ = read_parts(part(b"x" * 2000) + part(content), REPORT)
-    assert report.update == b"first" + content
-    report, _ = read_parts(part(content) + REPORT)
-    assert report.update == b"first"
+    assert read_parts(part(b"x" * 2000) + part(content), REPORT)[1] == b"first" + content
+    assert read_parts(part(content) + REPORT)[1] == b"first"
     # A length in more bytes than it needs; and of more than there is.
     padded = b"\x1a\xd0\x8f\x80\x00" + content
-    assert read_parts(padded, REPORT)[0].update == b"first" + content
+    assert read_parts(padded, REPORT)[1] == b"first" + content
     with pytest.raises(Refused, match="cannot be read"):
         read_parts(part(content)[:-1], REPORT)
     with pytest.raises(Refused, match="cannot be read"):

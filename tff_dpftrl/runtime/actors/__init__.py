@@ -19,8 +19,9 @@ one process, Ray on many machines) run the same classes. What an engine owes the
 - `After(seconds, message)`: deliver to the actor itself; forgotten when it is gone.
 - `Spawn(address, role)`: build the actor of the role (`cast.Cast.build`) where there is room,
   and start it. Roles are data, so that they can travel.
-- `Stop(address)`: end it. A report that comes for an actor which is not there any more is
-  answered by the engine with `ReportRefused(..., Refusal.LATE)`.
+- `Stop(address)`: end it. A report, or a message of a secure sum, that comes for an actor which
+  is not there any more is answered by the engine with `ReportRefused(..., Refusal.LATE)`; so
+  are devices that wait, in a secure sum, for an answer of one that is gone.
 - `Lost(address)` may be sent to whoever spawned an actor that is gone (for a Coordinator: to
   the Selectors). It saves time; the time-outs would find out as well.
 - `DeviceGone(device)`: to the device's Selector, and the Aggregator that it was to report to.

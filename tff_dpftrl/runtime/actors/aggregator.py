@@ -42,7 +42,7 @@ class Aggregator(actor.Actor):
                     device, self.address, role.attempt, role.task, role.round_index, role.model
                 ),
             )
-        self.after(self._task.rounds.longest, _TOO_OLD)
+        self.after(self._task.longest, _TOO_OLD)
 
     def _receive(self, message: object) -> None:
         match message:

@@ -13,6 +13,7 @@ from tff_dpftrl.runtime.actors import (
     master_aggregator,
     population,
     roles,
+    secure_aggregator,
     selector,
 )
 from tff_dpftrl.runtime.store import interface
@@ -97,5 +98,9 @@ class Cast:
                 return master_aggregator.MasterAggregator(address, self.keeper_address, task, role)
             case roles.AggregatorRole():
                 task = self.served.task(role.task)
-                return aggregator.Aggregator(address, task, role, randomness, self.pace)
+                if task.secure_sum is None:
+                    return aggregator.Aggregator(address, task, role, randomness, self.pace)
+                return secure_aggregator.SecureAggregator(
+                    address, task, role, randomness, self.pace
+                )
         raise TypeError(f"There is no actor for the role {role!r}.")

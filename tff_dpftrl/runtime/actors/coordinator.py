@@ -278,9 +278,7 @@ class Coordinator(actor.Actor):
             self.address, self._epoch, commit, model, frozenset(from_selector)
         )
         self.spawn(address, role)
-        self._attempt = _Attempt(
-            address, task.name, commit.rounds_done, self.now + task.rounds.longest
-        )
+        self._attempt = _Attempt(address, task.name, commit.rounds_done, self.now + task.longest)
         began = messages.RoundBegan(task.name, commit.rounds_done, address, len(chosen))
         self.send(messages.OBSERVER, began)
         self._next = None

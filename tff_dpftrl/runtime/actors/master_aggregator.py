@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import enum
-import math
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles
 
@@ -108,11 +107,11 @@ class MasterAggregator(actor.Actor):
             self.send(device, messages.ComeBack(device, (0.0,), "the round was abandoned"))
 
     def _configure(self) -> None:
-        if len(self._devices) < self._rounds.least:
+        devices = tuple(self._devices)
+        groups = self._task.num_groups(len(devices))
+        if len(devices) < self._rounds.least or not groups:
             self._abandon(self._phase.value)
             return
-        devices = tuple(self._devices)
-        groups = math.ceil(len(devices) / self._rounds.devices_per_aggregator)
         self._phase = _Phase.REPORTING
         commit = self._role.commit
         for i in range(groups):
@@ -131,10 +130,10 @@ class MasterAggregator(actor.Actor):
 
     def _counted(self, message: messages.ReportsCounted) -> None:
         if self._phase is _Phase.REPORTING and message.aggregator in self._progress:
-            accepted, outstanding = self._progress[message.aggregator]
-            self._progress[message.aggregator] = (
-                max(accepted, message.accepted),
-                min(outstanding, message.outstanding),
+            told = message.accepted, message.outstanding
+            # Who was there for a secure sum may leave; of two counts the newer one is less.
+            self._progress[message.aggregator] = min(
+                self._progress[message.aggregator], told, key=lambda told: told[0] + 2 * told[1]
             )
             self._close_if_complete()
 
@@ -142,20 +141,31 @@ class MasterAggregator(actor.Actor):
         accepted, outstanding = (
             sum(column) for column in zip(*self._progress.values(), strict=True)
         )
-        if accepted >= self._rounds.goal_count or not outstanding:
+        is_complete = accepted >= self._rounds.goal_count and self._no_group_is_short()
+        if is_complete or not outstanding:
             self._close()
+
+    def _no_group_is_short(self) -> bool:
+        """Whether no group would be lost for want of devices that may still come."""
+        if self._task.secure_sum is None:
+            return True
+        least = self._task.secure_sum.parameters.least_devices
+        return all(
+            here >= least or not outstanding for here, outstanding in self._progress.values()
+        )
 
     def _close(self) -> None:
         self._phase = _Phase.CLOSING
         self._awaited = set(self._progress)
         for aggregator in self._awaited:
             self.send(aggregator, messages.CloseReporting())
-        self._wait(self._rounds.exchange_timeout)
+        self._wait(self._task.longest_closing)
 
     def _merge(self, message: messages.PartialSum) -> None:
         if self._phase is _Phase.CLOSING and message.aggregator in self._awaited:
             self._awaited.discard(message.aggregator)
-            self._total = self._task.summation.merge(self._total, message.total)
+            if message.total is not None:
+                self._total = self._task.summation.merge(self._total, message.total)
             self._counts.update(message.counts)
             if not self._awaited:
                 self._finish()
@@ -180,6 +190,10 @@ class MasterAggregator(actor.Actor):
         reports = self._counts["reports"]
         if reports < self._rounds.least:
             self._abandon(_Phase.REPORTING.value)
+            return
+        secure_sum = self._task.secure_sum
+        if secure_sum is not None and reports > secure_sum.most_devices:
+            self._abandon("more devices in the sum than its moduli have room for")
             return
         self._phase = _Phase.COMMITTING
         commit = self._role.commit

@@ -22,6 +22,10 @@ def _unprinted() -> Any:
     return dataclasses.field(repr=False)
 
 
+def _unprinted_bytes() -> Any:
+    return dataclasses.field(default=b"", repr=False)
+
+
 # Between devices and the server.
 
 
@@ -33,6 +37,8 @@ class Refusal(str, enum.Enum):
     NOT_SELECTED = "not selected"
     WRONG_ATTEMPT = "wrong attempt"
     UNUSABLE = "unusable"
+    IN_THE_CLEAR = "in the clear"
+    GROUP_LOST = "group lost"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +81,7 @@ class Configure:
       task: The task.
       round_index: The round, from 0.
       model: The model to begin with; committed.
+      secure_sum_session: Names the group's secure sum; empty where reports are in the clear.
     """
 
     device: str
@@ -83,6 +90,7 @@ class Configure:
     task: str
     round_index: int
     model: bytes = _unprinted()
+    secure_sum_session: bytes = _unprinted_bytes()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +106,47 @@ class Report:
     device: str
     attempt: str
     payload: Any = _unprinted()
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSumMessage:
+    """Device to Aggregator: a step of a secure sum, which takes the place of a report.
+
+    Attributes:
+      device: Its connection.
+      attempt: From `Configure`.
+      step: Its number, from 0: what comes twice is told from what comes next.
+      content: A serialized `secure_sum_pb2.ToServer`.
+      vector: The content of its masked vector, if that is not in it.
+    """
+
+    device: str
+    attempt: str
+    step: int
+    content: bytes = _unprinted()
+    vector: bytes = _unprinted_bytes()
+
+
+@dataclasses.dataclass(frozen=True)
+class SecureSumAnswer:
+    """Aggregator to device: what the next step needs.
+
+    Attributes:
+      device: Its connection.
+      step: Of the device's message that it answers.
+      content: A serialized `secure_sum_pb2.ToDevice`.
+    """
+
+    device: str
+    step: int
+    content: bytes = _unprinted()
+
+
+@dataclasses.dataclass(frozen=True)
+class VectorAdded:
+    """Aggregator to engine: a device's masked vector takes up no more room."""
+
+    device: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +319,7 @@ class ReportsCounted:
 
     Attributes:
       aggregator: Its address.
-      accepted: Reports in its sum.
+      accepted: Reports in its sum; of a secure sum, devices that are there for it.
       outstanding: Devices that may still report.
     """
 
@@ -290,7 +339,7 @@ class PartialSum:
 
     Attributes:
       aggregator: Its address.
-      total: The sum, as the task's summation has it.
+      total: The sum, as the task's summation has it; None if it is lost.
       counts: What became of its devices; "reports" are in the sum.
     """
 

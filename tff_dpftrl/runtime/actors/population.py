@@ -14,6 +14,8 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.secure_sums import parameters as parameters_lib
+from tff_dpftrl.secure_sums import vectors
 
 
 class UnusableReport(ValueError):
@@ -24,9 +26,9 @@ class Summation(abc.ABC):
     """How the reports of a task are summed; it has no state of its own.
 
     Aggregators of one round may run in different processes; a total has to travel between
-    them. Reports are added as they come and not kept. A protocol in which devices and
-    Aggregator talk more than once (secure aggregation) takes the place of `Aggregator`
-    as well: the Master Aggregator knows totals and counts only.
+    them. Reports are added as they come and not kept. Where a task is summed securely, no
+    report is ever seen: groups of devices hand over sums (`of_group`), and the Master
+    Aggregator knows totals and counts only in any case.
     """
 
     @abc.abstractmethod
@@ -51,6 +53,23 @@ class Summation(abc.ABC):
     @abc.abstractmethod
     def merge(self, total: Any, other: Any) -> Any:
         """Adds two sums; both may be changed in place."""
+
+    def of_group(self, vector: vectors.Vector, num_devices: int) -> Any:
+        """Makes a sum of what a group of devices has summed securely.
+
+        Args:
+          vector: The sum, laid out as the task's `SecureSumSettings` have it.
+          num_devices: How many devices' vectors are in it.
+
+        Returns:
+          The sum of their reports.
+
+        Raises:
+          UnusableReport: If it cannot be the sum of so many; the group is lost then.
+          TypeError: If the task's reports are not summed securely.
+        """
+        del vector, num_devices
+        raise TypeError(f"{type(self).__name__} sums no vectors of groups.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,6 +155,43 @@ class RoundSettings:
         return self.reporting_timeout + 6 * self.exchange_timeout
 
 
+@dataclasses.dataclass(frozen=True)
+class SecureSumSettings:
+    """How devices of a task sum their reports, so that the server sees sums of groups only.
+
+    Attributes:
+      parameters: What the devices demand, by their plan: the layout of a vector, whom the
+        summands are hidden from, and the fewest devices in a group's sum.
+      most_devices: Devices that the moduli have room for, in the sum of all groups.
+      threshold_fraction: Share of the shares of a secret that recovers it; the threat model's
+        own if None (`secure_sums.group.Group`).
+      num_neighbours: Devices that each one shares its secrets with; all of its group if None.
+      step_timeout: Seconds that devices have for each step once reporting is closed; who takes
+        longer has dropped out.
+    """
+
+    parameters: parameters_lib.Parameters
+    most_devices: int
+    threshold_fraction: float | None = None
+    num_neighbours: int | None = None
+    step_timeout: float = 60.0
+
+    def __post_init__(self):
+        validation.integer("most_devices", self.most_devices, minimum=self.parameters.least_devices)
+        validation.positive("step_timeout", self.step_timeout)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that devices may be waited for in, once reporting is closed."""
+        is_active = self.parameters.threat_model is parameters_lib.ThreatModel.ACTIVE_SERVER
+        return 4 if is_active else 3
+
+    @property
+    def longest(self) -> float:
+        """Seconds from the end of reporting to a group's sum, at most: its steps, and the sum."""
+        return (self.num_steps + 1) * self.step_timeout
+
+
 def _always(commit: interface.Commit) -> None:
     del commit
 
@@ -159,6 +215,7 @@ class Task:
         to come back later by this.
       refusal: Given the last commit, says why no further round may begin (like a privacy
         budget), or None.
+      secure_sum: How reports are summed so that the server sees none; None if it sees them.
     """
 
     name: str
@@ -171,10 +228,63 @@ class Task:
     pipelined: bool = True
     rest_seconds: float = 0.0
     refusal: Callable[[interface.Commit], str | None] = _always
+    secure_sum: SecureSumSettings | None = None
 
     def __post_init__(self):
         validation.positive("weight", self.weight)
         validation.number("rest_seconds", self.rest_seconds, at_least=0)
+        if self.secure_sum is not None:
+            self._check_sizes(self.secure_sum)
+
+    def _check_sizes(self, secure_sum: SecureSumSettings) -> None:
+        wanted, least = self.rounds.wanted, secure_sum.parameters.least_devices
+        if wanted < least:
+            raise ValueError(
+                f"rounds of the task {self.name!r} choose {wanted} devices, and its devices are "
+                f"in no secure sum of fewer than {least}: raise goal_count, or make the task with "
+                "a smaller least_devices."
+            )
+        if wanted > secure_sum.most_devices:
+            raise ValueError(
+                f"rounds of the task {self.name!r} choose {wanted} devices, and its moduli have "
+                f"room for {secure_sum.most_devices}: lower goal_count or over_selection, or make "
+                "the task with a larger most_devices."
+            )
+
+    @property
+    def longest(self) -> float:
+        """Seconds after which an attempt is over in any case."""
+        return self.rounds.longest + self._sums_last
+
+    @property
+    def longest_closing(self) -> float:
+        """Seconds that Aggregators have for their sums once reporting is closed."""
+        return self.rounds.exchange_timeout + self._sums_last
+
+    @property
+    def _sums_last(self) -> float:
+        return 0.0 if self.secure_sum is None else self.secure_sum.longest
+
+    def num_groups(self, num_devices: int) -> int:
+        """How many Aggregators devices are divided among, evenly.
+
+        A group that is summed securely is lost with too many of its devices: where groups of
+        `devices_per_aggregator` would hold fewer than the least sum and, on top of it, as many
+        as are chosen in vain (`over_selection`), there are fewer groups, which are larger.
+
+        Args:
+          num_devices: How many there are.
+
+        Returns:
+          The number of groups; 0 if there are too few devices for any.
+        """
+        groups = math.ceil(num_devices / self.rounds.devices_per_aggregator)
+        if self.secure_sum is None:
+            return groups
+        least = self.secure_sum.parameters.least_devices
+        if num_devices < least:
+            return 0
+        return max(1, min(groups, int(num_devices // (least * self.rounds.over_selection))))
 
     def is_over(self, commit: interface.Commit) -> bool:
         """Whether no further round may begin after a commit."""

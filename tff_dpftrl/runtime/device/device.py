@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 from tff_dpftrl.runtime.device import (
@@ -51,6 +53,8 @@ class Device:
       steady_clock: Seconds, never going back.
       generator: Source of randomness for its schedule.
       rules: What tasks ask of the timer, by population and task, as far as known.
+      issuers: Whose tokens prove that other devices are genuine, for plans that do not trust
+        the server; such plans are refused without.
     """
 
     connection: server_connection.ServerConnection
@@ -65,6 +69,7 @@ class Device:
     rules: dict[tuple[str, str], participation_timer.ParticipationRule] = dataclasses.field(
         default_factory=dict
     )
+    issuers: tuple[ed25519.Ed25519PublicKey, ...] = ()
 
     def steps(self, population: str) -> wire_session.WireSession:
         """What a session with the server does."""
@@ -76,6 +81,7 @@ class Device:
             examples=self.examples,
             clock=self.clock,
             check_rest=self.check_rest,
+            issuers=self.issuers,
         )
 
     def check_rest(self, population: str, task: str, round_index: int) -> None:

@@ -25,7 +25,8 @@ from tff_dpftrl.runtime.device import background_loop, session, watcher
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
 _LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
-_MOST_MESSAGES = 3  # Challenge, configuration, answer; more would only fill the memory.
+# Challenge, configuration, up to four of a secure sum, answer; more would only fill the memory.
+_MOST_MESSAGES = 7
 _LONGEST_TEXT = 200
 _LAST_S = 5.0
 # What gRPC says, in place of the server's words, where the server ends while it is written to.

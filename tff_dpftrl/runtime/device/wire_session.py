@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl.runtime import participation_histograms as histograms
 from tff_dpftrl.runtime.device import attester as attester_lib
@@ -13,10 +14,17 @@ from tff_dpftrl.runtime.device import (
     example_store,
     loaded_plans,
     participation_timer,
+    secure_upload,
     server_connection,
     session,
 )
-from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.plans import (
+    allowed_ops,
+    plan_pb2,
+    secure_report,
+    signing,
+    tensor_values,
+)
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
 _HOUR_S = 3600.0
@@ -36,6 +44,7 @@ class WireSession(session.SessionSteps):
         clock: Callable[[], float],
         check_rest: Callable[[str, str, int], None],
         seed_for: Callable[[str, int], tuple[int, int]] | None = None,
+        issuers: Iterable[ed25519.Ed25519PublicKey] = (),
     ):
         """Prepares a session; `session.run` runs it.
 
@@ -50,11 +59,15 @@ class WireSession(session.SessionSteps):
             already that the device has to rest.
           seed_for: Task and round to the seed of the examples' order, for simulations; None
             to draw it from the operating system.
+          issuers: Whose tokens prove to this device that others are genuine, for plans that do
+            not trust the server.
         """
         self._connection, self._population = connection, population
         self._attester, self._plans = attester, plans
         self._examples, self._clock, self._seed_for = examples, clock, seed_for
         self._check_rest = check_rest
+        self._issuers = tuple(issuers)
+        self._secure_upload: secure_upload.SecureUpload | None = None
         self._stream: server_connection.Stream | None = None
         self._configuration = wire_pb2.Configuration()
         self._attempt = ""
@@ -108,6 +121,7 @@ class WireSession(session.SessionSteps):
             plan = loaded.plan
             self._check_names(plan, configuration.task)
             rule, buckets = _participation(plan)
+            self._secure_upload = self._way_of(plan, configuration.secure_sum_session)
             broadcast = tensor_values.from_bytes(
                 configuration.broadcast, loaded.broadcast, "The model"
             )
@@ -120,8 +134,34 @@ class WireSession(session.SessionSteps):
         )
         return self.work
 
-    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes:
-        """See the base class; returns the serialized update."""
+    def _way_of(
+        self, plan: plan_pb2.DevicePlan, session_name: bytes
+    ) -> secure_upload.SecureUpload | None:
+        """How a plan's report is uploaded; None if in the clear. The plan decides."""
+        if not secure_report.is_asked_for(plan):
+            if session_name:
+                raise signing.PlanRefusedError(
+                    "The server has named the session of a secure sum, and the plan asks for none."
+                )
+            return None
+        if not session_name:
+            raise signing.PlanRefusedError(
+                "The plan asks for secure aggregation, and the server has named no session for it."
+            )
+        return self.secure_upload(
+            plan,
+            session_name,
+            attester=self._attester,
+            issuers=self._issuers,
+            clock=self._clock,
+        )
+
+    def secure_upload(self, *args: Any, **options: Any) -> secure_upload.SecureUpload:
+        """How a report is summed securely; arguments as for `SecureUpload`."""
+        return secure_upload.SecureUpload(*args, **options)
+
+    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes | list[np.ndarray]:
+        """See the base class; returns the update, serialized unless it is summed securely."""
         from tff_dpftrl.runtime.plans import device_work
 
         loaded, broadcast = work.plan
@@ -135,15 +175,31 @@ class WireSession(session.SessionSteps):
                 update = runnable.run(examples, broadcast, seed=seed)
             except device_work.WorkFailedError as error:
                 raise session.StepFailed(str(error)) from None
-        return tensor_values.to_bytes(update)
+        return tensor_values.to_bytes(update) if self._secure_upload is None else update
 
     def upload(
         self,
-        update: bytes,
+        update: bytes | list[np.ndarray],
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
         """See the base class."""
+        seconds = self._connection.patience.upload_s
+        if self._secure_upload is not None:
+            answer = self._secure_upload.run(
+                self._stream, update, participation, keep_going, seconds=seconds
+            )
+        else:
+            self._send_report(update, participation)
+            answer = self._receive("report_answer", keep_going, seconds=seconds)
+        self._stream.finish()
+        return session.UploadAnswer(
+            answer.accepted, tuple(answer.turns), server_connection.one_line(answer.reason)
+        )
+
+    def _send_report(
+        self, update: bytes, participation: tuple[np.ndarray, np.ndarray] | None
+    ) -> None:
         report = wire_pb2.Report(attempt=self._attempt, update=update)
         if participation is not None:
             strides, times = participation
@@ -151,13 +207,6 @@ class WireSession(session.SessionSteps):
             report.times.extend(times.tolist())
         for message in session_stream.report_messages(report):
             self._stream.send(message)
-        answer = self._receive(
-            "report_answer", keep_going, seconds=self._connection.patience.upload_s
-        )
-        self._stream.finish()
-        return session.UploadAnswer(
-            answer.accepted, tuple(answer.turns), server_connection.one_line(answer.reason)
-        )
 
     def close(self) -> None:
         """See the base class."""

@@ -8,6 +8,9 @@ import random
 
 from tff_dpftrl import validation
 
+NUM_STEPS = 4
+"""Messages that a device sends in a secure sum: keys, shares, masked vector, revealed shares."""
+
 
 class DropOut(enum.Enum):
     """When a device goes away."""
@@ -20,11 +23,11 @@ class DropOut(enum.Enum):
 class Attack(str, enum.Enum):
     """What a malicious device sends; the value is what the command line calls it."""
 
-    NAN = "nan"  # An update of NaNs.
-    SHAPE = "shape"  # A tensor of another shape.
+    NAN = "nan"  # An update of NaNs; of a secure sum, keys that are none.
+    SHAPE = "shape"  # A tensor of another shape; a masked vector that is longer.
     ATTEMPT = "attempt"  # A report for an attempt that it was not asked for.
     TOKEN = "token"  # An attestation token that was used before.
-    GARBAGE = "garbage"  # Bytes that are no update.
+    GARBAGE = "garbage"  # Bytes that are no update, or no message of a secure sum.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +36,14 @@ class Behaviour:
 
     Attributes:
       drop_out: When the device goes away; None if it does not.
+      drop_out_step: Of one that goes away while it uploads: before which of `NUM_STEPS` messages
+        of a secure sum, from 0.
       delay_s: Seconds that its training takes longer.
       attack: What it does to the server; None if it is honest.
     """
 
     drop_out: DropOut | None = None
+    drop_out_step: int = 0
     delay_s: float = 0.0
     attack: Attack | None = None
 
@@ -85,6 +91,7 @@ class Rates:
         drop_out, attack = generator.choice(list(DropOut)), generator.random()
         return Behaviour(
             drop_out=drop_out if drops < self.drop_outs else None,
+            drop_out_step=int(share * NUM_STEPS),
             delay_s=(0.5 + share) * self.straggler_s if straggles < self.stragglers else 0.0,
             attack=self.attacks[int(attack * len(self.attacks))] if is_malicious else None,
         )

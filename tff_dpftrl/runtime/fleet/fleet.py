@@ -47,6 +47,8 @@ class Server:
       plan_keys: Raw public keys of those whose plans are run, 32 bytes each.
       issuer_key: Raw private key of the issuer of tokens, 32 bytes; None if devices have none.
       server_name: See `ServerConnection`.
+      issuers: Raw public keys of issuers whose tokens devices believe of each other, 32 bytes
+        each.
     """
 
     address: str
@@ -54,6 +56,7 @@ class Server:
     plan_keys: tuple[bytes, ...]
     issuer_key: bytes | None = dataclasses.field(default=None, repr=False)
     server_name: str | None = None
+    issuers: tuple[bytes, ...] = ()
 
     def connect(
         self, watcher_: watcher.Watcher, loop: background_loop.BackgroundLoop
@@ -201,6 +204,7 @@ class Fleet:
             spent=spent,
             seed=generator.getrandbits(64),
             stop=stop,
+            issuers=tuple(map(ed25519.Ed25519PublicKey.from_public_bytes, self.server.issuers)),
         )
 
 

@@ -16,12 +16,16 @@ from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
     device,
     example_store,
+    secure_upload,
+    server_connection,
     session,
     text_examples,
     wire_session,
 )
 from tff_dpftrl.runtime.fleet import behaviour as behaviour_lib
 from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.secure_sums import secure_sum_pb2
 
 _LOOK_S = 0.5
 
@@ -74,6 +78,59 @@ class _ReplayingAttester(attester_lib.Attester):
         return self._spent.token or self._own.token(bytes(len(nonce)))
 
 
+class SimulatedUpload(secure_upload.SecureUpload):
+    """A secure sum in which happens what was drawn for the session."""
+
+    def __init__(self, *args: object, behaviour: behaviour_lib.Behaviour, **options: object):
+        """As in the base class.
+
+        Args:
+          *args: Of the base class.
+          behaviour: What happens.
+          **options: Of the base class.
+        """
+        super().__init__(*args, **options)
+        self._behaviour = behaviour
+
+    def send(
+        self, stream: server_connection.Stream, step: int, message: secure_sum_pb2.ToServer
+    ) -> None:
+        """See the base class."""
+        behaviour = self._behaviour
+        if behaviour.drop_out is behaviour_lib.DropOut.UPLOAD and behaviour.drop_out_step == step:
+            raise session.Interrupted(
+                f"The device went away before its {message.WhichOneof('message')}."
+            )
+        attack = behaviour.attack
+        if attack is behaviour_lib.Attack.ATTEMPT:
+            report = wire_pb2.Report(attempt="of others", update=b"in the clear")
+            stream.send(wire_pb2.FromDevice(report=report))
+        elif attack is behaviour_lib.Attack.GARBAGE:
+            stream.send(wire_pb2.FromDevice(secure_sum=b"\xff" * 100))
+        else:
+            super().send(stream, step, attacked_message(message, attack))
+
+
+def attacked_message(
+    message: secure_sum_pb2.ToServer, attack: behaviour_lib.Attack | None
+) -> secure_sum_pb2.ToServer:
+    """What a malicious device sends in place of a message of a secure sum.
+
+    Args:
+      message: The message.
+      attack: What it does.
+
+    Returns:
+      The message, changed if the attack is in one of its kind.
+    """
+    kind = message.WhichOneof("message")
+    if attack is behaviour_lib.Attack.NAN and kind == "key_advertisement":
+        message.key_advertisement.mask_key = bytes(32)
+    if attack is behaviour_lib.Attack.SHAPE and kind == "masked_vector":
+        message.masked_vector.content += bytes(4)
+    return message
+
+
 class SimulatedSession(wire_session.WireSession):
     """A session in which happens what was drawn for it."""
 
@@ -111,13 +168,19 @@ class SimulatedSession(wire_session.WireSession):
             self._stop.wait(min(left, _LOOK_S))
         return update
 
+    def secure_upload(self, *args: object, **options: object) -> SimulatedUpload:
+        """See the base class."""
+        return SimulatedUpload(*args, behaviour=self._behaviour, **options)
+
     def upload(
         self,
-        update: bytes,
+        update: bytes | list[np.ndarray],
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
         """See the base class."""
+        if not isinstance(update, bytes):  # What happens is in `SimulatedUpload`.
+            return super().upload(update, participation, keep_going)
         self._drop_out(behaviour_lib.DropOut.UPLOAD)
         attack = self._behaviour.attack
         if attack is behaviour_lib.Attack.ATTEMPT:
@@ -190,6 +253,7 @@ class SimulatedDevice(device.Device):
             seed_for=self._seed_for,
             behaviour=behaviour,
             stop=self.stop,
+            issuers=self.issuers,
         )
 
     def _seed_for(self, task: str, round_index: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
+from tff_dpftrl.secure_sums import secure_sum_pb2
 
 VERSIONS = (1,)
 """Of the protocol, that this package speaks."""
@@ -38,12 +39,33 @@ def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
       The messages, in order.
     """
     if len(report.update) > PART_BYTES:
-        update = memoryview(report.update)
+        update = report.update
         report.ClearField("update")
-        yield wire_pb2.FromDevice(update_part=bytes(update[:FIRST_PART_BYTES]))
-        for begin in range(FIRST_PART_BYTES, len(update), PART_BYTES):
-            yield wire_pb2.FromDevice(update_part=bytes(update[begin : begin + PART_BYTES]))
+        yield from _parts(update)
     yield wire_pb2.FromDevice(report=report)
+
+
+def secure_sum_messages(message: secure_sum_pb2.ToServer) -> Iterator[wire_pb2.FromDevice]:
+    """A message of a secure sum as messages: one, unless its masked vector is larger.
+
+    Args:
+      message: The message; its vector is taken out of it if it is sent in parts.
+
+    Yields:
+      The messages, in order.
+    """
+    if len(message.masked_vector.content) > PART_BYTES:
+        vector = message.masked_vector.content
+        message.masked_vector.ClearField("content")
+        yield from _parts(vector)
+    yield wire_pb2.FromDevice(secure_sum=message.SerializeToString())
+
+
+def _parts(content: bytes) -> Iterator[wire_pb2.FromDevice]:
+    view = memoryview(content)
+    yield wire_pb2.FromDevice(update_part=bytes(view[:FIRST_PART_BYTES]))
+    for begin in range(FIRST_PART_BYTES, len(view), PART_BYTES):
+        yield wire_pb2.FromDevice(update_part=bytes(view[begin : begin + PART_BYTES]))
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:

@@ -28,6 +28,8 @@ _LONGEST_HOP = 0.02  # Seconds after which a thread hands over what its steps ha
 _BETWEEN_HOPS = 0.002  # Seconds between two hops of an actor that is busy.
 _LONGEST_TURN = 256  # Messages that an actor handles on the loop before others have a turn.
 _RESTART_SECONDS = 1.0
+# What devices are owed an answer to, whether or not there is somebody to give it.
+_OF_DEVICES = frozenset({messages.Report, messages.SecureSumMessage})
 
 Receive = Callable[[Any], None]
 """Takes a message for a device, on the event loop; must not block."""
@@ -83,6 +85,7 @@ class Engine:
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
         selector_lost: Callable[[str], None] = lambda address: None,
+        is_gone: Callable[[str], None] = lambda address: None,
     ):
         """Says what is to run.
 
@@ -95,6 +98,8 @@ class Engine:
             None. Used by several threads.
           selector_lost: Told the address of a Selector that is gone, with all that it knew
             of its devices; another one follows.
+          is_gone: Told the address of any other actor that has ended, or is lost: whoever waits
+            for an answer of it gets none.
         """
         self._cast = actors
         self._store = store
@@ -102,6 +107,7 @@ class Engine:
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
         self._selector_lost = selector_lost
+        self._is_gone = is_gone
         self._members: dict[str, _Member] = {}
         self._coordinators: set[str] = set()  # Those that live.
         self._owners: set[str] = set()  # All that there were.
@@ -200,12 +206,12 @@ class Engine:
             receive(message)
         elif to == messages.OBSERVER:
             self._tell_observer(message)
-        elif type(message) is messages.Report:
+        elif type(message) in _OF_DEVICES:
             self._refuse_late(message)
         elif type(message) is messages.Configure:  # It went away between two messages.
             self.deliver(message.report_to, messages.DeviceGone(message.device))
 
-    def _refuse_late(self, report: messages.Report) -> None:
+    def _refuse_late(self, report: messages.Report | messages.SecureSumMessage) -> None:
         late = messages.ReportRefused(report.device, report.attempt, messages.Refusal.LATE)
         self.deliver(report.device, late)
 
@@ -350,6 +356,8 @@ class Engine:
             timer.cancel()
         member.timers.clear()
         self._refuse_rest(member)
+        if member.parent:
+            self._is_gone(member.address)
 
     def _refuse_rest(self, member: _Member) -> None:
         while member.mailbox:
@@ -357,7 +365,7 @@ class Engine:
                 message = member.mailbox.popleft()
             except IndexError:  # Its thread has taken the last one.
                 return
-            if type(message) is messages.Report:
+            if type(message) in _OF_DEVICES:
                 self._refuse_late(message)
 
     def _lose(self, member: _Member, failure: str) -> None:

@@ -12,6 +12,7 @@ from tff_dpftrl import validation
 CHECK_IN_BYTES = 4096  # A check-in is a name, two numbers and a token.
 SUMMARY_BYTES = 4096
 MESSAGE_MARGIN_BYTES = 4096  # Around a part of an update, or a report of its largest size.
+PEER_BYTES = 192  # Of a message of a secure sum, for each device that it has something for.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,9 +50,18 @@ def too_large(name: str, most_bytes: int) -> Refused:
 
 
 async def read_parts(
-    context: grpc.aio.ServicerContext, first: bytes, most_bytes: int
-) -> tuple[wire_pb2.Report, int]:
-    """Reads the rest of an update, and the report that ends it; returns it and its size.
+    context: grpc.aio.ServicerContext, first: bytes, most_bytes: int, last: str
+) -> tuple[wire_pb2.FromDevice, bytes]:
+    """Reads what comes in parts.
+
+    Args:
+      context: Of the session.
+      first: The first part.
+      most_bytes: Size of all parts together, and of the message that ends them.
+      last: Kind of that message.
+
+    Returns:
+      The message that ends the parts, and what they make together.
 
     Raises:
       Refused: If it is too large, or something else comes.
@@ -63,11 +72,9 @@ async def read_parts(
         raw = await context.read()
         part = _part(raw, most_bytes - num_bytes)
         if part is None:
-            message = read(raw, ("report", "update_part"), most_bytes - num_bytes)
-            if message.WhichOneof("message") == "report":
-                report = message.report
-                report.update = b"".join(parts)
-                return report, num_bytes
+            message = read(raw, (last, "update_part"), most_bytes - num_bytes)
+            if message.WhichOneof("message") == last:
+                return message, b"".join(parts)
             part = message.update_part
         if len(part) < session_stream.FIRST_PART_BYTES:
             num_small += 1

@@ -13,11 +13,12 @@ class ServedTask:
     """A task of a server.
 
     Attributes:
-      task: For the actors. Its summation takes a `wire_pb2.Report` as payload, and its model
-        is what `wire_pb2.Configuration.broadcast` holds.
+      task: For the actors. Its summation takes a `wire_pb2.Report` as payload, or sums of
+        groups, and its model is what `wire_pb2.Configuration.broadcast` holds.
       plan_for: Given a device's runtime version, its serialized `plan_pb2.SignedPlan`; None
         if the version is too old.
-      largest_report_bytes: Size of a serialized `wire_pb2.Report`, at most.
+      largest_report_bytes: Size of a serialized `wire_pb2.Report`, or of the packed vector
+        that takes its place in a secure sum, at most.
     """
 
     task: population.Task

@@ -132,6 +132,7 @@ class Server:
             clock=self._clock,
             randomness=self._random,
             selector_lost=lambda address: self._service.selector_lost(address),
+            is_gone=lambda address: self._service.actor_gone(address),
         )
         self._service = service.Service(
             self._population.name,

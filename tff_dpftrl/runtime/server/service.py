@@ -24,7 +24,7 @@ from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.server import received, served_task, summaries
+from tff_dpftrl.runtime.server import received, secure_report, served_task, summaries
 from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
 
 _logger = logging.getLogger(__name__)
@@ -88,6 +88,7 @@ class Service:
         self._sending = limits_lib.Room(limits.sending_bytes)
         self._receiving = limits_lib.Room(limits.receiving_bytes)
         self._is_stopping = False
+        self._has_secure_sums = any(task.task.secure_sum for task in tasks.values())
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
         self.opening = messages.SelectionOpened("", 0)
@@ -108,8 +109,10 @@ class Service:
     @property
     def largest_message(self) -> int:
         """Bytes of the largest message that a device may send."""
-        largest = max(task.largest_report_bytes for task in self._tasks.values())
-        return min(largest, session_stream.PART_BYTES) + limits_lib.MESSAGE_MARGIN_BYTES
+        parts = max(task.largest_report_bytes for task in self._tasks.values())
+        of_groups = max(secure_report.most_bytes(task) for task in self._tasks.values())
+        largest = max(min(parts, session_stream.PART_BYTES), of_groups)
+        return largest + limits_lib.MESSAGE_MARGIN_BYTES
 
     async def _sweep(self) -> None:
         """Ends sessions whose time is over; cheaper than a timer for each."""
@@ -135,6 +138,15 @@ class Service:
         for session in self._sessions.values():
             if session.phase is Phase.WAITING:
                 session.receive(self._come_back(session, "the server has lost its place"))
+
+    def actor_gone(self, address: str) -> None:
+        """Refuses those that an Aggregator owes an answer, or will owe one, in a secure sum."""
+        if not self._has_secure_sums:
+            return
+        for session in self._sessions.values():
+            if session.report_to == address and session.is_in_secure_sum:
+                late = messages.ReportRefused(session.address, "", messages.Refusal.LATE)
+                session.receive(late)
 
     def _come_back(self, session: Session, reason: str) -> messages.ComeBack:
         return messages.ComeBack(session.address, self._turns(), reason)
@@ -237,11 +249,14 @@ class Service:
             await self._send_away(session, context, answer.turns, answer.reason)
             return
         session.phase = Phase.TRAINING
-        ends = self._loop_time() + self._tasks[answer.task].task.rounds.longest
+        ends = self._loop_time() + self._tasks[answer.task].task.longest
         session.deadline = ends
         await self._configure(session, context, answer, plans[answer.task])
         session.deadline = ends
-        await self._take_report(session, context, answer.task)
+        if answer.secure_sum_session:
+            await self._take_secure_report(session, context, answer)
+        else:
+            await self._take_report(session, context, answer.task)
 
     def _admit(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> dict[str, bytes]:
         """The plans that a device can run, by task.
@@ -321,10 +336,31 @@ class Service:
         await self._receiving.take(limit)
         try:
             self._allow_transfer(session)
-            report, num_bytes = await received.read_parts(context, message.update_part, limit)
-            await self._sum(session, context, task, report, num_bytes)
+            message, update = await received.read_parts(
+                context, message.update_part, limit, "report"
+            )
+            message.report.update = update
+            await self._sum(session, context, task, message.report, len(update))
         finally:
             self._receiving.give_back(limit)
+
+    async def _take_secure_report(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        configure: messages.Configure,
+    ) -> None:
+        report = secure_report.SecureReport(
+            session,
+            context,
+            self._tasks[configure.task],
+            configure.attempt,
+            deliver=self._engine.deliver,
+            receiving=self._receiving,
+            transfer_ends=lambda: self._loop_time() + self._limits.transfer_seconds,
+        )
+        answer = await report.take()
+        await self._answer_report(session, context, configure.task, answer, report.num_bytes)
 
     async def _sum(
         self,
@@ -339,7 +375,16 @@ class Service:
             session.report_to, messages.Report(session.address, report.attempt, report)
         )
         del report
-        answer = await session.next_message()
+        await self._answer_report(session, context, task, await session.next_message(), num_bytes)
+
+    async def _answer_report(
+        self,
+        session: Session,
+        context: grpc.aio.ServicerContext,
+        task: str,
+        answer: messages.ReportAccepted | messages.ReportRefused,
+        num_bytes: int,
+    ) -> None:
         session.phase = Phase.REPORTED
         session.deadline = self._loop_time() + self._limits.check_in_seconds
         if type(answer) is messages.ReportAccepted:
@@ -374,14 +419,19 @@ class Service:
         configuration = self._configuration(configure, plan)
         num_bytes = len(configuration)
         self._observer.configured(configure.task, num_bytes)
+        # What is written of a message twice is merged: groups differ in their sessions only.
+        session_of_group = b""
+        if configure.secure_sum_session:
+            added = wire_pb2.Configuration(secure_sum_session=configure.secure_sum_session)
+            session_of_group = wire_pb2.FromServer(configuration=added).SerializeToString()
         if num_bytes <= _SMALL:
-            await context.write(configuration)
+            await context.write(configuration + session_of_group)
             return
         # gRPC copies what it sends: as many copies as there are places.
         await self._sending.take(num_bytes)
         try:
             self._allow_transfer(session)
-            await context.write(configuration)
+            await context.write(configuration + session_of_group)
         finally:
             self._sending.give_back(num_bytes)
 

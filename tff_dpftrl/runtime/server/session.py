@@ -53,6 +53,7 @@ class Session:
       deadline: When its phase is over at the latest, by the event loop's clock.
       report_to: The Aggregator that hears when it ends; empty if there is none.
       task: Name of the task that it takes part in; empty before.
+      is_in_secure_sum: Whether its report is summed securely.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Session:
         "deadline",
         "report_to",
         "task",
+        "is_in_secure_sum",
         "_coroutine",
         "_inbox",
         "_waiter",
@@ -79,6 +81,7 @@ class Session:
         self.deadline = deadline
         self.report_to = ""
         self.task = ""
+        self.is_in_secure_sum = False
         self._coroutine = asyncio.current_task()
         self._inbox: collections.deque[Any] | None = None
         self._waiter: asyncio.Future | None = None
@@ -89,6 +92,7 @@ class Session:
         if type(message) is messages.Configure:
             # From now on it is waited for, whether or not the coroutine comes to know.
             self.report_to = message.report_to
+            self.is_in_secure_sum = bool(message.secure_sum_session)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(message)
@@ -96,6 +100,11 @@ class Session:
             self._inbox = collections.deque([message])
         else:
             self._inbox.append(message)
+
+    @property
+    def has_mail(self) -> bool:
+        """Whether there is a message that nobody has waited for."""
+        return bool(self._inbox)
 
     async def next_message(self) -> Any:
         """The next message for the device."""
@@ -105,6 +114,12 @@ class Session:
         message = await self._waiter
         self._waiter = None
         return message
+
+    async def until_mail(self) -> None:
+        """Waits until there is a message, which stays."""
+        message = await self.next_message()
+        self._inbox = self._inbox or collections.deque()
+        self._inbox.appendleft(message)
 
     def interrupt(self, error: Exception) -> None:
         """Ends what the session's coroutine waits for, with an error that is not its peer's."""

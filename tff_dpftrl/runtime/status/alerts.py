@@ -95,7 +95,7 @@ def _of_task(
         found.append(Alert("too_few_devices", name, text))
     weights = sum(each.settings.weight for each in seen.tasks.values() if not each.is_over)
     turns = max(weights / task.settings.weight, 1.0)
-    patience = 3 * turns * (rounds.selection_timeout + rounds.longest)
+    patience = 3 * turns * (rounds.selection_timeout + task.settings.longest)
     quiet = now - (task.last_commit_at or seen.started_at)
     if quiet > patience and not task.is_over:
         text = f"No round was committed for {_duration(quiet)}."

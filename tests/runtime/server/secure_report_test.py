@@ -1,0 +1,308 @@
+"""Secure sums of a service over gRPC and TLS: exact, or lost whole; what is wrong is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import grpc
+import pytest
+
+from tests.runtime.server import toy_secure
+from tests.runtime.server import toy_service as toy
+from tests.runtime.server.service_test import play
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import limits
+from tff_dpftrl.secure_sums import secure_sum_pb2
+
+Status = grpc.StatusCode
+NUMBERS = [(i, 100 * i, 999) for i in range(1, 5)]
+
+
+def sum_of(*numbers):
+    return [sum(column) % toy_secure.MODULUS for column in zip(*numbers, strict=True)]
+
+
+async def finish(devices):
+    """All steps that devices have left, together; returns the answers."""
+    return await asyncio.gather(*(device.finish() for device in devices))
+
+
+async def configured(channel, numbers=NUMBERS, demands=None):
+    return await asyncio.gather(
+        *(toy_secure.configured(channel, each, demands) for each in numbers)
+    )
+
+
+async def one_step(devices):
+    async def step(device):
+        await device.send()
+        assert not await device.receive()
+
+    await asyncio.gather(*map(step, devices))
+
+
+async def committed(store, count=1):
+    await toy.until(lambda: len(toy.totals(store)) == count)
+    return store.history(toy.POPULATION, "sum")[-1]
+
+
+async def round_goes_on(channel, store, *, done=0):
+    """A round of honest devices is committed."""
+    answers = await finish(await configured(channel))
+    assert all(answer.accepted for answer in answers)
+    assert (await committed(store, done + 1))["total"] == sum_of(*NUMBERS)
+
+
+@pytest.mark.parametrize("threat_model", [toy_secure.HONEST, toy_secure.ACTIVE])
+def test_rounds_are_sums_of_groups(tmp_path, threat_model):
+    numbers = [(i, 7 * i, 999 - i) for i in range(8)]
+    served = toy_secure.served(8, threat_model=threat_model, devices_per_aggregator=4)
+
+    async def story(channel, notes, store):
+        for done in (1, 2):
+            devices = await configured(channel, numbers, toy_secure.demanded(threat_model))
+            sessions = {device.configuration.secure_sum_session for device in devices}
+            assert len(sessions) == 2 and {device.configuration.task for device in devices} == {
+                "sum"
+            }
+            assert all(answer.accepted and answer.turns for answer in await finish(devices))
+            row = await committed(store, done)
+            assert row["total"] == sum_of(*numbers)
+            assert row["devices/reports"] == 8 and row["devices/summed_groups"] == 2
+        assert notes.named("reported") == [("reported", "")] * 16
+
+    play(tmp_path, story, served)
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_a_device_that_goes_away_is_left_out_or_was_in_the_sum(tmp_path, step):
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        for _ in range(step):
+            await one_step(devices)
+        devices[1].stream.call.cancel()
+        answers = await finish([device for device in devices if device is not devices[1]])
+        assert all(answer.accepted for answer in answers)
+        row = await committed(store)
+        left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
+        assert row["total"] == sum_of(*left) and row["devices/reports"] == len(left)
+        await round_goes_on(channel, store, done=1)
+
+    play(tmp_path, story, toy_secure.served())
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+def test_with_fewer_than_the_least_number_the_group_is_lost_and_nothing_is_revealed(tmp_path, step):
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        for _ in range(step):
+            await one_step(devices)
+        for device in devices[:2]:
+            device.stream.call.cancel()
+        await toy.until(lambda: notes.named("closed") == [("closed", "training")] * 2)
+        answers = await finish(devices[2:])
+        assert [(answer.accepted, answer.reason) for answer in answers] == [
+            (False, "group lost")
+        ] * 2
+        await toy.until(lambda: notes.of(messages.RoundLost))
+        (lost,) = notes.of(messages.RoundLost)
+        assert lost.counts["lost_groups"] == 1 and lost.counts["reports"] == 0
+        assert not toy.totals(store)
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story, toy_secure.served())
+
+
+def of(**message):
+    return secure_sum_pb2.ToServer(**message).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("step", "content", "reason"),
+    [
+        (0, b"\xff\xff", "unusable: the message cannot be read"),
+        (0, b"", "unusable: None, where the group is ADVERTISING."),
+        (0, of(key_advertisement={}), "unusable: A public key"),
+        (0, "replayed", "unusable: A key that occurs twice."),
+        (1, of(shares={}), "unusable: Other than 3 shares"),
+        (1, "again", "unusable: key_advertisement, where the group is SHARING."),
+        (2, of(masked_vector={"content": b"\xff" * 10}), "unusable: No masked vector: "),
+        (2, of(masked_vector={"content": b"12"}), "unusable: No masked vector: "),
+        (2, "again", "unusable: shares, where the group is MASKING."),
+        (3, "again", "unusable: masked_vector, where the group is REVEALING."),
+        (3, of(revealed_shares={"of_mask_keys": [{"index": 1}]}), "unusable: Shares that were"),
+    ],
+)
+def test_what_is_wrong_in_a_step_is_refused_by_name_and_the_round_goes_on(
+    tmp_path, step, content, reason
+):
+    async def story(channel, notes, store):
+        first, bad, *others = devices = await configured(channel)
+        sent = {}
+        for _ in range(step):
+            sent["again"] = bad.message.SerializeToString()
+            await one_step(devices)
+        await first.send()
+        sent["replayed"] = first.message.SerializeToString()
+        await asyncio.sleep(0.05)  # Until the first one's message has arrived.
+        await bad.stream.send(secure_sum=sent.get(content, content))
+        answer = await bad.stream.receive()
+        assert not answer.accepted and answer.reason.startswith(reason), answer.reason
+        assert (await bad.stream.status())[0] is Status.OK
+
+        async def go_on():
+            return first.answer if await first.receive() else await first.finish()
+
+        answers = [*await asyncio.gather(go_on(), *(device.finish() for device in others))]
+        assert all(answer.accepted for answer in answers)
+        row = await committed(store)
+        left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
+        assert row["total"] == sum_of(*left) and row["devices/unusable"] == 1
+
+    play(tmp_path, story, toy_secure.served())
+
+
+def test_a_report_in_the_clear_is_refused_and_not_looked_at(tmp_path):
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        for device in devices[1:2]:
+            await device.stream.report(device.configuration.attempt, b"1,2,3")
+            answer = await device.stream.receive()
+            assert (answer.accepted, answer.reason) == (False, "in the clear")
+        answers = await finish([devices[0], *devices[2:]])
+        assert all(answer.accepted for answer in answers)
+        row = await committed(store)
+        assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
+        assert row["devices/in the clear"] == 1
+
+    play(tmp_path, story, toy_secure.served())
+
+
+def test_a_secure_sum_is_unexpected_where_reports_are_in_the_clear(tmp_path):
+    async def story(channel, notes, store):
+        stream = await toy.connect(channel)
+        await stream.check_in()
+        other = asyncio.create_task(toy.take_part(channel))
+        configuration = await stream.receive()
+        assert not configuration.secure_sum_session
+        await stream.send(secure_sum=of(key_advertisement={}))
+        assert await stream.status() == (Status.INVALID_ARGUMENT, "a report was expected")
+        other.cancel()
+
+    play(tmp_path, story, toy.served())
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "text"),
+    [
+        (
+            {"secure_sum": bytes(limits.MESSAGE_MARGIN_BYTES + 1)},
+            Status.RESOURCE_EXHAUSTED,
+            "a secure-sum of more than 4096 bytes is too large",
+        ),
+        ({"update_part": b"12"}, Status.INVALID_ARGUMENT, "a secure-sum was expected"),
+        ({"check_in": wire_pb2.CheckIn()}, Status.INVALID_ARGUMENT, "a secure-sum was expected"),
+    ],
+    ids=["oversized", "part", "check-in"],
+)
+def test_what_is_no_step_ends_the_session(tmp_path, message, code, text):
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        await devices[1].stream.send(**message)
+        assert await devices[1].stream.status() == (code, text)
+        answers = await finish([devices[0], *devices[2:]])
+        assert all(answer.accepted for answer in answers)
+        row = await committed(store)
+        assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
+        assert row["devices/dropped"] == 1
+
+    play(tmp_path, story, toy_secure.served())
+
+
+def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
+    most = limits.MESSAGE_MARGIN_BYTES + 4 * limits.PEER_BYTES
+    numbers = [tuple([i] * 3000) for i in range(4)]
+
+    async def story(channel, notes, store):
+        devices = await configured(channel, numbers, toy_secure.demanded(size=3000))
+        await one_step(devices)
+        await devices[1].stream.send(secure_sum=bytes(most))
+        code, text = await devices[1].stream.status()
+        assert code is Status.RESOURCE_EXHAUSTED and f"more than {most} bytes" in text
+        answers = await finish([devices[0], *devices[2:]])
+        assert all(answer.accepted for answer in answers)
+
+    play(tmp_path, story, toy_secure.served(size=3000))
+
+
+def test_who_comes_too_late_is_told_so(tmp_path):
+    served = toy_secure.served(3, over_selection=4 / 3, step_timeout=0.3)
+
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        await one_step(devices[:3])  # The goal is reached.
+        for late in devices[3:]:
+            await late.send()
+            await late.receive()
+            assert (late.answer.accepted, late.answer.reason) == (False, "late")
+        await one_step(devices[:3])
+        await one_step(devices[:3])
+        answers = [asyncio.create_task(device.finish()) for device in devices[:2]]
+        # The third one is in the sum, and does not help to unmask it in time.
+        assert (await committed(store))["total"] == sum_of(*NUMBERS[:3])
+        assert all(answer.accepted for answer in await asyncio.gather(*answers))
+        assert (await devices[2].finish()).accepted
+
+    play(tmp_path, story, served)
+
+
+def test_large_vectors_come_in_parts_and_take_their_room_until_they_are_added(tmp_path):
+    size = session_stream.PART_BYTES
+    numbers = [tuple([i] * size) for i in range(4)]
+    # Room for one: the others wait until it is in the sum, not until the step is over.
+    receiving = limits.Limits(receiving_bytes=2 * size + 100_000)
+
+    async def story(channel, notes, store):
+        answers = await finish(await configured(channel, numbers, toy_secure.demanded(size=size)))
+        assert all(answer.accepted for answer in answers)
+        assert (await committed(store))["total"] == [6] * size
+
+    play(tmp_path, story, toy_secure.served(size=size), limits=receiving)
+
+
+def test_parts_that_end_in_something_else_are_refused(tmp_path):
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        await one_step(devices)
+        await one_step(devices)
+        await devices[1].stream.send(update_part=b"1234")
+        await devices[1].stream.send(secure_sum=of(shares={}))
+        answer = await devices[1].stream.receive()
+        assert answer.reason == "unusable: the message came in parts and is no masked vector"
+        answers = await finish([devices[0], *devices[2:]])
+        assert all(answer.accepted for answer in answers)
+        assert (await committed(store))["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
+
+    play(tmp_path, story, toy_secure.served())
+
+
+def test_who_waits_for_an_aggregator_that_is_gone_is_told_so(tmp_path):
+    async def story(channel, notes, store):
+        devices = await configured(channel)
+        await asyncio.gather(*(device.send() for device in devices[:3]))
+        engine = notes.server._engine
+        (address,) = [name for name in engine._members if "/aggregator/" in name]
+        engine._lose(engine._members[address], "KilledByATest")
+        for device in devices[:3]:
+            assert await device.receive() and device.answer.reason == "late"
+        assert (await devices[3].finish()).reason == "late"
+        await toy.until(lambda: notes.of(messages.RoundLost))
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story, toy_secure.served())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,266 @@
+"""The Aggregator of a group whose devices sum their reports securely (`secure_sums`)."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from typing import TypeAlias
+
+from google.protobuf import message as protobuf_message
+
+from tff_dpftrl.runtime.actors import actor, messages, population, roles, selector
+from tff_dpftrl.secure_sums import group as group_lib
+from tff_dpftrl.secure_sums import parameters, secure_sum_pb2
+
+_TOO_OLD = "nobody wants the sum any more"
+
+MakeGroup: TypeAlias = Callable[[population.SecureSumSettings], tuple[bytes, group_lib.Group]]
+"""Makes a group, and the session that names its sum."""
+
+
+def make_group(settings: population.SecureSumSettings) -> tuple[bytes, group_lib.Group]:
+    """A new group in a session of its own, from the operating system.
+
+    Args:
+      settings: Of the task.
+
+    Returns:
+      The session, and the group.
+    """
+    session = parameters.new_session()
+    return session, group_lib.Group(
+        settings.parameters,
+        session,
+        threshold_fraction=settings.threshold_fraction,
+        num_neighbours=settings.num_neighbours,
+    )
+
+
+class SecureAggregator(actor.Actor):
+    """Passes a group's messages on, and times its steps; sees masked vectors, and their sum.
+
+    A device has arrived with the first message of its secure sum, its keys. From then on it is
+    counted as others are by their reports, until the Master Aggregator closes reporting. The
+    group goes on with those that are there, from step to step: each ends when nobody is waited
+    for any more, or when its time is over. A group with too few devices left is lost whole;
+    nothing of it is ever seen.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        task: population.Task,
+        role: roles.AggregatorRole,
+        randomness: random.Random,
+        pace: selector.Pace,
+        new_group: MakeGroup = make_group,
+    ):
+        """See `cast.Cast.build`."""
+        super().__init__(address)
+        self._task = task
+        self._settings = task.secure_sum
+        self._role = role
+        self._random = randomness
+        self._pace = pace
+        self._session, self._group = new_group(task.secure_sum)
+        self._is_over = False
+        self._is_lost = False
+        self._devices = frozenset(role.devices)
+        self._unheard = set(role.devices)  # While reporting is open.
+        self._steps: dict[str, int] = {}  # The last one that each device has taken.
+        self._has_end: set[str] = set()  # Who was accepted or refused, or is gone.
+        self._gone: set[str] = set()
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    @property
+    def _is_reporting(self) -> bool:
+        return not self._is_over and self._group.phase is group_lib.Phase.ADVERTISING
+
+    def _begin(self) -> None:
+        role = self._role
+        for device in role.devices:
+            self.send(
+                device,
+                messages.Configure(
+                    device,
+                    self.address,
+                    role.attempt,
+                    role.task,
+                    role.round_index,
+                    role.model,
+                    self._session,
+                ),
+            )
+        self.after(self._task.longest, _TOO_OLD)
+
+    def _receive(self, message: object) -> None:
+        match message:
+            case messages.SecureSumMessage():
+                self._hear(message)
+            case messages.Report():
+                self._refuse_report(message)
+            case messages.DeviceGone():
+                self._lose_device(message.device)
+            case messages.CloseReporting():
+                if self._is_reporting:
+                    self._advance()
+            case group_lib.Phase():
+                if not self._is_over and message is self._group.phase:
+                    self._advance()
+            case str() if message == _TOO_OLD:
+                self.stop(self.address)
+            case _:
+                raise self._unknown(message)
+
+    # Devices.
+
+    def _hear(self, message: messages.SecureSumMessage) -> None:
+        device = message.device
+        if device not in self._devices:
+            self._refuse(device, message.attempt, messages.Refusal.NOT_SELECTED)
+        elif message.attempt != self._role.attempt:
+            self._refuse(device, message.attempt, messages.Refusal.WRONG_ATTEMPT)
+        elif message.step <= self._steps.get(device, -1):
+            # Whoever sent it has, or will have, the answer to the first.
+            self._counts[messages.Refusal.DUPLICATE.value] += 1
+        elif device in self._has_end:
+            self._refuse(device, message.attempt, messages.Refusal.LATE)
+        elif self._is_lost:
+            self._end(device, messages.Refusal.GROUP_LOST)
+        elif not self._awaits(device):
+            self._end(device, messages.Refusal.LATE)
+            self._drop(device)
+        else:
+            self._steps[device] = message.step
+            self._take(message)
+
+    def _awaits(self, device: str) -> bool:
+        if self._is_reporting:
+            return device in self._unheard
+        return not self._is_over and device in self._group.outstanding
+
+    def _take(self, message: messages.SecureSumMessage) -> None:
+        device = message.device
+        self._unheard.discard(device)
+        try:
+            self._group.receive(device, _read(message))
+        except (group_lib.MessageRefusedError, _Unreadable) as error:
+            self._end(device, messages.Refusal.UNUSABLE, str(error))
+            self._drop(device)
+        else:
+            if message.vector:
+                self.send(device, messages.VectorAdded(device))
+        self._go_on()
+
+    def _refuse_report(self, message: messages.Report) -> None:
+        """A report in the clear: never looked at, and its device takes no further part."""
+        device = message.device
+        if device in self._devices and device not in self._has_end:
+            self._end(device, messages.Refusal.IN_THE_CLEAR)
+            self._drop(device)
+            self._go_on()
+        else:
+            self._refuse(device, message.attempt, messages.Refusal.IN_THE_CLEAR)
+
+    def _lose_device(self, device: str) -> None:
+        if device in self._devices and device not in self._has_end:
+            self._has_end.add(device)
+            self._gone.add(device)
+            self._drop(device)
+            self._go_on()
+
+    def _drop(self, device: str) -> None:
+        self._unheard.discard(device)
+        if not self._is_over:
+            self._group.drop(device)
+
+    def _end(self, device: str, refusal: messages.Refusal, reason: str = "") -> None:
+        self._has_end.add(device)
+        self._refuse(device, self._role.attempt, refusal, reason)
+
+    def _refuse(
+        self, device: str, attempt: str, refusal: messages.Refusal, reason: str = ""
+    ) -> None:
+        self._counts[refusal.value] += 1
+        self.send(device, messages.ReportRefused(device, attempt, refusal, reason))
+
+    # Steps.
+
+    def _go_on(self) -> None:
+        if self._is_reporting:
+            here = sum(device not in self._has_end for device in self._steps)
+            self.send(
+                self._role.attempt,
+                messages.ReportsCounted(self.address, here, len(self._unheard)),
+            )
+        elif not self._is_over and not self._group.outstanding:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Ends a step with those that have taken it."""
+        try:
+            answers = self._group.advance()
+        except group_lib.GroupLostError:
+            self._lose_group()
+            return
+        if self._group.phase is group_lib.Phase.DONE:
+            self._hand_over()
+            return
+        for device, answer in answers.items():
+            content = answer.SerializeToString()
+            self.send(device, messages.SecureSumAnswer(device, self._steps[device], content))
+        self.after(self._settings.step_timeout, self._group.phase)
+        self._go_on()  # If nobody is left.
+
+    def _hand_over(self) -> None:
+        survivors = self._group.survivors
+        try:
+            total = self._task.summation.of_group(self._group.total(), len(survivors))
+        except population.UnusableReport:
+            self._lose_group()
+            return
+        self._is_over = True
+        self._counts["summed_groups"] = 1
+        rest = self._task.rest_seconds
+        for device in survivors:
+            if device not in self._has_end:
+                self._has_end.add(device)
+                turns = tuple(rest + turn for turn in self._pace(self.now, self._random))
+                accepted = messages.ReportAccepted(device, self._role.attempt, turns)
+                self.send(device, accepted)
+        self._close(total, survivors)
+
+    def _lose_group(self) -> None:
+        self._is_over = self._is_lost = True
+        self._counts["lost_groups"] = 1
+        for device in self._steps:
+            if device not in self._has_end:
+                self._end(device, messages.Refusal.GROUP_LOST)
+        self._close(None)
+
+    def _close(self, total: object, survivors: tuple[str, ...] = ()) -> None:
+        self._group = None
+        self._counts["reports"] = len(survivors)
+        for device in self._devices.difference(survivors):
+            if device in self._gone:
+                self._counts["dropped"] += 1
+            elif device not in self._has_end:  # It may still come, and will be late.
+                self._counts["dropped" if device in self._steps else "outstanding"] += 1
+        self.send(self._role.attempt, messages.PartialSum(self.address, total, dict(self._counts)))
+
+
+class _Unreadable(ValueError):
+    """A message that is none."""
+
+
+def _read(message: messages.SecureSumMessage) -> secure_sum_pb2.ToServer:
+    try:
+        read = secure_sum_pb2.ToServer.FromString(message.content)
+    except protobuf_message.DecodeError:
+        raise _Unreadable("the message cannot be read") from None
+    if message.vector:
+        if read.WhichOneof("message") != "masked_vector" or read.masked_vector.content:
+            raise _Unreadable("the message came in parts and is no masked vector")
+        read.masked_vector.content = message.vector
+    return read

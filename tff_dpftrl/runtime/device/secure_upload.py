@@ -1,0 +1,191 @@
+"""A device's half of a secure sum, over the stream of its session.
+
+What the plan demands is kept to, whatever the server says: a report of such a plan is never
+sent in the clear, and whatever the protocol's own checks refuse (`secure_sums.refusals`) ends
+the session by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from google.protobuf import message as protobuf_message
+
+from tff_dpftrl.runtime.device import attester as attester_lib
+from tff_dpftrl.runtime.device import server_connection, session
+from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
+from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
+from tff_dpftrl.secure_sums import device as participant_lib
+from tff_dpftrl.secure_sums import parameters as parameters_lib
+from tff_dpftrl.secure_sums import refusals, secure_sum_pb2
+
+# Others' tokens are looked at once reporting is closed, and may have been made when it began.
+# They are of one session and one key, so that nothing is gained by an old one.
+_LONGEST_REPORTING_S = 24 * 3600.0
+
+
+class AttestedIdentity(participant_lib.Identity):
+    """Proves that a genuine device made an identity key, and asks others for the same proof."""
+
+    def __init__(
+        self,
+        population: str,
+        session_name: bytes,
+        attester: attester_lib.Attester,
+        issuers: Iterable[ed25519.Ed25519PublicKey],
+        clock: Callable[[], float],
+    ):
+        """Prepares for one session.
+
+        Args:
+          population: Name of the population.
+          session_name: The session of the secure sum.
+          attester: Who vouches for this device.
+          issuers: Whose tokens prove that another device is genuine; not empty.
+          clock: Seconds since 1970.
+        """
+        self._population, self._session, self._attester = population, session_name, attester
+        self._tokens = attestation.SignedTokens(
+            issuers, clock=clock, clock_skew_s=_LONGEST_REPORTING_S
+        )
+
+    def _nonce(self, identity_key: bytes) -> bytes:
+        return attestation.bound_nonce(
+            self._session, "secure sum", self._population, identity_key.hex()
+        )
+
+    def make_proof(self, identity_key: bytes) -> bytes:
+        """A token for this device's key.
+
+        Args:
+          identity_key: The raw public key.
+
+        Returns:
+          The token.
+
+        Raises:
+          session.StepFailed: If nobody vouches for this device.
+        """
+        token = self._attester.token(self._nonce(identity_key))
+        if token is None:
+            raise session.StepFailed(
+                "The plan does not trust the server, and nobody vouches for this device to others: "
+                "give it an attester."
+            )
+        return token
+
+    def verify(self, identity_key: bytes, proof: bytes) -> bool:
+        """Whether another device's token is for its key, and of an issuer that is trusted."""
+        verdict = self._tokens.verify(proof, self._nonce(identity_key))
+        return verdict is attestation.Verdict.GENUINE
+
+
+class SecureUpload:
+    """One upload, from what the server offers to the answer."""
+
+    def __init__(
+        self,
+        plan: plan_pb2.DevicePlan,
+        session_name: bytes,
+        *,
+        attester: attester_lib.Attester,
+        issuers: Iterable[ed25519.Ed25519PublicKey],
+        clock: Callable[[], float],
+    ):
+        """Checks what the server offers, before the device trains.
+
+        Args:
+          plan: The plan, which was verified and asks for secure aggregation.
+          session_name: The session that the server has named.
+          attester: Who vouches for this device.
+          issuers: Whose tokens prove that another device is genuine; may be empty.
+          clock: Seconds since 1970.
+
+        Raises:
+          signing.PlanRefusedError: If plan and session do not go together, or this device
+            cannot do what they ask for.
+        """
+        self._plan, self._session = plan, session_name
+        self._identity = None
+        try:
+            self._parameters = secure_report.parameters_of(plan)
+            parameters_lib.check_session(session_name)
+        except ValueError as error:
+            raise signing.PlanRefusedError(f"{error}") from None
+        if self._parameters.threat_model is parameters_lib.ThreatModel.ACTIVE_SERVER:
+            issuers = tuple(issuers)
+            if not issuers:
+                raise signing.PlanRefusedError(
+                    "The plan does not trust the server, and this device knows no issuer of other "
+                    "devices' tokens: name the issuers' public keys."
+                )
+            self._identity = AttestedIdentity(
+                plan.population, session_name, attester, issuers, clock
+            )
+
+    def run(
+        self,
+        stream: server_connection.Stream,
+        update: list[np.ndarray],
+        participation: tuple[np.ndarray, np.ndarray],
+        keep_going: session.KeepGoing,
+        *,
+        seconds: float,
+    ) -> wire_pb2.ReportAnswer:
+        """Sums the device's report with those of its group.
+
+        Args:
+          stream: The session's stream.
+          update: The tensors of the update.
+          participation: The vectors of the participation histograms.
+          keep_going: Asked between messages, and while waiting.
+          seconds: How long to wait for each message of the server.
+
+        Returns:
+          The server's answer.
+
+        Raises:
+          session.StepFailed: If the server asks for what the protocol refuses, or sends
+            something else.
+        """
+        vector = secure_report.vector_of(self._plan, update, participation)
+        participant = participant_lib.Participant(
+            self._parameters, self._session, vector, identity=self._identity
+        )
+        del vector
+        message, step = participant.advertise(), 0
+        while True:
+            keep_going()
+            self.send(stream, step, message)
+            answer = stream.receive(keep_going, seconds=seconds, wanted="secure sum")
+            kind = answer.WhichOneof("message")
+            if kind == "report_answer":
+                return answer.report_answer
+            if kind != "secure_sum":
+                raise session.StepFailed(f"The server has sent a {kind} in place of a secure sum.")
+            keep_going()
+            try:
+                asked = secure_sum_pb2.ToDevice.FromString(answer.secure_sum)
+                message, step = participant.answer(asked), step + 1
+            except refusals.ProtocolRefusedError as error:
+                raise session.StepFailed(f"Refused: {type(error).__name__}: {error}") from None
+            except protobuf_message.DecodeError:
+                raise session.StepFailed(
+                    "The server has sent a message of the secure sum that cannot be read."
+                ) from None
+
+    def send(
+        self, stream: server_connection.Stream, step: int, message: secure_sum_pb2.ToServer
+    ) -> None:
+        """Sends the message of a step, in parts if it is large.
+
+        Args:
+          stream: The session's stream.
+          step: Number of the step, from 0.
+          message: The message.
+        """
+        del step
+        for part in session_stream.secure_sum_messages(message):
+            stream.send(part)
