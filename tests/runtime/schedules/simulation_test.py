@@ -11,6 +11,8 @@ from tff_dpftrl.runtime.schedules import faults, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
 SCHEDULES_BY_DEFAULT = 1_000
+SECURE_SCHEDULES = 1_000
+SECURE_BY_DEFAULT = 100
 SCHEDULES_PER_MISTAKE = 200
 
 
@@ -42,6 +44,29 @@ def test_the_laws_hold_in_every_schedule(schedules):
         assert seen[what] > schedules // 20, what
     # In some schedules another Coordinator led before the faults ended, in many more than one.
     assert seen["leases"] > 1.3 * schedules
+
+
+@pytest.mark.parametrize(
+    "schedules", [SECURE_BY_DEFAULT, pytest.param(SECURE_SCHEDULES, marks=pytest.mark.slow)]
+)
+def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules):
+    seen = collections.Counter()
+    served = simulation.secure_population()
+    for seed in range(schedules):
+        watched = simulation.Simulation(seed, served=served).run()
+        assert not watched.broken, f"schedule {seed}: {watched.broken}"
+        seen.update(watched.seen)
+    for what in (
+        "rounds of training",
+        "RoundLost",
+        "killed: aggregator",
+        "summed_groups",
+        "lost_groups",
+        "reports refused: late",
+        "reports refused: unusable",
+        "reports refused: group lost",
+    ):
+        assert seen[what] > schedules // 20, what
 
 
 def test_rounds_follow_one_another_when_nothing_goes_wrong():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tff_dpftrl.runtime.actors import messages
-from tff_dpftrl.runtime.schedules import faults
+from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.schedules import faults, toy_task
+from tff_dpftrl.secure_sums import device as participant_lib
+from tff_dpftrl.secure_sums import secure_sum_pb2
 
 PATIENCE = 25.0  # Seconds that a device waits for an answer.
 _REST = 3.0
 _LONGEST_TRAINING = 4.0
+_LONGEST_STEP = 1.0  # Of a secure sum.
 
 
 class Device:
@@ -26,7 +29,7 @@ class Device:
         self,
         name: str,
         selectors: tuple[str, ...],
-        tasks: frozenset[str],
+        tasks: dict[str, population.Task],
         randomness: random.Random,
         send: Callable[[str, str, object], None],
         later: Callable[[float, Device, str], None],
@@ -36,7 +39,7 @@ class Device:
         Args:
           name: Its name, for the addresses of its connections.
           selectors: Where it may connect.
-          tasks: The tasks it can take part in.
+          tasks: The tasks it can take part in, by name.
           randomness: What it draws from.
           send: Sends from an address to another.
           later: Has `wake` called with a text, after some seconds.
@@ -52,13 +55,18 @@ class Device:
         self.selector = ""
         self.reports_to = ""
         self._attempt = ""
+        self._participant: participant_lib.Participant | None = None
+        self._message = b""  # Of the secure sum, to be sent next.
+        self._step = 0
 
     def connect(self) -> None:
         """Connects to a Selector and checks in."""
         self._connections += 1
         self.address = f"{self._name}.{self._connections}"
         self.selector = self._random.choice(self._selectors)
-        self._send(self.address, self.selector, messages.CheckIn(self.address, self._tasks))
+        self._send(
+            self.address, self.selector, messages.CheckIn(self.address, frozenset(self._tasks))
+        )
         self._later(PATIENCE, self, self.address)
 
     def disconnect(self, seconds: float) -> None:
@@ -66,6 +74,7 @@ class Device:
         gone = messages.DeviceGone(self.address)
         self._send(self.address, self.reports_to or self.selector, gone)
         self.address = self.selector = self.reports_to = ""
+        self._participant = None
         self._later(seconds, self, "connect")
 
     def wake(self, what: str, faults_now: faults.Faults) -> None:
@@ -78,7 +87,7 @@ class Device:
         if what == "connect":
             if not self.address:
                 self.connect()
-        elif what == "report":
+        elif what == f"{self.address} reports":
             self._report(faults_now)
         elif what == self.address:  # Nobody has answered on this connection.
             self.disconnect(self._random.uniform(0, _REST))
@@ -89,12 +98,35 @@ class Device:
             if not self.reports_to:
                 self.reports_to = message.report_to
                 self._attempt = message.attempt
-                self._later(self._random.uniform(0.1, _LONGEST_TRAINING), self, "report")
+                self._join(message)
+                self._later(
+                    self._random.uniform(0.1, _LONGEST_TRAINING), self, f"{self.address} reports"
+                )
         elif isinstance(message, messages.ComeBack):
             if not self.reports_to:
                 self.disconnect(message.turns[0] + self._random.uniform(0.1, _REST))
+        elif isinstance(message, messages.SecureSumAnswer):
+            if self._participant is not None and message.step == self._step:
+                asked = secure_sum_pb2.ToDevice.FromString(message.content)
+                self._message = self._participant.answer(asked).SerializeToString()
+                self._step += 1
+                self._later(
+                    self._random.uniform(0.01, _LONGEST_STEP), self, f"{self.address} reports"
+                )
         elif message.attempt == self._attempt:
             self.disconnect(self._random.uniform(0.1, _REST))
+
+    def _report_in(self, seconds: float) -> None:
+        self._later(seconds, self, f"{self.address} reports")
+
+    def _join(self, message: messages.Configure) -> None:
+        """Begins a secure sum, if it is one."""
+        settings = self._tasks[message.task].secure_sum
+        if settings is not None:
+            session = message.secure_sum_session
+            self._participant = toy_task.participant(settings, session, self.address)
+            self._message = self._participant.advertise().SerializeToString()
+            self._step = 0
 
     def _report(self, faults_now: faults.Faults) -> None:
         if not self.reports_to:
@@ -103,8 +135,12 @@ class Device:
             self.disconnect(self._random.uniform(0, _REST))
             return
         is_malformed = self._random.random() < faults_now.malformed
-        payload = None if is_malformed else self.address
-        report = messages.Report(self.address, self._attempt, payload)
+        if self._participant is not None:
+            content = b"\xff" if is_malformed else self._message
+            report = messages.SecureSumMessage(self.address, self._attempt, self._step, content)
+        else:
+            payload = None if is_malformed else self.address
+            report = messages.Report(self.address, self._attempt, payload)
         self._send(self.address, self.reports_to, report)
         if self._random.random() < faults_now.repeated:
             self._send(self.address, self.reports_to, report)

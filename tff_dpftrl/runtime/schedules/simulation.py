@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import random
 from collections.abc import Callable
@@ -56,6 +57,22 @@ def small_population() -> population.Population:
     )
 
 
+def secure_population() -> population.Population:
+    """The same with the training task summed securely, in rounds of one group or two."""
+    plain = small_population()
+    training, evaluation = plain.tasks
+    rounds = dataclasses.replace(
+        training.rounds, goal_count=5, least_fraction=0.4, devices_per_aggregator=3
+    )
+    training = dataclasses.replace(
+        training,
+        rounds=rounds,
+        summation=toy_task.SecureNameSum(),
+        secure_sum=toy_task.secure_sum_settings(_NUM_DEVICES),
+    )
+    return dataclasses.replace(plain, tasks=(training, evaluation))
+
+
 def _pace(now: float, randomness: random.Random) -> tuple[float, ...]:
     del now
     return (randomness.uniform(0.5, 3.0),)
@@ -76,6 +93,7 @@ class Simulation:
         cast_type: type[cast.Cast] = cast.Cast,
         store: interface.Store | None = None,
         going_wrong: faults.Faults | None = None,
+        served: population.Population | None = None,
     ):
         """Sets the stage.
 
@@ -84,9 +102,10 @@ class Simulation:
           cast_type: Builds the actors; another one may build them with mistakes.
           store: A store without tasks; one in memory if None.
           going_wrong: What goes wrong; drawn from the seed if None.
+          served: What is served; `small_population` if None.
         """
         self._random = random.Random(seed)
-        served = small_population()
+        served = small_population() if served is None else served
         self.watch = watch.Watch(served)
         self._store = watch.WatchedStore(store or memory.MemoryStore(), self.watch)
         for task in served.tasks:
@@ -106,7 +125,7 @@ class Simulation:
         self._restart(KEEPER)
         for selector in SELECTORS:
             self._restart(selector)
-        tasks = frozenset(task.name for task in served.tasks)
+        tasks = {task.name: task for task in served.tasks}
         self._devices = [
             devices.Device(f"{i}", SELECTORS, tasks, self._random, self._send, self._wake_later)
             for i in range(_NUM_DEVICES)
@@ -213,7 +232,7 @@ class Simulation:
             device = self._devices[int(name)]
             if device.address == to:
                 device.receive(message)
-        elif isinstance(message, messages.Report):
+        elif isinstance(message, (messages.Report, messages.SecureSumMessage)):
             late = messages.ReportRefused(message.device, message.attempt, messages.Refusal.LATE)
             self._send(to, message.device, late)
 

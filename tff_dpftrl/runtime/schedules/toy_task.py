@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
+
 from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.secure_sums import device as participant_lib
+from tff_dpftrl.secure_sums import parameters, vectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,54 @@ class NameSum(population.Summation):
     def merge(self, total: list[str], other: list[str]) -> list[str]:
         """See the base class."""
         return total + other
+
+
+def secure_sum_settings(num_devices: int) -> population.SecureSumSettings:
+    """How names are summed securely: the number of a device's connection in the device's place.
+
+    Args:
+      num_devices: How many devices there are.
+
+    Returns:
+      The settings, for groups of two devices and more.
+    """
+    layout = (vectors.Segment(1, 2**32), vectors.Segment(num_devices, 2**32))
+    demanded = parameters.Parameters(
+        layout, parameters.ThreatModel.HONEST_BUT_CURIOUS, least_devices=2
+    )
+    return population.SecureSumSettings(demanded, num_devices, step_timeout=3.0)
+
+
+def participant(
+    settings: population.SecureSumSettings, session: bytes, address: str
+) -> participant_lib.Participant:
+    """A device's half of the sum of a group.
+
+    Args:
+      settings: What `secure_sum_settings` returned.
+      session: Of the group.
+      address: Of the device's connection, like "3.17".
+
+    Returns:
+      The participant.
+    """
+    vector = vectors.zeros(settings.parameters.layout)
+    device, _, connection = address.partition(".")
+    vector[0][0] = 1
+    vector[1][int(device)] = int(connection)
+    return participant_lib.Participant(settings.parameters, session, vector)
+
+
+class SecureNameSum(NameSum):
+    """Sums lists of names, which groups of devices have summed securely."""
+
+    def of_group(self, vector: vectors.Vector, num_devices: int) -> list[str]:
+        """See the base class."""
+        count, connections = vector
+        devices = np.flatnonzero(connections)
+        if int(count[0]) != num_devices or len(devices) != num_devices:
+            return ["a sum of other devices"]  # No law allows it.
+        return [f"{device}.{connections[device]}" for device in devices]
 
 
 class NameStep(population.ServerStep):

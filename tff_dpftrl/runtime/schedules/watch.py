@@ -11,6 +11,8 @@ from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.schedules import toy_task
 from tff_dpftrl.runtime.store import interface
 
+_MASKED_VECTOR = 2  # Step of a secure sum from which on a device's report may be in it.
+
 
 class Law(enum.Enum):
     """What must hold in every schedule."""
@@ -21,6 +23,7 @@ class Law(enum.Enum):
     ONE_COMMIT = "a round was committed twice, or out of order"
     COUNTED_ONCE = "a report is in a sum more than once"
     ENOUGH_REPORTS = "a sum has too few or too many reports"
+    EXACT_SUM = "a sum is of others than those that have sent their vectors for it"
     COMMIT_FIRST = "a result left the server that is not the committed one"
     ONE_COHORT = "released results of one noise have different cohorts"
     PROGRESS = "no round was committed in time after the faults ended"
@@ -47,12 +50,15 @@ class Watch:
         self._committed: dict[tuple[str, int], str] = {}
         self._released: dict[tuple[str, str], tuple[str, ...]] = {}
         self._known_good: set[str] = set()
+        self._masked: dict[str, set[str]] = collections.defaultdict(set)
         self._notes = {
             messages.Configure: self._note_configure,
             messages.RoundReleased: self._note_release,
             messages.SelectDevices: self._note_leader,
             messages.ForwardDevices: self._note_leader,
             messages.ReportRefused: self._note_refused_report,
+            messages.SecureSumMessage: self._note_secure_sum,
+            messages.PartialSum: self._note_groups,
             messages.RoundLost: self._note_kind,
             messages.CommitRefused: self._note_kind,
         }
@@ -94,6 +100,9 @@ class Watch:
         rounds = self._served.task(task).rounds
         if not rounds.least <= len(devices) <= rounds.wanted:
             self._break(Law.ENOUGH_REPORTS, text)
+        is_secure = self._served.task(task).secure_sum is not None
+        if is_secure and not self._masked[metrics["attempt"]].issuperset(devices):
+            self._break(Law.EXACT_SUM, text)
         self._committed[task, round_index] = text
 
     def sent(self, sender: str, message: object) -> None:
@@ -121,6 +130,15 @@ class Watch:
     def _note_refused_report(self, sender: str, message: messages.ReportRefused) -> None:
         del sender
         self.seen[f"reports refused: {message.refusal.value}"] += 1
+
+    def _note_secure_sum(self, sender: str, message: messages.SecureSumMessage) -> None:
+        if message.step == _MASKED_VECTOR:
+            self._masked[message.attempt].add(sender)
+
+    def _note_groups(self, sender: str, message: messages.PartialSum) -> None:
+        del sender
+        for outcome in ("summed_groups", "lost_groups"):
+            self.seen[outcome] += message.counts.get(outcome, 0)
 
     def _note_kind(self, sender: str, message: object) -> None:
         del sender
