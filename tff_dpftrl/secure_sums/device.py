@@ -8,6 +8,9 @@ one whose vector is not, and never both of one device: together these would lay 
 What a device checks, it checks before it answers, and refuses by name (`refusals`). Shares that
 do not decrypt it leaves out instead: whether the server or the neighbour is to blame, it reveals
 less, and one bad device does not end the group.
+
+How many devices are in a sum a device sees by itself in a complete graph: each of them has sent
+it shares. With fewer neighbours it takes the server's word for those it does not know.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class Identity(abc.ABC):
 
     @abc.abstractmethod
     def make_proof(self, identity_public_key: bytes) -> bytes:
-        """A proof that a genuine device has made this key, for this session."""
+        """A proof that a genuine device has made this key, of at most keys.MAX_PROOF_BYTES."""
 
     @abc.abstractmethod
     def verify(self, identity_public_key: bytes, proof: bytes) -> bool:
@@ -119,9 +122,19 @@ class Participant:
 
         Raises:
           SessionOverError: If it was called before.
+          ValueError: If the identity's proof is too long.
         """
         if self._stage is not _Stage.UNUSED:
             raise refusals.SessionOverError("A participant advertises once: make another one.")
+        try:
+            advertisement = self._make_advertisement()
+        except BaseException:
+            self.forget()
+            raise
+        self._stage = _Stage.DIRECTORY
+        return secure_sum_pb2.ToServer(key_advertisement=advertisement)
+
+    def _make_advertisement(self) -> secure_sum_pb2.KeyAdvertisement:
         self._channel_keys, self._mask_keys = keys.KeyPair(), keys.KeyPair()
         advertisement = secure_sum_pb2.KeyAdvertisement(
             encryption_key=self._channel_keys.public, mask_key=self._mask_keys.public
@@ -129,13 +142,18 @@ class Participant:
         if self._identity is not None:
             self._identity_key = keys.IdentityKey()
             advertisement.identity_key = self._identity_key.public
-            advertisement.identity_proof = self._identity.make_proof(self._identity_key.public)
+            proof = self._identity.make_proof(self._identity_key.public)
+            if len(proof) > keys.MAX_PROOF_BYTES:
+                raise ValueError(
+                    f"identity must make proofs of at most {keys.MAX_PROOF_BYTES} bytes, got "
+                    f"{len(proof)}."
+                )
+            advertisement.identity_proof = proof
             advertisement.signature = self._identity_key.sign_advertisement(
                 self._session, advertisement
             )
         self._advertisement = advertisement
-        self._stage = _Stage.DIRECTORY
-        return secure_sum_pb2.ToServer(key_advertisement=advertisement)
+        return advertisement
 
     def answer(self, message: secure_sum_pb2.ToDevice) -> secure_sum_pb2.ToServer:
         """Answers the server's next message.
@@ -154,10 +172,10 @@ class Participant:
             self._check_order(kind, message)
             answer = _ANSWERS[self._stage](self, getattr(message, kind))
         except BaseException:
-            self._end()
+            self.forget()
             raise
         if answer.WhichOneof("message") == "revealed_shares":
-            self._end()
+            self.forget()
         return answer
 
     def _check_order(self, kind: str | None, message: secure_sum_pb2.ToDevice) -> None:
@@ -175,8 +193,8 @@ class Participant:
             error = refusals.RepeatedMessageError if is_repeated else refusals.OutOfOrderError
             raise error(f"{kind}, where this device awaits {self._stage.value}.")
 
-    def _end(self) -> None:
-        """Forgets all secrets."""
+    def forget(self) -> None:
+        """Drops all secrets, for a device that goes away; no message is answered any more."""
         self._stage = _Stage.OVER
         self._sum.wipe()
         self._channel_keys = self._mask_keys = self._identity_key = None

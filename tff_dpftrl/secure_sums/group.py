@@ -231,6 +231,8 @@ class Group:
         if not keys.is_sound(keys_.encryption_key) or not keys.is_sound(keys_.mask_key):
             raise MessageRefusedError("A public key that is no point of large order.")
         if self._is_active:
+            if len(keys_.identity_proof) > keys.MAX_PROOF_BYTES:
+                raise MessageRefusedError(f"A proof of more than {keys.MAX_PROOF_BYTES} bytes.")
             if not keys.advertisement_is_signed(self._session, keys_):
                 raise MessageRefusedError("Keys that are not signed for this session.")
             if self._verify_proof is not None and not self._verify_proof(

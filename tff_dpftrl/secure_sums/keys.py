@@ -18,6 +18,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from tff_dpftrl.secure_sums import masks, secret_sharing, secure_sum_pb2
 
 PUBLIC_KEY_BYTES = 32
+PRIVATE_KEY_BYTES = 32
+MAX_PROOF_BYTES = 4096
 SIGNATURE_BYTES = 64
 SEED_BYTES = 32
 COMMITMENT_BYTES = 32
@@ -74,7 +76,7 @@ class KeyPair:
         Raises:
           OverflowError: If the number is that of no private key.
         """
-        raw = value.to_bytes(32, "big")
+        raw = value.to_bytes(PRIVATE_KEY_BYTES, "big")
         return cls(x25519.X25519PrivateKey.from_private_bytes(raw))
 
     def as_int(self) -> int:

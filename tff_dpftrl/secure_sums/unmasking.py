@@ -9,8 +9,11 @@ right ones than needed for each of them, and whoever sent one is asked last for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from tff_dpftrl.secure_sums import keys, masks, secret_sharing
+
+_Known = TypeVar("_Known")
 
 
 class Recoverer:
@@ -22,17 +25,18 @@ class Recoverer:
         self._suspects: set[int] = set()
 
     def recover(
-        self, shares: Mapping[int, int], threshold: int, is_right: Callable[[int], bool]
-    ) -> int | None:
+        self, shares: Mapping[int, int], threshold: int, known: Callable[[int], _Known | None]
+    ) -> _Known | None:
         """A secret that passes its check.
 
         Args:
           shares: By the index of the device that held them.
           threshold: How many recover the secret.
-          is_right: Whether a number is the secret.
+          known: Makes of a number what it is wanted for; None if it is not the secret.
 
         Returns:
-          The secret; None if there are too few shares, or too many wrong ones among them.
+          What `known` makes of the secret; None if there are too few shares, or too many wrong
+          ones among them.
         """
         if len(shares) < threshold:
             return None
@@ -42,15 +46,17 @@ class Recoverer:
         if first not in self._recoveries:
             self._recoveries[first] = secret_sharing.Recovery([holder + 1 for holder in first])
         secret = self._recoveries[first].recover([shares[holder] for holder in first])
-        if is_right(secret):
-            return secret
+        result = known(secret)
+        if result is not None:
+            return result
         for chosen in (trusted, holders):
             corrected = secret_sharing.correct(
                 [holder + 1 for holder in chosen], [shares[holder] for holder in chosen], threshold
             )
-            if corrected is not None and is_right(corrected[0]):
+            result = None if corrected is None else known(corrected[0])
+            if result is not None:
                 self._suspects.update(point - 1 for point in corrected[1])
-                return corrected[0]
+                return result
         return None
 
 
@@ -78,15 +84,16 @@ class Unmasker:
           Whether the seed could be recovered.
         """
 
-        def is_right(seed: int) -> bool:
+        def known(seed: int) -> bytes | None:
             if seed >> 8 * keys.SEED_BYTES:
-                return False
-            return keys.self_mask(seed, self._session, owner)[1] == commitment
+                return None
+            mask_key, committed = keys.self_mask(seed, self._session, owner)
+            return mask_key if committed == commitment else None
 
-        seed = self._recoverer.recover(shares, threshold, is_right)
-        if seed is None:
+        mask_key = self._recoverer.recover(shares, threshold, known)
+        if mask_key is None:
             return False
-        self._sum.subtract_mask(keys.self_mask(seed, self._session, owner)[0])
+        self._sum.subtract_mask(mask_key)
         return True
 
     def remove_pair_masks(
@@ -110,13 +117,15 @@ class Unmasker:
           Whether the key could be recovered.
         """
 
-        def is_right(key: int) -> bool:
-            return not key >> 256 and keys.KeyPair.from_int(key).public == public_key
+        def known(key: int) -> keys.KeyPair | None:
+            if key >> 8 * keys.PRIVATE_KEY_BYTES:
+                return None
+            pair = keys.KeyPair.from_int(key)
+            return pair if pair.public == public_key else None
 
-        key = self._recoverer.recover(shares, threshold, is_right)
-        if key is None:
+        pair = self._recoverer.recover(shares, threshold, known)
+        if pair is None:
             return False
-        pair = keys.KeyPair.from_int(key)
         for other, others_public in others.items():
             mask_key = pair.mask_key(self._session, owner, other, others_public)
             # The device of the lower index has added the mask, the other has subtracted it.
