@@ -34,7 +34,7 @@ _BLT = blt.Blt((0.9, 0.5), (0.3, 0.2))
 _SGD = tff.learning.optimizers.build_sgdm(0.1)
 _COMMON = {"noise_multiplier": 0.5, "clients_per_round": 3, "deterministic_seed": 7}
 _CLIPPING = aggregators.AdaptiveClipping(initial_clip_norm=1.0, clipped_count_stddev=1.0)
-_ENCODING = grid.for_bits(4, 3, 16)
+_ENCODING = grid.for_bits(4, 8, 16)
 
 
 def model():
@@ -112,13 +112,23 @@ SECURE_ONLY_PROCESSES = {
     ),
 }
 SECURE_AGGREGATION = plan_pb2.SecureAggregation(
-    threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS, least_devices=2, most_devices=3
+    threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS, least_devices=2, most_devices=8
 )
 
 
 def evaluation():
     return tff.learning.algorithms.build_fed_eval(
         model(), loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR
+    )
+
+
+def secure_evaluation():
+    """The same with metrics that are summed securely."""
+    own = model()
+    return tff.learning.algorithms.build_fed_eval(
+        own,
+        metrics_aggregation_process=secure_metrics.build_evaluation_process(own),
+        loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
     )
 
 

@@ -205,9 +205,7 @@ def test_a_store_that_was_begun_with_other_plans_is_refused(task, rounds):
 
 
 def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
-    terms = dataclasses.replace(
-        small_folder.TERMS, kind="evaluation", task="watch", model_of="small", strategy=None
-    )
+    terms = small_folder.evaluation_of(small_folder.TERMS)
     folder = small_folder.folder_of(
         small_tasks.evaluation(),
         terms=terms,

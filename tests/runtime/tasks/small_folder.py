@@ -8,15 +8,23 @@ import pathlib
 import numpy as np
 
 from tests.runtime.plans import small_tasks
+from tests.secure_sums import conversations
 from tff_dpftrl.data import tokenizer, vocabulary
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.plans import device_work, plan_pb2, tensor_values
+from tff_dpftrl.runtime.plans import (
+    allowed_ops,
+    device_work,
+    plan_pb2,
+    secure_report,
+    tensor_values,
+)
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import planned_task, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
+from tff_dpftrl.secure_sums import group, parameters, vectors
 
 SCHEMA = schema_lib.MinSep(num_rounds=6, min_sep=2, max_participations=3)
 CONFIG = config_lib.TaskConfig(
@@ -49,6 +57,23 @@ TERMS = terms_lib.Terms(
     initial_weights_are_public=False,
     parameters={"clients_per_round": 3},
 )
+SECURE_TERMS = dataclasses.replace(
+    TERMS,
+    secure_aggregation=terms_lib.SecureAggregation(
+        "honest-but-curious",
+        least_group=small_tasks.SECURE_AGGREGATION.least_devices,
+        threshold=0.5,
+    ),
+)
+
+
+def evaluation_of(terms: terms_lib.Terms) -> terms_lib.Terms:
+    """Terms of a task that evaluates the model of another one."""
+    return dataclasses.replace(
+        terms, kind="evaluation", task="watch", model_of=terms.task, strategy=None
+    )
+
+
 _WORDS = vocabulary.Vocabulary(("a", "b"), "nothing")
 _BUCKETS = participation_histograms.ParticipationBuckets.for_schema(SCHEMA)
 
@@ -94,7 +119,7 @@ def folder_of(process, *, terms=TERMS, config=CONFIG, **options) -> task_folder.
 
 def device_of(task: planned_task.PlannedTask) -> device_work.DeviceWork:
     """What a device of the task runs."""
-    return device_work.load(task.served.plan_for(1), small_tasks.KEYS)
+    return device_work.load(task.served.plan_for(allowed_ops.RUNTIME_VERSION), small_tasks.KEYS)
 
 
 def report(
@@ -107,7 +132,7 @@ def report(
 ) -> wire_pb2.Report:
     """The report of a device, as it comes over the wire."""
     broadcast = tensor_values.from_bytes(model, device.broadcast)
-    buckets = planned_task.buckets_of(device.plan.participation)
+    buckets = secure_report.buckets_of(device.plan.participation)
     strides, counts = buckets.encode(stride, times)
     sent = wire_pb2.Report(
         attempt="attempt",
@@ -116,6 +141,43 @@ def report(
         times=counts,
     )
     return wire_pb2.Report.FromString(sent.SerializeToString())
+
+
+def secure_report_of(
+    device: device_work.DeviceWork,
+    model: bytes,
+    examples: list[bytes],
+    *,
+    stride: int | None = None,
+    times: int = 1,
+) -> vectors.Vector:
+    """What a device puts into a secure sum in the place of a report."""
+    broadcast = tensor_values.from_bytes(model, device.broadcast)
+    participation = secure_report.buckets_of(device.plan.participation).encode(stride, times)
+    return secure_report.vector_of(device.plan, device.run(examples, broadcast), participation)
+
+
+def run_group(
+    task: planned_task.PlannedTask, reports: list[vectors.Vector], drop_outs=None
+) -> tuple[list[int], vectors.Vector]:
+    """Sums reports by the protocol.
+
+    Args:
+      task: The task.
+      reports: Of the devices of a group.
+      drop_outs: Which of them are gone, by phase.
+
+    Returns:
+      Whose reports are in the sum, and the sum.
+    """
+    demanded, session = task.served.task.secure_sum.parameters, parameters.new_session()
+    server = group.Group(demanded, session)
+    devices = {
+        index: conversations.make_participant(demanded, session, report)
+        for index, report in enumerate(reports)
+    }
+    conversations.run(server, devices, drop_outs=drop_outs)
+    return sorted(server.survivors), server.total()
 
 
 class Rounds:
@@ -129,13 +191,24 @@ class Rounds:
 
     def run(self, reports, *, num_reports=None):
         """Sums reports and commits what the server makes of them."""
-        served = self.task.served.task
-        total = served.summation.zero()
+        summation = self.task.served.task.summation
+        total = summation.zero()
         for one in reports:
-            total = served.summation.accumulate(total, one)
-        count = len(reports) if num_reports is None else num_reports
-        result = served.server_step.apply(total, count, self.commit.model, self.commit.state)
-        return self.add(result)
+            total = summation.accumulate(total, one)
+        return self.step(total, len(reports) if num_reports is None else num_reports)
+
+    def run_groups(self, sums):
+        """Commits what the server makes of groups' sums, each with the number of its devices."""
+        summation = self.task.served.task.summation
+        total = summation.zero()
+        for vector, num_devices in sums:
+            total = summation.merge(total, summation.of_group(vector, num_devices))
+        return self.step(total, sum(num_devices for _, num_devices in sums))
+
+    def step(self, total, num_reports):
+        """Commits what the server makes of a total."""
+        step, last = self.task.served.task.server_step, self.commit
+        return self.add(step.apply(total, num_reports, last.model, last.state))
 
     def add(self, result):
         """Commits the result of a round."""

@@ -110,7 +110,10 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
         )
     layout = (
         vectors.Segment(1, COUNT_MODULUS),
-        *(vectors.Segment(shape[0], COUNT_MODULUS) for shape in buckets_of(plan).shapes),
+        *(
+            vectors.Segment(shape[0], COUNT_MODULUS)
+            for shape in buckets_of(plan.participation).shapes
+        ),
         *_update_segments(plan),
     )
     threat_model, neighbours = _THREAT_MODELS[asked.threat_model], asked.least_neighbours or None
@@ -120,10 +123,12 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
         raise PlanNotSecureError(f"The plan's secure_aggregation cannot be met: {error}") from None
 
 
-def buckets_of(plan: Plan) -> participation_histograms.ParticipationBuckets:
+def buckets_of(
+    participation: plan_pb2.Participation,
+) -> participation_histograms.ParticipationBuckets:
     """The buckets of the participation histograms that a plan declares."""
     return participation_histograms.ParticipationBuckets(
-        tuple(plan.participation.stride_edges), tuple(plan.participation.times_edges)
+        tuple(participation.stride_edges), tuple(participation.times_edges)
     )
 
 
@@ -148,7 +153,7 @@ def vector_of(
         the range of its sum.
     """
     layout = parameters_of(plan).layout
-    buckets_of(plan).check_one_hot(*participation)
+    buckets_of(plan.participation).check_one_hot(*participation)
     tensors = _tensors(plan)
     if len(update) != len(tensors):
         raise ValueError(f"update must have {len(tensors)} tensors, got {len(update)}.")

@@ -9,8 +9,6 @@ task.privacy(store.last_commit(task.population, task.name))
 from __future__ import annotations
 
 import abc
-import dataclasses
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -20,94 +18,23 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.plans import plan_pb2, server_work, signing, tensor_values
-from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.plans import (
+    plan_pb2,
+    secure_report,
+    server_work,
+    signing,
+    tensor_values,
+)
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import privacy as privacy_lib
-from tff_dpftrl.runtime.tasks import task_folder, task_state
+from tff_dpftrl.runtime.tasks import summations, task_folder, task_state
 from tff_dpftrl.runtime.tasks import terms as terms_lib
+from tff_dpftrl.secure_sums import vectors
 
 _OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
-_SUMMED = np.dtype("float64")  # What is clipped and noised, and nothing else is of it.
 _MOST_LEARNED = 2.0**20  # Times the first clip norm; sums in float64 still keep 30 bits of it.
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Of an evaluation, whose model changes every time.
-
-
-@dataclasses.dataclass
-class Total:
-    """The sum of some reports; it can be pickled.
-
-    Attributes:
-      sums: Sums of updates.
-      strides: Sum of the first participation vectors, int64.
-      times: Sum of the second.
-    """
-
-    sums: server_work.Sums
-    strides: np.ndarray
-    times: np.ndarray
-
-
-class PlanSummation(population_lib.Summation):
-    """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
-
-    def __init__(self, work: server_work.ServerWork, largest_norm: float | None = None):
-        """Takes the server's part of a task.
-
-        Args:
-          work: The server's part.
-          largest_norm: L2 norm that devices clip what is noised to; None if they do not.
-        """
-        self._work = work
-        self._largest_norm = math.inf if largest_norm is None else largest_norm
-        self._buckets = buckets_of(work.plan.participation)
-        self._too_soon = self._buckets.below(work.plan.participation.min_sep_rounds)
-
-    def zero(self) -> Total:
-        """See the base class."""
-        strides, times = (np.zeros(shape, np.int64) for shape in self._buckets.shapes)
-        return Total(self._work.zero(), strides, times)
-
-    def accumulate(self, total: Total, payload: wire_pb2.Report) -> Total:
-        """See the base class."""
-        try:
-            strides, times = (
-                np.array(values, np.int64) for values in (payload.strides, payload.times)
-            )
-            self._buckets.check_one_hot(strides, times)
-            self._check_stride(strides)
-            update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
-            self._check_norm(update)
-            total.sums = self._work.accumulate(total.sums, update)
-        except ValueError as error:  # Of another shape, not finite, no one-hot.
-            raise population_lib.UnusableReport(str(error)) from None
-        total.strides += strides
-        total.times += times
-        return total
-
-    def _check_stride(self, strides: np.ndarray) -> None:
-        """A device that keeps its timer never says so; one lie would end the task's budget."""
-        if strides[1 : 1 + self._too_soon].any():
-            raise ValueError("strides says that the device has not rested as the plan asks.")
-
-    def _check_norm(self, update: Sequence[np.ndarray]) -> None:
-        """That one device moves a sum by no more rests on all of them (`private_round.summation`).
-
-        Beside an update of 10¹⁵, the noise and what it hides are rounded to eighths.
-        """
-        flat = [array.ravel() for array in update if array.dtype == _SUMMED]
-        with np.errstate(over="ignore"):
-            norm = math.sqrt(sum(float(array @ array) for array in flat))
-        if norm > self._largest_norm:
-            raise ValueError(f"update is not clipped to the norm {self._largest_norm:g}.")
-
-    def merge(self, total: Total, other: Total) -> Total:
-        """See the base class."""
-        total.sums = self._work.merge(total.sums, other.sums)
-        total.strides += other.strides
-        total.times += other.times
-        return total
 
 
 class _PlanStep(population_lib.ServerStep):
@@ -122,7 +49,7 @@ class _PlanStep(population_lib.ServerStep):
         self._work = work
         self._terms = terms
         self._privacy = privacy
-        self._buckets = buckets_of(work.plan.participation)
+        self._buckets = secure_report.buckets_of(work.plan.participation)
 
     def first(self) -> tuple[bytes, bytes]:
         """Model and state before the first round; the noise's seed is drawn anew every time."""
@@ -130,10 +57,11 @@ class _PlanStep(population_lib.ServerStep):
         return self._model(state), self._packed(state, participation_histograms.ObservedRounds())
 
     def apply(
-        self, total: Total, num_reports: int, model: bytes, state: bytes
+        self, total: summations.Total, num_reports: int, model: bytes, state: bytes
     ) -> population_lib.StepResult:
         """See the base class."""
         del model
+        self._check_room(num_reports)
         before = task_state.TaskState.from_bytes(state, self._terms)
         tensors = self._work.state_from_bytes(before.tensors)
         observed = self._observed(before.observed, total, num_reports)
@@ -145,8 +73,18 @@ class _PlanStep(population_lib.ServerStep):
             metrics=self._shown(metrics, observed),
         )
 
+    def _check_room(self, num_reports: int) -> None:
+        """No sum is decoded of more devices than its modulus has room for."""
+        plan = self._work.plan
+        most = plan.secure_aggregation.most_devices
+        if secure_report.is_asked_for(plan) and num_reports > most:
+            raise ValueError(f"The sum is of {num_reports} devices: it has room for {most}.")
+
     def _observed(
-        self, before: participation_histograms.ObservedRounds, total: Total, num_reports: int
+        self,
+        before: participation_histograms.ObservedRounds,
+        total: summations.Total,
+        num_reports: int,
     ) -> participation_histograms.ObservedRounds:
         try:
             if total.strides.sum() != num_reports:
@@ -231,13 +169,14 @@ class PlannedTask:
         task = population_lib.Task(
             name=terms.task,
             rounds=config.rounds,
-            summation=PlanSummation(work, _largest_norm(terms)),
+            summation=_summation(work, terms),
             server_step=self._step,
             weight=config.weight,
             model_of=terms.model_of,
             num_rounds=terms.schema.num_rounds,
             pipelined=config.pipelined,
             refusal=self.refusal,
+            secure_sum=_secure_sum(folder),
         )
         self.served = served_task.ServedTask(
             task=task,
@@ -310,12 +249,23 @@ def load(
     return PlannedTask(task_folder.read(path, keys))
 
 
-def buckets_of(
-    participation: plan_pb2.Participation,
-) -> participation_histograms.ParticipationBuckets:
-    """The buckets that a plan declares."""
-    return participation_histograms.ParticipationBuckets(
-        tuple(participation.stride_edges), tuple(participation.times_edges)
+def _summation(work: server_work.ServerWork, terms: terms_lib.Terms) -> population_lib.Summation:
+    if secure_report.is_asked_for(work.plan):
+        return summations.SecureSummation(work)
+    return summations.PlanSummation(work, _largest_norm(terms))
+
+
+def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSettings | None:
+    """How the task's devices sum their reports, by their plans and the options."""
+    if not secure_report.is_asked_for(folder.server):
+        return None
+    config = folder.config
+    return population_lib.SecureSumSettings(
+        parameters=secure_report.parameters_of(folder.server),
+        most_devices=folder.server.secure_aggregation.most_devices,
+        threshold_fraction=config.secure_threshold,
+        num_neighbours=config.secure_neighbours,
+        step_timeout=config.secure_step_timeout,
     )
 
 
@@ -328,11 +278,13 @@ def _largest_norm(terms: terms_lib.Terms) -> float | None:
 
 
 def _largest_report(server: plan_pb2.ServerPlan) -> int:
-    """Size of the largest report that a device may send."""
+    """Size of the largest report that a device may send, or of the vector in its place."""
+    if secure_report.is_asked_for(server):
+        return vectors.packed_bytes(secure_report.parameters_of(server).layout)
     update = [
         np.zeros([max(size, 0) for size in tensor.shape], tensor.dtype) for tensor in server.update
     ]
-    buckets = sum(shape[0] for shape in buckets_of(server.participation).shapes)
+    buckets = sum(shape[0] for shape in secure_report.buckets_of(server.participation).shapes)
     return len(tensor_values.to_bytes(update)) + 10 * buckets + _OVERHEAD_BYTES
 
 

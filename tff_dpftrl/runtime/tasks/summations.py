@@ -1,0 +1,135 @@
+"""How a server sums the reports of a task, as its plan says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.plans import secure_report, server_work, tensor_values
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.secure_sums import vectors
+
+_SUMMED = np.dtype("float64")  # What is clipped and noised, and nothing else is of it.
+
+
+@dataclasses.dataclass
+class Total:
+    """The sum of some reports; it can be pickled.
+
+    Attributes:
+      sums: Sums of updates.
+      strides: Sum of the first participation vectors, int64.
+      times: Sum of the second.
+    """
+
+    sums: server_work.Sums
+    strides: np.ndarray
+    times: np.ndarray
+
+
+class PlanSummation(population_lib.Summation):
+    """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
+
+    def __init__(self, work: server_work.ServerWork, largest_norm: float | None = None):
+        """Takes the server's part of a task.
+
+        Args:
+          work: The server's part.
+          largest_norm: L2 norm that devices clip what is noised to; None if they do not.
+        """
+        self._work = work
+        self._largest_norm = math.inf if largest_norm is None else largest_norm
+        self._buckets = secure_report.buckets_of(work.plan.participation)
+        self._too_soon = self._buckets.below(work.plan.participation.min_sep_rounds)
+
+    def zero(self) -> Total:
+        """See the base class."""
+        strides, times = (np.zeros(shape, np.int64) for shape in self._buckets.shapes)
+        return Total(self._work.zero(), strides, times)
+
+    def accumulate(self, total: Total, payload: wire_pb2.Report) -> Total:
+        """See the base class."""
+        try:
+            strides, times = (
+                np.array(values, np.int64) for values in (payload.strides, payload.times)
+            )
+            self._buckets.check_one_hot(strides, times)
+            self._check_stride(strides)
+            update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
+            self._check_norm(update)
+            total.sums = self._work.accumulate(total.sums, update)
+        except ValueError as error:  # Of another shape, not finite, no one-hot.
+            raise population_lib.UnusableReport(str(error)) from None
+        total.strides += strides
+        total.times += times
+        return total
+
+    def _check_stride(self, strides: np.ndarray) -> None:
+        """A device that keeps its timer never says so; one lie would end the task's budget."""
+        if strides[1 : 1 + self._too_soon].any():
+            raise ValueError("strides says that the device has not rested as the plan asks.")
+
+    def _check_norm(self, update: Sequence[np.ndarray]) -> None:
+        """That one device moves a sum by no more rests on all of them (`private_round.summation`).
+
+        Beside an update of 10¹⁵, the noise and what it hides are rounded to eighths.
+        """
+        flat = [array.ravel() for array in update if array.dtype == _SUMMED]
+        with np.errstate(over="ignore"):
+            norm = math.sqrt(sum(float(array @ array) for array in flat))
+        if norm > self._largest_norm:
+            raise ValueError(f"update is not clipped to the norm {self._largest_norm:g}.")
+
+    def merge(self, total: Total, other: Total) -> Total:
+        """See the base class."""
+        total.sums = self._work.merge(total.sums, other.sums)
+        total.strides += other.strides
+        total.times += other.times
+        return total
+
+
+class SecureSummation(population_lib.Summation):
+    """Adds sums of groups, whose devices have summed their reports securely; sees no report."""
+
+    def __init__(self, work: server_work.ServerWork):
+        """Takes the server's part of a task whose plan asks for secure aggregation.
+
+        Args:
+          work: The server's part.
+        """
+        self._work = work
+        self._shapes = secure_report.buckets_of(work.plan.participation).shapes
+
+    def zero(self) -> Total:
+        """See the base class."""
+        strides, times = (np.zeros(shape, np.int64) for shape in self._shapes)
+        return Total(self._work.zero(), strides, times)
+
+    def accumulate(self, total: Total, payload: object) -> Total:
+        """Refuses: a single report is no sum of a group."""
+        del total, payload
+        raise population_lib.UnusableReport("reports of this task are summed by their devices")
+
+    def of_group(self, vector: vectors.Vector, num_devices: int) -> Total:
+        """See the base class; nothing is decoded of a sum whose count is wrong."""
+        try:
+            read = secure_report.read_total(self._work.plan, vector, num_devices)
+        except secure_report.TotalRefusedError as error:
+            raise population_lib.UnusableReport(str(error)) from None
+        return Total([tf.constant(array) for array in read.sums], read.strides, read.times)
+
+    def merge(self, total: Total, other: Total) -> Total:
+        """See the base class; the sum of what groups have summed modulo M is so, too."""
+        summed = self._work.merge(total.sums, other.sums)
+        total.sums = [
+            tensor % rule.modulus if rule.HasField("modulus") else tensor
+            for tensor, rule in zip(summed, self._work.plan.secure_sums, strict=True)
+        ]
+        total.strides += other.strides
+        total.times += other.times
+        return total
