@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.cli import main
+from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, signing_keys
+from tff_dpftrl.runtime.plans import plan_pb2
 
 
 @pytest.fixture(scope="module", name="task")
@@ -38,6 +41,7 @@ def _arguments(task, folder, *more):
         (("--certificate", "a.pem"), "--certificate and --private-key must both be given"),
         (("--no-attestation", "--attestation-keys", "a"), "exclude each other"),
         (("--round-seconds", "0"), "--round-seconds must be"),
+        (("--secure-aggregation",), "reports of 'small' would be summed in the clear. Make"),
         (("--store", "postgresql://nobody@nowhere/x"), "with --server-folder"),
         (("--plan-keys", "nothing.pub"), "There is no public key at nothing.pub"),
         (("--task", "nothing"), "There is no task in nothing"),
@@ -48,6 +52,32 @@ def test_what_is_wrong_is_named_before_anything_is_made(task, tmp_path, capsys, 
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("tff-dpftrl serve: ") and message in line
     assert not (tmp_path / "store").exists()
+
+
+@pytest.fixture(scope="module", name="secure_plans")
+def _secure_plans():
+    asked = plan_pb2.SecureAggregation()
+    asked.CopyFrom(small_tasks.SECURE_AGGREGATION)
+    asked.threat_model = plan_pb2.SecureAggregation.ACTIVE_SERVER
+    with contexts.secure_sum_simulation():
+        process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()
+        return small_folder.plans(process, secure_aggregation=asked)
+
+
+def test_devices_of_an_active_server_need_attestation(secure_plans, tmp_path, capsys):
+    stated = dataclasses.replace(
+        small_folder.SECURE_TERMS.secure_aggregation, threat_model="active-server"
+    )
+    terms = dataclasses.replace(small_folder.TERMS, secure_aggregation=stated)
+    small_folder.write_plans(tmp_path / "secure", secure_plans, terms=terms)
+    arguments = _arguments(tmp_path / "secure", tmp_path, "--secure-aggregation")
+    assert main.main([*arguments, "--no-attestation"]) == 2
+    said = capsys.readouterr().err
+    assert "summed securely, against an active server, 2 devices or more" in said
+    assert "devices of 'small' know each other by their attestation tokens" in said
+    # A port that cannot be: it would have been served.
+    assert main.main([*arguments, "--names", "localhost", "--address", "256.0.0.1:1"]) != 0
+    assert "whoever has it can make up devices" in capsys.readouterr().err
 
 
 def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):

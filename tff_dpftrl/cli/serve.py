@@ -38,6 +38,9 @@ examples:
   tff-dpftrl fleet --server-folder store/server --population keyboard --data docs --devices 300
   tff-dpftrl device --server-folder store/server --population keyboard --examples my.sqlite
 
+  # Only tasks whose devices sum their reports themselves.
+  tff-dpftrl serve --population keyboard --task tasks/nwp --store store/ --secure-aggregation
+
   # Two tasks that share the devices, in PostgreSQL, with a certificate of one's own.
   tff-dpftrl serve --population keyboard --task tasks/a tasks/b \\
       --store postgresql://user@host/name --server-folder server/ \\
@@ -77,6 +80,12 @@ def add_parser(subparsers) -> None:
         default=[],
         metavar="FILE",
         help="Public keys of those whose tasks are served. Default: the key in each task's folder.",
+    )
+    parser.add_argument(
+        "--secure-aggregation",
+        action="store_true",
+        help="Serve no task whose reports this server would see: all must be made with task new "
+        "--secure-aggregation. Such tasks use it with or without this flag: devices insist.",
     )
     listening = parser.add_argument_group("where it listens, and how it is known")
     listening.add_argument(
@@ -163,6 +172,7 @@ def run(args: argparse.Namespace) -> int:
                 f"The task {task.name!r} is for the population {task.population!r}, not "
                 f"{args.population!r}."
             )
+    _check_secure_aggregation(args, tasks, folder)
     folder.make(
         args.names or serving.Settings.names,
         certificate=args.certificate is None,
@@ -223,6 +233,35 @@ def _check(args: argparse.Namespace) -> None:
     validation.positive("--round-seconds", args.round_seconds)
     if args.population_size is not None:
         validation.positive("--population-size", args.population_size)
+
+
+def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
+    """Refuses tasks in the clear, if told to, and those that devices could take no part in."""
+    from tff_dpftrl.runtime.tasks import summation_sentences
+
+    stated = {task.name: task.folder.terms.secure_aggregation for task in tasks}
+    clear = [name for name, secure in stated.items() if secure is None]
+    if args.secure_aggregation and clear:
+        raise ValueError(
+            f"--secure-aggregation: reports of {', '.join(map(repr, clear))} would be summed in "
+            "the clear. Make the task anew, by task new --secure-aggregation honest-but-curious "
+            "--secagg-bits 20 and its other options, or leave out the flag."
+        )
+    for name, secure in stated.items():
+        _say(f"{name}: {summation_sentences.in_short(secure)}")
+        if secure is None or secure.threat_model != "active-server":
+            continue
+        if args.no_attestation:
+            raise ValueError(
+                f"--no-attestation: devices of {name!r} know each other by their attestation "
+                "tokens, as its server may be active. Leave it out."
+            )
+        if not args.attestation_keys:
+            _say(
+                f"{name}: the issuer of attestation tokens is in {folder.path}: whoever has it can "
+                "make up devices, and an active server would see reports. Name the key of another "
+                "issuer by --attestation-keys."
+            )
 
 
 def _attestation(args: argparse.Namespace, folder):

@@ -22,7 +22,7 @@ from tff_dpftrl.runs import checkpoint, curves
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
-from tff_dpftrl.runtime.tasks import privacy, task_folder, task_state
+from tff_dpftrl.runtime.tasks import privacy, summation_sentences, task_folder, task_state
 from tff_dpftrl.training import corpus, released_model, text_task, trained_model
 from tff_dpftrl.training import report as training_report
 
@@ -164,6 +164,7 @@ def write(
         title = f"{terms.task}: evaluation of {terms.model_of} on devices"
         curves.write(output / "curves.png", shown, title=title, baselines={})
         summary = f"{len(rows)} rounds evaluated {terms.model_of}. {_last(shown)}"
+        summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
         return TaskReport(rows, None, None, summary)
     accounting = privacy.TaskPrivacy(terms)
     statement = accounting.statement(
@@ -193,6 +194,7 @@ def write(
         f"{commit.rounds_done} of {terms.schema.num_rounds} rounds are committed. {progress}",
         _last(shown),
         _participation(state, terms.schema),
+        summation_sentences.in_short(terms.secure_aggregation),
         privacy_line(statement),
         *statement.headline_caveats,
     ]

@@ -23,6 +23,11 @@ NOBODY_CHECKS = (
     "proven of such a sum."
 )
 
+_SERVERS = {
+    "honest-but-curious": "a server that is honest but curious",
+    "active-server": "an active server",
+}
+
 
 def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
     """From whom reports are hidden, under what conditions, and what is not hidden."""
@@ -39,6 +44,16 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
     else:
         against = _curious_with_neighbours(secure.neighbours, secure.corrupt_fraction)
     return f"{kept} {against} {NOT_HIDDEN}"
+
+
+def in_short(secure: terms_lib.SecureAggregation | None) -> str:
+    """The same in a few words, for whoever knows what they mean."""
+    if secure is None:
+        return "Reports are summed by the server in the clear."
+    return (
+        f"Reports are summed securely, against {_SERVERS[secure.threat_model]}, "
+        f"{secure.least_group} devices or more in a group's sum."
+    )
 
 
 def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:
