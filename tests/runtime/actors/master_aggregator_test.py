@@ -15,8 +15,8 @@ ROLE = roles.MasterAggregatorRole("leader", 2, COMMIT, b"model 5", frozenset({"s
 class Attempt:
     """A Master Aggregator and what it did last."""
 
-    def __init__(self):
-        self.actor = master_aggregator.MasterAggregator("attempt", "keeper", TASK, ROLE)
+    def __init__(self, task=TASK):
+        self.actor = master_aggregator.MasterAggregator("attempt", "keeper", task, ROLE)
         self.effects = self.actor.start(0.0)
         self.timers = []
 
@@ -183,6 +183,58 @@ def test_all_aggregators_lost_is_an_end():
     made = reporting().tell(messages.Lost("attempt/aggregator/0"))
     (told,) = made.tell(messages.Lost("attempt/aggregator/1")).sent("leader")
     assert told.reason == "all Aggregators are lost"
+
+
+SECURE_TASK = simulation.secure_population().task("training")  # Goal 5, least 2, groups of 2.
+
+
+def secure_reporting():
+    made = Attempt(SECURE_TASK).tell(forwarded("s0", "a", "b", "c")).tell(forwarded("s1", *"defg"))
+    assert [len(effect.role.devices) for effect in made.spawned()] == [4, 3]
+    return made
+
+
+def test_too_few_devices_for_a_secure_sum_do_not_begin():
+    rounds = dataclasses.replace(SECURE_TASK.rounds, goal_count=2)
+    made = Attempt(dataclasses.replace(SECURE_TASK, rounds=rounds))
+    made.tell(forwarded("s0", "a")).tell(forwarded("s1"))
+    (told,) = made.sent("leader")
+    assert told.reason == "too few devices for the groups of a secure sum"
+    assert made.sent("a")[0].reason == "the round was abandoned"
+
+
+def test_the_goal_does_not_close_a_group_that_would_be_lost():
+    made = secure_reporting().tell(counted(0, 4, 0)).tell(counted(1, 1, 2))
+    assert not made.sent("attempt/aggregator/0")
+    made.tell(counted(1, 2, 1))
+    assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
+    (timer,) = [one for one in made.effects if isinstance(one, actor.After)]
+    assert timer.seconds == SECURE_TASK.longest_closing > SECURE_TASK.rounds.exchange_timeout
+
+
+def test_who_was_there_and_left_counts_no_more():
+    made = secure_reporting().tell(counted(0, 3, 1)).tell(counted(0, 2, 1))
+    made.tell(counted(0, 3, 1)).tell(counted(1, 2, 1))
+    assert not made.sent("attempt/aggregator/0")
+    made.tell(counted(0, 3, 0))
+    assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
+
+
+def test_a_lost_group_leaves_the_sum_to_the_others():
+    made = secure_reporting().tell(counted(0, 3, 1)).tell(counted(1, 2, 1))
+    lost = {"reports": 0, "lost_groups": 1, "group lost": 3}
+    made.tell(messages.PartialSum("attempt/aggregator/0", None, lost))
+    (commit,) = made.tell(part(1, "b", "d")).sent("keeper")
+    assert toy_task.Noised.parse(commit.model.decode()).devices == ("b", "d")
+    assert commit.metrics["devices/lost_groups"] == 1
+
+
+def test_no_sum_is_decoded_of_more_devices_than_its_moduli_have_room_for():
+    made = secure_reporting().tell(counted(0, 3, 1)).tell(counted(1, 2, 1))
+    made.tell(part(0, "a", "c", "e", "g", reports=7))
+    (told,) = made.tell(part(1, "b", "d")).sent("leader")
+    assert told.reason == "more devices in the sum than its moduli have room for"
+    assert not made.sent("keeper")
 
 
 @pytest.mark.parametrize("phase", [Attempt, reporting, committing])

@@ -5,6 +5,7 @@ import pytest
 
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.schedules import simulation
+from tff_dpftrl.secure_sums import parameters, vectors
 
 SERVED = simulation.small_population()
 SIZES = population.RoundSettings(goal_count=100)
@@ -49,6 +50,53 @@ def test_senseless_populations_are_refused_by_name():
             dataclasses.replace(SERVED, **{argument: 1.5 * SERVED.heartbeat_seconds})
     with pytest.raises(ValueError, match="weight"):
         dataclasses.replace(training, weight=0.0)
+
+
+def secure(least_devices=10, most_devices=130, num_neighbours=None, per_group=65, **changes):
+    demanded = parameters.Parameters(
+        (vectors.Segment(1, 2**32),),
+        changes.pop("threat_model", parameters.ThreatModel.HONEST_BUT_CURIOUS),
+        least_devices,
+        num_neighbours,
+    )
+    settings = population.SecureSumSettings(
+        demanded, most_devices, num_neighbours=num_neighbours, **changes
+    )
+    rounds = dataclasses.replace(SIZES, devices_per_aggregator=per_group)
+    return dataclasses.replace(SERVED.task("training"), rounds=rounds, secure_sum=settings)
+
+
+def test_a_secure_sum_has_time_for_all_its_steps():
+    plain = dataclasses.replace(SERVED.task("training"), rounds=SIZES)
+    assert (plain.longest, plain.longest_closing) == (SIZES.longest, SIZES.exchange_timeout)
+    for model, steps in (("honest-but-curious", 3), ("active-server", 4)):
+        task = secure(step_timeout=7.0, threat_model=parameters.ThreatModel(model))
+        assert task.secure_sum.num_steps == steps
+        assert task.longest == plain.longest + 7.0 * (steps + 1)
+        assert task.longest_closing == plain.longest_closing + 7.0 * (steps + 1)
+
+
+def test_devices_are_divided_into_groups_that_can_lose_some():
+    assert [secure(40).num_groups(n) for n in (130, 104, 100, 40, 39)] == [2, 2, 1, 1, 0]
+    assert secure(10, per_group=20).num_groups(130) == 7
+    assert secure(60, per_group=65).num_groups(130) == 1
+    # With neighbours a group is never larger than what was proven of it.
+    sparse = secure(40, num_neighbours=20)
+    assert [sparse.num_groups(n) for n in (130, 80, 79, 65, 40, 39)] == [2, 2, 0, 1, 1, 0]
+    assert SERVED.task("training").num_groups(5) == 3
+
+
+def test_rounds_that_fit_no_secure_sum_are_refused():
+    with pytest.raises(ValueError, match="choose 130 devices, and .* no .* fewer than 131"):
+        secure(least_devices=131, most_devices=200)
+    with pytest.raises(ValueError, match="choose 130 devices, and its moduli have room for 129"):
+        secure(most_devices=129)
+    with pytest.raises(ValueError, match="most_devices"):
+        secure(least_devices=10, most_devices=9)
+    with pytest.raises(ValueError, match="step_timeout"):
+        secure(step_timeout=0.0)
+    with pytest.raises(TypeError, match="NameSum sums no vectors"):
+        SERVED.task("training").summation.of_group([], 1)
 
 
 if __name__ == "__main__":

@@ -108,9 +108,12 @@ class MasterAggregator(actor.Actor):
 
     def _configure(self) -> None:
         devices = tuple(self._devices)
-        groups = self._task.num_groups(len(devices))
-        if len(devices) < self._rounds.least or not groups:
+        if len(devices) < self._rounds.least:
             self._abandon(self._phase.value)
+            return
+        groups = self._task.num_groups(len(devices))
+        if not groups:
+            self._abandon("too few devices for the groups of a secure sum")
             return
         self._phase = _Phase.REPORTING
         commit = self._role.commit

@@ -270,21 +270,23 @@ class Task:
 
         A group that is summed securely is lost with too many of its devices: where groups of
         `devices_per_aggregator` would hold fewer than the least sum and, on top of it, as many
-        as are chosen in vain (`over_selection`), there are fewer groups, which are larger.
+        as are chosen in vain (`over_selection`), there are fewer groups, which are larger. Not
+        with `num_neighbours`: what is proven of such groups is proven up to this size.
 
         Args:
           num_devices: How many there are.
 
         Returns:
-          The number of groups; 0 if there are too few devices for any.
+          The number of groups; 0 if there are too few devices for them.
         """
         groups = math.ceil(num_devices / self.rounds.devices_per_aggregator)
         if self.secure_sum is None:
             return groups
         least = self.secure_sum.parameters.least_devices
-        if num_devices < least:
-            return 0
-        return max(1, min(groups, int(num_devices // (least * self.rounds.over_selection))))
+        if self.secure_sum.num_neighbours is None:
+            roomy = int(num_devices // (least * self.rounds.over_selection))
+            groups = max(1, min(groups, roomy))
+        return groups if num_devices >= groups * least else 0
 
     def is_over(self, commit: interface.Commit) -> bool:
         """Whether no further round may begin after a commit."""
