@@ -147,10 +147,13 @@ class SecureUpload:
           The server's answer.
 
         Raises:
-          session.StepFailed: If the server asks for what the protocol refuses, or sends
-            something else.
+          session.StepFailed: If the update is out of the range of its sums, or the server asks
+            for what the protocol refuses, or sends something else.
         """
-        vector = secure_report.vector_of(self._plan, update, participation)
+        try:
+            vector = secure_report.vector_of(self._plan, update, participation)
+        except ValueError as error:
+            raise session.StepFailed(f"The update cannot be summed securely: {error}") from None
         participant = participant_lib.Participant(
             self._parameters, self._session, vector, identity=self._identity
         )
