@@ -157,7 +157,8 @@ def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
     assert row["num_reports"] == 3
 
 
-def test_devices_leave_a_group_with_one_that_their_issuers_do_not_know(tmp_path):
+def test_devices_believe_their_own_issuers_only(tmp_path):
+    # The server believes issuers that the devices do not know.
     store = memory.MemoryStore()
     with server_thread.running(lambda: _serve(tmp_path, _plan("active-server"), store)) as address:
         connection = server_connection.ServerConnection(
@@ -168,6 +169,27 @@ def test_devices_leave_a_group_with_one_that_their_issuers_do_not_know(tmp_path)
         connection.close()
     assert any("UnprovenIdentityError" in result.reason for result in results), results
     assert not store.history("tests", "plain")
+
+
+def test_a_proof_for_another_key_is_refused_alone(tmp_path, monkeypatch):
+    store = memory.MemoryStore()
+    with server_thread.running(lambda: _serve(tmp_path, _plan("active-server"), store)) as address:
+        connection = server_connection.ServerConnection(
+            address, (tmp_path / "server.pem").read_bytes()
+        )
+        made_up, *others = (_device(connection, [i]) for i in (1, 2, 3))
+        token, used = made_up.attester.token, []
+
+        def replayed(nonce):
+            used.append(token(nonce))
+            return used[0]  # That of the check-in.
+
+        monkeypatch.setattr(made_up.attester, "token", replayed)
+        results = _run(connection, [made_up, *others])
+        connection.close()
+    reasons = sorted(result.reason for result in results)
+    unproven = "unusable: An identity key not proven to be a genuine device's."
+    assert reasons == ["group lost", "group lost", unproven]  # Two are too few.
 
 
 # A server that lies.

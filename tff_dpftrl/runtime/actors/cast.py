@@ -36,6 +36,7 @@ class Cast:
         selectors: tuple[str, ...],
         pace: selector.Pace,
         keeper_address: str = "keeper",
+        verify_identity: secure_aggregator.VerifyIdentity | None = None,
     ):
         """Names the parts.
 
@@ -45,7 +46,10 @@ class Cast:
             connect to.
           pace: When devices are to check in again.
           keeper_address: Address of the keeper of its store.
+          verify_identity: Who is a genuine device in a secure sum that does not trust the
+            server; anybody whom the other devices believe if None.
         """
+        self._verify_identity = verify_identity
         self.served = served
         self.selectors = selectors
         self.keeper_address = keeper_address
@@ -101,6 +105,6 @@ class Cast:
                 if task.secure_sum is None:
                     return aggregator.Aggregator(address, task, role, randomness, self.pace)
                 return secure_aggregator.SecureAggregator(
-                    address, task, role, randomness, self.pace
+                    address, task, role, randomness, self.pace, self._verify_identity
                 )
         raise TypeError(f"There is no actor for the role {role!r}.")

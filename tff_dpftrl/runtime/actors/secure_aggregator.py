@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import random
 from collections.abc import Callable
 from typing import TypeAlias
@@ -15,26 +16,9 @@ from tff_dpftrl.secure_sums import parameters, secure_sum_pb2
 
 _TOO_OLD = "nobody wants the sum any more"
 
-MakeGroup: TypeAlias = Callable[[population.SecureSumSettings], tuple[bytes, group_lib.Group]]
-"""Makes a group, and the session that names its sum."""
-
-
-def make_group(settings: population.SecureSumSettings) -> tuple[bytes, group_lib.Group]:
-    """A new group in a session of its own, from the operating system.
-
-    Args:
-      settings: Of the task.
-
-    Returns:
-      The session, and the group.
-    """
-    session = parameters.new_session()
-    return session, group_lib.Group(
-        settings.parameters,
-        session,
-        threshold_fraction=settings.threshold_fraction,
-        num_neighbours=settings.num_neighbours,
-    )
+VerifyIdentity: TypeAlias = Callable[[bytes, bytes, bytes], bool]
+"""Given the session of a sum, a device's identity key and its proof, whether a genuine device has
+made the key. Called from any thread."""
 
 
 class SecureAggregator(actor.Actor):
@@ -54,7 +38,7 @@ class SecureAggregator(actor.Actor):
         role: roles.AggregatorRole,
         randomness: random.Random,
         pace: selector.Pace,
-        new_group: MakeGroup = make_group,
+        verify_identity: VerifyIdentity | None = None,
     ):
         """See `cast.Cast.build`."""
         super().__init__(address)
@@ -63,7 +47,14 @@ class SecureAggregator(actor.Actor):
         self._role = role
         self._random = randomness
         self._pace = pace
-        self._session, self._group = new_group(task.secure_sum)
+        self._session = parameters.new_session()
+        self._group: group_lib.Group | None = group_lib.Group(
+            self._settings.parameters,
+            self._session,
+            threshold_fraction=self._settings.threshold_fraction,
+            num_neighbours=self._settings.num_neighbours,
+            verify_proof=verify_identity and functools.partial(verify_identity, self._session),
+        )
         self._is_over = False
         self._is_lost = False
         self._devices = frozenset(role.devices)

@@ -52,9 +52,7 @@ class AttestedIdentity(participant_lib.Identity):
         )
 
     def _nonce(self, identity_key: bytes) -> bytes:
-        return attestation.bound_nonce(
-            self._session, "secure sum", self._population, identity_key.hex()
-        )
+        return session_stream.identity_nonce(self._session, self._population, identity_key)
 
     def make_proof(self, identity_key: bytes) -> bytes:
         """A token for this device's key.

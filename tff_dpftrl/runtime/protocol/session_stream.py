@@ -81,3 +81,17 @@ def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes
       The nonce, `attestation.NONCE_BYTES` bytes.
     """
     return attestation.bound_nonce(challenge, server_name, population)
+
+
+def identity_nonce(session: bytes, population: str, identity_key: bytes) -> bytes:
+    """What a device's token is bound to by which others know its key in a secure sum.
+
+    Args:
+      session: The session of the sum.
+      population: What the device takes part in.
+      identity_key: Its raw public key, of this session alone.
+
+    Returns:
+      The nonce, `attestation.NONCE_BYTES` bytes.
+    """
+    return attestation.bound_nonce(session, "secure sum", population, identity_key.hex())

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,19 @@ _LOOK_SECONDS = 0.5  # Between two looks at a lease that somebody else holds.
 
 class ServerError(RuntimeError):
     """The server cannot start; the message is one line and says what to do."""
+
+
+class _OneAtATime(attestation_lib.Attestation):
+    """Asked by the event loop for check-ins, and by Aggregators' threads for secure sums."""
+
+    def __init__(self, attestation: attestation_lib.Attestation):
+        self._attestation = attestation
+        self._lock = threading.Lock()
+
+    def verify(self, token: bytes, nonce: bytes) -> attestation_lib.Verdict:
+        """See the base class."""
+        with self._lock:
+            return self._attestation.verify(token, nonce)
 
 
 class Server:
@@ -93,7 +107,7 @@ class Server:
         self._tasks = dict(tasks)
         self._store = store
         self._identity = tls.load(certificate, key)
-        self._attestation = attestation
+        self._attestation = None if attestation is None else _OneAtATime(attestation)
         self._pace = pace
         self._observer = observer_lib.Observer() if observer is None else observer
         self._wanted_address = address
@@ -123,7 +137,12 @@ class Server:
           ServerError: If another server leads the population, the store cannot be used or has
             other tasks, or the address cannot be bound.
         """
-        actors = cast.Cast(self._population, selectors=(_SELECTOR,), pace=self._pace)
+        actors = cast.Cast(
+            self._population,
+            selectors=(_SELECTOR,),
+            pace=self._pace,
+            verify_identity=None if self._attestation is None else self._verify_identity,
+        )
         self._first = asyncio.get_running_loop().create_future()
         self._engine = engine_lib.Engine(
             actors,
@@ -171,6 +190,11 @@ class Server:
         if self._grpc is not None:
             await self._grpc.stop(1.0)
         self._service = self._engine = self._grpc = None
+
+    def _verify_identity(self, session: bytes, identity_key: bytes, proof: bytes) -> bool:
+        """Who would be refused by its group, which would be lost with it, is refused alone."""
+        nonce = session_stream.identity_nonce(session, self._population.name, identity_key)
+        return self._attestation.verify(proof, nonce) is attestation_lib.Verdict.GENUINE
 
     def _hear(self, now: float, event: Any) -> None:
         if self._first is not None and not self._first.done():
