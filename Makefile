@@ -8,12 +8,13 @@ READY := $(VENV)/.ready
 RESULTS ?= results/quickstart
 PRETRAINED ?= results/pretrained
 TRAIN_FLAGS ?=
-DEMO ?= results/serve-demo
+DEMO ?= results/serve-demo$(if $(SECURE),-secure)
 
 .PHONY: help train serve-demo test test-slow test-distributed lint format notebooks bazel-test lock clean
 help:
 	@echo "make train      pretrain on public text, then train a private next-word model (results/quickstart)"
 	@echo "make serve-demo train on 300 simulated devices over the network protocol (results/serve-demo)"
+	@echo "                with SECURE=1, they show the server sums of groups, and no report"
 	@echo "make test       run the default test suite, two files at a time (TEST_WORKERS=2)"
 	@echo "make test-slow  run the tests that are left out of it for their length"
 	@echo "make test-distributed  add Ray to .venv, and run the tests that need it"
@@ -44,7 +45,7 @@ train: $(READY)
 	fi
 
 serve-demo: $(READY)
-	experiments/serve_demo.sh $(BIN)/tff-dpftrl $(PRETRAINED) $(DEMO)
+	experiments/serve_demo.sh $(BIN)/tff-dpftrl $(PRETRAINED) $(DEMO) $(if $(SECURE),secure)
 
 # Each worker takes up to 3 GB of memory; a file's tests share theirs.
 TEST_WORKERS ?= 2

@@ -1,12 +1,20 @@
 #!/usr/bin/env bash
 # A population on one machine, from a config to a report: `make serve-demo` runs it.
 #
-#   experiments/serve_demo.sh COMMAND PRETRAINED FOLDER
+#   experiments/serve_demo.sh COMMAND PRETRAINED FOLDER [secure]
 #
 # COMMAND is tff-dpftrl, PRETRAINED a folder of `tff-dpftrl pretrain`, which is made if it is
 # missing, and FOLDER where tasks, store and report go. Run again, it goes on where it was.
+# With `secure`, devices sum their reports themselves, in two groups a round, and one in ten of
+# them drops out (SECURE=1 of make).
 set -euo pipefail
 command=$1 pretrained=$2 folder=$3
+made=() served=() devices=()
+if [ "${4:-}" = secure ]; then
+  made=(--secure-aggregation honest-but-curious --secagg-bits 20 --devices-per-aggregator 33)
+  served=(--secure-aggregation)
+  devices=(--drop-outs 0.1)
+fi
 task=$folder/tasks/nwp store=$folder/store
 server='' fleet=''
 
@@ -22,10 +30,12 @@ trap 'exit 130' INT TERM
 [ -e "$pretrained/model.npz" ] ||
   "$command" pretrain --config configs/quickstart.toml --output "$pretrained"
 [ -e "$task" ] ||
-  "$command" task new --config configs/next_word.toml --initial-weights "$pretrained" --output "$task"
+  "$command" task new --config configs/next_word.toml --initial-weights "$pretrained" --output "$task" \
+    "${made[@]}"
 
 touch "$folder/starting" # Older files are of a server that was killed, or of one that still runs.
-"$command" serve --population keyboard --task "$task" --store "$store" --round-seconds 5 --until-done &
+"$command" serve --population keyboard --task "$task" --store "$store" --round-seconds 5 --until-done \
+  "${served[@]}" &
 server=$!
 until [ "$store/server/endpoint.json" -nt "$folder/starting" ]; do
   kill -0 "$server" 2>/dev/null || { wait "$server" && status=0 || status=$?; server=''; exit "$status"; }
@@ -34,7 +44,7 @@ done
 
 # Ctrl-C is for this script, which ends the fleet itself.
 "$command" fleet --server-folder "$store/server" --population keyboard --data docs --devices 300 \
-  --straggler-seconds 3 &
+  --straggler-seconds 3 "${devices[@]}" &
 fleet=$!
 wait "$server" && status=0 || status=$?
 server=''

@@ -18,6 +18,7 @@ from tff_dpftrl.training import options as options_lib
 
 # Stands for tff-dpftrl: a server that is slow to say where it is, a fleet that looks there.
 _COMMAND = """#!/usr/bin/env bash
+echo "$@" >> "$ENDPOINT.called"
 case $1 in
 serve) sleep 0.5; echo new > "$ENDPOINT"; sleep 0.5 ;;
 fleet) echo "fleet finds $(cat "$ENDPOINT")" ;;
@@ -255,17 +256,18 @@ def test_a_sweep_is_kept_when_it_is_finished(tmp_path, monkeypatch):
         collect.collect(sweep, "toy")
 
 
-def test_devices_of_the_demo_do_not_look_for_a_server_that_was_killed(tmp_path):
+@pytest.mark.parametrize("secure", [(), ("secure",)])
+def test_devices_of_the_demo_do_not_look_for_a_server_that_was_killed(tmp_path, secure):
     command, pretrained = tmp_path / "command", tmp_path / "pretrained"
     command.write_text(_COMMAND)
     command.chmod(0o755)
     endpoint = tmp_path / "demo" / "store" / "server" / "endpoint.json"
-    for path in (endpoint, pretrained / "model.npz", tmp_path / "demo" / "tasks" / "nwp"):
+    for path in (endpoint, pretrained / "model.npz"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("old\n")
     read = os.stat(endpoint).st_ino
     done = subprocess.run(
-        [_FOLDER / "serve_demo.sh", command, pretrained, tmp_path / "demo"],
+        [_FOLDER / "serve_demo.sh", command, pretrained, tmp_path / "demo", *secure],
         env=os.environ | {"ENDPOINT": str(endpoint)},
         capture_output=True,
         text=True,
@@ -274,6 +276,10 @@ def test_devices_of_the_demo_do_not_look_for_a_server_that_was_killed(tmp_path):
     assert done.stdout == "fleet finds new\n"
     # One that still runs is found by others all the while: its file is not removed.
     assert os.stat(endpoint).st_ino == read
+    called = (endpoint.parent / "endpoint.json.called").read_text()
+    assert called.startswith("task new --config configs/next_word.toml")
+    assert called.count("--secure-aggregation") == 2 * len(secure)  # Of task new and of serve.
+    assert ("--drop-outs 0.1" in called) == bool(secure)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,7 @@ def test_all_reasons_are_told_at_once(plans, monkeypatch):
     wanted = ("does not fall: 1 in", "norm is between", "takes 61 seconds", "takes 600000000 bytes")
     assert len(reasons) == 4
     for reason, part in zip(reasons, wanted, strict=True):
-        assert reason.startswith("On version 1: ") and part in reason
+        assert reason.startswith("On version 2: ") and part in reason
 
 
 @pytest.mark.usefixtures("costs_little")
