@@ -37,6 +37,7 @@ def test_the_environment_decides():
     assert _run(program, TF_NUM_INTRAOP_THREADS="3").stdout == "0\n"  # Not set by us.
 
 
+@pytest.mark.slow
 def test_too_late_is_an_error_unless_nothing_would_change():
     completed = _run("tf.zeros([]); execution.limit_operation_threads(100)")
     assert "call limit_operation_threads at the start of the program" in completed.stderr

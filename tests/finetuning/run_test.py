@@ -310,6 +310,7 @@ def test_half_a_run_is_charged_as_a_whole_one(toy, tmp_path, monkeypatch):
     assert "tff-dpftrl finetune --resume" in reported.summary
 
 
+@pytest.mark.slow
 def test_the_choice_is_made_and_said(toy, tmp_path):
     config = toy_finetuning.config(
         toy,
@@ -372,6 +373,7 @@ def test_public_text_must_not_be_the_protected_one(toy, tmp_path):
         _finetune(config, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_passes_are_stated_without_clients(toy, tmp_path):
     config = toy_finetuning.config(toy, **_KINDS["passes"] | {"deterministic_noise_seed": None})
     statement = _finetune(config, tmp_path / "run").statement
@@ -389,6 +391,7 @@ def test_a_model_that_got_worse_is_said_to_be(toy, tmp_path):
         assert "worse than the one it began with" in results.summary
 
 
+@pytest.mark.slow
 def test_no_noise_is_no_guarantee(toy, tmp_path):
     config = toy_finetuning.config(toy, noise_multiplier=0.0, deterministic_noise_seed=None)
     statement = _finetune(config, tmp_path / "run").statement
@@ -405,6 +408,7 @@ def test_training_lowers_the_loss_where_there_is_little_noise(toy, tmp_path):
     assert losses[-1] < losses[0] - 0.3 and all(map(math.isfinite, losses))
 
 
+@pytest.mark.slow
 def test_other_data_or_a_training_run_is_refused(toy, tmp_path):
     data = tmp_path / "users.jsonl"
     data.write_text((toy / "users.jsonl").read_text())

@@ -178,7 +178,7 @@ def test_clipped_denominator_without_clipping_is_tff_weighted_fed_avg():
         np.testing.assert_allclose(mine, reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
+@pytest.mark.parametrize("build", [_fed_avg, pytest.param(_fed_sgd, marks=pytest.mark.slow)])
 def test_functional_and_variable_models_agree(build):
     clip = clipping.PerLayerClipping(0.3)
     processes = [build(clipping=clip, model_fn=m) for m in (_model_fn, _functional_model())]
@@ -191,7 +191,7 @@ def test_functional_and_variable_models_agree(build):
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("build", [_fed_avg, _fed_sgd])
+@pytest.mark.parametrize("build", [_fed_avg, pytest.param(_fed_sgd, marks=pytest.mark.slow)])
 def test_nobody_shows_up(build):
     quiet = build()
     state = quiet.initialize()

@@ -64,9 +64,8 @@ _MODELS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["subclass", *(pytest.param(n, marks=pytest.mark.slow) for n in list(_MODELS)[:-1])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _MODELS)
 def test_scores_and_gradients_are_those_of_the_keras_model(name):
     theirs = _MODELS[name]()
     ours = keras_model.read(theirs, **_SIZES)

@@ -171,6 +171,7 @@ def test_unknown_recipe_is_refused():
         noise_stream.build_kernel("tree")
 
 
+@pytest.mark.slow
 def test_draws_a_round_of_a_reduced_tree_needs():
     # The cost of keeping nothing: between one and two draws a level.
     draws = []

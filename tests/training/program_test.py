@@ -132,6 +132,7 @@ def test_the_program_equals_a_plain_loop_and_releases_weights_only(process, tmp_
     assert (observed.num_rounds, observed.min_sep, observed.max_participations) == (4, None, 1)
 
 
+@pytest.mark.slow
 def test_the_program_runs_a_compiled_process(process, tmp_path):
     compiled = compiled_process.compile_process(process)
     released, _ = _train(compiled, tmp_path)

@@ -130,6 +130,7 @@ def test_a_run_under_way_and_one_without_a_round_are_not_reported(corpus, tmp_pa
         report.report(output)
 
 
+@pytest.mark.slow
 def test_a_crash_before_the_first_round_leaves_a_folder_that_can_be_used(
     corpus, tmp_path, monkeypatch
 ):

@@ -271,6 +271,7 @@ def test_a_run_stops_before_its_budget_is_exceeded_and_says_so(corpus, tmp_path)
         run.train(toy_run.config(corpus, **options, max_epsilon=spent[0] / 2), tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_a_run_stops_at_the_accuracy_asked_for_and_keeps_the_best_model(corpus, tmp_path):
     options = {"eval_every": 2, "noise_multiplier": 0.0, "clip_norm": 10.0}
     results = run.train(toy_run.config(corpus, **options, stop_at_accuracy=1e-9), tmp_path / "run")
@@ -316,6 +317,7 @@ def test_secure_aggregation_charges_the_inflated_norm(corpus, tmp_path):
     assert parameters["secagg_upload_bytes_per_client"] > 0
 
 
+@pytest.mark.slow
 def test_a_strategy_from_a_file_is_used_and_named(corpus, tmp_path):
     strategy = tree.Tree(2)
     serialization.save(tmp_path / "strategy.json", strategy)
