@@ -12,6 +12,7 @@ from tests.runtime.fleet import text_service
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import session
 from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
+from tff_dpftrl.runtime.plans import plan_pb2
 
 _PERFECT = behaviour.Rates(drop_outs=0.0, stragglers=0.0)
 
@@ -22,6 +23,7 @@ def _server(folder, address):
         (folder / "server.pem").read_bytes(),
         (signing_keys.raw(signing_keys.load_public(folder / "plans.pem.pub")),),
         signing_keys.load_private(folder / "issuer.pem").private_bytes_raw(),
+        issuers=(signing_keys.raw(signing_keys.load_public(folder / "issuer.pem.pub")),),
     )
 
 
@@ -81,16 +83,47 @@ def test_faults_and_attacks_cost_reports_and_no_round(tmp_path):
     assert table[1][0] == "-v[]+^ " and table[1][3] == "75%"
 
 
+_HONEST, _ACTIVE = (
+    plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
+    plan_pb2.SecureAggregation.ACTIVE_SERVER,
+)
+
+
+@pytest.mark.parametrize("threat_model", [_HONEST, pytest.param(_ACTIVE, marks=pytest.mark.slow)])
+def test_secure_sums_go_on_whatever_devices_do(tmp_path, threat_model):
+    served = text_service.Served(tmp_path, threat_model=threat_model)
+    rates = behaviour.Rates(drop_outs=0.3, stragglers=0.3, straggler_s=0.4, malicious=0.2)
+    with served.running() as address:
+        counts, ends = _run(_fleet(tmp_path, address, rates=rates, num_devices=30), rounds=6)
+    history = served.store.history(text_service.POPULATION, "letters")
+    assert len(history) >= 6
+    assert all(3 <= row["reports"] <= 9 and row["letters"] > 0 for row in history)
+    assert all(row["devices/summed_groups"] == 1 for row in history)
+    went_away = " ".join(end.reason for end in ends if end.outcome is session.Outcome.INTERRUPTED)
+    assert "went away before its" in went_away
+    assert counts.shapes["-v[]+!"] and counts.shapes["-v[]+^"]
+
+
 _QUICK = (behaviour.Attack.NAN, behaviour.Attack.TOKEN)
 
 
+_REASONS = {  # In the clear, and where reports are summed securely.
+    behaviour.Attack.NAN: ("unusable: not finite", "unusable: A public key"),
+    behaviour.Attack.SHAPE: ("unusable", "unusable: No masked vector"),
+    behaviour.Attack.GARBAGE: ("unusable: content cannot be read", "unusable: the message cannot"),
+    behaviour.Attack.ATTEMPT: ("attempt", "in the clear"),
+    behaviour.Attack.TOKEN: ("token for another nonce", "token for another nonce"),
+}
+
+
+@pytest.mark.parametrize("is_secure", [False, True], ids=["in the clear", "secure"])
 @pytest.mark.parametrize(
     "attack",
     [pytest.param(a, marks=[] if a in _QUICK else [pytest.mark.slow]) for a in behaviour.Attack],
 )
-def test_every_attack_is_refused_by_name(tmp_path, attack):
+def test_every_attack_is_refused_by_name(tmp_path, attack, is_secure):
     """All devices attack: no round comes to an end, and the server says why."""
-    served = text_service.Served(tmp_path)
+    served = text_service.Served(tmp_path, threat_model=_HONEST if is_secure else None)
     rates = behaviour.Rates(drop_outs=0, stragglers=0, malicious=1.0, attacks=(attack,))
     with served.running() as address:
         counts, ends = _run(
@@ -99,14 +132,7 @@ def test_every_attack_is_refused_by_name(tmp_path, attack):
             until=lambda counts: sum((counts.refusals + counts.failures).values()) >= 12,
         )
     reasons = " ".join({*counts.refusals, *counts.failures})
-    expected = {
-        behaviour.Attack.NAN: "unusable: not finite",
-        behaviour.Attack.SHAPE: "unusable",
-        behaviour.Attack.GARBAGE: "unusable: content cannot be read",
-        behaviour.Attack.ATTEMPT: "attempt",
-        behaviour.Attack.TOKEN: "token for another nonce",
-    }[attack]
-    assert expected in reasons
+    assert _REASONS[attack][is_secure] in reasons, reasons
     assert not counts.rounds
     assert not served.store.history(text_service.POPULATION, "letters")
     if attack is behaviour.Attack.TOKEN:

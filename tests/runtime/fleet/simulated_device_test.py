@@ -12,6 +12,7 @@ from tff_dpftrl.runtime.device import session, text_examples
 from tff_dpftrl.runtime.fleet import simulated_device, tally
 from tff_dpftrl.runtime.fleet.behaviour import Attack
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
+from tff_dpftrl.secure_sums import secure_sum_pb2
 
 _UPDATE = [np.float32([[1.0, 2.0]]), np.int32([3]), np.float64(4.0)]
 _TENSORS = [
@@ -42,6 +43,21 @@ def test_an_attack_is_what_it_is_called():
     with pytest.raises(tensor_values.ValuesError, match="cannot be read"):
         tensor_values.from_bytes(simulated_device.attacked(update, Attack.GARBAGE), _TENSORS)
     assert simulated_device.attacked(update, Attack.ATTEMPT) == update
+
+
+def test_an_attack_on_a_secure_sum_is_in_one_of_its_messages():
+    def keys():
+        keys_ = secure_sum_pb2.KeyAdvertisement(encryption_key=b"e" * 32, mask_key=b"m" * 32)
+        return secure_sum_pb2.ToServer(key_advertisement=keys_)
+
+    def vector():
+        return secure_sum_pb2.ToServer(masked_vector={"content": b"vector"})
+
+    changed = simulated_device.attacked_message
+    assert changed(keys(), Attack.NAN).key_advertisement.mask_key == bytes(32)
+    assert changed(vector(), Attack.SHAPE).masked_vector.content == b"vector" + bytes(4)
+    for message, attack in ((vector, Attack.NAN), (keys, Attack.SHAPE), (keys, None)):
+        assert changed(message(), attack) == message()
 
 
 def test_sessions_are_counted_by_their_shapes():

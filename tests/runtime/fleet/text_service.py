@@ -14,7 +14,7 @@ from tests.runtime.plans import plain_plans
 from tests.runtime.server import toy_service
 from tff_dpftrl.runtime import participation_histograms, signing_keys
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
+from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import served_task, server
 from tff_dpftrl.runtime.store import memory
@@ -27,6 +27,12 @@ def _letters(examples, scale):
     texts = tf.io.parse_example(examples, {"tokens": tf.io.FixedLenFeature([], tf.string)})
     lengths = tf.strings.length(texts["tokens"])
     return [tf.cast(tf.reduce_sum(lengths), tf.float32) * scale, tf.size(lengths)[None]]
+
+
+def _letters_counted(examples, scale):
+    texts = tf.io.parse_example(examples, {"tokens": tf.io.FixedLenFeature([], tf.string)})
+    letters = tf.reduce_sum(tf.strings.length(texts["tokens"])) * tf.cast(scale, tf.int32)
+    return [letters[None], tf.size(texts["tokens"])[None]]
 
 
 class Total(population.Summation):
@@ -52,25 +58,63 @@ class Total(population.Summation):
         return [a + b for a, b in zip(total, other, strict=True)]
 
 
+class SecureTotal(population.Summation):
+    """The same of groups, whose devices sum them securely."""
+
+    def zero(self):
+        return [0, np.zeros([1], np.int64), 0]
+
+    def accumulate(self, total, payload):
+        raise AssertionError("No report is ever looked at.")
+
+    def merge(self, total, other):
+        return [a + b for a, b in zip(total, other, strict=True)]
+
+    def of_group(self, vector, num_devices):
+        counted, _, _, letters, texts = (part.astype(np.int64) for part in vector)
+        if counted[0] != num_devices:
+            raise population.UnusableReport("it is of other devices")
+        return [letters[0], texts, num_devices]
+
+
 class Step(population.ServerStep):
     """The model stays; what was summed is a metric."""
 
     def apply(self, total, num_reports, model, state):
+        assert total[2] == num_reports
         metrics = {"letters": float(total[0]), "texts": int(total[1][0]), "reports": num_reports}
         return population.StepResult(model=model, state=state, metrics=metrics)
 
 
-def plan(min_sep=1):
+def plan(min_sep=1, threat_model=None):
+    """The plan; of reports that are summed securely if there is a threat model."""
+    fields = {}
+    if threat_model is not None:
+        fields = {
+            "least_runtime_version": 2,
+            "secure_sums": [plan_pb2.SecureSum(largest_entry=10_000)] * 2,
+            "secure_aggregation": plan_pb2.SecureAggregation(
+                threat_model=threat_model, least_devices=3, most_devices=20
+            ),
+        }
     participation = plan_pb2.Participation(
         min_sep_rounds=min_sep, stride_edges=BUCKETS.stride_edges, times_edges=BUCKETS.times_edges
     )
     return plain_plans.plan(
-        _letters,
+        _letters if threat_model is None else _letters_counted,
         population=POPULATION,
         task="letters",
         participation=participation,
         selection=plan_pb2.Selection(collection="text", max_examples=20),
+        **fields,
     )
+
+
+def _secure_sum(made):
+    if not made.HasField("secure_aggregation"):
+        return None
+    most = made.secure_aggregation.most_devices
+    return population.SecureSumSettings(secure_report.parameters_of(made), most, step_timeout=2.0)
 
 
 def write_corpus(folder, num_users=40):
@@ -86,7 +130,7 @@ def write_corpus(folder, num_users=40):
 class Served:
     """The running server, and what it keeps."""
 
-    def __init__(self, folder, *, pace=(0.3,), min_sep=1, **settings):
+    def __init__(self, folder, *, pace=(0.3,), min_sep=1, threat_model=None, **settings):
         self.store = memory.MemoryStore()
         self.observer = toy_service.Notes()
         model = tensor_values.to_bytes(plain_plans.SCALE)
@@ -94,7 +138,7 @@ class Served:
         if not (folder / "plans.pem").exists():
             signing_keys.create(folder / "plans.pem")
             signing_keys.create(folder / "issuer.pem")
-        made = plan(min_sep)
+        made = plan(min_sep, threat_model)
         signed = signing.sign(made, signing_keys.load_private(folder / "plans.pem"))
         content = signed.SerializeToString()
         rounds = {
@@ -108,8 +152,9 @@ class Served:
         task = population.Task(
             "letters",
             population.RoundSettings(**(rounds | settings)),
-            Total(made.graph.outputs),
+            Total(made.graph.outputs) if threat_model is None else SecureTotal(),
             Step(),
+            secure_sum=_secure_sum(made),
         )
         issuer = signing_keys.load_public(folder / "issuer.pem.pub")
         self._options = {
