@@ -1,5 +1,6 @@
 """Tests of `tff-dpftrl task`: options, keys, groups, and its errors."""
 
+import dataclasses
 import stat
 import sys
 import types
@@ -111,6 +112,29 @@ def test_bad_options_are_refused_with_one_line(made, options, tmp_path, capsys, 
     assert message in error and "\n" not in error
     assert not made
     assert not (tmp_path / "signing_key").exists()
+
+
+def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
+    found = []
+
+    def make(of, config, output, key, *, say):
+        found.append(config)
+        return types.SimpleNamespace(name=output.name)
+
+    monkeypatch.setattr(making, "make_evaluation", make)
+    secure = dataclasses.replace(
+        small_folder.CONFIG,
+        clients_per_round=40,
+        secagg_bits=20,
+        secure_aggregation="honest-but-curious",
+    )
+    config = secure.resolved("small")
+    assert config.least_group == 32
+    small_folder.write(tmp_path / "small", small_tasks.PROCESSES["blt"](), config=config)
+    arguments = ["--evaluates", tmp_path / "small", "--clients-per-round", "10"]
+    assert _new(*arguments, "--output", tmp_path / "watch") == 0
+    assert found[0].resolved("watch").least_group == 8
+    assert found[0].secure_aggregation == "honest-but-curious"
 
 
 def test_a_task_is_never_overwritten(made, options, tmp_path, capsys):

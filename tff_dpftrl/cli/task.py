@@ -240,7 +240,7 @@ def _new(args: argparse.Namespace) -> int:
 def _evaluating(config: config_lib.TaskConfig, flags: dict[str, Any]) -> config_lib.TaskConfig:
     """Options of an evaluation: those of the task that it evaluates, overruled."""
     values = {**config.to_dict(), "task": "", "max_epsilon": None, "weight": 1.0}
-    values |= {"min_sep": None, "max_participations": None, **flags}
+    values |= {"min_sep": None, "max_participations": None, "least_group": None, **flags}
     return config_lib.TaskConfig(**values)
 
 

@@ -22,7 +22,7 @@ from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import making, planned_task, report
+from tff_dpftrl.runtime.tasks import making, planned_task, report, summation_sentences
 from tff_dpftrl.training import corpus, trained_model
 
 
@@ -89,7 +89,7 @@ def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_
     assert asked == made.server.secure_aggregation
     assert (asked.least_devices, asked.most_devices) == (3, 65)
     assert (stated.threat_model, stated.least_group) == ("honest-but-curious", 3)
-    assert "Reports were summed by secure aggregation" in (made.path / "README.md").read_text()
+    assert "Reports are summed by secure aggregation" in (made.path / "README.md").read_text()
 
 
 def test_nothing_is_overwritten(folder, corpora):
@@ -177,6 +177,41 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
     assert not report.write(folder, store, tmp_path / "other").statement.headline_caveats
     with pytest.raises(ValueError, match="is the task that is evaluated"):
         making.make_evaluation(folder, folder.config, tmp_path / "toy", small_tasks.KEY, say=print)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adaptive_clipping", [False, True])
+def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
+    corpora, tmp_path, adaptive_clipping
+):
+    config = toy_task.config(
+        corpora,
+        secagg_bits=20,
+        secure_aggregation="honest-but-curious",
+        least_group=3,
+        adaptive_clipping=adaptive_clipping,
+    )
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    options = dataclasses.replace(
+        made.config, task="", clients_per_round=4, min_sep=None, max_participations=None
+    )
+    watch = making.make_evaluation(
+        made, options, tmp_path / "watch", small_tasks.KEY, say=lambda line: None
+    )
+    assert watch.terms.secure_aggregation == made.terms.secure_aggregation
+    assert not watch.server.zero.outputs
+    store = memory.MemoryStore()
+    trained, watched = toy_task.begun(made, store), toy_task.begun(watch, store)
+    for _ in range(2):
+        toy_task.run_secure_round(watched, model=trained.commit.model)
+        toy_task.run_secure_round(trained)
+    metrics = watched.commit.metrics
+    assert metrics["client_work/eval/current_round_metrics/num_sequences"] == 9
+    assert metrics["client_work/eval/current_round_metrics/loss"] > 1
+    found = report.write(made, store, tmp_path / "report", with_held_out=False)
+    assert "summed securely, against a server that is honest but curious, 3" in found.summary
+    (caveat,) = [text for text in found.statement.caveats if "secure" in text]
+    assert caveat == summation_sentences.who_sees(made.terms.secure_aggregation)
 
 
 @pytest.mark.slow

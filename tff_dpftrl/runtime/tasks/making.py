@@ -380,19 +380,27 @@ def _readme(
         "",
         *_promise(terms),
         "",
+        _who_sees(terms),
+        "",
         f"Devices have to trust the key in `{task_folder.PUBLIC_KEY}`. Nothing in this folder is "
         "secret; it is signed, and must not be changed.",
     ]
     return "\n".join(lines) + "\n"
 
 
+def _who_sees(terms: terms_lib.Terms) -> str:
+    secure = terms.secure_aggregation
+    if secure is None:
+        return summation_sentences.in_short(secure)
+    return summation_sentences.who_sees(secure)
+
+
 def _promise(terms: terms_lib.Terms) -> list[str]:
-    who_sees = summation_sentences.who_sees(terms.secure_aggregation)
     if terms.kind == "evaluation":
-        return ["None: metrics are sums of the devices' exact figures, without noise.", who_sees]
+        return ["None: metrics are sums of the devices' exact figures, without noise."]
     accounting = privacy.TaskPrivacy(terms)
     if not accounting.has_guarantee:
-        return ["NO guarantee: no noise is added.", who_sees]
+        return ["NO guarantee: no noise is added."]
     lines = [
         f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
         f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
@@ -401,4 +409,4 @@ def _promise(terms: terms_lib.Terms) -> list[str]:
     ]
     if terms.max_epsilon is not None:
         lines.append(f"No round begins that would bring ε above {terms.max_epsilon:g}.")
-    return [*lines, who_sees]
+    return lines

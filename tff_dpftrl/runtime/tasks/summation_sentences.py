@@ -34,7 +34,7 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
     if secure is None:
         return SUMS_ARE_SEEN
     kept = (
-        "Reports were summed by secure aggregation (Bonawitz et al. 2017), a group's sum being of "
+        "Reports are summed by secure aggregation (Bonawitz et al. 2017), a group's sum being of "
         f"{secure.least_group} devices or more."
     )
     if parameters.ThreatModel(secure.threat_model) is parameters.ThreatModel.ACTIVE_SERVER:
@@ -63,7 +63,7 @@ def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:
 
 def _curious(threshold: float) -> str:
     return (
-        "Single reports were hidden from a server that keeps to the protocol and reads what it "
+        "Single reports are hidden from a server that keeps to the protocol and reads what it "
         f"receives, if no more than {100 * threshold:.3g} % of a group's devices are in league "
         "with it: together they learn the sum of the group's other devices. A server that does not "
         "keep to the protocol can see single reports, by keys of its own in the place of devices'."
@@ -72,10 +72,10 @@ def _curious(threshold: float) -> str:
 
 def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
     return (
-        "Single reports were hidden from a server that keeps to the protocol and reads what it "
+        "Single reports are hidden from a server that keeps to the protocol and reads what it "
         f"receives, if no more than {100 * corrupt_fraction:.3g} % of a group's devices are in "
         "league with it: together they learn the sum of the group's other devices, or more with a "
-        f"probability of at most 2^-{secure_groups.SECURITY_BITS} in each sum. Each device shared "
+        f"probability of at most 2^-{secure_groups.SECURITY_BITS} in each sum. Each device shares "
         f"its secrets with {neighbours} others, drawn at random by the server (Bell et al. 2020); "
         "who is in league with it, and who drops out, must not depend on the draw. A server that "
         "does not keep to the protocol can see single reports, by keys of its own in the place of "
@@ -85,7 +85,7 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
 
 def _active() -> str:
     return (
-        "Single reports were hidden from a server that may do anything, if fewer than a third of a "
+        "Single reports are hidden from a server that may do anything, if fewer than a third of a "
         "group's devices are in league with it, and if the issuer of the devices' attestation "
         "tokens is not: whoever issues these can make up devices. Together they learn one sum of "
         "the group's other devices, of which the server can leave some out."
