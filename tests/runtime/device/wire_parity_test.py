@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import tree
 
+from tests.runtime.device import secure_rounds
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
 from tests.runtime.server import toy_service
 from tests.runtime.tasks import small_folder
-from tff_dpftrl.execution import compiled_process
+from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import (
     attester,
@@ -112,6 +113,20 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
     found = tensor_values.from_bytes(state.tensors, task.folder.server.prepare.inputs)
     for mine, expected in zip(found, tree.flatten(reference), strict=True):
         np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", small_tasks.SECURE_ONLY_PROCESSES)
+def test_ten_secure_rounds_with_drop_outs_are_plain_sums(tmp_path, name):
+    with contexts.secure_sum_simulation():
+        process = small_tasks.SECURE_ONLY_PROCESSES[name]()
+        compiled = compiled_process.compile_process(process)
+        rounds = secure_rounds.Rounds(secure_rounds.task_of(process), compiled)
+        rounds.run(tmp_path, 10)
+    for mine, expected in zip(rounds.state(), tree.flatten(rounds.reference), strict=True):
+        np.testing.assert_allclose(mine, np.asarray(expected), rtol=1e-6, atol=1e-6)
+    print(dict(rounds.seen))
+    assert rounds.seen["summed groups"] > 10 and rounds.seen["-v[]+!"] > 5
 
 
 if __name__ == "__main__":
