@@ -149,7 +149,11 @@ def _statement(**secure):
         ),
         (
             {"threat_model": "active-server", "least_group": 40, "threshold": 0.9},
-            ["may do anything, if fewer than a third", "whoever issues these can make up devices"],
+            [
+                "may do anything, if fewer than a third",
+                "neither the issuer of the devices' attestation tokens is",
+                "can make the reports of all others empty",
+            ],
         ),
     ],
 )
@@ -161,6 +165,9 @@ def test_a_statement_says_against_whom_reports_were_hidden(secure, said):
         assert sentence in caveat
     assert summation_sentences.SUMS_ARE_SEEN not in statement.caveats
     assert summation_sentences.NOBODY_CHECKS in statement.assumptions
+    assert statement.parameters["secure_aggregation"] == secure["threat_model"]
+    assert statement.parameters["secure_least_group"] == secure["least_group"]
+    assert statement.parameters["secure_threshold"] == secure["threshold"]
 
 
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():

@@ -198,6 +198,7 @@ class TaskPrivacy:
                 "num_rounds_charged": charged,
                 "server_plan_sha256": terms.server_plan,
                 **({"initial_clip_norm": terms.clip_norm} if terms.adaptive_clipping else {}),
+                **self._secure_parameters(),
                 **terms.parameters,
             },
             declared=declared,
@@ -210,6 +211,18 @@ class TaskPrivacy:
         )
         besides = (HONEST_DEVICES, *summation_sentences.assumptions(terms.secure_aggregation))
         return dataclasses.replace(found, assumptions=(*found.assumptions, *besides))
+
+    def _secure_parameters(self) -> dict[str, str | int | float]:
+        secure = self._terms.secure_aggregation
+        if secure is None:
+            return {}
+        found = {
+            "secure_aggregation": secure.threat_model,
+            "secure_least_group": secure.least_group,
+            "secure_threshold": secure.threshold,
+            "secure_neighbours": secure.neighbours,
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def _charged_rounds(self, seen: participation_histograms.ObservedRounds) -> int:
         """Rounds that were run, if it is over; otherwise the most that it may have."""

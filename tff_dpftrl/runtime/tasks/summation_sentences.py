@@ -86,7 +86,10 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
 def _active() -> str:
     return (
         "Single reports are hidden from a server that may do anything, if fewer than a third of a "
-        "group's devices are in league with it, and if the issuer of the devices' attestation "
-        "tokens is not: whoever issues these can make up devices. Together they learn one sum of "
-        "the group's other devices, of which the server can leave some out."
+        "group's devices are in league with it, and neither the issuer of the devices' attestation "
+        "tokens is, who can make up devices, nor the holder of the key that signs plans, who can "
+        "make others. Together they learn one sum of the group's other devices, of which the "
+        "server can leave some out. What a sum shows of one device is up to the model that the "
+        "server sends: one made for the purpose, or another one for each device, can make the "
+        "reports of all others empty."
     )
