@@ -68,10 +68,10 @@ class _Eavesdropper:
             left = masks.MaskedSum(_LAYOUT)
             left.add([masked.astype(np.uint8)])
             seed = self._secret("of_self_masks", name, threshold)
-            left.subtract_mask(keys.self_mask(seed, session, name)[0])
+            left.subtract_masks([keys.self_mask(seed, session, name)[0]])
             for i, pair in pairs.items():
                 key = pair.mask_key(session, i, name, public[name])
-                (left.subtract_mask if name < i else left.add_mask)(key)
+                (left.subtract_masks if name < i else left.add_masks)([key])
             result[name] = left.value()[0].astype(int)
         return result
 
@@ -159,12 +159,12 @@ def test_below_the_threshold_not_even_the_sum_is_seen():
 
 
 def _leave_part_unmasked(monkeypatch):
-    # The first twentieth of every mask is zeros.
+    # The first twentieth of every mask is missing.
     apply = masks._ReducedSum.apply
 
-    def leaking(self, key, operation):
+    def leaking(self, signed):
         before = self.total[: _SIZE // 20].copy()
-        apply(self, key, operation)
+        apply(self, signed)
         self.total[: _SIZE // 20] = before
 
     monkeypatch.setattr(masks._ReducedSum, "apply", leaking)
@@ -175,11 +175,12 @@ def _give_all_pairs_one_key(monkeypatch):
 
 
 def _reduce_words_without_rejection(monkeypatch):
-    # Words of two bits: of four words one is 0 modulo 3 twice as often as 1 or 2.
-    def leaking(self, key, operation):
-        mask = masks.MaskedSum((vectors.Segment(_SIZE, 4),))
-        mask.add_mask(key)
-        operation(self.total, mask.value()[0], out=self.total)
+    # Words of two bits: modulo 3, one is 0 twice as often as 1 or 2.
+    def leaking(self, signed):
+        for key, operation in signed:
+            mask = masks.MaskedSum((vectors.Segment(_SIZE, 4),))
+            mask.add_masks([key])
+            operation(self.total, mask.value()[0], out=self.total)
 
     monkeypatch.setattr(masks._ReducedSum, "apply", leaking)
 

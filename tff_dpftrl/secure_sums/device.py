@@ -306,15 +306,16 @@ class Participant:
             ciphertext.index: ciphertext.content for ciphertext in received.ciphertexts
         }
         own_key, _ = keys.self_mask(self._seed, self._session, self._index)
-        self._sum.add_mask(own_key)
-        for index in sorted(indices):
-            key = self._mask_keys.mask_key(
+        mask_keys = {
+            index: self._mask_keys.mask_key(
                 self._session, self._index, index, self._members[index].mask_key
             )
-            if self._index < index:
-                self._sum.add_mask(key)
-            else:
-                self._sum.subtract_mask(key)
+            for index in indices
+        }
+        # The device of the lower index adds the mask, the other one subtracts it.
+        added = [key for index, key in mask_keys.items() if self._index < index]
+        self._sum.add_masks([own_key, *added])
+        self._sum.subtract_masks([key for index, key in mask_keys.items() if self._index > index])
         content = vectors.pack(self._sum.value(), self._demanded.layout)
         self._sum.wipe()
         self._mask_keys = self._seed = None

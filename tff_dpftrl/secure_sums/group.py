@@ -400,10 +400,10 @@ class Group:
                     kept.setdefault(share.index, {})[index] = value
 
     def _end_revealing(self) -> _Messages:
-        unmasker = unmasking.Unmasker(self._session, self._sum)
+        unmasker = unmasking.Unmasker(self._session)
         for owner in sorted(self._survivors):
             self._check_recovered(
-                unmasker.remove_self_mask(
+                unmasker.recover_self_mask(
                     owner,
                     self._seed_shares.get(owner, {}),
                     self._holders.thresholds[owner],
@@ -415,7 +415,7 @@ class Group:
         for owner in self._absent(self._survivors):
             others = self._holders.members[owner] & self._survivors
             self._check_recovered(
-                unmasker.remove_pair_masks(
+                unmasker.recover_pair_masks(
                     owner,
                     self._key_shares.get(owner, {}),
                     self._holders.thresholds[owner],
@@ -425,6 +425,7 @@ class Group:
                 owner,
                 len(self._key_shares.get(owner, {})),
             )
+        unmasker.unmask(self._sum)
         self._total = self._sum.value()
         self._wipe()
         self._phase = Phase.DONE

@@ -3,26 +3,36 @@
 A mask is the key stream of AES-256 in counter mode, read as words. Every entry is uniform
 modulo its segment's modulus exactly, as far as the stream is uniform: a power of two divides the
 number of words; of any other modulus, words at or above its largest multiple are replaced by
-later ones of the stream, which both sides repeat alike.
+spare ones, which both sides repeat alike.
+
+What is added to what is small: chunks that stay in a processor's cache, each with one chunk of
+several masks before the next. Nothing is reduced before the sum is read.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
 from tff_dpftrl.secure_sums import vectors
 
 KEY_BYTES = 32
 
-_CHUNK_BYTES = 1 << 17  # What stays in a processor's cache with the sum it is added to.
+_CHUNK_BYTES = 1 << 18
+_SPARE_BYTES = 1 << 12  # Drawn at a time.
+_BATCH = 16  # Masks whose streams are open at a time.
 _ALIGNMENT = 16
 _ZEROS = memoryview(bytes(_CHUNK_BYTES))
 
+# A mask's key, and whether it is added or subtracted.
+_Signed: TypeAlias = tuple[bytes, np.ufunc]
 
-def _stream(key: bytes, number: int):
+
+def _stream(key: bytes, number: int) -> CipherContext:
     """A key stream; those of other numbers share no block with it, up to 2⁶⁴ blocks each."""
     start = number.to_bytes(8, "big") + bytes(8)
     return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
@@ -48,18 +58,19 @@ class MaskedSum:
             total = self._others[i].total if i in self._others else self._wrapping.segments[i]
             np.add(total, entries, out=total)
 
-    def add_mask(self, key: bytes) -> None:
-        """Adds the mask of a key, KEY_BYTES bytes."""
-        self._apply(key, np.add)
+    def add_masks(self, keys: Sequence[bytes]) -> None:
+        """Adds the masks of some keys, KEY_BYTES bytes each."""
+        self._apply([(key, np.add) for key in keys])
 
-    def subtract_mask(self, key: bytes) -> None:
-        """Subtracts the mask of a key, KEY_BYTES bytes."""
-        self._apply(key, np.subtract)
+    def subtract_masks(self, keys: Sequence[bytes]) -> None:
+        """Subtracts the masks of some keys, KEY_BYTES bytes each."""
+        self._apply([(key, np.subtract) for key in keys])
 
-    def _apply(self, key: bytes, operation: np.ufunc) -> None:
-        self._wrapping.apply(key, operation)
-        for other in self._others.values():
-            other.apply(key, operation)
+    def _apply(self, masks: list[_Signed]) -> None:
+        for i in range(0, len(masks), _BATCH):
+            self._wrapping.apply(masks[i : i + _BATCH])
+            for other in self._others.values():
+                other.apply(masks[i : i + _BATCH])
 
     def value(self) -> vectors.Vector:
         """The vector as it is now, each entry reduced modulo its segment's modulus."""
@@ -111,20 +122,21 @@ class _WrappingSum:
             for a in range(run, end, _CHUNK_BYTES)
         ]
 
-    def apply(self, key: bytes, operation: np.ufunc) -> None:
+    def apply(self, masks: Sequence[_Signed]) -> None:
         if not self._chunks:
             return
-        update_into = _stream(key, 0).update_into
+        streams = [(_stream(key, 0).update_into, operation) for key, operation in masks]
         for zeros, buffer, words, total in self._chunks:
-            update_into(zeros, buffer)
-            operation(total, words, out=total)
+            for update_into, operation in streams:
+                update_into(zeros, buffer)
+                operation(total, words, out=total)
 
     def wipe(self) -> None:
         self._total[:] = 0
         self._words[:] = 0
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class _Rule:
     """How words become entries of a modulus: those below `limit` count, modulo the modulus."""
 
@@ -148,23 +160,33 @@ class _ReducedSum:
         self._rule = _Rule.of(segment.modulus)
         self._number = number
         self.total = np.zeros(segment.size, np.int64)
-        self._words = np.zeros(segment.size, self._rule.dtype)
-        per_chunk = _CHUNK_BYTES // self._rule.dtype.itemsize
-        self._chunks = [
-            (self._words[a : a + per_chunk], self.total[a : a + per_chunk])
-            for a in range(0, segment.size, per_chunk)
-        ]
+        itemsize = self._rule.dtype.itemsize
+        per_chunk = _CHUNK_BYTES // itemsize
+        self._words = np.zeros(min(segment.size, per_chunk), self._rule.dtype)
+        self._chunks = []
+        for a in range(0, segment.size, per_chunk):
+            total = self.total[a : a + per_chunk]
+            words = self._words[: len(total)]
+            buffer = memoryview(words.view(np.uint8))
+            self._chunks.append((_ZEROS[: len(buffer)], buffer, words, total))
 
-    def apply(self, key: bytes, operation: np.ufunc) -> None:
-        stream = _stream(key, self._number)
-        for words, _ in self._chunks:
-            stream.update_into(_ZEROS[: words.nbytes], words.view(np.uint8))
-        spare = _Spare(stream, self._rule)
-        for words, total in self._chunks:
-            if words.max() >= self._rule.limit:
-                rejected = np.flatnonzero(words >= self._rule.limit)
-                words[rejected] = spare.take(len(rejected))
-            operation(total, words, out=total)
+    def apply(self, masks: Sequence[_Signed]) -> None:
+        limit = self._rule.limit
+        streams = [
+            (
+                _stream(key, self._number).update_into,
+                _Spare(key, self._number, self._rule),
+                operation,
+            )
+            for key, operation in masks
+        ]
+        for zeros, buffer, words, total in self._chunks:
+            for update_into, spare, operation in streams:
+                update_into(zeros, buffer)
+                if words.max() >= limit:
+                    rejected = np.flatnonzero(words >= limit)
+                    words[rejected] = spare.take(len(rejected))
+                operation(total, words, out=total)
 
     def wipe(self) -> None:
         self.total[:] = 0
@@ -172,19 +194,23 @@ class _ReducedSum:
 
 
 class _Spare:
-    """The words of a stream, from where it is now, that are not rejected, in their order."""
+    """The words of a stream of its own that are not rejected, in their order."""
 
-    def __init__(self, stream, rule: _Rule):
-        self._stream = stream
-        self._rule = rule
+    def __init__(self, key: bytes, number: int, rule: _Rule):
+        self._accepted = self._draw(key, number, rule)
         self._left = np.zeros(0, rule.dtype)
+
+    @staticmethod
+    def _draw(key: bytes, number: int, rule: _Rule) -> Iterator[np.ndarray]:
+        stream = _stream(key, number | 1 << 63)
+        while True:
+            words = np.frombuffer(stream.update(_ZEROS[:_SPARE_BYTES]), rule.dtype)
+            yield words[words < rule.limit]
 
     def take(self, count: int) -> np.ndarray:
         parts, missing = [self._left], count - len(self._left)
         while missing > 0:
-            num_bytes = min(_CHUNK_BYTES, 2 * missing * self._rule.dtype.itemsize + 64)
-            words = np.frombuffer(self._stream.update(_ZEROS[:num_bytes]), self._rule.dtype)
-            parts.append(words[words < self._rule.limit])
+            parts.append(next(self._accepted))
             missing -= len(parts[-1])
         words = np.concatenate(parts)
         self._left = words[count:]

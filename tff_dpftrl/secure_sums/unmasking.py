@@ -61,18 +61,19 @@ class Recoverer:
 
 
 class Unmasker:
-    """Removes masks from a sum with what the devices of one session have revealed."""
+    """Recovers the masks that are in a sum from what the devices of one session have revealed."""
 
-    def __init__(self, session: bytes, masked: masks.MaskedSum):
-        """Takes the sum, which it changes in place."""
+    def __init__(self, session: bytes):
+        """Starts without masks."""
         self._session = session
-        self._sum = masked
         self._recoverer = Recoverer()
+        self._added: list[bytes] = []  # Keys of masks, by what the devices did.
+        self._subtracted: list[bytes] = []
 
-    def remove_self_mask(
+    def recover_self_mask(
         self, owner: int, shares: Mapping[int, int], threshold: int, commitment: bytes
     ) -> bool:
-        """Removes the mask that a device added of its own.
+        """Recovers the mask that a device has added of its own.
 
         Args:
           owner: Index of the device, whose vector is in the sum.
@@ -93,10 +94,10 @@ class Unmasker:
         mask_key = self._recoverer.recover(shares, threshold, known)
         if mask_key is None:
             return False
-        self._sum.subtract_mask(mask_key)
+        self._added.append(mask_key)
         return True
 
-    def remove_pair_masks(
+    def recover_pair_masks(
         self,
         owner: int,
         shares: Mapping[int, int],
@@ -104,7 +105,7 @@ class Unmasker:
         public_key: bytes,
         others: Mapping[int, bytes],
     ) -> bool:
-        """Removes the masks that the neighbours of an absent device added for it.
+        """Recovers the masks that an absent device has in common with its neighbours.
 
         Args:
           owner: Index of the device, whose vector is not in the sum.
@@ -126,11 +127,16 @@ class Unmasker:
         pair = self._recoverer.recover(shares, threshold, known)
         if pair is None:
             return False
-        for other, others_public in others.items():
-            mask_key = pair.mask_key(self._session, owner, other, others_public)
-            # The device of the lower index has added the mask, the other has subtracted it.
-            if other < owner:
-                self._sum.subtract_mask(mask_key)
-            else:
-                self._sum.add_mask(mask_key)
+        mask_keys = {
+            other: pair.mask_key(self._session, owner, other, others_public)
+            for other, others_public in others.items()
+        }
+        # The device of the lower index has added the mask, the other has subtracted it.
+        self._added += [key for other, key in mask_keys.items() if other < owner]
+        self._subtracted += [key for other, key in mask_keys.items() if other > owner]
         return True
+
+    def unmask(self, masked: masks.MaskedSum) -> None:
+        """Removes all masks that were recovered from a sum."""
+        masked.subtract_masks(self._added)
+        masked.add_masks(self._subtracted)
