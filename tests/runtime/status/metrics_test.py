@@ -5,6 +5,7 @@ import prometheus_client
 import pytest
 from prometheus_client import parser
 
+from tests.runtime.server import toy_secure
 from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.status import metrics
@@ -23,6 +24,24 @@ def value(found, name, **labels):
             if sample.name == "tff_dpftrl_" + name and sample.labels == labels:
                 return sample.value
     raise KeyError((name, labels))
+
+
+def test_groups_of_secure_sums_are_counted():
+    told = watched.Watched(secure_sum=toy_secure.task().secure_sum, rounds=toy_secure.task().rounds)
+    told.lead()
+    told.begin()
+    counts = {"devices/summed_groups": 2, "devices/lost_groups": 1}
+    released = messages.RoundReleased("train", 0, told.attempt, counts)
+    told.hear(released)
+    told.hear(released)  # A new Coordinator says it again.
+    told.begin()
+    told.hear(messages.RoundLost("train", 1, told.attempt, "too few reports", {"lost_groups": 3}))
+    found = families(told.seen)
+    assert value(found, "secure_sum_groups_total", task="train", outcome="summed") == 2
+    assert value(found, "secure_sum_groups_total", task="train", outcome="lost") == 4
+    with pytest.raises(KeyError):
+        plain = families(watched.Watched().seen)
+        value(plain, "secure_sum_groups_total", task="train", outcome="lost")
 
 
 def test_a_round_is_in_the_metrics():

@@ -23,7 +23,7 @@ class Watched:
 
     def __init__(self, *names, clock=None, selection_timeout=30.0, **changes):
         self.clock = Clock() if clock is None else clock
-        rounds = population.RoundSettings(
+        rounds = changes.pop("rounds", None) or population.RoundSettings(
             GOAL,
             least_fraction=1.0,
             selection_timeout=selection_timeout,

@@ -165,6 +165,17 @@ class _Collector(Collector):
                 for outcome in task_figures.OUTCOMES
             },
         )
+        yield _counters(
+            "secure_sum_groups",
+            "Groups of devices that summed their reports securely, or were lost with all of them.",
+            ["task", "outcome"],
+            {
+                (name, outcome): task.groups[outcome]
+                for name, task in tasks.items()
+                if task.settings.secure_sum is not None
+                for outcome in task_figures.GROUPS
+            },
+        )
         text = "From the choice of a round's devices to each report that counts."
         durations = {name: task.report_seconds for name, task in tasks.items()}
         yield _histograms("participation_duration_seconds", text, durations)

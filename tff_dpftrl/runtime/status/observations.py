@@ -152,7 +152,7 @@ class Observations(observer.Observer):
         self.leaders += 1
         for task in self.tasks.values():
             if task.attempt is not None:
-                task.lost(task.attempt.name, "its Coordinator is lost")
+                task.lost(task.attempt.name, "its Coordinator is lost", {})
                 self.series.add("abandoned")
 
     def _hear_of_task(self, task: task_figures.TaskFigures, now: float, event: Any) -> None:
@@ -163,7 +163,7 @@ class Observations(observer.Observer):
                 if task.released(event, now):
                     self.series.add("committed")
             case messages.RoundLost():
-                task.lost(event.attempt, event.reason)
+                task.lost(event.attempt, event.reason, event.counts)
                 self.series.add("abandoned")
             case messages.TooFewDevices():
                 task.too_few = event.waiting

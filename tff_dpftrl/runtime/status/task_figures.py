@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.status import bounded_counts, distribution
@@ -14,6 +16,9 @@ _OTHER_REASONS = 12
 ACCEPTED = "accepted"
 OUTCOMES = (ACCEPTED, *(refusal.value for refusal in messages.Refusal), bounded_counts.OTHER)
 """What becomes of a report."""
+
+GROUPS = ("summed", "lost")
+"""What becomes of a group of devices that sum their reports securely."""
 
 
 def seconds_distribution() -> distribution.Distribution:
@@ -54,6 +59,7 @@ class TaskFigures:
       too_few: How many devices waited when there were too few for too long; None if there
         were enough since.
       reports: What became of reports, by one of `OUTCOMES`.
+      groups: What became of groups of secure sums, by one of `GROUPS`.
       bytes_sent: Plans and models sent to devices.
       bytes_received: Reports of devices.
       round_seconds: From the choice of devices to the commit.
@@ -71,6 +77,7 @@ class TaskFigures:
         self.stopped = ""
         self.too_few: int | None = None
         self.reports = dict.fromkeys(OUTCOMES, 0)
+        self.groups = dict.fromkeys(GROUPS, 0)
         self.bytes_sent = 0
         self.bytes_received = 0
         self.round_seconds = seconds_distribution()
@@ -119,11 +126,17 @@ class TaskFigures:
             return False
         self.committed += 1
         self.last_commit_at = now
+        self._count_groups(event.metrics, "devices/")
         return True
 
-    def lost(self, attempt: str, reason: str) -> None:
+    def _count_groups(self, counts: Mapping[str, Any], prefix: str) -> None:
+        for outcome in GROUPS:
+            self.groups[outcome] += counts.get(f"{prefix}{outcome}_groups", 0)
+
+    def lost(self, attempt: str, reason: str, counts: Mapping[str, int]) -> None:
         """An attempt was abandoned."""
         self.abandoned.add(reason)
+        self._count_groups(counts, "")
         if self.attempt is not None and self.attempt.name == attempt:
             self.attempt = None
 

@@ -12,6 +12,7 @@ const DEVICES = {
   "devices/outstanding": ["not waited for", 1],
   "devices/late": ["late", 3],
   "devices/unusable": ["unusable", 5],
+  "devices/group lost": ["in lost groups", 0],
 };
 let metricCharts = [];
 
