@@ -12,9 +12,11 @@ from tff_dpftrl.runtime.actors import (
     master_aggregator,
     messages,
     roles,
+    secure_aggregator,
     selector,
 )
 from tff_dpftrl.runtime.store import interface, memory
+from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
 
 
 def cast_with(role_type, actor_type):
@@ -23,7 +25,7 @@ def cast_with(role_type, actor_type):
     class Cast(cast.Cast):
         def build(self, address, role, randomness):
             made = super().build(address, role, randomness)
-            if isinstance(role, role_type):
+            if isinstance(role, role_type) and issubclass(actor_type, type(made)):
                 made.__class__ = actor_type
             return made
 
@@ -96,6 +98,23 @@ class CountsReportsTwice(aggregator.Aggregator):
         super()._report(message)
 
 
+class AddsVectorsThatComeAgain(secure_aggregator.SecureAggregator):
+    def _hear(self, message):
+        is_again = self._steps.get(message.device) == message.step == 2
+        if is_again and not self._is_over and message.content != b"\xff":
+            read = secure_sum_pb2.ToServer.FromString(message.content)
+            layout = self._settings.parameters.layout
+            self._group._sum.add(vectors.unpack(read.masked_vector.content, layout))
+        super()._hear(message)
+
+
+class CountsWhoWasThere(secure_aggregator.SecureAggregator):
+    """Says that those are in the sum who were there when it began."""
+
+    def _close(self, total, survivors=()):
+        super()._close(total, tuple(self._steps) if survivors else ())
+
+
 class NeverReadsAgain(coordinator.Coordinator):
     def _lose_attempt(self, address, reason, counts):
         was_reading = self._is_reading
@@ -130,6 +149,10 @@ CASTS = {
     "NeverReadsAgain": cast_with(roles.CoordinatorRole, NeverReadsAgain),
     "NeverGivesUp": cast_with(roles.CoordinatorRole, NeverGivesUp),
     "DoesNotCareWhoLeads": cast_with(selector.Selector, DoesNotCareWhoLeads),
+}
+SECURE_CASTS = {
+    actor_type.__name__: cast_with(roles.AggregatorRole, actor_type)
+    for actor_type in (AddsVectorsThatComeAgain, CountsWhoWasThere)
 }
 STORES = {
     store.__name__: store

@@ -103,8 +103,15 @@ FOUND_BY = {
 }
 
 
+SECURE_FOUND_BY = {
+    "AddsVectorsThatComeAgain": watch.Law.EXACT_SUM,
+    "CountsWhoWasThere": watch.Law.EXACT_COUNT,
+}
+
+
 def test_every_mistake_is_tried():
     assert set(FOUND_BY) == {*mistakes.CASTS, *mistakes.STORES}
+    assert set(SECURE_FOUND_BY) == set(mistakes.SECURE_CASTS)
 
 
 @pytest.mark.parametrize("mistake", FOUND_BY)
@@ -117,6 +124,20 @@ def test_a_planted_mistake_is_found(mistake):
         ).run()
         if FOUND_BY[mistake] in {law for law, _ in watched.broken}:
             print(f"found by schedule {seed}")
+            return
+    pytest.fail(f"no schedule before {SCHEDULES_PER_MISTAKE} found it")
+
+
+@pytest.mark.parametrize("mistake", SECURE_FOUND_BY)
+def test_a_mistake_in_a_secure_sum_is_found(mistake):
+    for seed in range(SCHEDULES_PER_MISTAKE):
+        watched = simulation.Simulation(
+            seed,
+            cast_type=mistakes.SECURE_CASTS[mistake],
+            served=simulation.secure_population(),
+        ).run()
+        if SECURE_FOUND_BY[mistake] in {law for law, _ in watched.broken}:
+            print(f"found by schedule {seed}: {watched.broken}")
             return
     pytest.fail(f"no schedule before {SCHEDULES_PER_MISTAKE} found it")
 

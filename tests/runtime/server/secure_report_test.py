@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 
 import grpc
 import pytest
@@ -14,7 +15,7 @@ from tests.runtime.server.service_test import play
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
-from tff_dpftrl.secure_sums import secure_sum_pb2
+from tff_dpftrl.secure_sums import group, secure_sum_pb2
 
 Status = grpc.StatusCode
 NUMBERS = [(i, 100 * i, 999) for i in range(1, 5)]
@@ -300,6 +301,35 @@ def test_who_waits_for_an_aggregator_that_is_gone_is_told_so(tmp_path):
         assert (await devices[3].finish()).reason == "late"
         await toy.until(lambda: notes.of(messages.RoundLost))
         await round_goes_on(channel, store)
+
+    play(tmp_path, story, toy_secure.served())
+
+
+def test_others_go_on_while_a_sum_is_unmasked(tmp_path, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    total = group.Group.total
+
+    def slow(made):
+        begun.set()
+        assert may_end.wait(30)
+        return total(made)
+
+    monkeypatch.setattr(group.Group, "total", slow)
+
+    async def story(channel, notes, store):
+        answers = asyncio.create_task(finish(await configured(channel)))
+        await toy.until(begun.is_set)
+        for _ in range(2):  # The Coordinator and the store.
+            ends = store.lease(toy.POPULATION).expires_at
+            await toy.until(lambda ends=ends: store.lease(toy.POPULATION).expires_at > ends)
+        waiting = len(notes.named("waiting"))
+        stream = await toy.connect(channel)  # The Selector.
+        await stream.check_in()
+        await toy.until(lambda: len(notes.named("waiting")) == waiting + 1)
+        assert not toy.totals(store)
+        may_end.set()
+        assert all(answer.accepted for answer in await answers)
+        assert (await committed(store))["total"] == sum_of(*NUMBERS)
 
     play(tmp_path, story, toy_secure.served())
 

@@ -160,7 +160,7 @@ class MasterAggregator(actor.Actor):
     def _close(self) -> None:
         self._phase = _Phase.CLOSING
         self._awaited = set(self._progress)
-        for aggregator in self._awaited:
+        for aggregator in self._progress:
             self.send(aggregator, messages.CloseReporting())
         self._wait(self._task.longest_closing)
 

@@ -23,6 +23,7 @@ class Law(enum.Enum):
     ONE_COMMIT = "a round was committed twice, or out of order"
     COUNTED_ONCE = "a report is in a sum more than once"
     ENOUGH_REPORTS = "a sum has too few or too many reports"
+    EXACT_COUNT = "a round counts another number of reports than its sum holds"
     EXACT_SUM = "a sum is of others than those that have sent their vectors for it"
     COMMIT_FIRST = "a result left the server that is not the committed one"
     ONE_COHORT = "released results of one noise have different cohorts"
@@ -100,6 +101,8 @@ class Watch:
         rounds = self._served.task(task).rounds
         if not rounds.least <= len(devices) <= rounds.wanted:
             self._break(Law.ENOUGH_REPORTS, text)
+        if metrics["devices/reports"] != len(devices):
+            self._break(Law.EXACT_COUNT, text)
         is_secure = self._served.task(task).secure_sum is not None
         if is_secure and not self._masked[metrics["attempt"]].issuperset(devices):
             self._break(Law.EXACT_SUM, text)
