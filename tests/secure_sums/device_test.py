@@ -610,6 +610,27 @@ def test_secrets_come_from_the_operating_system(monkeypatch):
     assert secret_sharing.split.__kwdefaults__["random_below"] is secret_sharing.secrets.randbelow
 
 
+@pytest.mark.slow
+@_BOTH
+def test_a_hundred_devices_send_little_more_than_their_vectors(model):
+    layout = (vectors.Segment(1, 2**32), vectors.Segment(100_000, 2**32))
+    demanded = parameters.Parameters(layout, model, 2)
+    session = parameters.new_session()
+    zeros = vectors.zeros(layout)
+    devices = {i: conversations.make_participant(demanded, session, zeros) for i in range(100)}
+    server, messages, num_bytes = group.Group(demanded, session), {}, 0
+
+    def receive(name, answer):
+        nonlocal num_bytes
+        num_bytes += answer.ByteSize() if name == 0 else 0
+        server.receive(name, answer)
+
+    while server.phase is not group.Phase.DONE:
+        gone = range(90, 100) if server.phase is group.Phase.MASKING else ()
+        messages = conversations.step(server, devices, messages, gone=gone, between=receive)
+    assert 1 < num_bytes / vectors.packed_bytes(layout) < 1.15
+
+
 # Construction.
 
 

@@ -468,6 +468,26 @@ def test_survivors_that_fall_apart_are_lost():
         run.step()
 
 
+@pytest.mark.slow
+def test_large_group_with_few_neighbours():
+    rng = np.random.default_rng(0)
+    dropping = {
+        phase: set(rng.choice(1000, 50, replace=False).tolist())
+        for phase in (group.Phase.SHARING, group.Phase.MASKING, group.Phase.REVEALING)
+    }
+    run = _Run(
+        _HONEST,
+        group.Phase.DONE,
+        num_devices=1000,
+        num_neighbours=50,
+        least_neighbours=50,
+        gone=dropping,
+    )
+    gone = dropping[group.Phase.SHARING] | dropping[group.Phase.MASKING]
+    assert set(run.server.survivors) == run.inputs.keys() - {run.names[i] for i in gone}
+    _assert_sum(run.server, run.inputs)
+
+
 # Construction.
 
 

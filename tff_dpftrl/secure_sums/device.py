@@ -9,8 +9,11 @@ What a device checks, it checks before it answers, and refuses by name (`refusal
 do not decrypt it leaves out instead: whether the server or the neighbour is to blame, it reveals
 less, and one bad device does not end the group.
 
-How many devices are in a sum a device sees by itself in a complete graph: each of them has sent
-it shares. With fewer neighbours it takes the server's word for those it does not know.
+What it cannot see is trusted. An honest but curious server hands on keys as they are; an active
+one is caught at that by signatures of identity keys, of which fewer than a third may be in
+league with it. How many devices are in a sum a device sees by itself in a complete graph: each
+of them has sent it shares. With fewer neighbours it takes the server's word for those it does
+not know.
 """
 
 from __future__ import annotations

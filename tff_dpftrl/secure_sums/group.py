@@ -5,8 +5,9 @@ ends: it has no clock and no connections. It adds masked vectors as they come an
 In a large group each device has a few neighbours (Bell et al. 2020; see `neighbours`).
 
 A message that no honest device sends costs its sender the further phases, and nobody else
-anything. What ends the whole group is too few devices, or a secret that cannot be recovered: it
-is lost then, and says why. Where that can be known before shares are asked for, none are.
+anything. What ends the whole group is too few devices, or a secret that cannot be recovered, as
+when its device has dealt wrong shares: the group is lost then, and says why. Where that can be
+known before shares are asked for, none are. Not thread-safe.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Parameters:
       layout: Of the vectors.
       threat_model: What the server is trusted with.
       least_devices: The fewest devices in a sum, at least 2.
-      least_neighbours: The fewest neighbours that a device has its vector masked with; None if
-        these must be all others of the group, which an active server always needs.
+      least_neighbours: The fewest neighbours that a device is given; None if these must be all
+        others of its group, as they must be where the server may be active.
     """
 
     layout: vectors.Layout

@@ -5,6 +5,9 @@ the value at 0 of a random polynomial of degree threshold - 1; a share is its va
 holder's point, from 1. Any `threshold` shares recover it, fewer say nothing about it. Shares
 that are wrong can be found where there are more than needed: they are the errors of a
 Reed-Solomon code (Gao 2003, "A new algorithm for decoding Reed-Solomon codes").
+
+Python's integers take a time that depends on their values: this does not protect from somebody
+who can time the arithmetic of a device.
 """
 
 from __future__ import annotations

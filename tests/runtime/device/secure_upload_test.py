@@ -321,7 +321,12 @@ def test_an_update_out_of_range_is_never_sent(lying, own):
     assert result.report.shape == "-v[]+*"
 
 
-def test_between_messages_a_device_may_stop(lying, own):
+def test_between_messages_a_device_may_stop(lying, own, monkeypatch):
+    forgotten = []
+    participant = secure_upload.participant_lib.Participant
+    forget = participant.forget
+    monkeypatch.setattr(participant, "forget", lambda self: forgotten.append(self) or forget(self))
+
     def stops(came):
         own.eligibility.idle = False
         return _alone(came)
@@ -329,6 +334,7 @@ def test_between_messages_a_device_may_stop(lying, own):
     came = _script(lying, _plan(), stops)
     result = own.run_session("tests").result
     assert result.outcome is session.Outcome.INTERRUPTED and len(came) == 1
+    assert len(forgotten) == 1  # Its secrets.
 
 
 def test_a_token_is_for_one_session_population_and_key():

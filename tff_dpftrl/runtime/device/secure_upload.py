@@ -156,6 +156,18 @@ class SecureUpload:
             self._parameters, self._session, vector, identity=self._identity
         )
         del vector
+        try:
+            return self._converse(participant, stream, keep_going, seconds)
+        finally:
+            participant.forget()  # However it ended.
+
+    def _converse(
+        self,
+        participant: participant_lib.Participant,
+        stream: server_connection.Stream,
+        keep_going: session.KeepGoing,
+        seconds: float,
+    ) -> wire_pb2.ReportAnswer:
         message, step = participant.advertise(), 0
         while True:
             keep_going()
