@@ -41,12 +41,14 @@ class Patience:
       answer_s: For an answer that needs no waiting for others.
       selection_s: To be selected, and for plan and model to arrive.
       upload_s: For the report to arrive and be answered.
+      group_s: For the others of its group, in each step of a secure sum.
       tell_s: For the summary of a session, which is given up then.
     """
 
     answer_s: float = 60.0
     selection_s: float = 3600.0
     upload_s: float = 600.0
+    group_s: float = 3600.0
     tell_s: float = 10.0
 
     def __post_init__(self):

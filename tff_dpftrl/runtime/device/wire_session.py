@@ -184,14 +184,14 @@ class WireSession(session.SessionSteps):
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
         """See the base class."""
-        seconds = self._connection.patience.upload_s
+        patience = self._connection.patience
         if self._secure_upload is not None:
             answer = self._secure_upload.run(
-                self._stream, update, participation, keep_going, seconds=seconds
+                self._stream, update, participation, keep_going, seconds=patience.group_s
             )
         else:
             self._send_report(update, participation)
-            answer = self._receive("report_answer", keep_going, seconds=seconds)
+            answer = self._receive("report_answer", keep_going, seconds=patience.upload_s)
         self._stream.finish()
         return session.UploadAnswer(
             answer.accepted, tuple(answer.turns), server_connection.one_line(answer.reason)
