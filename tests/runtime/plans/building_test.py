@@ -156,10 +156,16 @@ def test_the_terms_of_a_task_must_be_complete(process, options, message):
         small_tasks.plans(process, **options)
 
 
-def test_plans_with_secure_aggregation_have_nothing_in_the_clear():
+@pytest.mark.parametrize(
+    "process",
+    [
+        small_tasks.secure_evaluation,
+        pytest.param(small_tasks.SECURE_ONLY_PROCESSES["secagg adaptive"], marks=pytest.mark.slow),
+    ],
+)
+def test_plans_with_secure_aggregation_have_nothing_in_the_clear(process):
     with contexts.secure_sum_simulation():
-        process = small_tasks.SECURE_ONLY_PROCESSES["secagg adaptive"]()
-        plans = small_tasks.plans(process, secure_aggregation=small_tasks.SECURE_AGGREGATION)
+        plans = small_tasks.plans(process(), secure_aggregation=small_tasks.SECURE_AGGREGATION)
     (device,) = plans.devices
     assert len(device.secure_sums) == len(device.graph.outputs) == len(plans.server.update)
     assert not plans.server.zero.outputs
@@ -169,13 +175,11 @@ def test_plans_with_secure_aggregation_have_nothing_in_the_clear():
 
 
 def test_a_process_with_sums_in_the_clear_is_no_secure_one():
-    with (
-        contexts.secure_sum_simulation(),
-        pytest.raises(building.CannotPlanError, match=r"seen as they are: .*mse/0.*secure_metrics"),
+    with pytest.raises(
+        building.CannotPlanError, match=r"seen as they are: .*mse/0.*secure_metrics"
     ):
         small_tasks.plans(
-            small_tasks.SECURE_PROCESSES["secagg"](),
-            secure_aggregation=small_tasks.SECURE_AGGREGATION,
+            small_tasks.evaluation(), secure_aggregation=small_tasks.SECURE_AGGREGATION
         )
 
 

@@ -43,6 +43,7 @@ def test_a_repeated_finish_repeats_its_noise(blt):
     assert not np.array_equal(server.weights(without_update)["trainable/0"], 0)  # Noise alone.
 
 
+@pytest.mark.slow
 def test_a_round_of_secure_sums_alone():
     with contexts.secure_sum_simulation():
         process = small_tasks.SECURE_ONLY_PROCESSES["secagg"]()

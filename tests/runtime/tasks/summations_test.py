@@ -124,6 +124,7 @@ def test_a_device_that_hides_others_in_the_histograms_makes_the_round_unknown(ta
     assert task.observed(commit).unknown_rounds == 1
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_summed_securely_too(task, rounds):
     with contexts.secure_sum_simulation():
         folder = small_folder.folder_of(

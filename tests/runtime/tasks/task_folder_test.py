@@ -51,6 +51,8 @@ def test_what_was_written_is_read(folder):
     assert found.terms.server_plan == found.signed.server.sha256.hex()
     assert task_folder.read(folder, small_tasks.KEYS).terms == found.terms
     assert found.terms.to_bytes() == (folder / "terms.json").read_bytes()
+    # Or stores of tasks from before there was any would be refused.
+    assert b"secure_aggregation" not in found.terms.to_bytes()
     key = signing_keys.load_public(folder / task_folder.PUBLIC_KEY)
     assert signing_keys.raw(key) == signing_keys.raw(small_tasks.KEYS[0])
     assert {file.name for file in folder.iterdir()} == {
