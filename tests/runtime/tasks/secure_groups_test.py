@@ -5,9 +5,11 @@ import sys
 
 import pytest
 
+from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import secure_groups
+from tff_dpftrl.secure_sums import parameters, vectors
 
 _CURIOUS, _ACTIVE = "honest-but-curious", "active-server"
 _GIVEN = {
@@ -50,6 +52,29 @@ def test_the_least_group_is_its_share_of_the_least_reports_and_is_kept():
     assert config_lib.TaskConfig(**resolved.to_dict()) == resolved
     smaller = dataclasses.replace(resolved, least_group=3)
     assert smaller.resolved("nwp").least_group == 3
+
+
+@pytest.mark.parametrize("clients_per_round", [10, 20, 99, 100])
+@pytest.mark.parametrize("over_selection", [1.0, 1.1, 1.3])
+@pytest.mark.parametrize("least_fraction", [0.8, 1.0])
+def test_a_round_has_as_many_groups_as_the_options_say(
+    clients_per_round, over_selection, least_fraction
+):
+    config = _config(
+        clients_per_round=clients_per_round,
+        over_selection=over_selection,
+        least_fraction=least_fraction,
+        devices_per_aggregator=11,
+    )
+    demanded = parameters.Parameters(
+        (vectors.Segment(1, 2),),
+        parameters.ThreatModel.HONEST_BUT_CURIOUS,
+        secure_groups.least_group(config),
+    )
+    wanted = config.rounds.wanted
+    settings = population.SecureSumSettings(demanded, most_devices=wanted)
+    task = population.Task("nwp", config.rounds, None, None, secure_sum=settings)
+    assert task.num_groups(wanted) == secure_groups.num_groups(config)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,14 @@ def least_group(config: config_lib.TaskConfig) -> int:
     """The fewest devices in a group's sum: its share of a round's fewest reports, if not given."""
     if config.least_group is not None:
         return config.least_group
-    return max(2, config.rounds.least // num_groups(config))
+    return max(2, min(config.rounds.least // num_groups(config), _reporting(config)))
+
+
+def _reporting(config: config_lib.TaskConfig) -> int:
+    """The largest `least_group` with which there are so many groups: see `Task.num_groups`."""
+    groups, wanted_ = num_groups(config), config.rounds.wanted
+    most = math.ceil(wanted_ / groups)
+    return next(n for n in range(most, -1, -1) if wanted_ >= groups * n * config.over_selection)
 
 
 def changes(config: config_lib.TaskConfig) -> dict[str, Any]:
@@ -142,7 +149,7 @@ def _check_least_group(config: config_lib.TaskConfig) -> None:
         raise ValueError(
             f"least_group={least} must be at least 2: the sum of one device is what it sent."
         )
-    fits = math.floor(config.rounds.wanted / (groups * config.over_selection) + 1e-9)
+    fits = _reporting(config)
     if least > fits:
         raise ValueError(
             f"least_group={least} is above the {fits} devices that report in each of {groups} "
