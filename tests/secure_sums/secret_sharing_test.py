@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import random
 import sys
 
@@ -28,8 +29,8 @@ def _is_probable_prime(number):
     return True
 
 
-def _split_one(secret, threshold, points, **kwargs):
-    return [share for (share,) in secret_sharing.split([secret], threshold, points, **kwargs)]
+def _split_one(secret, threshold, num_shares, **kwargs):
+    return [share for (share,) in secret_sharing.split([secret], threshold, num_shares, **kwargs)]
 
 
 def test_field_has_prime_order_and_is_the_smallest_with_room_for_32_bytes():
@@ -40,17 +41,18 @@ def test_field_has_prime_order_and_is_the_smallest_with_room_for_32_bytes():
 
 def test_published_example():
     # Wikipedia, "Shamir's secret sharing": f(x) = 1234 + 166 x + 94 x², which no field reduces.
-    drawn = iter([94, 166])
-    shares = _split_one(1234, 3, range(1, 7), random_below=lambda bound: next(drawn))
+    # Its differences at 0 are 260 and 188.
+    drawn = iter([188, 260])
+    shares = _split_one(1234, 3, 6, random_below=lambda bound: next(drawn))
     assert shares == [1494, 1942, 2578, 3402, 4414, 5614]
     assert secret_sharing.Recovery([2, 4, 5]).recover([1942, 3402, 4414]) == 1234
 
 
 @pytest.mark.parametrize("threshold", range(1, 6))
 def test_exactly_the_sets_of_the_threshold_recover(threshold):
-    points = [1, 2, 5, 9, 4000]
+    points = range(1, 6)
     secrets = (2**256 - 1, 0)
-    shares = secret_sharing.split(secrets, threshold, points)
+    shares = secret_sharing.split(secrets, threshold, 5)
     for size in range(1, 6):
         for chosen in itertools.permutations(range(5), size):
             recovery = secret_sharing.Recovery([points[i] for i in chosen])
@@ -63,9 +65,9 @@ def test_fewer_shares_than_the_threshold_are_independent_of_the_secret(monkeypat
     monkeypatch.setattr(secret_sharing, "PRIME", 7)
     for secret in range(7):
         seen = collections.Counter()
-        for coefficients in itertools.product(range(7), repeat=2):
-            drawn = iter(coefficients)
-            shares = _split_one(secret, 3, [1, 2, 3, 4], random_below=lambda bound: next(drawn))  # noqa: B023
+        for differences in itertools.product(range(7), repeat=2):
+            drawn = iter(differences)
+            shares = _split_one(secret, 3, 4, random_below=lambda bound: next(drawn))  # noqa: B023
             seen.update(itertools.combinations(enumerate(shares), 2))
         assert len(seen) == 6 * 49
         assert set(seen.values()) == {1}
@@ -74,10 +76,11 @@ def test_fewer_shares_than_the_threshold_are_independent_of_the_secret(monkeypat
 @_SETTINGS
 @hypothesis.given(st.data())
 def test_any_threshold_of_shares_recovers(data):
-    points = data.draw(st.lists(st.integers(1, 5000), min_size=1, max_size=40, unique=True))
+    points = range(1, data.draw(st.integers(1, 40)) + 1)
     threshold = data.draw(st.integers(1, len(points)))
     secrets = tuple(data.draw(st.lists(_SECRETS, min_size=1, max_size=3)))
-    shares = dict(zip(points, secret_sharing.split(secrets, threshold, points), strict=True))
+    split = secret_sharing.split(secrets, threshold, len(points))
+    shares = dict(zip(points, split, strict=True))
     chosen = data.draw(st.permutations(points))[:threshold]
     recovery = secret_sharing.Recovery(chosen)
     for i, secret in enumerate(secrets):
@@ -87,10 +90,12 @@ def test_any_threshold_of_shares_recovers(data):
 @_SETTINGS
 @hypothesis.given(st.data())
 def test_wrong_shares_are_found_as_far_as_there_are_spare_ones(data):
-    points = data.draw(st.lists(st.integers(1, 500), min_size=1, max_size=16, unique=True))
+    num_shares = data.draw(st.integers(1, 20))
+    points = data.draw(st.permutations(range(1, num_shares + 1)))[:16]
     threshold = data.draw(st.integers(1, len(points)))
     secret = data.draw(_SECRETS)
-    shares = _split_one(secret, threshold, points)
+    split = _split_one(secret, threshold, num_shares)
+    shares = [split[point - 1] for point in points]
     num_wrong = data.draw(st.integers(0, (len(points) - threshold) // 2))
     wrong = data.draw(st.permutations(range(len(points))))[:num_wrong]
     for i in wrong:
@@ -101,7 +106,7 @@ def test_wrong_shares_are_found_as_far_as_there_are_spare_ones(data):
 
 
 def test_more_wrong_shares_are_not_taken_for_others():
-    shares = _split_one(5, 3, range(1, 7))
+    shares = _split_one(5, 3, 6)
     # Two of six are wrong where one can be corrected: random ones lie on no polynomial.
     rng = random.Random(0)
     for _ in range(20):
@@ -111,24 +116,38 @@ def test_more_wrong_shares_are_not_taken_for_others():
 
 
 def test_secret_of_zero_is_corrected():
-    shares = _split_one(0, 1, range(1, 6))
+    shares = _split_one(0, 1, 5)
     assert secret_sharing.correct(range(1, 6), [*shares[:4], 7], 1) == (0, (5,))
 
 
+def test_values_of_a_polynomial_with_the_drawn_differences():
+    # Against Newton's formula: the sum of the differences times "x over k".
+    drawn = []
+
+    def random_below(bound):
+        drawn.append(secret_sharing.secrets.randbelow(bound))
+        return drawn[-1]
+
+    shares = secret_sharing.split((3, 4), 60, 90, random_below=random_below)
+    for i, secret in enumerate((3, 4)):
+        differences = [secret, *drawn[i::2][::-1]]
+        for x in (1, 2, 59, 60, 90):
+            value = sum(math.comb(x, k) * difference for k, difference in enumerate(differences))
+            assert shares[x - 1][i] == value % secret_sharing.PRIME
+
+
 @pytest.mark.parametrize(
-    "values, threshold, points, match",
+    "values, threshold, num_shares, match",
     [
-        ([1], 0, [1, 2], "threshold must be from 1 to the 2 points, got 0"),
-        ([1], 3, [1, 2], "got 3"),
-        ([1], 1, [1, 1], "points must differ"),
-        ([1], 1, [0, 1], "be positive"),
-        ([secret_sharing.PRIME], 1, [1], "values must be"),
-        ([-1], 1, [1], "values must be"),
+        ([1], 0, 2, "threshold must be from 1 to num_shares=2, got 0"),
+        ([1], 3, 2, "got 3"),
+        ([secret_sharing.PRIME], 1, 1, "values must be"),
+        ([-1], 1, 1, "values must be"),
     ],
 )
-def test_arguments_out_of_range(values, threshold, points, match):
+def test_arguments_out_of_range(values, threshold, num_shares, match):
     with pytest.raises(ValueError, match=match):
-        secret_sharing.split(values, threshold, points)
+        secret_sharing.split(values, threshold, num_shares)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,9 @@ def test_members_include_the_device_and_are_mutual():
         for index, members in enumerate(holders.members):
             assert index in members
             assert len(members) == expected
+            assert holders.points[index] == dict(
+                zip(sorted(members), range(1, expected + 1), strict=True)
+            )
             assert all(index in holders.members[other] for other in members)
         assert holders.thresholds == [expected // 2 + 1] * 11
 

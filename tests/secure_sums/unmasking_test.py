@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tff_dpftrl.secure_sums import secret_sharing, unmasking
 
 _SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=40)
+_POINTS = {holder: holder + 1 for holder in range(7)}
 
 
 @_SETTINGS
@@ -21,8 +22,8 @@ def test_recovered_secrets_are_right_and_recoverable_ones_recovered(data):
     threshold = data.draw(st.integers(2, num_holders))
     liars = data.draw(st.sets(st.integers(0, num_holders - 1), max_size=4))
     for secret in data.draw(st.lists(st.integers(0, 2**256 - 1), min_size=1, max_size=4)):
-        points = range(1, num_holders + 1)
-        split = secret_sharing.split([secret], threshold, points)
+        split = secret_sharing.split([secret], threshold, num_holders)
+        points = {holder: holder + 1 for holder in range(num_holders)}
         shares = {holder: share for holder, (share,) in enumerate(split)}
         for holder in data.draw(st.sets(st.integers(0, num_holders - 1), max_size=2)) - liars:
             del shares[holder]  # Did not answer.
@@ -30,7 +31,7 @@ def test_recovered_secrets_are_right_and_recoverable_ones_recovered(data):
         for holder in present_liars:
             shares[holder] = (shares[holder] + 1 + holder) % secret_sharing.PRIME
         known = {secret: "known"}.get
-        recovered = recoverer.recover(shares, threshold, known)
+        recovered = recoverer.recover(shares, points, threshold, known)
         assert recovered in (None, "known")
         if threshold + 2 * len(present_liars) <= len(shares):
             assert recovered == "known"
@@ -40,24 +41,24 @@ def test_with_suspects_known_fewer_spare_shares_are_needed():
     recoverer = unmasking.Recoverer()
 
     def shares(secret, liars):
-        split = secret_sharing.split([secret], 3, range(1, 8))
+        split = secret_sharing.split([secret], 3, 7)
         return {
             holder: (share + (holder in liars) * (7 + holder)) % secret_sharing.PRIME
             for holder, (share,) in enumerate(split)
         }
 
-    assert recoverer.recover(shares(5, {0, 1}), 3, {5: "known"}.get) == "known"
+    assert recoverer.recover(shares(5, {0, 1}), _POINTS, 3, {5: "known"}.get) == "known"
     later = shares(6, {0, 1})
     del later[5], later[6]  # Of five shares two are wrong, and one could be corrected.
-    assert unmasking.Recoverer().recover(later, 3, {6: "known"}.get) is None
-    assert recoverer.recover(later, 3, {6: "known"}.get) == "known"
+    assert unmasking.Recoverer().recover(later, _POINTS, 3, {6: "known"}.get) is None
+    assert recoverer.recover(later, _POINTS, 3, {6: "known"}.get) == "known"
 
 
 def test_too_few_shares_ask_nobody():
     def known(secret):
         raise AssertionError(secret)
 
-    assert unmasking.Recoverer().recover({0: 1, 1: 2}, 3, known) is None
+    assert unmasking.Recoverer().recover({0: 1, 1: 2}, _POINTS, 3, known) is None
 
 
 if __name__ == "__main__":

@@ -212,9 +212,8 @@ class Participant:
                 self._num_devices, self._threshold, self._members.items()
             )
         self._seed = secrets.randbits(8 * keys.SEED_BYTES)
-        points = [index + 1 for index in self._members]
         shares = secret_sharing.split(
-            (self._seed, self._mask_keys.as_int()), self._threshold, points
+            (self._seed, self._mask_keys.as_int()), self._threshold, len(self._members)
         )
         answer = secure_sum_pb2.Shares()
         _, answer.self_mask_commitment = keys.self_mask(self._seed, self._session, self._index)

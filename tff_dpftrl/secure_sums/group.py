@@ -407,6 +407,7 @@ class Group:
                 unmasker.recover_self_mask(
                     owner,
                     self._seed_shares.get(owner, {}),
+                    self._holders.points[owner],
                     self._holders.thresholds[owner],
                     self._commitments[owner],
                 ),
@@ -419,6 +420,7 @@ class Group:
                 unmasker.recover_pair_masks(
                     owner,
                     self._key_shares.get(owner, {}),
+                    self._holders.points[owner],
                     self._holders.thresholds[owner],
                     self._advertisements[owner].mask_key,
                     {other: self._advertisements[other].mask_key for other in sorted(others)},

@@ -1,8 +1,8 @@
 """Shamir's secret sharing over a prime field (Shamir 1979, "How to share a secret").
 
 The field is that of 2²⁵⁶ + 297, the smallest prime above all numbers of 32 bytes. A secret is
-the value at 0 of a random polynomial of degree threshold - 1; a share is its value at the
-holder's point, from 1. Any `threshold` shares recover it, fewer say nothing about it. Shares
+the value at 0 of a random polynomial of a degree below the threshold; a share is its value at
+the holder's point, from 1. Any `threshold` shares recover it, fewer say nothing about it. Shares
 that are wrong can be found where there are more than needed: they are the errors of a
 Reed-Solomon code (Gao 2003, "A new algorithm for decoding Reed-Solomon codes").
 
@@ -12,6 +12,7 @@ who can time the arithmetic of a device.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import secrets
@@ -24,16 +25,20 @@ SHARE_BYTES = 33
 def split(
     values: Sequence[int],
     threshold: int,
-    points: Sequence[int],
+    num_shares: int,
     *,
     random_below: Callable[[int], int] = secrets.randbelow,
 ) -> list[tuple[int, ...]]:
-    """Shares of several secrets for the same holders.
+    """Shares of several secrets for the same holders, at the points 1, 2, 3 and so on.
+
+    Newton's form takes additions only: the values of a polynomial at successive integers are
+    running sums of its differences. That the differences at 0, from the first to that of order
+    threshold - 1, are uniform means the same as uniform coefficients: each determine the other.
 
     Args:
       values: The secrets, each in [0, PRIME).
-      threshold: How many shares recover one, from 1 to the number of points.
-      points: The holders' points, positive and below PRIME, no two alike.
+      threshold: How many shares recover one, from 1 to `num_shares`.
+      num_shares: How many holders there are, below PRIME.
       random_below: Draws from [0, its argument); for tests.
 
     Returns:
@@ -42,30 +47,22 @@ def split(
     Raises:
       ValueError: If an argument is out of range.
     """
-    if not 1 <= threshold <= len(points):
-        raise ValueError(f"threshold must be from 1 to the {len(points)} points, got {threshold}.")
-    if len(set(points)) < len(points) or not all(0 < point < PRIME for point in points):
-        raise ValueError("points must differ and be positive and below PRIME.")
+    if not 1 <= threshold <= num_shares:
+        raise ValueError(f"threshold must be from 1 to num_shares={num_shares}, got {threshold}.")
     if not all(0 <= value < PRIME for value in values):
         raise ValueError("values must be from 0 to below PRIME.")
-    # The polynomials side by side in one large integer, wide enough that none of them reaches
-    # the next, make one multiplication a coefficient for all of them.
-    growth = (threshold - 1) * max(points).bit_length() + threshold.bit_length()
-    lane = PRIME.bit_length() + growth
-    coefficients = [
-        sum(random_below(PRIME) << lane * i for i in range(len(values)))
-        for _ in range(threshold - 1)
-    ]
-    constant = sum(value << lane * i for i, value in enumerate(values))
+    # Side by side in one large integer the polynomials are summed at once. None reaches the
+    # next: its value at x is below PRIME times the sum of binomials "x over k", at most 2^x.
+    lane = PRIME.bit_length() + num_shares
+    row = [0] * num_shares
+    for order in reversed(range(threshold)):
+        at_zero = [random_below(PRIME) for _ in values] if order else values
+        packed = sum(difference << lane * i for i, difference in enumerate(at_zero))
+        row = list(itertools.accumulate(row[:num_shares], initial=packed))
     mask = (1 << lane) - 1
-    shares = []
-    for point in points:
-        total = 0
-        for coefficient in coefficients:
-            total = (total + coefficient) * point
-        total += constant
-        shares.append(tuple((total >> lane * i & mask) % PRIME for i in range(len(values))))
-    return shares
+    return [
+        tuple((total >> lane * i & mask) % PRIME for i in range(len(values))) for total in row[1:]
+    ]
 
 
 class Recovery:

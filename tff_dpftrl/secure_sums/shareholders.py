@@ -13,6 +13,8 @@ class Shareholders:
 
     Attributes:
       members: By index, the indices of all that hold shares of that device's secrets.
+      points: By index, the points of that device's shares by the index of who holds them: 1 for
+        the lowest, 2 for the next.
       thresholds: By index, how many of these shares recover a secret.
     """
 
@@ -36,8 +38,10 @@ class Shareholders:
         if degree < num_devices - 1:
             graph = neighbours.random_neighbours(num_devices, degree)
             self.members = [frozenset((*others, i)) for i, others in enumerate(graph)]
+            self.points = [_points(members) for members in self.members]
         else:
             self.members = [frozenset(range(num_devices))] * num_devices
+            self.points = [_points(range(num_devices))] * num_devices
         self.thresholds = [
             max(
                 math.floor(threshold_fraction * len(members)) + 1,
@@ -71,3 +75,7 @@ class Shareholders:
             reached |= edge
             edge = (set().union(*(self.members[index] for index in edge)) & present) - reached
         return reached == present
+
+
+def _points(members: Iterable[int]) -> dict[int, int]:
+    return {member: point for point, member in enumerate(sorted(members), start=1)}

@@ -25,12 +25,17 @@ class Recoverer:
         self._suspects: set[int] = set()
 
     def recover(
-        self, shares: Mapping[int, int], threshold: int, known: Callable[[int], _Known | None]
+        self,
+        shares: Mapping[int, int],
+        points: Mapping[int, int],
+        threshold: int,
+        known: Callable[[int], _Known | None],
     ) -> _Known | None:
         """A secret that passes its check.
 
         Args:
           shares: By the index of the device that held them.
+          points: Of the shares, by the same index.
           threshold: How many recover the secret.
           known: Makes of a number what it is wanted for; None if it is not the secret.
 
@@ -42,20 +47,22 @@ class Recoverer:
             return None
         trusted = sorted(shares.keys() - self._suspects)
         holders = trusted + sorted(shares.keys() & self._suspects)
-        first = tuple(holders[:threshold])
+        first = tuple(points[holder] for holder in holders[:threshold])
         if first not in self._recoveries:
-            self._recoveries[first] = secret_sharing.Recovery([holder + 1 for holder in first])
-        secret = self._recoveries[first].recover([shares[holder] for holder in first])
+            self._recoveries[first] = secret_sharing.Recovery(first)
+        secret = self._recoveries[first].recover([shares[holder] for holder in holders[:threshold]])
         result = known(secret)
         if result is not None:
             return result
         for chosen in (trusted, holders):
             corrected = secret_sharing.correct(
-                [holder + 1 for holder in chosen], [shares[holder] for holder in chosen], threshold
+                [points[holder] for holder in chosen],
+                [shares[holder] for holder in chosen],
+                threshold,
             )
             result = None if corrected is None else known(corrected[0])
             if result is not None:
-                self._suspects.update(point - 1 for point in corrected[1])
+                self._suspects |= {holder for holder in chosen if points[holder] in corrected[1]}
                 return result
         return None
 
@@ -71,13 +78,19 @@ class Unmasker:
         self._subtracted: list[bytes] = []
 
     def recover_self_mask(
-        self, owner: int, shares: Mapping[int, int], threshold: int, commitment: bytes
+        self,
+        owner: int,
+        shares: Mapping[int, int],
+        points: Mapping[int, int],
+        threshold: int,
+        commitment: bytes,
     ) -> bool:
         """Recovers the mask that a device has added of its own.
 
         Args:
           owner: Index of the device, whose vector is in the sum.
           shares: Of its seed, by holder.
+          points: Of the shares, by holder.
           threshold: How many recover it.
           commitment: What its seed is known by.
 
@@ -91,7 +104,7 @@ class Unmasker:
             mask_key, committed = keys.self_mask(seed, self._session, owner)
             return mask_key if committed == commitment else None
 
-        mask_key = self._recoverer.recover(shares, threshold, known)
+        mask_key = self._recoverer.recover(shares, points, threshold, known)
         if mask_key is None:
             return False
         self._added.append(mask_key)
@@ -101,6 +114,7 @@ class Unmasker:
         self,
         owner: int,
         shares: Mapping[int, int],
+        points: Mapping[int, int],
         threshold: int,
         public_key: bytes,
         others: Mapping[int, bytes],
@@ -110,6 +124,7 @@ class Unmasker:
         Args:
           owner: Index of the device, whose vector is not in the sum.
           shares: Of its private key for masks, by holder.
+          points: Of the shares, by holder.
           threshold: How many recover it.
           public_key: Its public key.
           others: The public keys of its neighbours in the sum, by index.
@@ -124,7 +139,7 @@ class Unmasker:
             pair = keys.KeyPair.from_int(key)
             return pair if pair.public == public_key else None
 
-        pair = self._recoverer.recover(shares, threshold, known)
+        pair = self._recoverer.recover(shares, points, threshold, known)
         if pair is None:
             return False
         mask_keys = {
