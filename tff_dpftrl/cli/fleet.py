@@ -63,7 +63,8 @@ def add_parser(subparsers) -> None:
         choices=_ATTACKS,
         default=list(_ATTACKS),
         help="What they do: NaNs, a wrong shape, another attempt's report, a used token, or bytes "
-        "that are no update. Default: all.",
+        "that are no update; in a secure sum, keys that are none, a longer vector, a report in the "
+        "clear, a used token, or bytes that are no message. Default: all.",
     )
     _add(
         faults, "--day-seconds", float, "X", None,

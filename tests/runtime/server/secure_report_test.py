@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
-from tests.runtime.server.service_test import play
+from tests.runtime.server.toy_service import play
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits

@@ -9,27 +9,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.server import toy_service as toy
+from tests.runtime.server.toy_service import play
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
 
 Status = grpc.StatusCode
-
-
-def play(folder, story, *tasks, model=b"0", **changes):
-    """Runs a story of a channel, the observer's notes and the store; returns the notes."""
-    tasks = tasks or (toy.served(),)
-    notes = toy.Notes()
-    store = toy.store_with(*tasks, model=model)
-
-    async def run():
-        async with toy.running(folder, tasks, store, observer=notes, **changes) as server:
-            notes.server = server
-            async with toy.channel_to(folder, server.address) as channel:
-                await story(channel, notes, store)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
-    return notes
 
 
 async def a_round(channel, *updates, **check_in):

@@ -161,6 +161,22 @@ async def channel_to(folder, address, options=()):
         yield channel
 
 
+def play(folder, story, *tasks, model=b"0", **changes):
+    """Runs a story of a channel, the observer's notes and the store; returns the notes."""
+    tasks = tasks or (served(),)
+    notes = Notes()
+    store = store_with(*tasks, model=model)
+
+    async def run():
+        async with running(folder, tasks, store, observer=notes, **changes) as server:
+            notes.server = server
+            async with channel_to(folder, server.address) as channel:
+                await story(channel, notes, store)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    return notes
+
+
 @dataclasses.dataclass
 class Stream:
     """The device's side of a session.
