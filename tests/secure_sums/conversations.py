@@ -22,10 +22,15 @@ class Identity(device.Identity):
         return proof == self.make_proof(identity_public_key)
 
 
-def make_participant(demanded, session, vector) -> device.Participant:
+def make_participant(demanded, session, vector, context=b"") -> device.Participant:
     """A device; in the active model with an identity."""
     identity = Identity() if demanded.threat_model is ACTIVE else None
-    return device.Participant(demanded, session, vector, identity=identity)
+    return device.Participant(demanded, session, vector, identity=identity, context=context)
+
+
+def bound(session: bytes) -> bytes:
+    """What keys and signatures are bound to where devices are told nothing else."""
+    return parameters.bound_session(session, b"")
 
 
 def random_vector(layout, rng: np.random.Generator) -> vectors.Vector:

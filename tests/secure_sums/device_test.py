@@ -145,7 +145,10 @@ def test_identity_minted_by_the_server():
         identity = keys.IdentityKey()
         fields = {"mask_key": keys.KeyPair().public, "identity_key": identity.public}
         own = _replaced(sent, **fields)
-        return _replaced(own, signature=identity.sign_advertisement(conversation.session, own))
+        return _replaced(
+            own,
+            signature=identity.sign_advertisement(conversations.bound(conversation.session), own),
+        )
 
     _tamper_keys(conversation, minted)
     conversation.all_refuse(refusals.UnprovenIdentityError)
@@ -165,7 +168,7 @@ def test_equal_identities():
             identity_key=double.public,
             identity_proof=conversations.Identity().make_proof(double.public),
         )
-        own.signature = double.sign_advertisement(conversation.session, own)
+        own.signature = double.sign_advertisement(conversations.bound(conversation.session), own)
         members.append(own)
     for index, member in enumerate(members):
         directory.members.add(index=index, keys=member)
@@ -439,7 +442,9 @@ def test_forged_signature_over_survivors():
         other = forged.survivors_signatures.signatures[(name + 1) % _N]
         identity = keys.IdentityKey()
         digest, bitmap = conversation.server._digest, conversation.server._bitmap
-        other.signature = identity.sign_survivors(conversation.session, digest, bitmap)
+        other.signature = identity.sign_survivors(
+            conversations.bound(conversation.session), digest, bitmap
+        )
         conversation.all_refuse(refusals.OtherSurvivorsError, messages={name: forged})
 
 
@@ -672,6 +677,52 @@ def test_vector_is_copied():
     vector[1][:] = 999
     conversations.run(conversation.server, conversation.devices)
     np.testing.assert_array_equal(conversation.server.total()[1], [5 + 1 + 2] * 6)
+
+
+def _told(model, contexts):
+    """The first messages of a server to devices, each of which was told another thing."""
+    demanded = parameters.Parameters(_LAYOUT, model, 3)
+    session = parameters.new_session()
+    devices = {
+        i: conversations.make_participant(
+            demanded, session, [np.array([1], np.uint32), np.full(6, i, np.uint16)], context
+        )
+        for i, context in enumerate(contexts)
+    }
+    return demanded, session, devices
+
+
+def test_devices_that_were_told_different_things_refuse_each_other_where_the_server_is_active():
+    _, _, devices = _told(_ACTIVE, [b"model", b"model", b"model", b"model for the victim"])
+    advertisements = [participant.advertise() for participant in devices.values()]
+    for i, participant in devices.items():
+        directory = secure_sum_pb2.Directory(index=i, num_devices=4, threshold=3)
+        for j, advertisement in enumerate(advertisements):
+            directory.members.add(index=j, keys=advertisement.key_advertisement)
+        with pytest.raises(refusals.ForgedKeysError):
+            participant.answer(secure_sum_pb2.ToDevice(directory=directory))
+
+
+def test_a_server_takes_no_keys_of_a_device_that_was_told_something_else():
+    demanded, session, devices = _told(_ACTIVE, [b"model", b"other"])
+    server = group.Group(demanded, session, context=b"model")
+    server.receive(0, devices[0].advertise())
+    with pytest.raises(group.MessageRefusedError, match="not signed for this session"):
+        server.receive(1, devices[1].advertise())
+
+
+@pytest.mark.parametrize("other", [b"model", b"another model"])
+def test_masks_of_devices_that_were_told_different_things_do_not_cancel(other):
+    demanded, session, devices = _told(_HONEST, [b"model", b"model", b"model", other])
+    server = group.Group(demanded, session, context=b"model")
+    messages = {}
+    try:
+        while server.phase is not group.Phase.DONE:
+            messages = conversations.step(server, devices, messages)
+        total = server.total()[1].tolist()
+    except group.GroupLostError:  # The seed of the other is not the one that it committed to.
+        total = None
+    assert (total == [6] * 6) == (other == b"model")
 
 
 if __name__ == "__main__":

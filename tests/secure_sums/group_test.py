@@ -185,7 +185,7 @@ def test_malformed_message_costs_its_sender_alone(model, what):
     if model is _ACTIVE and phase == 0:  # What it signs it may choose as badly.
         identity = run.devices[bad]._identity_key
         content = answers[bad].key_advertisement
-        content.signature = identity.sign_advertisement(run.session, content)
+        content.signature = identity.sign_advertisement(conversations.bound(run.session), content)
     for name, answer in answers.items():
         if name != bad:
             run.server.receive(name, answer)
@@ -234,7 +234,9 @@ def test_two_devices_with_a_key_of_one(model):
     copied = second.key_advertisement
     copied.mask_key = first.key_advertisement.encryption_key
     if model is _ACTIVE:
-        copied.signature = run.devices[b]._identity_key.sign_advertisement(run.session, copied)
+        copied.signature = run.devices[b]._identity_key.sign_advertisement(
+            conversations.bound(run.session), copied
+        )
     with pytest.raises(group.MessageRefusedError, match="occurs twice"):
         run.server.receive(b, second)
     with pytest.raises(group.MessageRefusedError, match="second advertisement"):

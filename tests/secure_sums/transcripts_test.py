@@ -60,6 +60,7 @@ class _Eavesdropper:
     def unmasked(self, session, threshold, absent):
         """The masked vectors without the masks that the revealed shares give away."""
         public = {i: m.mask_key for i, m in self.sent["key_advertisement"].items()}
+        bound = conversations.bound(session)
         pairs = {
             i: keys.KeyPair.from_int(self._secret("of_mask_keys", i, threshold)) for i in absent
         }
@@ -68,9 +69,9 @@ class _Eavesdropper:
             left = masks.MaskedSum(_LAYOUT)
             left.add([masked.astype(np.uint8)])
             seed = self._secret("of_self_masks", name, threshold)
-            left.subtract_masks([keys.self_mask(seed, session, name)[0]])
+            left.subtract_masks([keys.self_mask(seed, bound, name)[0]])
             for i, pair in pairs.items():
-                key = pair.mask_key(session, i, name, public[name])
+                key = pair.mask_key(bound, i, name, public[name])
                 (left.subtract_masks if name < i else left.add_masks)([key])
             result[name] = left.value()[0].astype(int)
         return result

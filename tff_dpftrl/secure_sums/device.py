@@ -78,6 +78,7 @@ class Participant:
         vector: Sequence[np.ndarray],
         *,
         identity: Identity | None = None,
+        context: bytes = b"",
     ):
         """Takes a copy of the vector.
 
@@ -86,6 +87,7 @@ class Participant:
           session: Name of the session, as the server gave it.
           vector: Of the layout in `demanded`.
           identity: How devices know each other; for an active server only.
+          context: What all devices must have been told alike (`parameters.bound_session`).
 
         Raises:
           ValueError: If the vector is none of the layout, the session's name has the wrong
@@ -99,7 +101,7 @@ class Participant:
             )
         vectors.check(vector, demanded.layout)
         self._demanded = demanded
-        self._session = parameters.check_session(session)
+        self._session = parameters.bound_session(session, context)
         self._identity = identity
         self._is_active = is_active
         self._stage = _Stage.UNUSED

@@ -63,6 +63,7 @@ class Group:
         threshold_fraction: float | None = None,
         num_neighbours: int | None = None,
         verify_proof: Callable[[bytes, bytes], bool] | None = None,
+        context: bytes = b"",
     ):
         """Waits for devices to join.
 
@@ -77,12 +78,13 @@ class Group:
           verify_proof: Whether a proof (the second argument) holds for an identity key (the
             first), where the server may be active: whom its neighbours would refuse is
             refused at once, rather than that all of them go.
+          context: What all devices are told alike (`parameters.bound_session`).
 
         Raises:
           ValueError: If an argument is out of range, or no device would accept it.
         """
         self._demanded = demanded
-        self._session = parameters.check_session(session)
+        self._session = parameters.bound_session(session, context)
         self._is_active = demanded.threat_model is parameters.ThreatModel.ACTIVE_SERVER
         self._threshold_fraction = validation.number(
             "threshold_fraction", threshold_fraction or 0.0, at_least=0, below=1

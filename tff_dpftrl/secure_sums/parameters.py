@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import hashlib
 import secrets
 
 from tff_dpftrl import validation
 from tff_dpftrl.secure_sums import vectors
 
 SESSION_BYTES = 32
+
+_FOR_CONTEXT = b"tff_dpftrl secure sum: session and context\0"
 
 
 class ThreatModel(enum.Enum):
@@ -76,6 +79,21 @@ class Parameters:
 def new_session() -> bytes:
     """The name of one try at one sum: SESSION_BYTES bytes from the operating system."""
     return secrets.token_bytes(SESSION_BYTES)
+
+
+def bound_session(session: bytes, context: bytes) -> bytes:
+    """A session's name, bound to what all devices of the sum must have been told alike.
+
+    Args:
+      session: Name of the session, as the server gave it.
+      context: Any bytes, such as the model that devices begin with; empty for nothing.
+
+    Returns:
+      SESSION_BYTES bytes, from which all keys are derived and over which devices sign: two
+      devices with different contexts have no mask in common, and refuse each other's signatures.
+    """
+    context_digest = hashlib.sha256(context).digest()
+    return hashlib.sha256(_FOR_CONTEXT + check_session(session) + context_digest).digest()
 
 
 def check_session(session: bytes) -> bytes:

@@ -26,6 +26,7 @@ class Group:
         self.effects = self.actor.start(0.0)
         self.timers = []
         self.participants, self.to_send, self.steps, self.ends = {}, {}, {}, {}
+        self.configured = {}
         self.told = []
         self._take_effects()
 
@@ -38,8 +39,8 @@ class Group:
 
     def _hear(self, to, message):
         if isinstance(message, messages.Configure):
-            session = message.secure_sum_session
-            made = toy_secure.participant(session, NUMBERS[to], self.demands)
+            self.configured[to] = message
+            made = toy_secure.participant(message, NUMBERS[to], self.demands)
             self.participants[to], self.to_send[to] = made, made.advertise()
         elif isinstance(message, messages.SecureSumAnswer):
             asked = secure_sum_pb2.ToDevice.FromString(message.content)
@@ -253,7 +254,7 @@ def test_a_report_in_the_clear_is_never_looked_at():
 def test_a_sum_that_is_not_of_its_devices_is_lost():
     made = Group()
     made.participants["a"] = lying = toy_secure.participant(
-        made.actor._session, NUMBERS["a"], made.demands, count=2
+        made.configured["a"], NUMBERS["a"], made.demands, count=2
     )
     made.to_send["a"] = lying.advertise()
     made.send().tell(CLOSE).send().send().send()

@@ -38,5 +38,11 @@ def test_an_update_is_sent_in_parts_if_it_is_large(parts):
     assert (last.report.attempt, list(last.report.strides)) == ("a", [0, 1])
 
 
+def test_the_context_of_a_secure_sum_is_all_that_devices_are_told():
+    told = [("nwp", 3, b"model"), ("nwp", 3, b"other"), ("nwp", 4, b"model"), ("nwp2", 3, b"model")]
+    contexts = {session_stream.secure_sum_context(*each) for each in [*told, *told]}
+    assert len(contexts) == len(told) and {len(context) for context in contexts} == {32}
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.secure_sums import device, parameters, secure_sum_pb2, vectors
@@ -101,10 +101,18 @@ class Trusting(device.Identity):
         return proof == b"genuine"
 
 
-def participant(session, numbers, demands=None, count=1):
+def participant(told, numbers, demands=None, count=1):
+    """A device's half of a sum; `told` is a message `Configure`, or the same from the wire."""
     demands = demands or demanded(size=len(numbers))
     identity = Trusting() if demands.threat_model is ACTIVE else None
-    return device.Participant(demands, session, vector(numbers, count), identity=identity)
+    model = told.model if isinstance(told, messages.Configure) else told.broadcast
+    return device.Participant(
+        demands,
+        told.secure_sum_session,
+        vector(numbers, count),
+        identity=identity,
+        context=session_stream.secure_sum_context(told.task, told.round_index, model),
+    )
 
 
 class SecureDevice:
@@ -113,7 +121,7 @@ class SecureDevice:
     def __init__(self, stream, configuration, numbers, demands=None):
         self.stream = stream
         self.configuration = configuration
-        self._participant = participant(configuration.secure_sum_session, numbers, demands)
+        self._participant = participant(configuration, numbers, demands)
         self.message = self._participant.advertise()
         self.answer = None
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from google.protobuf import message as protobuf_message
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles, selector
+from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.secure_sums import group as group_lib
 from tff_dpftrl.secure_sums import parameters, secure_sum_pb2
 
@@ -54,6 +55,7 @@ class SecureAggregator(actor.Actor):
             threshold_fraction=self._settings.threshold_fraction,
             num_neighbours=self._settings.num_neighbours,
             verify_proof=verify_identity and functools.partial(verify_identity, self._session),
+            context=session_stream.secure_sum_context(role.task, role.round_index, role.model),
         )
         self._is_over = False
         self._is_lost = False

@@ -88,6 +88,7 @@ class SecureUpload:
         plan: plan_pb2.DevicePlan,
         session_name: bytes,
         *,
+        context: bytes,
         attester: attester_lib.Attester,
         issuers: Iterable[ed25519.Ed25519PublicKey],
         clock: Callable[[], float],
@@ -97,6 +98,8 @@ class SecureUpload:
         Args:
           plan: The plan, which was verified and asks for secure aggregation.
           session_name: The session that the server has named.
+          context: What all devices of the sum must have been told alike
+            (`session_stream.secure_sum_context`).
           attester: Who vouches for this device.
           issuers: Whose tokens prove that another device is genuine; may be empty.
           clock: Seconds since 1970.
@@ -105,7 +108,7 @@ class SecureUpload:
           signing.PlanRefusedError: If plan and session do not go together, or this device
             cannot do what they ask for.
         """
-        self._plan, self._session = plan, session_name
+        self._plan, self._session, self._context = plan, session_name, context
         self._identity = None
         try:
             self._parameters = secure_report.parameters_of(plan)
@@ -153,7 +156,11 @@ class SecureUpload:
         except ValueError as error:
             raise session.StepFailed(f"The update cannot be summed securely: {error}") from None
         participant = participant_lib.Participant(
-            self._parameters, self._session, vector, identity=self._identity
+            self._parameters,
+            self._session,
+            vector,
+            identity=self._identity,
+            context=self._context,
         )
         del vector
         try:

@@ -121,7 +121,7 @@ class WireSession(session.SessionSteps):
             plan = loaded.plan
             self._check_names(plan, configuration.task)
             rule, buckets = _participation(plan)
-            self._secure_upload = self._way_of(plan, configuration.secure_sum_session)
+            self._secure_upload = self._way_of(plan, configuration)
             broadcast = tensor_values.from_bytes(
                 configuration.broadcast, loaded.broadcast, "The model"
             )
@@ -135,9 +135,10 @@ class WireSession(session.SessionSteps):
         return self.work
 
     def _way_of(
-        self, plan: plan_pb2.DevicePlan, session_name: bytes
+        self, plan: plan_pb2.DevicePlan, configuration: wire_pb2.Configuration
     ) -> secure_upload.SecureUpload | None:
         """How a plan's report is uploaded; None if in the clear. The plan decides."""
+        session_name = configuration.secure_sum_session
         if not secure_report.is_asked_for(plan):
             if session_name:
                 raise signing.PlanRefusedError(
@@ -151,6 +152,9 @@ class WireSession(session.SessionSteps):
         return self.secure_upload(
             plan,
             session_name,
+            context=session_stream.secure_sum_context(
+                configuration.task, configuration.round_index, configuration.broadcast
+            ),
             attester=self._attester,
             issuers=self._issuers,
             clock=self._clock,

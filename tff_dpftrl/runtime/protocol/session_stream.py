@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
@@ -95,3 +96,23 @@ def identity_nonce(session: bytes, population: str, identity_key: bytes) -> byte
       The nonce, `attestation.NONCE_BYTES` bytes.
     """
     return attestation.bound_nonce(session, "secure sum", population, identity_key.hex())
+
+
+def secure_sum_context(task: str, round_index: int, model: bytes) -> bytes:
+    """What the devices of a secure sum must have been told alike, and the server keeps to.
+
+    With a model of its own for each device, a server could have all updates but one be zero
+    (Pasquini et al. 2022): devices that were told different things have no mask in common.
+
+    Args:
+      task: Name of the task.
+      round_index: The round, from 0.
+      model: What the device begins with, serialised.
+
+    Returns:
+      The context of `secure_sums`, 32 bytes.
+    """
+    digest = hashlib.sha256()
+    for part in (task.encode(), str(round_index).encode(), model):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.digest()

@@ -123,8 +123,7 @@ class Device:
         """Begins a secure sum, if it is one."""
         settings = self._tasks[message.task].secure_sum
         if settings is not None:
-            session = message.secure_sum_session
-            self._participant = toy_task.participant(settings, session, self.address)
+            self._participant = toy_task.participant(settings, message)
             self._message = self._participant.advertise().SerializeToString()
             self._step = 0
 

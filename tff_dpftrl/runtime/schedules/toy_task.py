@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import parameters, vectors
 
@@ -75,23 +76,25 @@ def secure_sum_settings(num_devices: int) -> population.SecureSumSettings:
 
 
 def participant(
-    settings: population.SecureSumSettings, session: bytes, address: str
+    settings: population.SecureSumSettings, told: messages.Configure
 ) -> participant_lib.Participant:
     """A device's half of the sum of a group.
 
     Args:
       settings: What `secure_sum_settings` returned.
-      session: Of the group.
-      address: Of the device's connection, like "3.17".
+      told: What the device was sent; it is named after its connection, like "3.17".
 
     Returns:
       The participant.
     """
     vector = vectors.zeros(settings.parameters.layout)
-    device, _, connection = address.partition(".")
+    device, _, connection = told.device.partition(".")
     vector[0][0] = 1
     vector[1][int(device)] = int(connection)
-    return participant_lib.Participant(settings.parameters, session, vector)
+    context = session_stream.secure_sum_context(told.task, told.round_index, told.model)
+    return participant_lib.Participant(
+        settings.parameters, told.secure_sum_session, vector, context=context
+    )
 
 
 class SecureNameSum(NameSum):

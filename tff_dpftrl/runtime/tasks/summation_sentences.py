@@ -90,6 +90,5 @@ def _active() -> str:
         "tokens is, who can make up devices, nor the holder of the key that signs plans, who can "
         "make others. Together they learn one sum of the group's other devices, of which the "
         "server can leave some out. What a sum shows of one device is up to the model that the "
-        "server sends: one made for the purpose, or another one for each device, can make the "
-        "reports of all others empty."
+        "server sends: to all devices of a group the same one, which may be made for the purpose."
     )
