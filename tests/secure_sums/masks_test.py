@@ -84,6 +84,18 @@ def test_other_moduli_replace_rejected_words_by_spare_ones(modulus, size):
     np.testing.assert_array_equal(_mask(layout)[1], expected)
 
 
+@pytest.mark.parametrize("modulus", [15, 2**12 - 1, 2**24 - 1, 2**32 - 1, 2**20])
+def test_batches_of_masks_are_the_sums_of_single_ones(modulus):
+    size, num_masks = 50, 3 * masks._BATCH - 1
+    layout = (vectors.Segment(size, modulus),)
+    keys = [bytes([i]) * 32 for i in range(num_masks)]
+    expected = sum(_mask(layout, key)[0].astype(object) for key in keys)
+    for sign, method in ((1, "add_masks"), (-1, "subtract_masks")):
+        total = masks.MaskedSum(layout)
+        getattr(total, method)(keys)
+        np.testing.assert_array_equal(total.value()[0], sign * expected % modulus)
+
+
 def test_words_that_count_are_as_many_for_each_entry():
     # Exactly uniform, however the words are drawn: below the limit each entry occurs as often.
     for modulus in range(3, 300):
