@@ -152,7 +152,7 @@ def _statement(**secure):
             [
                 "may do anything, if fewer than a third",
                 "neither the issuer of the devices' attestation tokens is",
-                "can make the reports of all others empty",
+                "the same one, which may be made for the purpose",
             ],
         ),
     ],
