@@ -163,9 +163,9 @@ def _leave_part_unmasked(monkeypatch):
     # The first twentieth of every mask is missing.
     apply = masks._ReducedSum.apply
 
-    def leaking(self, signed):
+    def leaking(self, *args):
         before = self.total[: _SIZE // 20].copy()
-        apply(self, signed)
+        apply(self, *args)
         self.total[: _SIZE // 20] = before
 
     monkeypatch.setattr(masks._ReducedSum, "apply", leaking)
@@ -177,8 +177,8 @@ def _give_all_pairs_one_key(monkeypatch):
 
 def _reduce_words_without_rejection(monkeypatch):
     # Words of two bits: modulo 3, one is 0 twice as often as 1 or 2.
-    def leaking(self, signed):
-        for key, operation in signed:
+    def leaking(self, pair_keys, operation):
+        for key in pair_keys:
             mask = masks.MaskedSum((vectors.Segment(_SIZE, 4),))
             mask.add_masks([key])
             operation(self.total, mask.value()[0], out=self.total)

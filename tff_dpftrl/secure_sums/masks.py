@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
@@ -27,9 +26,6 @@ _SPARE_BYTES = 1 << 12  # Drawn at a time.
 _BATCH = 16  # Masks whose streams are open at a time.
 _ALIGNMENT = 16
 _ZEROS = memoryview(bytes(_CHUNK_BYTES))
-
-# A mask's key, and whether it is added or subtracted.
-_Signed: TypeAlias = tuple[bytes, np.ufunc]
 
 
 def _stream(key: bytes, number: int) -> CipherContext:
@@ -60,17 +56,17 @@ class MaskedSum:
 
     def add_masks(self, keys: Sequence[bytes]) -> None:
         """Adds the masks of some keys, KEY_BYTES bytes each."""
-        self._apply([(key, np.add) for key in keys])
+        self._apply(keys, np.add)
 
     def subtract_masks(self, keys: Sequence[bytes]) -> None:
         """Subtracts the masks of some keys, KEY_BYTES bytes each."""
-        self._apply([(key, np.subtract) for key in keys])
+        self._apply(keys, np.subtract)
 
-    def _apply(self, masks: list[_Signed]) -> None:
-        for i in range(0, len(masks), _BATCH):
-            self._wrapping.apply(masks[i : i + _BATCH])
+    def _apply(self, keys: Sequence[bytes], operation: np.ufunc) -> None:
+        for i in range(0, len(keys), _BATCH):
+            self._wrapping.apply(keys[i : i + _BATCH], operation)
             for other in self._others.values():
-                other.apply(masks[i : i + _BATCH])
+                other.apply(keys[i : i + _BATCH], operation)
 
     def value(self) -> vectors.Vector:
         """The vector as it is now, each entry reduced modulo its segment's modulus."""
@@ -122,12 +118,12 @@ class _WrappingSum:
             for a in range(run, end, _CHUNK_BYTES)
         ]
 
-    def apply(self, masks: Sequence[_Signed]) -> None:
+    def apply(self, keys: Sequence[bytes], operation: np.ufunc) -> None:
         if not self._chunks:
             return
-        streams = [(_stream(key, 0).update_into, operation) for key, operation in masks]
+        streams = [_stream(key, 0).update_into for key in keys]
         for zeros, buffer, words, total in self._chunks:
-            for update_into, operation in streams:
+            for update_into in streams:
                 update_into(zeros, buffer)
                 operation(total, words, out=total)
 
@@ -170,18 +166,14 @@ class _ReducedSum:
             buffer = memoryview(words.view(np.uint8))
             self._chunks.append((_ZEROS[: len(buffer)], buffer, words, total))
 
-    def apply(self, masks: Sequence[_Signed]) -> None:
+    def apply(self, keys: Sequence[bytes], operation: np.ufunc) -> None:
         limit = self._rule.limit
         streams = [
-            (
-                _stream(key, self._number).update_into,
-                _Spare(key, self._number, self._rule),
-                operation,
-            )
-            for key, operation in masks
+            (_stream(key, self._number).update_into, _Spare(key, self._number, self._rule))
+            for key in keys
         ]
         for zeros, buffer, words, total in self._chunks:
-            for update_into, spare, operation in streams:
+            for update_into, spare in streams:
                 update_into(zeros, buffer)
                 if words.max() >= limit:
                     rejected = np.flatnonzero(words >= limit)
