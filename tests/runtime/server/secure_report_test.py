@@ -165,6 +165,34 @@ def test_what_is_wrong_in_a_step_is_refused_by_name_and_the_round_goes_on(
     play(tmp_path, story, toy_secure.served())
 
 
+async def with_one_of_another_session(channel, threat_model):
+    demands = toy_secure.demanded(threat_model)
+    first, *others = await configured(channel, demands=demands)
+    first.configuration.secure_sum_session = b"o" * 32
+    other = toy_secure.SecureDevice(first.stream, first.configuration, NUMBERS[0], demands)
+    return await finish([other, *others])
+
+
+def test_keys_of_another_session_are_refused_where_they_are_signed(tmp_path):
+    async def story(channel, notes, store):
+        replayed, *others = await with_one_of_another_session(channel, toy_secure.ACTIVE)
+        assert replayed.reason == "unusable: Keys that are not signed for this session."
+        assert all(answer.accepted for answer in others)
+        assert (await committed(store))["total"] == sum_of(*NUMBERS[1:])
+
+    play(tmp_path, story, toy_secure.served(threat_model=toy_secure.ACTIVE))
+
+
+def test_masks_of_another_session_are_a_lost_group_and_no_wrong_sum(tmp_path):
+    async def story(channel, notes, store):
+        answers = await with_one_of_another_session(channel, toy_secure.HONEST)
+        assert {answer.reason for answer in answers} == {"group lost"}
+        await toy.until(lambda: notes.of(messages.RoundLost))
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story, toy_secure.served())
+
+
 def test_a_report_in_the_clear_is_refused_and_not_looked_at(tmp_path):
     async def story(channel, notes, store):
         devices = await configured(channel)
