@@ -32,8 +32,20 @@ _N = 7
 class _Conversation:
     """A group of seven devices, run up to a phase; `messages` is what devices get next."""
 
-    def __init__(self, model, until, *, num_devices=_N, least_devices=3, gone=None, fraction=None):
-        self.demanded = parameters.Parameters(_LAYOUT, model, least_devices)
+    def __init__(
+        self,
+        model,
+        until,
+        *,
+        num_devices=_N,
+        least_devices=3,
+        most_devices=None,
+        gone=None,
+        fraction=None,
+    ):
+        self.demanded = parameters.Parameters(
+            _LAYOUT, model, least_devices, most_devices=most_devices
+        )
         self.session = parameters.new_session()
         self.devices = {
             i: conversations.make_participant(
@@ -229,6 +241,17 @@ def test_small_group(model):
         members = message.directory.members
         message.directory.index = next(m.index for m in members if m.keys == own)
     conversation.all_refuse(refusals.TooFewDevicesError)
+
+
+@_BOTH
+def test_group_too_large_to_work_through(model, monkeypatch):
+    conversation = _Conversation(model, group.Phase.SHARING, most_devices=_N)
+    messages = conversation.messages
+    # What a server could make a device compute for hours; it is refused before any of it.
+    monkeypatch.setattr(secret_sharing, "split", None)
+    for message in messages.values():
+        message.directory.num_devices = _N + 1
+    conversation.all_refuse(refusals.TooManyDevicesError)
 
 
 @_BOTH

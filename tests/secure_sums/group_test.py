@@ -258,6 +258,26 @@ def test_identities_that_nobody_asked_for_or_that_do_not_hold(field):
     run.server.receive(run.names[0], good)
 
 
+def test_full_group_takes_nobody_until_somebody_leaves():
+    demanded = parameters.Parameters(_LAYOUT, _HONEST, 2, most_devices=3)
+    session = parameters.new_session()
+    inputs, devices = _devices(demanded, session, 4)
+    *first, late = devices
+    server = group.Group(demanded, session)
+    advertisements = {name: device_.advertise() for name, device_ in devices.items()}
+    for name in first:
+        server.receive(name, advertisements[name])
+    with pytest.raises(group.MessageRefusedError, match="full: it has 3 devices"):
+        server.receive(late, advertisements[late])
+    server.drop(first[0])
+    server.receive(late, advertisements[late])
+    messages = server.advance()
+    while server.phase is not group.Phase.DONE:
+        messages = conversations.step(server, devices, messages)
+    assert set(server.survivors) == inputs.keys() - {first[0]}
+    _assert_sum(server, inputs)
+
+
 @_BOTH
 def test_two_devices_with_a_key_of_one(model):
     run = _Run(model, group.Phase.ADVERTISING)

@@ -29,6 +29,7 @@ def test_least_thresholds_exceed_a_half_and_two_thirds():
         ((_LAYOUT, _HONEST, 2.5), "least_devices must be an integer"),
         ((_LAYOUT, _HONEST, 2, 0), "least_neighbours must be at least 1"),
         ((_LAYOUT, _ACTIVE, 2, 5), "least_neighbours must be None, got 5"),
+        ((_LAYOUT, _ACTIVE, 3, None, 2), "most_devices must be at least 3, got 2"),
     ],
 )
 def test_parameters_that_make_no_sense(args, match):

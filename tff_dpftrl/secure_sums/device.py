@@ -233,6 +233,12 @@ class Participant:
         return secure_sum_pb2.ToServer(shares=answer)
 
     def _check_directory(self, directory: secure_sum_pb2.Directory) -> None:
+        most_devices = self._demanded.most_devices
+        if most_devices is not None and directory.num_devices > most_devices:
+            raise refusals.TooManyDevicesError(
+                f"A group of {directory.num_devices}, where this device takes part in one of "
+                f"{most_devices} at most."
+            )
         indices = [member.index for member in directory.members]
         if any(b <= a for a, b in zip(indices, indices[1:], strict=False)):
             raise refusals.MalformedMessageError("Indices of the directory do not increase.")

@@ -231,6 +231,8 @@ class Group:
     def _join(self, device: Hashable, keys_: secure_sum_pb2.KeyAdvertisement) -> None:
         if device in self._joined:
             raise MessageRefusedError("A second advertisement of one device.")
+        if len(self._joined) == self._demanded.most_devices:
+            raise MessageRefusedError(f"The group is full: it has {len(self._joined)} devices.")
         if not keys.is_sound(keys_.encryption_key) or not keys.is_sound(keys_.mask_key):
             raise MessageRefusedError("A public key that is no point of large order.")
         if self._is_active:

@@ -50,12 +50,15 @@ class Parameters:
       least_devices: The fewest devices in a sum, at least 2.
       least_neighbours: The fewest neighbours that a device is given; None if these must be all
         others of its group, as they must be where the server may be active.
+      most_devices: The most devices in a group, for which the moduli have room and whose keys a
+        device is ready to work through; None for any number.
     """
 
     layout: vectors.Layout
     threat_model: ThreatModel
     least_devices: int
     least_neighbours: int | None = None
+    most_devices: int | None = None
 
     def __post_init__(self):
         object.__setattr__(self, "layout", tuple(self.layout))
@@ -67,6 +70,8 @@ class Parameters:
             minimum=2,
             remedy="The sum of one device is its vector.",
         )
+        if self.most_devices is not None:
+            validation.integer("most_devices", self.most_devices, minimum=self.least_devices)
         if self.least_neighbours is not None:
             validation.integer("least_neighbours", self.least_neighbours, minimum=1)
             if self.threat_model is ThreatModel.ACTIVE_SERVER:

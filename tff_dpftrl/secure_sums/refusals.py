@@ -59,6 +59,10 @@ class TooFewDevicesError(ProtocolRefusedError):
     """A group, or what is left of it, that is smaller than this device demands."""
 
 
+class TooManyDevicesError(ProtocolRefusedError):
+    """A group that is larger than this device takes part in."""
+
+
 class TooFewNeighboursError(ProtocolRefusedError):
     """Fewer neighbours than this device demands."""
 

@@ -35,7 +35,10 @@ def _report(seed, participation=secure_plans.NEVER_BEFORE):
 
 def test_both_plans_of_a_task_demand_the_same():
     wanted = parameters_lib.Parameters(
-        _LAYOUT, parameters_lib.ThreatModel.HONEST_BUT_CURIOUS, least_devices=2
+        _LAYOUT,
+        parameters_lib.ThreatModel.HONEST_BUT_CURIOUS,
+        least_devices=secure_plans.LEAST,
+        most_devices=secure_plans.MOST,
     )
     assert secure_report.parameters_of(secure_plans.device()) == wanted
     assert secure_report.parameters_of(secure_plans.server()) == wanted

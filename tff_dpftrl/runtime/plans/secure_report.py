@@ -79,8 +79,8 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
       plan: A device's or a server's plan, whose signature was verified.
 
     Returns:
-      Layout, threat model, and the fewest devices of a sum and neighbours of a device: the same
-      for both plans of a task.
+      Layout, threat model, the fewest and most devices of a sum, and the fewest neighbours of a
+      device: the same for both plans of a task.
 
     Raises:
       PlanNotSecureError: If the plan asks for none, or its sums cannot be secure: a tensor
@@ -118,7 +118,9 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
     )
     threat_model, neighbours = _THREAT_MODELS[asked.threat_model], asked.least_neighbours or None
     try:
-        return parameters_lib.Parameters(layout, threat_model, asked.least_devices, neighbours)
+        return parameters_lib.Parameters(
+            layout, threat_model, asked.least_devices, neighbours, asked.most_devices
+        )
     except ValueError as error:
         raise PlanNotSecureError(f"The plan's secure_aggregation cannot be met: {error}") from None
 
