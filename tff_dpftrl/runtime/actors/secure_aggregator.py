@@ -28,8 +28,9 @@ class SecureAggregator(actor.Actor):
     A device has arrived with the first message of its secure sum, its keys. From then on it is
     counted as others are by their reports, until the Master Aggregator closes reporting. The
     group goes on with those that are there, from step to step: each ends when nobody is waited
-    for any more, or when its time is over. A group with too few devices left is lost whole;
-    nothing of it is ever seen.
+    for any more, or when its time is over. A group with too few devices left is lost whole, and
+    so is one whose sum is not that of its devices: of the latter the sum was known here, and to
+    nobody else.
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class SecureAggregator(actor.Actor):
         self._is_over = False
         self._is_lost = False
         self._devices = frozenset(role.devices)
-        self._unheard = set(role.devices)  # While reporting is open.
+        self._awaited = set(role.devices)  # In the step that runs.
+        self._here: set[str] = set()  # Who has arrived, and was neither refused nor is gone.
         self._steps: dict[str, int] = {}  # The last one that each device has taken.
         self._has_end: set[str] = set()  # Who was accepted or refused, or is gone.
         self._gone: set[str] = set()
@@ -121,27 +123,23 @@ class SecureAggregator(actor.Actor):
             self._refuse(device, message.attempt, messages.Refusal.LATE)
         elif self._is_lost:
             self._end(device, messages.Refusal.GROUP_LOST)
-        elif not self._awaits(device):
+        elif device not in self._awaited:
             self._end(device, messages.Refusal.LATE)
             self._drop(device)
         else:
             self._steps[device] = message.step
             self._take(message)
 
-    def _awaits(self, device: str) -> bool:
-        if self._is_reporting:
-            return device in self._unheard
-        return not self._is_over and device in self._group.outstanding
-
     def _take(self, message: messages.SecureSumMessage) -> None:
         device = message.device
-        self._unheard.discard(device)
+        self._awaited.discard(device)
         try:
             self._group.receive(device, _read(message))
         except (group_lib.MessageRefusedError, _Unreadable) as error:
             self._end(device, messages.Refusal.UNUSABLE, str(error))
             self._drop(device)
         else:
+            self._here.add(device)
             if message.vector:
                 self.send(device, messages.VectorAdded(device))
         self._go_on()
@@ -164,7 +162,8 @@ class SecureAggregator(actor.Actor):
             self._go_on()
 
     def _drop(self, device: str) -> None:
-        self._unheard.discard(device)
+        self._awaited.discard(device)
+        self._here.discard(device)
         if not self._is_over:
             self._group.drop(device)
 
@@ -182,12 +181,11 @@ class SecureAggregator(actor.Actor):
 
     def _go_on(self) -> None:
         if self._is_reporting:
-            here = sum(device not in self._has_end for device in self._steps)
             self.send(
                 self._role.attempt,
-                messages.ReportsCounted(self.address, here, len(self._unheard)),
+                messages.ReportsCounted(self.address, len(self._here), len(self._awaited)),
             )
-        elif not self._is_over and not self._group.outstanding:
+        elif not self._is_over and not self._awaited:
             self._advance()
 
     def _advance(self) -> None:
@@ -200,6 +198,7 @@ class SecureAggregator(actor.Actor):
         if self._group.phase is group_lib.Phase.DONE:
             self._hand_over()
             return
+        self._awaited = set(answers)
         for device, answer in answers.items():
             content = answer.SerializeToString()
             self.send(device, messages.SecureSumAnswer(device, self._steps[device], content))
@@ -234,6 +233,7 @@ class SecureAggregator(actor.Actor):
 
     def _close(self, total: object, survivors: tuple[str, ...] = ()) -> None:
         self._group = None
+        self._awaited.clear()
         self._counts["reports"] = len(survivors)
         for device in self._devices.difference(survivors):
             if device in self._gone:
