@@ -24,7 +24,7 @@ from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.server import received, secure_report, served_task, summaries
+from tff_dpftrl.runtime.server import received, secure_conversation, served_task, summaries
 from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
 
 _logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Service:
     def largest_message(self) -> int:
         """Bytes of the largest message that a device may send."""
         parts = max(task.largest_report_bytes for task in self._tasks.values())
-        of_groups = max(secure_report.most_bytes(task) for task in self._tasks.values())
+        of_groups = max(secure_conversation.most_bytes(task) for task in self._tasks.values())
         largest = max(min(parts, session_stream.PART_BYTES), of_groups)
         return largest + limits_lib.MESSAGE_MARGIN_BYTES
 
@@ -254,7 +254,7 @@ class Service:
         await self._configure(session, context, answer, plans[answer.task])
         session.deadline = ends
         if answer.secure_sum_session:
-            await self._take_secure_report(session, context, answer)
+            await self._take_secure_conversation(session, context, answer)
         else:
             await self._take_report(session, context, answer.task)
 
@@ -344,13 +344,13 @@ class Service:
         finally:
             self._receiving.give_back(limit)
 
-    async def _take_secure_report(
+    async def _take_secure_conversation(
         self,
         session: Session,
         context: grpc.aio.ServicerContext,
         configure: messages.Configure,
     ) -> None:
-        report = secure_report.SecureReport(
+        report = secure_conversation.SecureConversation(
             session,
             context,
             self._tasks[configure.task],

@@ -38,7 +38,7 @@ def most_bytes(task: served_task.ServedTask) -> int:
     return limits_lib.PEER_BYTES * (secure_sum.num_neighbours or task.task.rounds.wanted)
 
 
-class SecureReport:
+class SecureConversation:
     """One device's conversation, up to the answer to its report.
 
     Attributes:
