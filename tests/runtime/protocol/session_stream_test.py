@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
+from tff_dpftrl.secure_sums import secure_sum_pb2
 
 
 def test_the_methods_are_those_of_the_proto_file():
@@ -36,6 +37,29 @@ def test_an_update_is_sent_in_parts_if_it_is_large(parts):
     assert all(len(first.update_part) == session_stream.FIRST_PART_BYTES for first in sent[:1])
     assert b"".join(message.update_part for message in sent) + last.report.update == update
     assert (last.report.attempt, list(last.report.strides)) == ("a", [0, 1])
+
+
+@pytest.mark.parametrize("parts", [0.5, 1, 1.5])
+def test_a_masked_vector_is_sent_in_parts_if_it_is_large(parts):
+    vector = bytes(range(256)) * int(parts * session_stream.PART_BYTES / 256)
+    masked = secure_sum_pb2.ToServer(masked_vector={"content": vector})
+    *sent, last = session_stream.secure_sum_messages(masked)
+    assert len(sent) == (0 if parts <= 1 else 1 + math.ceil(parts))
+    message = secure_sum_pb2.ToServer.FromString(last.secure_sum)
+    assert message.WhichOneof("message") == "masked_vector"
+    content = message.masked_vector.content
+    assert b"".join(part.update_part for part in sent) + content == vector
+
+
+def test_other_messages_of_a_secure_sum_stay_what_they_are():
+    shares = secure_sum_pb2.ToServer(shares={"self_mask_commitment": b"c"})
+    (sent,) = session_stream.secure_sum_messages(shares)
+    assert secure_sum_pb2.ToServer.FromString(sent.secure_sum) == shares
+
+
+def test_an_identity_is_of_one_session_population_and_key():
+    told = [(b"s", "p", b"k"), (b"t", "p", b"k"), (b"s", "q", b"k"), (b"s", "p", b"l")]
+    assert len({session_stream.identity_nonce(*each) for each in told}) == 4
 
 
 def test_the_context_of_a_secure_sum_is_all_that_devices_are_told():

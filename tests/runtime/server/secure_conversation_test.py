@@ -317,17 +317,23 @@ def test_parts_that_end_in_something_else_are_refused(tmp_path):
     play(tmp_path, story, toy_secure.served())
 
 
-def test_who_waits_for_an_aggregator_that_is_gone_is_told_so(tmp_path):
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize("killed", ["aggregator", "master"])
+def test_who_waits_for_an_actor_that_is_gone_is_told_so(tmp_path, killed, step):
     async def story(channel, notes, store):
         devices = await configured(channel)
+        for _ in range(step):
+            await one_step(devices)
         await asyncio.gather(*(device.send() for device in devices[:3]))
         engine = notes.server._engine
-        (address,) = [name for name in engine._members if "/aggregator/" in name]
-        engine._lose(engine._members[address], "KilledByATest")
+        (aggregator,) = [name for name in engine._members if "/aggregator/" in name]
+        address = {"aggregator": aggregator, "master": aggregator.partition("/aggregator")[0]}
+        engine._lose(engine._members[address[killed]], "KilledByATest")
         for device in devices[:3]:
             assert await device.receive() and device.answer.reason == "late"
         assert (await devices[3].finish()).reason == "late"
         await toy.until(lambda: notes.of(messages.RoundLost))
+        assert not toy.totals(store)
         await round_goes_on(channel, store)
 
     play(tmp_path, story, toy_secure.served())

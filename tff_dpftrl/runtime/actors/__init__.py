@@ -23,7 +23,8 @@ one process, Ray on many machines) run the same classes. What an engine owes the
   is not there any more is answered by the engine with `ReportRefused(..., Refusal.LATE)`; so
   are devices that wait, in a secure sum, for an answer of one that is gone.
 - `Lost(address)` may be sent to whoever spawned an actor that is gone (for a Coordinator: to
-  the Selectors). It saves time; the time-outs would find out as well.
+  the Selectors), and the Aggregators of a Master Aggregator that is gone may be ended. It saves
+  time; the time-outs would find out as well.
 - `DeviceGone(device)`: to the device's Selector, and the Aggregator that it was to report to.
 
 Start it with `Cast.keeper` and a Selector for each process that devices connect to. The

@@ -380,6 +380,9 @@ class Engine:
             return
         for address in self._cast.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
+        if not leads:  # Nobody asks its Aggregators for their sums any more.
+            for child in [one for one in self._members.values() if one.parent == member.address]:
+                self._end(child)
 
 
 def _without_old_counts(effects: list[actor.Effect]) -> list[actor.Effect]:

@@ -254,7 +254,7 @@ class Service:
         await self._configure(session, context, answer, plans[answer.task])
         session.deadline = ends
         if answer.secure_sum_session:
-            await self._take_secure_conversation(session, context, answer)
+            await self._converse_securely(session, context, answer)
         else:
             await self._take_report(session, context, answer.task)
 
@@ -344,13 +344,13 @@ class Service:
         finally:
             self._receiving.give_back(limit)
 
-    async def _take_secure_conversation(
+    async def _converse_securely(
         self,
         session: Session,
         context: grpc.aio.ServicerContext,
         configure: messages.Configure,
     ) -> None:
-        report = secure_conversation.SecureConversation(
+        conversation = secure_conversation.SecureConversation(
             session,
             context,
             self._tasks[configure.task],
@@ -359,8 +359,9 @@ class Service:
             receiving=self._receiving,
             transfer_ends=lambda: self._loop_time() + self._limits.transfer_seconds,
         )
-        answer = await report.take()
-        await self._answer_report(session, context, configure.task, answer, report.num_bytes)
+        answer = await conversation.take()
+        num_bytes = conversation.num_bytes
+        await self._answer_report(session, context, configure.task, answer, num_bytes)
 
     async def _sum(
         self,
