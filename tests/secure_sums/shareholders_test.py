@@ -17,6 +17,17 @@ _SETTINGS = hypothesis.settings(deadline=None, derandomize=True, max_examples=40
 _HONEST = parameters.ThreatModel.HONEST_BUT_CURIOUS
 
 
+def test_thresholds_are_above_their_fraction_as_it_is_written():
+    def threshold(num_members, fraction):
+        return shareholders.threshold(num_members, _HONEST, fraction)
+
+    for percent in range(50, 100):
+        assert threshold(100, percent / 100) == percent + 1
+    assert threshold(100, 0.0) == 51
+    assert threshold(7, 0.99) == 7
+    assert threshold(10, 1 - 1e-12) == 10
+
+
 def _draw(data, num_devices):
     degree = data.draw(st.sampled_from([2, 3, 4, None]))
     return shareholders.Shareholders(num_devices, degree, _HONEST, 0.0)

@@ -7,6 +7,23 @@ from collections.abc import Iterable, Set
 
 from tff_dpftrl.secure_sums import neighbours, parameters
 
+_ROUNDING = 1e-9  # 0.57 of 100 shares are 57, though not in binary fractions.
+
+
+def threshold(num_members: int, threat_model: parameters.ThreatModel, fraction: float) -> int:
+    """How many of the shares of a secret recover it.
+
+    Args:
+      num_members: How many devices hold one, its owner included.
+      threat_model: Sets the least that devices accept.
+      fraction: The threshold is above this fraction of the members, in [0, 1).
+
+    Returns:
+      The threshold; all members at most.
+    """
+    above = math.floor(fraction * num_members + _ROUNDING) + 1
+    return min(max(above, threat_model.least_threshold(num_members)), num_members)
+
 
 class Shareholders:
     """Each device's members, its neighbours and itself, and the threshold of its shares.
@@ -43,11 +60,7 @@ class Shareholders:
             self.members = [frozenset(range(num_devices))] * num_devices
             self.points = [_points(range(num_devices))] * num_devices
         self.thresholds = [
-            max(
-                math.floor(threshold_fraction * len(members)) + 1,
-                threat_model.least_threshold(len(members)),
-            )
-            for members in self.members
+            threshold(len(members), threat_model, threshold_fraction) for members in self.members
         ]
 
     def with_enough(self, present: Set[int]) -> set[int]:

@@ -134,6 +134,7 @@ def _statement(**secure):
                 "40 devices or more",
                 "keeps to the protocol",
                 "no more than 60 % of a group's devices",
+                "a report that is the only other one in it",
                 "A server that does not keep to the protocol can see single reports",
             ],
         ),
@@ -151,7 +152,9 @@ def _statement(**secure):
             {"threat_model": "active-server", "least_group": 40, "threshold": 0.9},
             [
                 "may do anything, if fewer than a third",
-                "neither the issuer of the devices' attestation tokens is",
+                "each counted as often as it takes part under another attestation token",
+                "neither the issuer of these tokens is",
+                "if this key has signed no plan for the devices by which reports are seen",
                 "the same one, which may be made for the purpose",
             ],
         ),
@@ -168,6 +171,15 @@ def test_a_statement_says_against_whom_reports_were_hidden(secure, said):
     assert statement.parameters["secure_aggregation"] == secure["threat_model"]
     assert statement.parameters["secure_least_group"] == secure["least_group"]
     assert statement.parameters["secure_threshold"] == secure["threshold"]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "said"),
+    [(2 / 3, "66.6 %"), (0.6666, "66.6 %"), (0.57, "57 %"), (0.9999, "99.9 %")],
+)
+def test_shares_in_league_are_never_rounded_up(threshold, said):
+    secure = terms_lib.SecureAggregation("honest-but-curious", 40, threshold)
+    assert f"no more than {said} of" in summation_sentences.who_sees(secure)
 
 
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():

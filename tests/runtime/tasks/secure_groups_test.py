@@ -129,6 +129,15 @@ def test_options_that_do_not_fit_are_refused_in_one_line(changes, message):
     assert "\n" not in str(caught.value)
 
 
+def test_neighbours_are_enough_for_all_drop_outs_that_a_group_outlasts():
+    options = {"clients_per_round": 1000, "devices_per_aggregator": 1300, "secure_neighbours": 50}
+    assert secure_groups.least_group(_config(**options)) == 800
+    with pytest.raises(ValueError, match="all but least_group=300 drop out: raise it to"):
+        _config(**options, least_group=300)
+    with pytest.raises(ValueError, match="all but least_group=60 drop out: raise least_group, or"):
+        _config(**options, least_group=60)
+
+
 def test_the_remedy_of_too_few_neighbours_helps():
     options = {"clients_per_round": 1000, "devices_per_aggregator": 1300}
     with pytest.raises(ValueError, match="raise it to") as caught:

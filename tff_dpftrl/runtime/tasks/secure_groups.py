@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.secure_sums import neighbours, parameters
+from tff_dpftrl.secure_sums import neighbours, parameters, shareholders
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.tasks import config as config_lib
@@ -199,27 +199,27 @@ def _check_neighbours(config: config_lib.TaskConfig) -> None:
             ),
             None,
         )
-        remedy = f"raise it to {enough}" if enough else "leave it out, with groups that are smaller"
+        remedy = "raise least_group, or leave this out, with groups that are smaller"
+        if enough:
+            remedy = f"raise it to {enough}"
         raise ValueError(
             f"secure_neighbours={k} in groups of {largest} could show more than a group's sum with "
             f"a probability above 2**-{SECURITY_BITS}, if secure_corrupt_fraction="
             f"{config.secure_corrupt_fraction:g} of the devices are in league with the server and "
-            f"{_drop_out(config):.0%} drop out: {remedy}."
+            f"all but least_group={least_group(config)} drop out: {remedy}."
         )
 
 
 def _insecure(config: config_lib.TaskConfig, num_devices: int, k: int) -> float:
     """log2 of the probability that more than the sum can be learnt."""
     shares = k + 1
-    threshold = max(
-        _threat_model(config).least_threshold(shares),
-        math.floor((config.secure_threshold or 0.0) * shares) + 1,
+    threshold = shareholders.threshold(
+        shares, _threat_model(config), config.secure_threshold or 0.0
     )
     neighbourhood = neighbours.Neighbourhood(num_devices, k, threshold)
-    corrupt = config.secure_corrupt_fraction
-    return neighbours.failure_probabilities(neighbourhood, corrupt, _drop_out(config)).insecure
-
-
-def _drop_out(config: config_lib.TaskConfig) -> float:
-    """The share of the chosen devices that a round can do without."""
-    return 1 - config.rounds.least / config.rounds.wanted
+    corrupt, least = config.secure_corrupt_fraction, least_group(config)
+    if corrupt * num_devices >= least:
+        return 0.0
+    # Not what a round can do without: each group's sum is seen before they are added.
+    drop_out = 1 - least / num_devices
+    return neighbours.failure_probabilities(neighbourhood, corrupt, drop_out).insecure

@@ -5,6 +5,8 @@ Each sentence must be true of every task whose terms carry it, and say no more t
 
 from __future__ import annotations
 
+import decimal
+
 from tff_dpftrl.runtime.tasks import secure_groups
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import parameters
@@ -61,21 +63,29 @@ def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:
     return () if secure is None else (NOBODY_CHECKS,)
 
 
+def _percent(fraction: float) -> str:
+    """A share that is still allowed: rounded up it would be one that is not."""
+    down = decimal.Context(prec=3, rounding=decimal.ROUND_DOWN)
+    return f"{down.create_decimal(100 * decimal.Decimal(repr(fraction))).normalize():f}"
+
+
 def _curious(threshold: float) -> str:
     return (
         "Single reports are hidden from a server that keeps to the protocol and reads what it "
-        f"receives, if no more than {100 * threshold:.3g} % of a group's devices are in league "
-        "with it: together they learn the sum of the group's other devices. A server that does not "
-        "keep to the protocol can see single reports, by keys of its own in the place of devices'."
+        f"receives, if no more than {_percent(threshold)} % of a group's devices are in league "
+        "with it: together they learn the sum of the group's other devices, and so a report that "
+        "is the only other one in it. A server that does not keep to the protocol can see single "
+        "reports, by keys of its own in the place of devices'."
     )
 
 
 def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
     return (
         "Single reports are hidden from a server that keeps to the protocol and reads what it "
-        f"receives, if no more than {100 * corrupt_fraction:.3g} % of a group's devices are in "
-        "league with it: together they learn the sum of the group's other devices, or more with a "
-        f"probability of at most 2^-{secure_groups.SECURITY_BITS} in each sum. Each device shares "
+        f"receives, if no more than {_percent(corrupt_fraction)} % of a group's devices are in "
+        "league with it: together they learn the sum of the group's other devices, and so a report "
+        "that is the only other one in it, or more with a probability of at most "
+        f"2^-{secure_groups.SECURITY_BITS} in each sum. Each device shares "
         f"its secrets with {neighbours} others, drawn at random by the server (Bell et al. 2020); "
         "who is in league with it, and who drops out, must not depend on the draw. A server that "
         "does not keep to the protocol can see single reports, by keys of its own in the place of "
@@ -86,9 +96,12 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
 def _active() -> str:
     return (
         "Single reports are hidden from a server that may do anything, if fewer than a third of a "
-        "group's devices are in league with it, and neither the issuer of the devices' attestation "
-        "tokens is, who can make up devices, nor the holder of the key that signs plans, who can "
-        "make others. Together they learn one sum of the group's other devices, of which the "
-        "server can leave some out. What a sum shows of one device is up to the model that the "
-        "server sends: to all devices of a group the same one, which may be made for the purpose."
+        "group's devices are in league with it, each counted as often as it takes part under "
+        "another attestation token, of which a genuine device may get many; if neither the issuer "
+        "of these tokens is, who can make up devices, nor the holder of the key that signs plans, "
+        "who can make others; and if this key has signed no plan for the devices by which reports "
+        "are seen, since they take part in whatever it has signed. Together they learn one sum of "
+        "the group's other devices, of which the server can leave some out. What a sum shows of "
+        "one device is up to the model that the server sends: to all devices of a group the same "
+        "one, which may be made for the purpose."
     )
