@@ -72,6 +72,13 @@ def test_terms_of_secure_aggregation_are_those_of_the_plans(tmp_path):
     small_folder.write_plans(tmp_path / "silent", plans)
     more = dataclasses.replace(terms, secure_aggregation=dataclasses.replace(stated, least_group=3))
     small_folder.write_plans(tmp_path / "more", plans, terms=more)
+    plans.devices[0].secure_aggregation.least_devices += 1
+    small_folder.write_plans(tmp_path / "other", plans, terms=terms)
+    plans.devices[0].ClearField("secure_aggregation")
+    small_folder.write_plans(tmp_path / "devices in the clear", plans, terms=terms)
+    for name in ("other", "devices in the clear"):
+        with pytest.raises(ValueError, match="plans contradict each other: secure aggregation is"):
+            task_folder.read(tmp_path / name)
     for plan in (plans.server, *plans.devices):
         plan.ClearField("secure_aggregation")
     small_folder.write_plans(tmp_path / "boasting", plans, terms=terms)

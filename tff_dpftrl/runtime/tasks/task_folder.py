@@ -164,7 +164,7 @@ def read(
         server, devices = signing.verified_task(signed, keys)
         content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
         terms = terms_lib.verified(content, signature, keys)
-        _check_bound(path, terms, signed, server)
+        _check_bound(path, terms, signed, server, devices)
         words, rule = vocabulary_file.read(path / _VOCABULARY)
         values = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
         config = options.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
@@ -189,6 +189,7 @@ def _check_bound(
     terms: terms_lib.Terms,
     signed: plan_pb2.SignedTask,
     server: plan_pb2.ServerPlan,
+    devices: Sequence[plan_pb2.DevicePlan],
 ) -> None:
     """Refuses terms that are of other plans or files, or that contradict the plans."""
     if terms.server_plan != signed.server.sha256.hex():
@@ -203,6 +204,14 @@ def _check_bound(
     ):
         raise terms_lib.TermsRefusedError("The privacy terms contradict the plans.")
     _check_secure_aggregation(terms.secure_aggregation, server)
+    for device in devices:
+        if device.secure_aggregation != server.secure_aggregation or secure_report.is_asked_for(
+            device
+        ) != secure_report.is_asked_for(server):
+            raise terms_lib.TermsRefusedError(
+                "The plans contradict each other: secure aggregation is another one for devices "
+                f"of runtime version {device.least_runtime_version} than for the server."
+            )
 
 
 def _check_secure_aggregation(
