@@ -279,6 +279,21 @@ def test_full_group_takes_nobody_until_somebody_leaves():
 
 
 @_BOTH
+def test_nothing_that_a_device_adds_to_its_keys_is_handed_on(model):
+    run = _Run(model, group.Phase.ADVERTISING)
+    answers = run.answers()
+    unknown = b"\xfa\x7f\x80\x08" + bytes(1024)  # Field 2047, which no version has.
+    for name, answer in answers.items():
+        content = answer.key_advertisement.SerializeToString()
+        larger = secure_sum_pb2.KeyAdvertisement.FromString(content + unknown)
+        assert larger.ByteSize() > 1024
+        run.server.receive(name, secure_sum_pb2.ToServer(key_advertisement=larger))
+    messages = run.server.advance()
+    assert len(messages) == len(run.devices)
+    assert all(message.ByteSize() < 1024 * len(run.devices) / 2 for message in messages.values())
+
+
+@_BOTH
 def test_two_devices_with_a_key_of_one(model):
     run = _Run(model, group.Phase.ADVERTISING)
     a, b = run.names[:2]

@@ -12,7 +12,9 @@ known before shares are asked for, none are. Not thread-safe.
 
 from __future__ import annotations
 
+import collections
 import enum
+import itertools
 from collections.abc import Callable, Hashable
 
 from tff_dpftrl import validation
@@ -249,6 +251,7 @@ class Group:
         own = _all_keys(keys_)
         if keys_.encryption_key == keys_.mask_key or own & self._known_keys:
             raise MessageRefusedError("A key that occurs twice.")
+        keys_.DiscardUnknownFields()  # Or all neighbours would be sent what somebody added.
         self._known_keys |= own
         self._joined[device] = keys_
 
@@ -405,7 +408,9 @@ class Group:
                     kept.setdefault(share.index, {})[index] = value
 
     def _end_revealing(self) -> _Messages:
-        unmasker = unmasking.Unmasker(self._session)
+        revealed = (*self._seed_shares.values(), *self._key_shares.values())
+        num_revealed = collections.Counter(itertools.chain.from_iterable(revealed))
+        unmasker = unmasking.Unmasker(self._session, num_revealed)
         for owner in sorted(self._survivors):
             self._check_recovered(
                 unmasker.recover_self_mask(

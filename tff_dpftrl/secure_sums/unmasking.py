@@ -19,8 +19,14 @@ _Known = TypeVar("_Known")
 class Recoverer:
     """Recovers many secrets of one group, whose shares the same devices tend to hold."""
 
-    def __init__(self):
-        """Starts without suspicion."""
+    def __init__(self, num_revealed: Mapping[int, int]):
+        """Starts without suspicion.
+
+        Args:
+          num_revealed: How many shares each device has revealed. Those with most are asked first,
+            so that the same few are asked for one secret after the other whatever others left out.
+        """
+        self._num_revealed = num_revealed
         self._recoveries: dict[tuple[int, ...], secret_sharing.Recovery] = {}
         self._suspects: set[int] = set()
 
@@ -45,7 +51,7 @@ class Recoverer:
         """
         if len(shares) < threshold:
             return None
-        trusted = sorted(shares.keys() - self._suspects)
+        trusted = sorted(shares.keys() - self._suspects, key=self._rank)
         holders = trusted + sorted(shares.keys() & self._suspects)
         first = tuple(points[holder] for holder in holders[:threshold])
         if first not in self._recoveries:
@@ -66,14 +72,22 @@ class Recoverer:
                 return result
         return None
 
+    def _rank(self, holder: int) -> tuple[int, int]:
+        return -self._num_revealed.get(holder, 0), holder
+
 
 class Unmasker:
     """Recovers the masks that are in a sum from what the devices of one session have revealed."""
 
-    def __init__(self, session: bytes):
-        """Starts without masks."""
+    def __init__(self, session: bytes, num_revealed: Mapping[int, int]):
+        """Starts without masks.
+
+        Args:
+          session: Name of the session, that keys are bound to.
+          num_revealed: How many shares each device has revealed.
+        """
         self._session = session
-        self._recoverer = Recoverer()
+        self._recoverer = Recoverer(num_revealed)
         self._added: list[bytes] = []  # Keys of masks, by what the devices did.
         self._subtracted: list[bytes] = []
 
