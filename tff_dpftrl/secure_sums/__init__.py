@@ -4,4 +4,38 @@ The protocol of Bonawitz et al. 2017 ("Practical Secure Aggregation"), and the n
 Bell et al. 2020 for large groups. Devices and server are fed with messages and return messages:
 no input or output, no TensorFlow, so that they run in tests, in this package's runtime and in
 other people's servers.
+
+- `vectors.Segment`, `parameters.Parameters`: what is summed, and what devices demand of the sum,
+  against which `parameters.ThreatModel`. Devices must have them from somebody whom they trust.
+- `device.Participant`: a device in one session. `advertise()` makes its first message, `answer`
+  the next one from each of the server's; it refuses by raising one of `refusals`.
+- `group.Group`: the server. `receive` takes a message, `drop` tells that a device is gone, and
+  `advance` ends a phase with those that have answered; when is up to the caller, who has the
+  clock. At the end, `total()` is the sum of the vectors of `survivors`.
+- `neighbours.choose`: how many neighbours a device of a group of thousands needs.
+
+Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes bytes of them.
+
+  >>> import numpy as np
+  >>> from tff_dpftrl.secure_sums import device, group, parameters, vectors
+  >>> layout = (vectors.Segment(size=2, modulus=2**20),)
+  >>> demanded = parameters.Parameters(
+  ...     layout, parameters.ThreatModel.HONEST_BUT_CURIOUS, least_devices=3)
+  >>> session = parameters.new_session()  # The server's, which tells it to all devices.
+  >>> devices = [
+  ...     device.Participant(demanded, session, [np.array([1, value], np.uint32)])
+  ...     for value in (10, 20, 30)]
+  >>> server = group.Group(demanded, session)
+  >>> for name, participant in enumerate(devices):
+  ...     server.receive(name, participant.advertise())
+  >>> while messages := server.advance():
+  ...     for name, message in messages.items():
+  ...         server.receive(name, devices[name].answer(message))
+  >>> server.total()
+  [array([ 3, 60], dtype=uint32)]
+
+A caller has three errors to expect. `refusals.ProtocolRefusedError` on a device: it takes no
+further part, and the server should `drop` it. `group.MessageRefusedError`: the group goes on
+without harm. `group.GroupLostError`: there is no sum. What protects from whom, and what does not:
+`docs/secure_aggregation.md`.
 """
