@@ -30,6 +30,9 @@ def test_least_thresholds_exceed_a_half_and_two_thirds():
         ((_LAYOUT, _HONEST, 2, 0), "least_neighbours must be at least 1"),
         ((_LAYOUT, _ACTIVE, 2, 5), "least_neighbours must be None, got 5"),
         ((_LAYOUT, _ACTIVE, 3, None, 2), "most_devices must be at least 3, got 2"),
+        ((_LAYOUT, _HONEST, 3, 5, 5), "least_neighbours must be below most_devices=5, got 5"),
+        (((("a", 4),), _HONEST, 2), r"layout must be of Segments, got \('a', 4\)"),
+        ((_LAYOUT, "active-server", 2), "threat_model must .*, got 'active-server': use Threat"),
     ],
 )
 def test_parameters_that_make_no_sense(args, match):
@@ -41,6 +44,12 @@ def test_sessions_are_new():
     sessions = {parameters.new_session() for _ in range(100)}
     assert len(sessions) == 100
     assert all(parameters.check_session(session) == session for session in sessions)
+
+
+@pytest.mark.parametrize("session", ["x" * 32, 7, bytes(31)], ids=["text", "number", "short"])
+def test_no_name_of_a_session(session):
+    with pytest.raises(ValueError, match="session must .* Use new_session"):
+        parameters.check_session(session)
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ class Participant:
         is_active = demanded.threat_model is parameters.ThreatModel.ACTIVE_SERVER
         if is_active != (identity is not None):
             raise ValueError(
-                f"identity must be {'given' if is_active else 'None'} where the server is "
-                f"{demanded.threat_model.value}."
+                f"identity must be {'given' if is_active else 'None'} where the threat model is "
+                f"{demanded.threat_model.value!r}, got {type(identity).__name__}."
             )
         vectors.check(vector, demanded.layout)
         self._demanded = demanded

@@ -147,7 +147,8 @@ class Group:
           ValueError: If the group is not done.
         """
         if self._total is None:
-            raise ValueError(f"The group has no sum: its phase is {self._phase.name}.")
+            why = f" {self._lost_because}" if self._lost_because else ""
+            raise ValueError(f"The group has no sum: its phase is {self._phase.name}.{why}")
         return self._total
 
     def receive(self, device: Hashable, message: secure_sum_pb2.ToServer) -> None:
@@ -449,7 +450,8 @@ class Group:
             raise GroupLostError(
                 f"A secret of device {self._names[owner]!r} cannot be recovered: {what} shares "
                 f"among the {num_shares} revealed, where it takes "
-                f"{self._holders.thresholds[owner]}."
+                f"{self._holders.thresholds[owner]}. Others cannot read its shares if it was told "
+                "another session, or another context."
             )
 
 

@@ -64,6 +64,14 @@ class Parameters:
         object.__setattr__(self, "layout", tuple(self.layout))
         if not self.layout:
             raise ValueError("layout is empty: name at least one segment.")
+        for part in self.layout:
+            if not isinstance(part, vectors.Segment):
+                raise ValueError(f"layout must be of Segments, got {part!r}: use vectors.Segment.")
+        if not isinstance(self.threat_model, ThreatModel):
+            raise ValueError(
+                f"threat_model must be a ThreatModel, got {self.threat_model!r}: use "
+                f"{' or '.join(map(str, ThreatModel))}."
+            )
         validation.integer(
             "least_devices",
             self.least_devices,
@@ -78,6 +86,11 @@ class Parameters:
                 raise ValueError(
                     f"least_neighbours must be None, got {self.least_neighbours}, where the "
                     "server may be active: it is secure with the complete graph only."
+                )
+            if self.most_devices is not None and self.least_neighbours >= self.most_devices:
+                raise ValueError(
+                    f"least_neighbours must be below most_devices={self.most_devices}, got "
+                    f"{self.least_neighbours}: no group could have so many."
                 )
 
 
@@ -105,8 +118,10 @@ def check_session(session: bytes) -> bytes:
     """A session's name as it was given.
 
     Raises:
-      ValueError: If it has another length than SESSION_BYTES.
+      ValueError: If it is not bytes, or not SESSION_BYTES of them.
     """
+    if not isinstance(session, bytes):
+        raise ValueError(f"session must be bytes, got {type(session).__name__}. Use new_session().")
     if len(session) != SESSION_BYTES:
         raise ValueError(
             f"session must have {SESSION_BYTES} bytes, got {len(session)}. Use new_session()."
