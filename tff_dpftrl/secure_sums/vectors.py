@@ -98,28 +98,20 @@ def check(vector: Sequence[np.ndarray], layout: Layout) -> None:
 
 
 def add(vector: Vector, other: Vector, layout: Layout) -> None:
-    """Adds `other` to `vector` in place, modulo each segment's modulus."""
-    for entries, others, segment in zip(vector, other, layout, strict=True):
-        _add(entries, others, segment)
+    """Adds `other` to `vector` in place, modulo each segment's modulus.
 
-
-def subtract(vector: Vector, other: Vector, layout: Layout) -> None:
-    """Subtracts `other` from `vector` in place, modulo each segment's modulus."""
+    Args:
+      vector: As the sum of one group.
+      other: As that of another one.
+      layout: Of both.
+    """
     for entries, others, segment in zip(vector, other, layout, strict=True):
         if segment.is_power_of_two:
-            negated = np.negative(others.astype(entries.dtype))
+            np.add(entries, others.astype(entries.dtype, copy=False), out=entries)
+            np.bitwise_and(entries, entries.dtype.type(segment.modulus - 1), out=entries)
         else:
-            negated = np.uint64(segment.modulus) - others.astype(np.uint64)
-        _add(entries, negated, segment)
-
-
-def _add(entries: np.ndarray, others: np.ndarray, segment: Segment) -> None:
-    if segment.is_power_of_two:
-        np.add(entries, others.astype(entries.dtype, copy=False), out=entries)
-        np.bitwise_and(entries, entries.dtype.type(segment.modulus - 1), out=entries)
-    else:
-        total = entries.astype(np.uint64) + others.astype(np.uint64)
-        entries[:] = total % np.uint64(segment.modulus)
+            total = entries.astype(np.uint64) + others.astype(np.uint64)
+            entries[:] = total % np.uint64(segment.modulus)
 
 
 def pack(vector: Vector, layout: Layout) -> bytes:
