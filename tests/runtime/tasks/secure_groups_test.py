@@ -121,6 +121,7 @@ def test_a_round_has_as_many_groups_as_the_options_say(
             r"secure_neighbours=10 in groups of 1300 .* 2\*\*-40.* raise it to \d+\.",
         ),
         ({"secure_step_timeout": 0.0}, "secure_step_timeout must be"),
+        ({"secure_corrupt_fraction": 1.5}, "secure_corrupt_fraction must be .* below 1, got 1.5"),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(changes, message):

@@ -56,6 +56,9 @@ def check(config: config_lib.TaskConfig) -> None:
     _check_bits(config)
     _check_threshold(config)
     _check_least_group(config)
+    validation.number(
+        "secure_corrupt_fraction", config.secure_corrupt_fraction, at_least=0, below=1
+    )
     _check_neighbours(config)
     validation.positive("secure_step_timeout", config.secure_step_timeout)
 
