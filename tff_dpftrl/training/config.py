@@ -238,8 +238,8 @@ class TrainingConfig(language_config.LanguageConfig):
     )
     secagg_bits: int | None = _option(
         None,
-        "Secure aggregation: clients send integers of so many bits a parameter, and the server "
-        "sees sums only. The noise is scaled up for what rounding may add.",
+        "Clients encode their updates as integers of so many bits a parameter, which is what "
+        "secure aggregation sums. The noise is scaled up for what rounding may add.",
         "privacy",
         1,
     )
