@@ -299,7 +299,8 @@ class Participant:
                 )
             if not self._identity.verify(member.identity_key, member.identity_proof):
                 raise refusals.UnprovenIdentityError(
-                    f"The identity key of device {index} is not proven to be a genuine device's."
+                    f"The identity key of device {index} is not proven to be a genuine device's: "
+                    "its proof is of another session or key, or by nobody whom this device trusts."
                 )
 
     def _answer_received_shares(
