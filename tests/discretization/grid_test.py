@@ -142,6 +142,10 @@ def test_for_bits_uses_the_bits(dim, clients, bits, alpha):
     assert encoding.modulus <= min(2**bits, grid.MAX_MODULUS)
     assert 2 * encoding.max_coordinate * clients < encoding.modulus
     assert encoding.modulus <= encoding.power_of_two_modulus < 2 * encoding.modulus
+    rounded = encoding.power_of_two_modulus
+    fits = rounded <= grid.MAX_MODULUS
+    assert encoding.sum_modulus == (rounded if fits else encoding.modulus)
+    assert encoding.modulus <= encoding.sum_modulus <= grid.MAX_MODULUS
     if encoding.max_coordinate < grid.MAX_COORDINATE:
         with_one_more = 2 * (encoding.max_coordinate + 1) * clients + 1
         assert with_one_more > min(2**bits, grid.MAX_MODULUS)

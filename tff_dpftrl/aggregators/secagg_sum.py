@@ -155,7 +155,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             encoded = tff.federated_map(encode, (value, tff.federated_broadcast(round_seed)))
             total = tff.backends.mapreduce.federated_secure_modular_sum(
                 encoded,
-                collections.OrderedDict(vector=self.encoding.modulus, count=_COUNT_MODULUS),
+                collections.OrderedDict(vector=self.encoding.sum_modulus, count=_COUNT_MODULUS),
             )
             result, count = tff.federated_map(decode, (total, round_seed))
             return tff.templates.MeasuredProcessOutput(

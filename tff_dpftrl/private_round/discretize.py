@@ -123,7 +123,7 @@ def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) ->
 def encode(
     x: tf.Tensor, round_seed: tf.Tensor, encoding: grid.GridEncoding, clip_norm: float
 ) -> tf.Tensor:
-    """Encodes one client's update as integers to be added modulo `encoding.modulus`.
+    """Encodes one client's update as integers to be added modulo `encoding.sum_modulus`.
 
     It clips to `clip_norm` itself, so the bound on the norm of what is sent holds
     for every input. The rounding is a function of the update and the public seed:
@@ -161,7 +161,7 @@ def decode(
 
     Args:
       total: int32 tensor of shape [encoding.padded_dim], the sum modulo
-        `encoding.modulus` of the encoded updates.
+        `encoding.sum_modulus` of the encoded updates.
       num_clients: int32 scalar, the number of updates in the sum, from 0 to
         `encoding.max_clients`.
       round_seed: The seed the clients used.
