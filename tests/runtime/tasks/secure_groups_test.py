@@ -120,6 +120,10 @@ def test_a_round_has_as_many_groups_as_the_options_say(
             },
             r"secure_neighbours=10 in groups of 1300 .* 2\*\*-40.* raise it to \d+\.",
         ),
+        (
+            {"devices_per_aggregator": 2},
+            "least_group=2 is above the 1 .*: no group has fewer than 2: raise devices_per_agg",
+        ),
         ({"secure_step_timeout": 0.0}, "secure_step_timeout must be"),
         ({"secure_corrupt_fraction": 1.5}, "secure_corrupt_fraction must be .* below 1, got 1.5"),
     ],

@@ -35,10 +35,11 @@ MOST_DEVICES = 2**31
 LARGEST_MODULUS = 2**62
 """Of a tensor: two groups' sums can be added as int64."""
 
-_THREAT_MODELS = {
-    plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS: (parameters_lib.ThreatModel.HONEST_BUT_CURIOUS),
+THREAT_MODELS = {
+    plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS: parameters_lib.ThreatModel.HONEST_BUT_CURIOUS,
     plan_pb2.SecureAggregation.ACTIVE_SERVER: parameters_lib.ThreatModel.ACTIVE_SERVER,
 }
+"""By what they are in plans."""
 _NUM_OWN = 3  # Segments before those of the update.
 
 
@@ -92,10 +93,10 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
             "The plan asks for no secure aggregation: reports are summed as they are."
         )
     asked = plan.secure_aggregation
-    if asked.threat_model not in _THREAT_MODELS:
+    if asked.threat_model not in THREAT_MODELS:
         raise PlanNotSecureError(
             f"The plan's secure_aggregation.threat_model is {asked.threat_model}; known are "
-            f"{[model.value for model in _THREAT_MODELS.values()]}: its maker, or this device, "
+            f"{[model.value for model in THREAT_MODELS.values()]}: its maker, or this device, "
             "needs a newer version."
         )
     if asked.least_devices < 2:
@@ -116,7 +117,7 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
         ),
         *_update_segments(plan),
     )
-    threat_model, neighbours = _THREAT_MODELS[asked.threat_model], asked.least_neighbours or None
+    threat_model, neighbours = THREAT_MODELS[asked.threat_model], asked.least_neighbours or None
     try:
         return parameters_lib.Parameters(
             layout, threat_model, asked.least_devices, neighbours, asked.most_devices

@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.plans import plan_pb2, secure_report
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import neighbours, parameters, shareholders
 
@@ -26,10 +26,7 @@ SECURITY_BITS = 40
 """A neighbour graph may show more than a group's sum with a probability of 2 to minus this."""
 
 _ONLY_SECURE = ("secure_threshold", "secure_neighbours", "least_group")
-_THREAT_MODELS = {
-    parameters.ThreatModel.HONEST_BUT_CURIOUS: plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
-    parameters.ThreatModel.ACTIVE_SERVER: plan_pb2.SecureAggregation.ACTIVE_SERVER,
-}
+_IN_PLANS = {model: in_plan for in_plan, model in secure_report.THREAT_MODELS.items()}
 _LEAST_FRACTIONS = {
     parameters.ThreatModel.HONEST_BUT_CURIOUS: ("a half", 1 / 2),
     parameters.ThreatModel.ACTIVE_SERVER: ("two thirds", 2 / 3),
@@ -92,7 +89,7 @@ def wanted(config: config_lib.TaskConfig) -> plan_pb2.SecureAggregation | None:
     if config.secure_aggregation is None:
         return None
     return plan_pb2.SecureAggregation(
-        threat_model=_THREAT_MODELS[_threat_model(config)],
+        threat_model=_IN_PLANS[_threat_model(config)],
         least_devices=least_group(config),
         most_devices=config.rounds.wanted,
         least_neighbours=config.secure_neighbours or 0,
@@ -154,10 +151,11 @@ def _check_least_group(config: config_lib.TaskConfig) -> None:
         )
     fits = _reporting(config)
     if least > fits:
+        lower = "lower it, or raise" if fits >= 2 else "no group has fewer than 2: raise"
         raise ValueError(
             f"least_group={least} is above the {fits} devices that report in each of {groups} "
             f"groups, of {config.rounds.wanted} that a round chooses "
-            f"(over_selection={config.over_selection:g}): lower it, or raise "
+            f"(over_selection={config.over_selection:g}): {lower} "
             f"devices_per_aggregator={config.devices_per_aggregator} or "
             f"clients_per_round={config.clients_per_round}."
         )
