@@ -38,7 +38,7 @@ _NEW_EPILOG = """\
 examples:
   tff-dpftrl task new --config configs/next_word.toml --output tasks/nwp
 
-  # The server sees sums of 40 devices or more, and no report.
+  # A server that keeps to the protocol sees sums of 40 devices or more, and no report.
   tff-dpftrl task new --config configs/next_word.toml --secagg-bits 20 \\
     --secure-aggregation honest-but-curious --least-group 40 --output tasks/nwp
 

@@ -9,7 +9,8 @@ import random
 from tff_dpftrl import validation
 
 NUM_STEPS = 4
-"""Messages that a device sends in a secure sum: keys, shares, masked vector, revealed shares."""
+"""Messages of a secure sum before which a device may go away: keys, shares, masked vector, and the
+answer to who has survived (revealed shares, or its signature where the server may be active)."""
 
 
 class DropOut(enum.Enum):
