@@ -27,6 +27,7 @@ import numpy as np
 
 from tff_dpftrl.secure_sums import (
     bitmaps,
+    directories,
     keys,
     masks,
     parameters,
@@ -207,9 +208,13 @@ class Participant:
         self._channels, self._received, self._own_share = {}, {}, b""
 
     def _answer_directory(self, directory: secure_sum_pb2.Directory) -> secure_sum_pb2.ToServer:
-        self._check_directory(directory)
+        self._members = directories.check(directory, self._advertisement, self._demanded)
+        self._index, self._num_devices = directory.index, directory.num_devices
+        self._threshold = directory.threshold
         if self._is_active:
-            self._check_identities()
+            directories.check_identities(
+                self._members, self._index, self._session, self._identity.verify
+            )
             self._digest = keys.directory_digest(
                 self._num_devices, self._threshold, self._members.items()
             )
@@ -231,77 +236,6 @@ class Participant:
             answer.ciphertexts.add(index=index, content=channel.seal(content))
         self._stage = _Stage.RECEIVED_SHARES
         return secure_sum_pb2.ToServer(shares=answer)
-
-    def _check_directory(self, directory: secure_sum_pb2.Directory) -> None:
-        most_devices = self._demanded.most_devices
-        if most_devices is not None and directory.num_devices > most_devices:
-            raise refusals.TooManyDevicesError(
-                f"A group of {directory.num_devices}, where this device takes part in one of "
-                f"{most_devices} at most."
-            )
-        indices = [member.index for member in directory.members]
-        if any(b <= a for a, b in zip(indices, indices[1:], strict=False)):
-            raise refusals.MalformedMessageError("Indices of the directory do not increase.")
-        if indices and indices[-1] >= directory.num_devices:
-            raise refusals.MalformedMessageError(
-                f"Device {indices[-1]} in a group of {directory.num_devices}."
-            )
-        members = {member.index: member.keys for member in directory.members}
-        own = members.get(directory.index)
-        if own is None or own != self._advertisement:
-            raise refusals.OwnKeysReplacedError(
-                "The directory does not have the keys that this device has made."
-            )
-        if directory.num_devices < self._demanded.least_devices:
-            raise refusals.TooFewDevicesError(
-                f"A group of {directory.num_devices}, where this device demands "
-                f"{self._demanded.least_devices}."
-            )
-        least_neighbours = self._demanded.least_neighbours
-        if least_neighbours is None:
-            least_neighbours = directory.num_devices - 1
-        if len(members) - 1 < least_neighbours:
-            raise refusals.TooFewNeighboursError(
-                f"{len(members) - 1} neighbours, where this device demands {least_neighbours}."
-            )
-        least_threshold = self._demanded.threat_model.least_threshold(len(members))
-        if directory.threshold < least_threshold:
-            raise refusals.LowThresholdError(
-                f"A threshold of {directory.threshold} of {len(members)} shares, where this "
-                f"device demands {least_threshold}."
-            )
-        if directory.threshold > len(members):
-            raise refusals.MalformedMessageError(
-                f"A threshold of {directory.threshold} of {len(members)} shares."
-            )
-        public_keys = [
-            key for member in members.values() for key in (member.encryption_key, member.mask_key)
-        ]
-        if not all(map(keys.is_sound, public_keys)):
-            raise refusals.WeakKeyError("A key of the directory is no point of large order.")
-        if len(set(public_keys)) < len(public_keys):
-            raise refusals.EqualKeysError("Two keys of the directory are equal.")
-        self._index = directory.index
-        self._num_devices = directory.num_devices
-        self._threshold = directory.threshold
-        self._members = members
-
-    def _check_identities(self) -> None:
-        identity_keys = [member.identity_key for member in self._members.values()]
-        if len(set(identity_keys)) < len(identity_keys):
-            raise refusals.EqualKeysError("Two identity keys of the directory are equal.")
-        for index, member in self._members.items():
-            if index == self._index:
-                continue
-            if not keys.advertisement_is_signed(self._session, member):
-                raise refusals.ForgedKeysError(
-                    f"Device {index} has not signed these keys for this session."
-                )
-            if not self._identity.verify(member.identity_key, member.identity_proof):
-                raise refusals.UnprovenIdentityError(
-                    f"The identity key of device {index} is not proven to be a genuine device's: "
-                    "its proof is of another session or key, or by nobody whom this device trusts."
-                )
 
     def _answer_received_shares(
         self, received: secure_sum_pb2.ReceivedShares
