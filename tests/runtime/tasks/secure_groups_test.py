@@ -125,7 +125,18 @@ def test_a_round_has_as_many_groups_as_the_options_say(
             "least_group=2 is above the 1 .*: no group has fewer than 2: raise devices_per_agg",
         ),
         ({"secure_step_timeout": 0.0}, "secure_step_timeout must be"),
-        ({"secure_corrupt_fraction": 1.5}, "secure_corrupt_fraction must be .* below 1, got 1.5"),
+        (
+            {"secure_neighbours": 50, "secure_corrupt_fraction": 1.5},
+            "secure_corrupt_fraction must be .* below 1, got 1.5",
+        ),
+        (
+            {"secure_corrupt_fraction": 0.1},
+            "secure_corrupt_fraction=0.1 is what secure_neighbours are enough for, and there are",
+        ),
+        (
+            {"secure_aggregation": None, "secagg_bits": None, "secure_corrupt_fraction": 0.1},
+            "secure_corrupt_fraction=0.1 has no meaning without secure_aggregation",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(changes, message):

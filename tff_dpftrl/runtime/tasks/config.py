@@ -133,10 +133,10 @@ class TaskConfig(config_lib.TrainingConfig):
         _SECURE,
         2,
     )
-    secure_corrupt_fraction: float = _option(
-        0.05,
+    secure_corrupt_fraction: float | None = _option(
+        None,
         "Share of the devices that may be in league with the server, for which secure_neighbours "
-        "are enough.",
+        "are enough; 0.05 if not given.",
         _SECURE,
         0.0,
     )

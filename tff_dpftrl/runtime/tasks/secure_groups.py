@@ -25,7 +25,8 @@ LARGEST_COMPLETE = 500
 SECURITY_BITS = 40
 """A neighbour graph may show more than a group's sum with a probability of 2 to minus this."""
 
-_ONLY_SECURE = ("secure_threshold", "secure_neighbours", "least_group")
+_CORRUPT_FRACTION = 0.05
+_ONLY_SECURE = ("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group")
 _IN_PLANS = {model: in_plan for in_plan, model in secure_report.THREAT_MODELS.items()}
 _LEAST_FRACTIONS = {
     parameters.ThreatModel.HONEST_BUT_CURIOUS: ("a half", 1 / 2),
@@ -53,9 +54,6 @@ def check(config: config_lib.TaskConfig) -> None:
     _check_bits(config)
     _check_threshold(config)
     _check_least_group(config)
-    validation.number(
-        "secure_corrupt_fraction", config.secure_corrupt_fraction, at_least=0, below=1
-    )
     _check_neighbours(config)
     validation.positive("secure_step_timeout", config.secure_step_timeout)
 
@@ -107,7 +105,7 @@ def stated(config: config_lib.TaskConfig) -> terms_lib.SecureAggregation | None:
         least_group=least_group(config),
         threshold=config.secure_threshold or least,
         neighbours=k,
-        corrupt_fraction=None if k is None else config.secure_corrupt_fraction,
+        corrupt_fraction=None if k is None else _corrupt_fraction(config),
     )
 
 
@@ -174,6 +172,11 @@ def _check_neighbours(config: config_lib.TaskConfig) -> None:
                 f"{largest}, and in groups of more than {LARGEST_COMPLETE} it takes too long that "
                 f"every device shares secrets with every other one: {remedy}."
             )
+        if config.secure_corrupt_fraction is not None:
+            raise ValueError(
+                f"secure_corrupt_fraction={config.secure_corrupt_fraction:g} is what "
+                "secure_neighbours are enough for, and there are none: give these, or leave it out."
+            )
         return
     if model is parameters.ThreatModel.ACTIVE_SERVER:
         raise ValueError(
@@ -181,6 +184,7 @@ def _check_neighbours(config: config_lib.TaskConfig) -> None:
             "active server may draw what suits it: leave it out, with devices_per_aggregator of "
             f"{LARGEST_COMPLETE} or fewer."
         )
+    validation.number("secure_corrupt_fraction", _corrupt_fraction(config), at_least=0, below=1)
     if k % 2 or k < 2:
         raise ValueError(
             f"secure_neighbours={k} must be even and at least 2: half of them are on either side "
@@ -206,9 +210,14 @@ def _check_neighbours(config: config_lib.TaskConfig) -> None:
         raise ValueError(
             f"secure_neighbours={k} in groups of {largest} could show more than a group's sum with "
             f"a probability above 2**-{SECURITY_BITS}, if secure_corrupt_fraction="
-            f"{config.secure_corrupt_fraction:g} of the devices are in league with the server and "
+            f"{_corrupt_fraction(config):g} of the devices are in league with the server and "
             f"all but least_group={least_group(config)} drop out: {remedy}."
         )
+
+
+def _corrupt_fraction(config: config_lib.TaskConfig) -> float:
+    given = config.secure_corrupt_fraction
+    return _CORRUPT_FRACTION if given is None else given
 
 
 def _insecure(config: config_lib.TaskConfig, num_devices: int, k: int) -> float:
@@ -218,7 +227,7 @@ def _insecure(config: config_lib.TaskConfig, num_devices: int, k: int) -> float:
         shares, _threat_model(config), config.secure_threshold or 0.0
     )
     neighbourhood = neighbours.Neighbourhood(num_devices, k, threshold)
-    corrupt, least = config.secure_corrupt_fraction, least_group(config)
+    corrupt, least = _corrupt_fraction(config), least_group(config)
     if corrupt * num_devices >= least:
         return 0.0
     # Not what a round can do without: each group's sum is seen before they are added.
