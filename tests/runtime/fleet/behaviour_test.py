@@ -25,7 +25,7 @@ def test_shares_are_as_asked_and_the_seed_decides():
     assert len(slow) == pytest.approx(1_200, abs=6 * 29)
     assert 2.0 <= min(slow) < 2.1 and 5.9 < max(slow) <= 6.0
     assert {d.drop_out for d in drawn} == {None, *behaviour.DropOut}
-    assert {d.drop_out_step for d in drawn} == set(range(behaviour.NUM_STEPS))
+    assert {int(4 * d.drop_out_at) for d in drawn if d.drop_out} == set(range(4))
     assert {d.attack for d in drawn} == {None}
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from tests.runtime.plans import secure_plans
 from tff_dpftrl.data import user_text
 from tff_dpftrl.runtime.device import session, text_examples
 from tff_dpftrl.runtime.fleet import simulated_device, tally
-from tff_dpftrl.runtime.fleet.behaviour import Attack
+from tff_dpftrl.runtime.fleet.behaviour import Attack, Behaviour, DropOut
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
@@ -58,6 +61,39 @@ def test_an_attack_on_a_secure_sum_is_in_one_of_its_messages():
     assert changed(vector(), Attack.SHAPE).masked_vector.content == b"vector" + bytes(4)
     for message, attack in ((vector, Attack.NAN), (keys, Attack.SHAPE), (keys, None)):
         assert changed(message(), attack) == message()
+
+
+@pytest.mark.parametrize(("threat_model", "num_messages"), [(1, 4), (2, 5)])
+def test_a_device_goes_away_before_any_of_its_messages(threat_model, num_messages):
+    """The last of them where the server may be active comes after a signature."""
+
+    class Stream:
+        def __init__(self):
+            self.sent = 0
+
+        def send(self, message):
+            self.sent += 1
+
+    def sent_with(drop_out_at):
+        upload = simulated_device.SimulatedUpload(
+            secure_plans.device(secure_aggregation=secure_plans.wanted(threat_model=threat_model)),
+            bytes(32),
+            context=b"",
+            attester=None,
+            issuers=[ed25519.Ed25519PrivateKey.generate().public_key()],
+            clock=time.time,
+            behaviour=Behaviour(DropOut.UPLOAD, drop_out_at),
+        )
+        stream = Stream()
+        assert upload.num_messages == num_messages
+        with pytest.raises(session.Interrupted, match="went away before its shares"):
+            for step in range(num_messages):
+                upload.send(stream, step, secure_sum_pb2.ToServer(shares={}))
+        return stream.sent
+
+    assert [sent_with((i + 0.5) / num_messages) for i in range(num_messages)] == list(
+        range(num_messages)
+    )
 
 
 def test_sessions_are_counted_by_their_shapes():

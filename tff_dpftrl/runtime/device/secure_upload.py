@@ -126,6 +126,14 @@ class SecureUpload:
                 plan.population, session_name, attester, issuers, clock
             )
 
+    @property
+    def num_messages(self) -> int:
+        """Messages that the device sends: keys, shares, masked vector, and revealed shares.
+
+        One more, a signature over the survivors, where the server may be active.
+        """
+        return 4 if self._identity is None else 5
+
     def run(
         self,
         stream: server_connection.Stream,

@@ -8,10 +8,6 @@ import random
 
 from tff_dpftrl import validation
 
-NUM_STEPS = 4
-"""Messages of a secure sum before which a device may go away: keys, shares, masked vector, and the
-answer to who has survived (revealed shares, or its signature where the server may be active)."""
-
 
 class DropOut(enum.Enum):
     """When a device goes away."""
@@ -37,14 +33,14 @@ class Behaviour:
 
     Attributes:
       drop_out: When the device goes away; None if it does not.
-      drop_out_step: Of one that goes away while it uploads: before which of `NUM_STEPS` messages
-        of a secure sum, from 0.
+      drop_out_at: Of one that goes away while it sums securely: the share of its messages, in
+        [0, 1), that it has sent by then.
       delay_s: Seconds that its training takes longer.
       attack: What it does to the server; None if it is honest.
     """
 
     drop_out: DropOut | None = None
-    drop_out_step: int = 0
+    drop_out_at: float = 0.0
     delay_s: float = 0.0
     attack: Attack | None = None
 
@@ -92,7 +88,7 @@ class Rates:
         drop_out, attack = generator.choice(list(DropOut)), generator.random()
         return Behaviour(
             drop_out=drop_out if drops < self.drop_outs else None,
-            drop_out_step=int(share * NUM_STEPS),
+            drop_out_at=share,
             delay_s=(0.5 + share) * self.straggler_s if straggles < self.stragglers else 0.0,
             attack=self.attacks[int(attack * len(self.attacks))] if is_malicious else None,
         )

@@ -97,7 +97,8 @@ class SimulatedUpload(secure_upload.SecureUpload):
     ) -> None:
         """See the base class."""
         behaviour = self._behaviour
-        if behaviour.drop_out is behaviour_lib.DropOut.UPLOAD and behaviour.drop_out_step == step:
+        last = int(behaviour.drop_out_at * self.num_messages)
+        if behaviour.drop_out is behaviour_lib.DropOut.UPLOAD and step == last:
             raise session.Interrupted(
                 f"The device went away before its {message.WhichOneof('message')}."
             )
