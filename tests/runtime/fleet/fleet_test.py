@@ -94,7 +94,11 @@ def test_secure_sums_go_on_whatever_devices_do(tmp_path, threat_model):
     served = text_service.Served(tmp_path, threat_model=threat_model)
     rates = behaviour.Rates(drop_outs=0.3, stragglers=0.3, straggler_s=0.4, malicious=0.2)
     with served.running() as address:
-        counts, ends = _run(_fleet(tmp_path, address, rates=rates, num_devices=30), rounds=6)
+        counts, ends = _run(
+            _fleet(tmp_path, address, rates=rates, num_devices=30),
+            rounds=100,
+            until=lambda counts: len(counts.rounds) > 6 and counts.shapes["-v[]+!"],
+        )
     history = served.store.history(text_service.POPULATION, "letters")
     assert len(history) >= 6
     assert all(3 <= row["reports"] <= 9 and row["letters"] > 0 for row in history)
