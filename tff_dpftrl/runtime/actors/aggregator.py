@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import collections
 import random
 
-from tff_dpftrl.runtime.actors import actor, messages, population, roles, selector
-
-_TOO_OLD = "nobody wants the sum any more"
+from tff_dpftrl.runtime.actors import messages, population, reporting, roles, selector
 
 
-class Aggregator(actor.Actor):
+class Aggregator(reporting.Reporting):
     """Adds each device's report once, as it comes, and keeps none of them."""
 
     def __init__(
@@ -22,27 +19,14 @@ class Aggregator(actor.Actor):
         pace: selector.Pace,
     ):
         """See `cast.Cast.build`."""
-        super().__init__(address)
-        self._task = task
-        self._role = role
-        self._random = randomness
-        self._pace = pace
+        super().__init__(address, task, role, randomness, pace)
         self._total = task.summation.zero()
         self._outstanding = set(role.devices)
         self._reported: set[str] = set()
-        self._counts: collections.Counter[str] = collections.Counter()
         self._is_closed = False
 
     def _begin(self) -> None:
-        role = self._role
-        for device in role.devices:
-            self.send(
-                device,
-                messages.Configure(
-                    device, self.address, role.attempt, role.task, role.round_index, role.model
-                ),
-            )
-        self.after(self._task.longest, _TOO_OLD)
+        self._configure()
 
     def _receive(self, message: object) -> None:
         match message:
@@ -55,7 +39,7 @@ class Aggregator(actor.Actor):
                     self._tell_count()
             case messages.CloseReporting():
                 self._close()
-            case str() if message == _TOO_OLD:
+            case str() if message == reporting.TOO_OLD:
                 self.stop(self.address)
             case _:
                 raise self._unknown(message)
@@ -63,38 +47,28 @@ class Aggregator(actor.Actor):
     def _report(self, message: messages.Report) -> None:
         device = message.device
         if message.attempt != self._role.attempt:
-            self._refuse(message, messages.Refusal.WRONG_ATTEMPT)
+            self._refuse(device, message.attempt, messages.Refusal.WRONG_ATTEMPT)
         elif device in self._reported:
-            self._refuse(message, messages.Refusal.DUPLICATE)
+            self._refuse(device, message.attempt, messages.Refusal.DUPLICATE)
         elif self._is_closed:
-            self._refuse(message, messages.Refusal.LATE)
+            self._refuse(device, message.attempt, messages.Refusal.LATE)
         elif device not in self._outstanding:
-            self._refuse(message, messages.Refusal.NOT_SELECTED)
+            self._refuse(device, message.attempt, messages.Refusal.NOT_SELECTED)
         else:
             self._outstanding.discard(device)
             self._reported.add(device)
             self._add(message)
             self._tell_count()
 
-    def _refuse(
-        self, message: messages.Report, refusal: messages.Refusal, reason: str = ""
-    ) -> None:
-        self._counts[refusal.value] += 1
-        self.send(
-            message.device,
-            messages.ReportRefused(message.device, message.attempt, refusal, reason),
-        )
-
     def _add(self, message: messages.Report) -> None:
         try:
             self._total = self._task.summation.accumulate(self._total, message.payload)
         except population.UnusableReport as error:
-            self._refuse(message, messages.Refusal.UNUSABLE, str(error))
+            unusable = messages.Refusal.UNUSABLE
+            self._refuse(message.device, message.attempt, unusable, str(error))
             return
         self._counts["reports"] += 1
-        rest = self._task.rest_seconds
-        turns = tuple(rest + turn for turn in self._pace(self.now, self._random))
-        self.send(message.device, messages.ReportAccepted(message.device, message.attempt, turns))
+        self._accept(message.device)
 
     def _tell_count(self) -> None:
         if not self._is_closed:

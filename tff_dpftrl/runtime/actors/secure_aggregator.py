@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import random
 from collections.abc import Callable
@@ -10,19 +9,17 @@ from typing import TypeAlias
 
 from google.protobuf import message as protobuf_message
 
-from tff_dpftrl.runtime.actors import actor, messages, population, roles, selector
+from tff_dpftrl.runtime.actors import messages, population, reporting, roles, selector
 from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.secure_sums import group as group_lib
 from tff_dpftrl.secure_sums import parameters, secure_sum_pb2
-
-_TOO_OLD = "nobody wants the sum any more"
 
 VerifyIdentity: TypeAlias = Callable[[bytes, bytes, bytes], bool]
 """Given the session of a sum, a device's identity key and its proof, whether a genuine device has
 made the key. Called from any thread."""
 
 
-class SecureAggregator(actor.Actor):
+class SecureAggregator(reporting.Reporting):
     """Passes a group's messages on, and times its steps; sees masked vectors, and their sum.
 
     A device has arrived with the first message of its secure sum, its keys. From then on it is
@@ -43,12 +40,8 @@ class SecureAggregator(actor.Actor):
         verify_identity: VerifyIdentity | None = None,
     ):
         """See `cast.Cast.build`."""
-        super().__init__(address)
-        self._task = task
+        super().__init__(address, task, role, randomness, pace)
         self._settings = task.secure_sum
-        self._role = role
-        self._random = randomness
-        self._pace = pace
         self._session = parameters.new_session()
         self._group: group_lib.Group | None = group_lib.Group(
             self._settings.parameters,
@@ -66,28 +59,13 @@ class SecureAggregator(actor.Actor):
         self._steps: dict[str, int] = {}  # The last one that each device has taken.
         self._has_end: set[str] = set()  # Who was accepted or refused, or is gone.
         self._gone: set[str] = set()
-        self._counts: collections.Counter[str] = collections.Counter()
 
     @property
     def _is_reporting(self) -> bool:
         return not self._is_over and self._group.phase is group_lib.Phase.ADVERTISING
 
     def _begin(self) -> None:
-        role = self._role
-        for device in role.devices:
-            self.send(
-                device,
-                messages.Configure(
-                    device,
-                    self.address,
-                    role.attempt,
-                    role.task,
-                    role.round_index,
-                    role.model,
-                    self._session,
-                ),
-            )
-        self.after(self._task.longest, _TOO_OLD)
+        self._configure(self._session)
 
     def _receive(self, message: object) -> None:
         match message:
@@ -103,7 +81,7 @@ class SecureAggregator(actor.Actor):
             case group_lib.Phase():
                 if not self._is_over and message is self._group.phase:
                     self._advance()
-            case str() if message == _TOO_OLD:
+            case str() if message == reporting.TOO_OLD:
                 self.stop(self.address)
             case _:
                 raise self._unknown(message)
@@ -171,12 +149,6 @@ class SecureAggregator(actor.Actor):
         self._has_end.add(device)
         self._refuse(device, self._role.attempt, refusal, reason)
 
-    def _refuse(
-        self, device: str, attempt: str, refusal: messages.Refusal, reason: str = ""
-    ) -> None:
-        self._counts[refusal.value] += 1
-        self.send(device, messages.ReportRefused(device, attempt, refusal, reason))
-
     # Steps.
 
     def _go_on(self) -> None:
@@ -214,13 +186,10 @@ class SecureAggregator(actor.Actor):
             return
         self._is_over = True
         self._counts["summed_groups"] = 1
-        rest = self._task.rest_seconds
         for device in survivors:
             if device not in self._has_end:
                 self._has_end.add(device)
-                turns = tuple(rest + turn for turn in self._pace(self.now, self._random))
-                accepted = messages.ReportAccepted(device, self._role.attempt, turns)
-                self.send(device, accepted)
+                self._accept(device)
         self._close(total, survivors)
 
     def _lose_group(self) -> None:

@@ -1,0 +1,57 @@
+"""What Aggregators do with their devices, however these report: configure, accept, refuse."""
+
+from __future__ import annotations
+
+import collections
+import random
+
+from tff_dpftrl.runtime.actors import actor, messages, population, roles, selector
+
+TOO_OLD = "nobody wants the sum any more"
+
+
+class Reporting(actor.Actor):
+    """An Aggregator of some devices of one attempt, without the sum."""
+
+    def __init__(
+        self,
+        address: str,
+        task: population.Task,
+        role: roles.AggregatorRole,
+        randomness: random.Random,
+        pace: selector.Pace,
+    ):
+        """See `cast.Cast.build`."""
+        super().__init__(address)
+        self._task = task
+        self._role = role
+        self._random = randomness
+        self._pace = pace
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def _configure(self, secure_sum_session: bytes = b"") -> None:
+        """Has all devices take part, and itself end when it is forgotten."""
+        role = self._role
+        for device in role.devices:
+            configure = messages.Configure(
+                device,
+                self.address,
+                role.attempt,
+                role.task,
+                role.round_index,
+                role.model,
+                secure_sum_session,
+            )
+            self.send(device, configure)
+        self.after(self._task.longest, TOO_OLD)
+
+    def _accept(self, device: str) -> None:
+        rest = self._task.rest_seconds
+        turns = tuple(rest + turn for turn in self._pace(self.now, self._random))
+        self.send(device, messages.ReportAccepted(device, self._role.attempt, turns))
+
+    def _refuse(
+        self, device: str, attempt: str, refusal: messages.Refusal, reason: str = ""
+    ) -> None:
+        self._counts[refusal.value] += 1
+        self.send(device, messages.ReportRefused(device, attempt, refusal, reason))
