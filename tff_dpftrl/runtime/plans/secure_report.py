@@ -73,6 +73,11 @@ def is_asked_for(plan: Plan) -> bool:
     return plan.HasField("secure_aggregation")
 
 
+def largest_entry(rule: plan_pb2.SecureSum) -> int:
+    """The largest integer that a device may put into a secure sum; the smallest is 0."""
+    return rule.modulus - 1 if rule.HasField("modulus") else rule.largest_entry
+
+
 def parameters_of(plan: Plan) -> parameters_lib.Parameters:
     """What a plan demands of a secure sum.
 
@@ -269,7 +274,7 @@ def _check_entries(array: np.ndarray, tensor: plan_pb2.Tensor, rule: plan_pb2.Se
             f"update, {tensor.label}, must be {tensor.dtype} of shape {list(tensor.shape)}, got "
             f"{array.dtype} of shape {list(array.shape)}."
         )
-    largest = rule.modulus - 1 if rule.HasField("modulus") else rule.largest_entry
+    largest = largest_entry(rule)
     if not 0 <= int(array.min()) <= int(array.max()) <= largest:
         raise ValueError(
             f"update, {tensor.label}, has integers outside [0, {largest}], the range of their "

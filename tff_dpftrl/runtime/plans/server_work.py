@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from tff_dpftrl.runtime.plans import graphs, plan_pb2, tensor_values
+from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_values
 
 State: TypeAlias = list[np.ndarray]
 """Leaves of a process's state; `tensor_values.to_bytes` makes them bytes."""
@@ -110,7 +110,7 @@ class ServerWork:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise UpdateRefusedError(f"update, {tensor.label}, is not finite.")
         for array, rule in zip(update[self._num_added :], self.plan.secure_sums, strict=True):
-            largest = rule.modulus - 1 if rule.HasField("modulus") else rule.largest_entry
+            largest = secure_report.largest_entry(rule)
             if array.size and not 0 <= array.min() <= array.max() <= largest:
                 raise UpdateRefusedError(
                     f"update has integers outside [0, {largest}], the range of their secure sum."
