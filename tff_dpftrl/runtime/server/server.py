@@ -71,6 +71,7 @@ class Server:
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
         waits: Callable[[str], None] = _logger.warning,
+        cast_type: type[cast.Cast] = cast.Cast,
     ):
         """Sets a server up; nothing runs, and nothing is bound, before `start`.
 
@@ -90,6 +91,7 @@ class Server:
           clock: Seconds since 1970.
           randomness: For choices among devices; the operating system's if None.
           waits: Told, in one line, what `start` waits for.
+          cast_type: Builds the actors; another one may build them so that they fail.
 
         Raises:
           ValueError: If `tasks` are not those of the population, or the certificate or key
@@ -116,6 +118,7 @@ class Server:
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
         self._waits = waits
+        self._cast_type = cast_type
         self._address = ""
         self._grpc: grpc.aio.Server | None = None
         self._service: service.Service | None = None
@@ -137,7 +140,7 @@ class Server:
           ServerError: If another server leads the population, the store cannot be used or has
             other tasks, or the address cannot be bound.
         """
-        actors = cast.Cast(
+        actors = self._cast_type(
             self._population,
             selectors=(_SELECTOR,),
             pace=self._pace,
