@@ -122,6 +122,12 @@ def test_a_device_needs_no_tff_and_takes_turns_until_it_is_interrupted(folder, s
                            "same command goes on.\n")  # fmt: skip
 
 
+def test_one_of_several_addresses_will_do(folder, server, capsys):
+    several = f"127.0.0.1:1,{server.address}"
+    assert main.main(_arguments(folder, server, "--once", "--server", several)) == 0
+    assert capsys.readouterr().out.startswith(f"tests  {_SHAPE} completed, ")
+
+
 def test_a_session_that_fails_is_one_line(folder, server, capsys):
     _serve(server, ed25519.Ed25519PrivateKey.generate())
     assert main.main(_arguments(folder, server, "--once")) == 1

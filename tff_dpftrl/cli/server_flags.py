@@ -20,7 +20,12 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
         help="Folder of a server on this machine (`tff-dpftrl serve` names it): where it listens, "
         "its certificate and all keys, in place of the following.",
     )
-    group.add_argument("--server", metavar="HOST:PORT", help="The server.")
+    group.add_argument(
+        "--server",
+        metavar="HOST:PORT",
+        help="The server; several addresses of one server with commas in between: a device takes "
+        "one at random, and another one if it does not answer.",
+    )
     group.add_argument(
         "--server-certificate",
         metavar="FILE",
@@ -66,6 +71,8 @@ class Trust:
         """
         from tff_dpftrl.runtime import signing_keys
 
+        # Whose address may change, as when one of a server's machines is lost.
+        self._folder = None if args.server else args.server_folder
         if args.server_folder:
             args = _with_folder(args)
         for flag in ("server", "server_certificate", "plan_keys"):
@@ -91,9 +98,13 @@ class Trust:
     def connect(self) -> server_connection.ServerConnection:
         """A new connection to the server."""
         from tff_dpftrl.runtime.device import server_connection
+        from tff_dpftrl.runtime.server import server_folder
 
         return server_connection.ServerConnection(
-            self._server, self._roots, server_name=self._server_name
+            self._server,
+            self._roots,
+            server_name=self._server_name,
+            look=self._folder and server_folder.of(self._folder).address,
         )
 
     def for_fleet(self) -> fleet.Server:
@@ -108,6 +119,7 @@ class Trust:
             None if self._issuer_key is None else self._issuer_key.private_bytes_raw(),
             self._server_name,
             tuple(map(signing_keys.raw, self.issuers)),
+            self._folder,
         )
 
     def attester(self) -> attester.Attester:

@@ -24,7 +24,8 @@ class _Connection:
     def __init__(self):
         self.told = []
 
-    def tell(self, population, report):
+    def tell(self, population, report, address):
+        assert address == "of the session"
         self.told.append((population, report))
 
 
@@ -32,6 +33,7 @@ class _Steps(session.SessionSteps):
     """A session of round 5 of a task."""
 
     work = None
+    address = "of the session"
 
     def check_in(self, keep_going):
         return None

@@ -100,11 +100,11 @@ def answer(accepted=True, *turns, reason=""):
 class WireServer:
     """Runs `script`, a generator of messages for a `Session`, for every session."""
 
-    def __init__(self, clock, names=("127.0.0.1",)):
+    def __init__(self, clock, names=("127.0.0.1",), identity=None):
         self.script = None
         self.told = []
         self.tokens = attestation.SignedTokens([ISSUER_KEY.public_key()], clock=clock)
-        private, self.root_certificates = certificate(*names)
+        private, self.root_certificates = identity or certificate(*names)
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(8))
         handlers = {
             session_stream.SESSION_METHOD: grpc.stream_stream_rpc_method_handler(

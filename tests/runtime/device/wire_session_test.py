@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import random
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
 from tff_dpftrl.runtime.device import (
     attester,
+    device,
     eligibility,
     example_store,
     loaded_plans,
@@ -140,8 +142,8 @@ def _make_device(tmp_path, server):
         return devices[-1]
 
     yield make
-    for device in devices:
-        device.close()
+    for made in devices:
+        made.close()
 
 
 @pytest.fixture(name="device")
@@ -546,12 +548,142 @@ def test_a_session_leaves_no_circle_that_holds_a_model(server, device, plan, pre
         ("example.org", b"", "address must be HOST:PORT"),
         ("https://example.org:443", b"", "address must be HOST:PORT"),
         ("example.org:0", b"", "address must be HOST:PORT"),
+        ("example.org:443,", b"", "address must be HOST:PORT.*got ''"),
         ("example.org:443", b"no certificate", "holds no certificate"),
     ],
 )
 def test_bad_addresses_and_certificates_are_named(address, roots, message):
     with pytest.raises(ValueError, match=message):
         server_connection.ServerConnection(address, roots)
+
+
+# Several addresses.
+
+
+_DEAD = "127.0.0.1:1"
+
+
+class _Servers:
+    """Servers that send everybody away and count them, and a connection to all of them."""
+
+    def __init__(self, stack, count):
+        self.servers, self.sessions = [], [0] * count
+        identity = wire_server.certificate("127.0.0.1")
+        for i in range(count):
+            server = wire_server.WireServer(_clock, identity=identity)
+            stack.callback(server.stop)
+            server.script = functools.partial(self._script, i)
+            self.servers.append(server)
+        self.addresses = [server.address for server in self.servers]
+        self._stack = stack
+
+    def _script(self, number, session_):
+        yield from session_.check_in()
+        self.sessions[number] += 1
+        yield wire_server.come_back(5.0)
+
+    def connect(self, *addresses, look=None):
+        connection = server_connection.ServerConnection(
+            ",".join(addresses or self.addresses),
+            self.servers[0].root_certificates,
+            look=look,
+        )
+        self._stack.callback(connection.close)
+        return connection
+
+    def told(self):
+        return [len(server.told) for server in self.servers]
+
+
+def _own_device(connection, seed, tmp_path):
+    return device.Device(
+        connection,
+        loaded_plans.LoadedPlans([_KEY.public_key()]),
+        example_store.SqliteExampleStore.open(tmp_path / "examples", clock=_clock),
+        participation_timer.MemoryTimer(_clock),
+        attester.IssuingAttester(attestation.TokenIssuer(wire_server.ISSUER_KEY, clock=_clock)),
+        eligibility.SettableEligibility(),
+        generator=random.Random(seed),
+    )
+
+
+def _run_sessions(connection, seeds, tmp_path):
+    for seed in seeds:
+        ended = _own_device(connection, seed, tmp_path).run_session("tests")
+        ended.told.result(30)
+        yield ended.result
+
+
+def test_devices_are_spread_over_a_servers_addresses_by_their_own_randomness(tmp_path):
+    with contextlib.ExitStack() as stack:
+        servers = _Servers(stack, 2)
+        connection = servers.connect()
+        results = list(_run_sessions(connection, range(60), tmp_path))
+        assert {result.outcome for result in results} == {session.Outcome.NOT_SELECTED}
+        assert sum(servers.sessions) == 60 == sum(servers.told())
+        assert 15 <= servers.sessions[0] <= 45  # 30, and four standard errors of 3.9.
+        assert servers.told() == servers.sessions
+        orders = {tuple(connection.addresses(random.Random(seed))) for seed in range(20)}
+        assert orders == {tuple(servers.addresses), tuple(reversed(servers.addresses))}
+
+
+def test_an_address_that_does_not_answer_is_left_for_another_one(tmp_path):
+    with contextlib.ExitStack() as stack:
+        servers = _Servers(stack, 2)
+        connection = servers.connect(_DEAD, *servers.addresses)
+        results = list(_run_sessions(connection, range(12), tmp_path))
+        assert {result.outcome for result in results} == {session.Outcome.NOT_SELECTED}
+        # From now on it is the last to be tried, until a minute is over.
+        assert {connection.addresses(random.Random(s))[-1] for s in range(20)} == {_DEAD}
+        servers.servers[0].stop()
+        before = servers.sessions[1]
+        results = list(_run_sessions(connection, range(6), tmp_path))
+        assert {result.outcome for result in results} == {session.Outcome.NOT_SELECTED}
+        assert servers.sessions[1] == before + 6
+        assert servers.told()[1] >= 6
+        servers.servers[1].stop()
+        (result,) = _run_sessions(connection, [0], tmp_path)
+        assert result.outcome is session.Outcome.FAILED
+        assert result.reason.startswith("None of 3 addresses answers; the last: 127.0.0.1:")
+
+
+def test_sessions_are_told_of_elsewhere_if_their_server_is_gone(tmp_path):
+    with contextlib.ExitStack() as stack:
+        servers = _Servers(stack, 2)
+        connection = servers.connect()
+        (result,) = _run_sessions(connection, [0], tmp_path)
+        servers.servers[0].stop()
+        connection.tell("tests", result.report, servers.addresses[0]).result(30)
+        assert servers.told()[1] >= 1
+
+
+def test_a_refusal_is_final_at_all_addresses(tmp_path):
+    with contextlib.ExitStack() as stack:
+        servers = _Servers(stack, 2)
+        for server in servers.servers:
+            server.tokens = attestation.SignedTokens([_KEY.public_key()], clock=_clock)
+        (result,) = _run_sessions(servers.connect(), [0], tmp_path)
+        assert result.outcome is session.Outcome.ATTESTATION_FAILED
+        assert result.report.shape == "-?"
+
+
+def test_an_address_that_changes_is_followed(tmp_path):
+    with contextlib.ExitStack() as stack:
+        servers = _Servers(stack, 2)
+        places = [servers.addresses[0]]
+
+        def look():
+            if not places:
+                raise ValueError("No server runs.")
+            return places[0]
+
+        connection = servers.connect(places[0], look=look)
+        list(_run_sessions(connection, [0, 1], tmp_path))
+        places[0] = servers.addresses[1]
+        list(_run_sessions(connection, [0, 1, 2], tmp_path))
+        places.clear()
+        list(_run_sessions(connection, [0], tmp_path))
+        assert servers.sessions == [2, 4]
 
 
 if __name__ == "__main__":

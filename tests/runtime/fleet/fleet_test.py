@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 import threading
@@ -13,17 +14,19 @@ from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import session
 from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
 from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.server import server_folder
 
 _PERFECT = behaviour.Rates(drop_outs=0.0, stragglers=0.0)
 
 
-def _server(folder, address):
+def _server(folder, address, where=None):
     return fleet.Server(
         address,
         (folder / "server.pem").read_bytes(),
         (signing_keys.raw(signing_keys.load_public(folder / "plans.pem.pub")),),
         signing_keys.load_private(folder / "issuer.pem").private_bytes_raw(),
         issuers=(signing_keys.raw(signing_keys.load_public(folder / "issuer.pem.pub")),),
+        folder=where,
     )
 
 
@@ -197,6 +200,20 @@ def test_an_ending_waits_for_the_late_reports_of_the_last_round():
     end("-v[]+^", 9)
     assert ending.is_reached()
     assert not fleet.Ending(seconds=5.0, clock=lambda: 0.0).is_reached()
+
+
+def test_a_fleet_finds_its_server_where_the_folder_says_now(tmp_path):
+    """It starts with an address that has gone; one of those in the folder answers."""
+    gone = "127.0.0.1:1"
+    folder = server_folder.of(tmp_path / "server")
+    folder.path.mkdir()
+    served = text_service.Served(tmp_path, over_selection=1.0, least_fraction=1.0)
+    with served.running() as address:
+        folder.write_endpoint(f"{gone},{address}", "")
+        made = _fleet(tmp_path, gone)
+        found = _server(tmp_path, gone, str(folder.path))
+        counts, _ = _run(dataclasses.replace(made, server=found), rounds=1)
+    assert counts.rounds and "-*" not in counts.shapes
 
 
 @pytest.mark.parametrize(

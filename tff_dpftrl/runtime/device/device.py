@@ -51,7 +51,7 @@ class Device:
       eligibility: Whether it may work.
       clock: Seconds since 1970.
       steady_clock: Seconds, never going back.
-      generator: Source of randomness for its schedule.
+      generator: Source of randomness for its schedule, and its choice among addresses.
       rules: What tasks ask of the timer, by population and task, as far as known.
       issuers: Whose tokens prove that other devices are genuine, for plans that do not trust
         the server; such plans are refused without.
@@ -82,6 +82,7 @@ class Device:
             clock=self.clock,
             check_rest=self.check_rest,
             issuers=self.issuers,
+            generator=self.generator,
         )
 
     def check_rest(self, population: str, task: str, round_index: int) -> None:
@@ -119,7 +120,7 @@ class Device:
             clock=self.steady_clock,
             versions={} if tensorflow is None else {"tensorflow": tensorflow},
         )
-        told = self.connection.tell(population, result.report)
+        told = self.connection.tell(population, result.report, steps.address)
         if steps.work is not None and steps.work.rule is not None:
             self.rules[population, steps.work.task] = steps.work.rule
         return EndedSession(result, steps.work, told)

@@ -14,8 +14,11 @@ import dataclasses
 import functools
 import ipaddress
 import queue
+import random
+import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import grpc
 from cryptography import x509
@@ -29,6 +32,8 @@ _LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `p
 _MOST_MESSAGES = 7
 _LONGEST_TEXT = 200
 _LAST_S = 5.0
+_START_S = 60.0  # For a channel; it connects to nobody yet.
+_AVOIDED_S = 60.0
 # What gRPC says, in place of the server's words, where the server ends while it is written to.
 _ENDED_IN_WRITING = "Internal error from Core"
 
@@ -57,10 +62,12 @@ class Patience:
 
 
 class ServerConnection:
-    """A channel to one server, for one session after another, or many at a time.
+    """Channels to one server, for one session after another, or many at a time.
+
+    A server on several machines has several addresses, and any of them will do: each session
+    takes one at random, and another one if that does not answer.
 
     Attributes:
-      server_name: The host that the server's certificate has to prove.
       patience: How long to wait.
       watcher: What ends the waiting.
     """
@@ -74,22 +81,26 @@ class ServerConnection:
         patience: Patience | None = None,
         watcher_: watcher.Watcher | None = None,
         loop: background_loop.BackgroundLoop | None = None,
+        look: Callable[[], str] | None = None,
     ):
         """Connects to nobody yet: that comes with the first session.
 
         Args:
-          address: HOST:PORT.
+          address: HOST:PORT, or several of them with commas in between.
           root_certificates: PEM of who may prove the server's name, or of the server's own
             certificate.
           server_name: The name to be proven if it is not HOST, as through a tunnel.
           patience: How long to wait.
           watcher_: A watcher to share.
           loop: A loop to share, which is left open; one of its own if None.
+          look: Asked before each session for the address as it is now; the last one is kept
+            when it raises a ValueError or OSError, as while no server runs. None if the
+            address stays.
 
         Raises:
           ValueError: If the address is none, or there is no certificate.
         """
-        host = _host(address)
+        self._addresses = _addresses(address)
         try:
             x509.load_pem_x509_certificates(root_certificates)
         except ValueError:
@@ -97,12 +108,113 @@ class ServerConnection:
                 "root_certificates holds no certificate in PEM: give the server's certificate, or "
                 "that of who signed it."
             ) from None
-        self.server_name = server_name or host
         self.patience = Patience() if patience is None else patience
         self.watcher = watcher.Watcher() if watcher_ is None else watcher_
-        self._address = address
+        self._roots, self._server_name, self._look = root_certificates, server_name, look
         self._owns_loop = loop is None
         self._loop = background_loop.BackgroundLoop() if loop is None else loop
+        self._channels: dict[str, _Channel] = {}
+        self._opening = threading.Lock()
+        self._avoided: dict[str, float] = {}  # Until when, of those that have not answered.
+        for one in self._addresses:
+            self._channel(one)
+
+    def addresses(self, generator: random.Random) -> list[str]:
+        """The server's addresses, in the order in which a session is to try them.
+
+        Args:
+          generator: Source of the order; not used where there is one address.
+
+        Returns:
+          HOST:PORT of each; those that have not answered lately are the last ones.
+        """
+        if self._look is not None:
+            with contextlib.suppress(ValueError, OSError):
+                self._addresses = _addresses(self._look())
+        found = list(self._addresses)
+        if len(found) > 1:
+            generator.shuffle(found)
+            now = time.monotonic()
+            found.sort(key=lambda address: self._avoided.get(address, now) > now)
+        return found
+
+    def avoid(self, address: str) -> None:
+        """Has sessions try others before this address, for a minute."""
+        self._avoided[address] = time.monotonic() + _AVOIDED_S
+
+    def open_stream(self, address: str | None = None) -> Stream:
+        """Begins a session.
+
+        Args:
+          address: With which of `addresses`; the first one that was given, if None.
+        """
+        return Stream(self, self._loop, self._channel(address or self._addresses[0]))
+
+    def tell(
+        self, population: str, report: session.SessionReport, address: str | None = None
+    ) -> concurrent.futures.Future[None]:
+        """Tells the server how a session went, without waiting for it and whatever comes of it.
+
+        It is a call of its own, but soon after the session and on the same connection: a
+        server that wants to can tell which device it is from.
+
+        Args:
+          population: Name of the population.
+          report: What may be told.
+          address: Where the session was, which is tried first.
+
+        Returns:
+          What can be waited for, for up to `patience.tell_s` seconds.
+        """
+        summary = wire_pb2.SessionSummary(
+            population=population,
+            shape=report.shape,
+            seconds=report.seconds,
+            peak_memory_bytes=report.peak_memory_bytes,
+            versions=report.versions,
+        )
+        first = address or self._addresses[0]
+        others = [other for other in self._addresses if other != first]
+        channels = [self._channel(one) for one in [first, *others]]
+        return self._loop.submit(self._told(summary, channels))
+
+    def close(self) -> None:
+        """Ends the connections, and all sessions that they still have."""
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            self._loop.submit(self._close_channels()).result(_LAST_S)
+        if self._owns_loop:
+            self._loop.close()
+
+    def _channel(self, address: str) -> _Channel:
+        with self._opening:
+            if address not in self._channels:
+                self._channels[address] = self._loop.submit(
+                    _new_channel(address, self._roots, self._server_name)
+                ).result(_START_S)
+            return self._channels[address]
+
+    async def _close_channels(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+
+    async def _told(self, summary: wire_pb2.SessionSummary, channels: list[_Channel]) -> None:
+        deadline = asyncio.get_running_loop().time() + self.patience.tell_s
+        for channel in channels:
+            left = max(0.0, deadline - asyncio.get_running_loop().time())
+            try:
+                await channel.tell(summary, timeout=left)
+            except grpc.RpcError as error:  # It matters to nobody here.
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    continue
+            return
+
+
+class _Channel:
+    """A channel to one address; belongs to the loop that it is made in."""
+
+    def __init__(self, address: str, root_certificates: bytes, server_name: str | None):
+        host = _host(address)
+        self.address = address
+        self.server_name = server_name or host
         options = [
             ("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _LARGEST_MESSAGE_BYTES),
@@ -118,58 +230,21 @@ class ServerConnection:
             options.append(("grpc.ssl_target_name_override", server_name))
         if _is_loopback(host):
             options.append(("grpc.enable_http_proxy", 0))
-        self._channel = self._loop.submit(
-            _channel(address, grpc.ssl_channel_credentials(root_certificates), options)
-        ).result()
-        self._open = self._channel.stream_stream(
+        credentials = grpc.ssl_channel_credentials(root_certificates)
+        self._channel = grpc.aio.secure_channel(address, credentials, options)
+        self.open = self._channel.stream_stream(
             session_stream.SESSION_METHOD,
             wire_pb2.FromDevice.SerializeToString,
             wire_pb2.FromServer.FromString,
         )
-        self._tell = self._channel.unary_unary(
+        self.tell = self._channel.unary_unary(
             session_stream.TELL_METHOD,
             wire_pb2.SessionSummary.SerializeToString,
             wire_pb2.Told.FromString,
         )
 
-    def open_stream(self) -> Stream:
-        """Begins a session."""
-        return Stream(self, self._loop, self._open)
-
-    def tell(
-        self, population: str, report: session.SessionReport
-    ) -> concurrent.futures.Future[None]:
-        """Tells the server how a session went, without waiting for it and whatever comes of it.
-
-        It is a call of its own, but soon after the session and on the same connection: a
-        server that wants to can tell which device it is from.
-
-        Args:
-          population: Name of the population.
-          report: What may be told.
-
-        Returns:
-          What can be waited for, for up to `patience.tell_s` seconds.
-        """
-        summary = wire_pb2.SessionSummary(
-            population=population,
-            shape=report.shape,
-            seconds=report.seconds,
-            peak_memory_bytes=report.peak_memory_bytes,
-            versions=report.versions,
-        )
-        return self._loop.submit(self._told(summary))
-
-    def close(self) -> None:
-        """Ends the connection, and all sessions that it still has."""
-        with contextlib.suppress(RuntimeError, TimeoutError):
-            self._loop.submit(self._channel.close()).result(_LAST_S)
-        if self._owns_loop:
-            self._loop.close()
-
-    async def _told(self, summary: wire_pb2.SessionSummary) -> None:
-        with contextlib.suppress(grpc.RpcError):  # It matters to nobody here.
-            await self._tell(summary, timeout=self.patience.tell_s)
+    async def close(self) -> None:
+        await self._channel.close()
 
     def explain(self, error: grpc.RpcError) -> _End:
         """What to raise in place of gRPC's error.
@@ -189,17 +264,21 @@ class ServerConnection:
     def _explained(self, error: grpc.RpcError) -> tuple[type[Exception], str]:
         code, details = error.code(), one_line(error.details() or "")
         if code is grpc.StatusCode.UNAUTHENTICATED:
-            text = f"{self._address} does not accept the token: {details}"
+            text = f"{self.address} does not accept the token: {details}"
             return session.AttestationFailed, text
         if code is grpc.StatusCode.UNAVAILABLE:
             if "handshake" in (error.details() or "").lower() or "peer name" in details.lower():
                 return session.StepFailed, (
-                    f"{self._address} does not prove that it is {self.server_name}: {details}. "
+                    f"{self.address} does not prove that it is {self.server_name}: {details}. "
                     "Compare its certificate with the one that this device trusts."
                 )
-            return session.StepFailed, f"{self._address} cannot be reached: {details}"
+            return session.StepFailed, f"{self.address} cannot be reached: {details}"
         name = code.name.lower().replace("_", " ")
-        return session.StepFailed, f"{self._address} ended the session ({name}): {details}"
+        return session.StepFailed, f"{self.address} ended the session ({name}): {details}"
+
+
+async def _new_channel(address: str, root_certificates: bytes, server_name: str | None) -> _Channel:
+    return _Channel(address, root_certificates, server_name)
 
 
 _End: TypeAlias = Callable[[], Exception]
@@ -214,16 +293,23 @@ def _sent_too_much() -> Exception:
 
 
 class Stream:
-    """One session's messages; for one thread."""
+    """One session's messages; for one thread.
+
+    Attributes:
+      address: Who it is with.
+      server_name: The host that the server's certificate has to prove.
+    """
 
     def __init__(
         self,
         connection: ServerConnection,
         loop: background_loop.BackgroundLoop,
-        open_: grpc.aio.StreamStreamMultiCallable,
+        channel: _Channel,
     ):
         """Internal; use `ServerConnection.open_stream`."""
-        self._connection, self._loop, self._open = connection, loop, open_
+        self._connection, self._loop, self._channel = connection, loop, channel
+        self.address = channel.address
+        self.server_name = channel.server_name
         # Messages, and at last what makes the error that says why there are no more. The error
         # itself would hold, by its traceback, all of the session that holds the stream.
         self._received: queue.SimpleQueue[wire_pb2.FromServer | _End] = queue.SimpleQueue()
@@ -298,7 +384,7 @@ class Stream:
     async def _receive_all(self) -> None:
         end: _End = EOFError
         try:
-            self._call = self._open()
+            self._call = self._channel.open()
             num_messages = 0
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 num_messages += 1
@@ -308,7 +394,7 @@ class Stream:
                     break
                 self._received.put(message)
         except grpc.RpcError as error:
-            end = self._connection.explain(error)
+            end = self._channel.explain(error)
         except asyncio.CancelledError:
             end = _ended
         except Exception as error:
@@ -324,18 +410,18 @@ class Stream:
                 await (self._call.done_writing() if message is None else self._call.write(message))
 
 
-async def _channel(
-    address: str, credentials: grpc.ChannelCredentials, options: list[tuple[str, Any]]
-) -> grpc.aio.Channel:
-    """A channel belongs to the loop that it is made in."""
-    return grpc.aio.secure_channel(address, credentials, options)
-
-
 def one_line(text: str) -> str:
     """What a server says, short and harmless on a terminal."""
     words = " ".join(text.split())
     printable = "".join(c if c.isprintable() else "?" for c in words[: _LONGEST_TEXT + 1])
     return printable if len(printable) <= _LONGEST_TEXT else printable[: _LONGEST_TEXT - 1] + "…"
+
+
+def _addresses(address: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(one.strip() for one in address.split(",")))
+    for one in found:
+        _host(one)
+    return found
 
 
 def _host(address: str) -> str:

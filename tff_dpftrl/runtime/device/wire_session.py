@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -45,6 +46,7 @@ class WireSession(session.SessionSteps):
         check_rest: Callable[[str, str, int], None],
         seed_for: Callable[[str, int], tuple[int, int]] | None = None,
         issuers: Iterable[ed25519.Ed25519PublicKey] = (),
+        generator: random.Random | None = None,
     ):
         """Prepares a session; `session.run` runs it.
 
@@ -61,12 +63,15 @@ class WireSession(session.SessionSteps):
             to draw it from the operating system.
           issuers: Whose tokens prove to this device that others are genuine, for plans that do
             not trust the server.
+          generator: Chooses among the server's addresses, where it has several; the operating
+            system's randomness if None.
         """
         self._connection, self._population = connection, population
         self._attester, self._plans = attester, plans
         self._examples, self._clock, self._seed_for = examples, clock, seed_for
         self._check_rest = check_rest
         self._issuers = tuple(issuers)
+        self._generator = random.SystemRandom() if generator is None else generator
         self._secure_upload: secure_upload.SecureUpload | None = None
         self._stream: server_connection.Stream | None = None
         self._configuration = wire_pb2.Configuration()
@@ -77,8 +82,7 @@ class WireSession(session.SessionSteps):
     def check_in(self, keep_going: session.KeepGoing) -> session.ComeBack | None:
         """See the base class; also waits for plan and model to arrive."""
         patience = self._connection.patience
-        self._stream = self._connection.open_stream()
-        challenge = self._receive("challenge", keep_going, seconds=patience.answer_s)
+        challenge = self._open(keep_going)
         versions = set(challenge.protocol_versions) & set(session_stream.VERSIONS)
         if not versions:
             raise session.StepFailed(
@@ -92,7 +96,7 @@ class WireSession(session.SessionSteps):
                 self._stream.finish()
                 raise
         nonce = session_stream.attested_nonce(
-            challenge.challenge, self._connection.server_name, self._population
+            challenge.challenge, self._stream.server_name, self._population
         )
         check_in = wire_pb2.CheckIn(
             population=self._population,
@@ -110,6 +114,27 @@ class WireSession(session.SessionSteps):
             return session.ComeBack(tuple(answer.turns), server_connection.one_line(answer.reason))
         self._configuration = answer
         return None
+
+    def _open(self, keep_going: session.KeepGoing) -> wire_pb2.Challenge:
+        """Begins a session with the first of the server's addresses that answers."""
+        seconds = self._connection.patience.answer_s
+        addresses = self._connection.addresses(self._generator)
+        for address in addresses:
+            self._stream = self._connection.open_stream(address)
+            try:
+                return self._receive("challenge", keep_going, seconds=seconds)
+            except session.StepFailed as error:
+                if len(addresses) == 1:
+                    raise
+                reason = str(error)
+            self._stream.close()
+            self._connection.avoid(address)
+        raise session.StepFailed(f"None of {len(addresses)} addresses answers; the last: {reason}")
+
+    @property
+    def address(self) -> str | None:
+        """Which address of the server the session is with; None before it begins."""
+        return None if self._stream is None else self._stream.address
 
     def fetch(self, keep_going: session.KeepGoing) -> session.Work:
         """See the base class; what has arrived is verified and loaded."""

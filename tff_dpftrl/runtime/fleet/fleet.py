@@ -31,6 +31,7 @@ from tff_dpftrl.runtime.device import (
 from tff_dpftrl.runtime.fleet import availability, runner, simulated_device, tally
 from tff_dpftrl.runtime.fleet import behaviour as behaviour_lib
 from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.server import server_folder
 
 _logger = logging.getLogger(__name__)
 _QUIET_S = 5.0  # After which nobody reports for the last round any more.
@@ -42,13 +43,15 @@ class Server:
     """Where the server is, and who is believed; all of it can be sent to another process.
 
     Attributes:
-      address: HOST:PORT.
+      address: HOST:PORT, or several with commas in between.
       root_certificates: PEM, see `ServerConnection`.
       plan_keys: Raw public keys of those whose plans are run, 32 bytes each.
       issuer_key: Raw private key of the issuer of tokens, 32 bytes; None if devices have none.
       server_name: See `ServerConnection`.
       issuers: Raw public keys of issuers whose tokens devices believe of each other, 32 bytes
         each.
+      folder: The server's folder, where the address is looked up again before each session;
+        None if it stays.
     """
 
     address: str
@@ -57,6 +60,7 @@ class Server:
     issuer_key: bytes | None = dataclasses.field(default=None, repr=False)
     server_name: str | None = None
     issuers: tuple[bytes, ...] = ()
+    folder: str | None = None
 
     def connect(
         self, watcher_: watcher.Watcher, loop: background_loop.BackgroundLoop
@@ -68,6 +72,7 @@ class Server:
             server_name=self.server_name,
             watcher_=watcher_,
             loop=loop,
+            look=self.folder and server_folder.of(self.folder).address,
         )
 
     def attester(self) -> attester_lib.Attester:

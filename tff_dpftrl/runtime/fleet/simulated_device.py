@@ -255,6 +255,7 @@ class SimulatedDevice(device.Device):
             behaviour=behaviour,
             stop=self.stop,
             issuers=self.issuers,
+            generator=self.generator,
         )
 
     def _seed_for(self, task: str, round_index: int) -> tuple[int, int]:

@@ -167,7 +167,7 @@ class ServerFolder:
         """Says where the server is found; `remove_endpoint` takes it back.
 
         Args:
-          devices: Host and port of the devices' service.
+          devices: Host and port of the devices' service; several with commas in between.
           status_page: URL of the status page.
 
         Raises:
@@ -181,7 +181,7 @@ class ServerFolder:
         self.endpoint.unlink(missing_ok=True)
 
     def address(self) -> str:
-        """Host and port of the devices' service of a server that runs.
+        """Host and port of the devices' service of a server that runs, or several with commas.
 
         Raises:
           ValueError: If no server says that it runs, or what it says is damaged.
