@@ -11,13 +11,9 @@ import collections
 import contextlib
 import dataclasses
 import heapq
-import logging
 import os
 import shutil
-import signal
-import socket
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,18 +22,12 @@ from typing import Any
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.execution import client_part, client_worker, worker_addresses
+from tff_dpftrl.execution import client_part, client_worker, ray_sessions
 
-try:
-    import ray
-except ImportError as import_error:
-    raise ImportError(
-        "Ray is not installed: pip install 'tff_dpftrl[distributed]'."
-    ) from import_error
+ray = ray_sessions.ray  # It says what to do where Ray is not installed.
 
 _MAX_LOSSES = 3  # Of workers, while they compute one chunk, or for each one that starts.
 _CHUNKS_AHEAD = 4  # For each worker: computed, or under way, and not yet added up.
-_SECONDS_TO_ANSWER = 10.0
 _TICK = 1.0  # Seconds between two looks at the clock.
 _RESUME = "The state before the round is still good: start the round again, or resume the run."
 
@@ -105,9 +95,9 @@ class RayClients(client_part.ClientRunner):
         if self._connected and address is None:
             # Not the usual place for temporary files: names of sockets have to be short.
             self._temp_dir = tempfile.mkdtemp(prefix="tff_dpftrl-ray-", dir="/tmp")
-            _start(num_workers or num_cores, object_store_memory, self._temp_dir)
+            ray_sessions.start(num_workers or num_cores, object_store_memory, self._temp_dir)
         elif self._connected:
-            _join(address)
+            ray_sessions.join(address)
         elif address is not None:
             raise ValueError(
                 f"address must be None, got {address!r}: the program is connected to Ray already, "
@@ -352,52 +342,3 @@ class _Actor(client_worker.ClientWorker):
     def sum(self, key, part, broadcast, clients):
         """As the base class says, with a list that holds Ray's reference of the part."""
         return super().sum(key, lambda: ray.get(part[0]), broadcast, clients)
-
-
-def _start(num_workers: int, object_store_memory: int, temp_dir: str) -> None:
-    """Starts Ray on this machine, for this process only."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Else it says on the terminal that nobody collects its metrics.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    with _undisturbed():
-        ray.init(
-            "local",
-            num_cpus=num_workers,
-            object_store_memory=object_store_memory,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=temp_dir,
-        )
-
-
-def _join(address: str) -> None:
-    """Connects this process to a cluster."""
-    worker_addresses.check_of_ray(address)
-    if address != "auto":  # Ray itself would try for many minutes.
-        host, _, port = address.rpartition(":")
-        try:
-            socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
-        except OSError as error:
-            raise ConnectionError(
-                f"No Ray cluster answers at {address!r} ({error}): start one with 'ray start'."
-            ) from error
-    try:
-        with _undisturbed():
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except RuntimeError as error:  # Another version of Ray or Python, for example.
-        raise ConnectionError(f"Ray at {address!r} cannot be joined: {error}") from error
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keeps the program's way to end on SIGTERM, which Ray replaces, and a warning away."""
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        with warnings.catch_warnings():  # Of how Ray will treat GPUs, one day.
-            warnings.simplefilter("ignore", FutureWarning)
-            yield
-    finally:
-        if handler is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)

@@ -15,7 +15,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -30,9 +30,47 @@ _LONGEST_TURN = 256  # Messages that an actor handles on the loop before others 
 _RESTART_SECONDS = 1.0
 # What devices are owed an answer to, whether or not there is somebody to give it.
 _OF_DEVICES = frozenset({messages.Report, messages.SecureSumMessage})
+_ABANDONED = "the round was abandoned"
 
 Receive = Callable[[Any], None]
 """Takes a message for a device, on the event loop; must not block."""
+
+
+class Elsewhere:
+    """What is beyond an engine: actors and devices of other processes. This one is nothing.
+
+    All methods are called on the engine's event loop, and must not block.
+    """
+
+    def send(self, to: str, message: Any) -> bool:
+        """Passes a message on.
+
+        Args:
+          to: An address that is nobody's here.
+          message: The message.
+
+        Returns:
+          Whether the address belongs elsewhere; if not, nobody has it.
+        """
+        del to, message
+        return False
+
+    def spawn(self, parent: str, address: str, role: Any) -> bool:
+        """Hears of each `Spawn`, and has actors made that belong elsewhere.
+
+        Args:
+          parent: Who spawns.
+          address: The actor's address.
+          role: Its role.
+
+        Returns:
+          Whether it belongs elsewhere; if not, it is made here.
+        """
+        del parent, address, role
+        return False
+
+    def end(self, address: str) -> None:
+        """Has an actor ended that is not here."""
 
 
 class _Member:
@@ -79,9 +117,11 @@ class Engine:
     def __init__(
         self,
         actors: cast.Cast,
-        store: interface.Store,
+        store: interface.Store | None,
         *,
         hear: Callable[[float, Any], None],
+        permanent: Sequence[str] | None = None,
+        elsewhere: Elsewhere | None = None,
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
         selector_lost: Callable[[str], None] = lambda address: None,
@@ -91,8 +131,10 @@ class Engine:
 
         Args:
           actors: Builds the actors.
-          store: The population's store; used in one thread only.
+          store: The population's store; used in one thread only. None where no keeper is.
           hear: Told the time and what actors send to `messages.OBSERVER`, on the event loop.
+          permanent: Addresses of the keeper and Selectors that run here; all of them if None.
+          elsewhere: Has the actors that are not here; nobody if None.
           clock: Seconds since 1970.
           randomness: Of Selectors, Coordinators and Aggregators; the operating system's if
             None. Used by several threads.
@@ -108,6 +150,10 @@ class Engine:
         self._random = random.SystemRandom() if randomness is None else randomness
         self._selector_lost = selector_lost
         self._is_gone = is_gone
+        if permanent is None:
+            permanent = (actors.keeper_address, *actors.selectors)
+        self._permanent = tuple(permanent)
+        self._elsewhere = Elsewhere() if elsewhere is None else elsewhere
         self._members: dict[str, _Member] = {}
         self._coordinators: set[str] = set()  # Those that live.
         self._owners: set[str] = set()  # All that there were.
@@ -121,10 +167,9 @@ class Engine:
         self._summing = futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1), "aggregator")
 
     def start(self) -> None:
-        """Starts the keeper and the Selectors, on the running event loop."""
+        """Starts the permanent actors, on the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._begin_permanent(self._cast.keeper_address)
-        for address in self._cast.selectors:
+        for address in self._permanent:
             self._begin_permanent(address)
 
     def _begin_permanent(self, address: str) -> None:
@@ -136,6 +181,15 @@ class Engine:
             self._begin(
                 _Member(address, lambda: self._cast.selector(address, self._random), "", None)
             )
+
+    @property
+    def coordinators(self) -> frozenset[str]:
+        """Addresses of the Coordinators that live here."""
+        return frozenset(self._coordinators)
+
+    def has(self, address: str) -> bool:
+        """Whether an actor lives here."""
+        return address in self._members
 
     def has_led(self, owner: str) -> bool:
         """Whether the holder of a lease is, or was, a Coordinator of this engine."""
@@ -165,8 +219,9 @@ class Engine:
             await asyncio.sleep(0.01)
         for member in list(self._members.values()):
             self._end(member)
-        with contextlib.suppress(interface.StoreError):
-            await self.in_store_thread(self._give_back)
+        if self._store is not None:
+            with contextlib.suppress(interface.StoreError):
+                await self.in_store_thread(self._give_back)
         for threads in (self._leading, self._summing, self._storing):
             # Not on the loop: a step of TensorFlow may still run.
             await loop.run_in_executor(None, threads.shutdown)
@@ -206,10 +261,18 @@ class Engine:
             receive(message)
         elif to == messages.OBSERVER:
             self._tell_observer(message)
-        elif type(message) in _OF_DEVICES:
+        elif not self._elsewhere.send(to, message):
+            self.undeliverable(message)
+
+    def undeliverable(self, message: Any) -> None:
+        """Does what is owed for a message to somebody who is not there any more."""
+        if type(message) in _OF_DEVICES:
             self._refuse_late(message)
         elif type(message) is messages.Configure:  # It went away between two messages.
             self.deliver(message.report_to, messages.DeviceGone(message.device))
+        elif type(message) is messages.DevicesForwarded:  # They would wait for nothing.
+            for device in message.devices:
+                self.deliver(device, messages.ComeBack(device, (0.0,), _ABANDONED))
 
     def _refuse_late(self, report: messages.Report | messages.SecureSumMessage) -> None:
         late = messages.ReportRefused(report.device, report.attempt, messages.Refusal.LATE)
@@ -309,9 +372,7 @@ class Engine:
             elif kind is actor.Spawn:
                 self._spawn(member, effect)
             else:
-                stopped = self._members.get(effect.address)
-                if stopped is not None:
-                    self._end(stopped)
+                self.end(effect.address)
 
     def _after(self, member: _Member, effect: actor.After) -> None:
         if member.is_gone:
@@ -331,7 +392,19 @@ class Engine:
     def _spawn(self, parent: _Member, effect: actor.Spawn) -> None:
         if parent.is_gone or self._is_stopping:
             return
-        address, role = effect.address, effect.role
+        if not self._elsewhere.spawn(parent.address, effect.address, effect.role):
+            self.spawn(effect.address, effect.role, parent.address)
+
+    def spawn(self, address: str, role: Any, parent: str) -> None:
+        """Makes an actor here, and starts it.
+
+        Args:
+          address: Its address; nothing happens if there is one.
+          role: Its role.
+          parent: Who is told when it is lost.
+        """
+        if self._is_stopping or address in self._members:
+            return
         leads = isinstance(role, roles.CoordinatorRole)
         if leads:
             self._coordinators.add(address)
@@ -339,12 +412,25 @@ class Engine:
         made = _Member(
             address,
             lambda: self._cast.build(address, role, self._random),
-            parent.address,
+            parent,
             self._leading if leads else self._summing,
         )
         self._begin(made)
 
     # Ends.
+
+    def end(self, address: str) -> None:
+        """Ends an actor, here or elsewhere; nothing happens if there is none."""
+        member = self._members.get(address)
+        if member is None:
+            self._elsewhere.end(address)
+        else:
+            self._end(member)
+
+    def end_children(self, of: Callable[[str], bool]) -> None:
+        """Ends all actors whose parents, by their address, are gone."""
+        for child in [one for one in self._members.values() if one.parent and of(one.parent)]:
+            self._end(child)
 
     def _end(self, member: _Member) -> None:
         """Ends an actor; its step, if one runs, is its last one."""
@@ -373,7 +459,7 @@ class Engine:
         _logger.error("%s failed with %s and is gone", member.address, failure)
         leads = member.address in self._coordinators
         self._end(member)
-        if member.address in (self._cast.keeper_address, *self._cast.selectors):
+        if member.address in self._permanent:
             if member.threads is None:
                 self._selector_lost(member.address)
             self._loop.call_later(_RESTART_SECONDS, self._begin_permanent, member.address)
@@ -381,8 +467,7 @@ class Engine:
         for address in self._cast.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
         if not leads:  # Nobody asks its Aggregators for their sums any more.
-            for child in [one for one in self._members.values() if one.parent == member.address]:
-                self._end(child)
+            self.end_children(lambda parent: parent == member.address)
 
 
 def _without_old_counts(effects: list[actor.Effect]) -> list[actor.Effect]:

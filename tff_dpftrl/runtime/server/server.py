@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,35 +15,19 @@ import grpc
 from tff_dpftrl.runtime.actors import cast, messages, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
-from tff_dpftrl.runtime.protocol import session_stream
+from tff_dpftrl.runtime.server import attesting, binding, served_task, service, tls
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
-from tff_dpftrl.runtime.server import served_task, service, tls
 from tff_dpftrl.runtime.store import interface
 
 _logger = logging.getLogger(__name__)
 
 _SELECTOR = "selector"
-_SENT_AHEAD = 1 << 16  # Bytes of a stream that nobody has begun to read.
 _LOOK_SECONDS = 0.5  # Between two looks at a lease that somebody else holds.
 
-
-class ServerError(RuntimeError):
-    """The server cannot start; the message is one line and says what to do."""
-
-
-class _OneAtATime(attestation_lib.Attestation):
-    """Asked by the event loop for check-ins, and by Aggregators' threads for secure sums."""
-
-    def __init__(self, attestation: attestation_lib.Attestation):
-        self._attestation = attestation
-        self._lock = threading.Lock()
-
-    def verify(self, token: bytes, nonce: bytes) -> attestation_lib.Verdict:
-        """See the base class."""
-        with self._lock:
-            return self._attestation.verify(token, nonce)
+ServerError = binding.ServerError
+"""The server cannot start; the message is one line and says what to do."""
 
 
 class Server:
@@ -109,7 +92,7 @@ class Server:
         self._tasks = dict(tasks)
         self._store = store
         self._identity = tls.load(certificate, key)
-        self._attestation = None if attestation is None else _OneAtATime(attestation)
+        self._attestation = None if attestation is None else attesting.OneAtATime(attestation)
         self._pace = pace
         self._observer = observer_lib.Observer() if observer is None else observer
         self._wanted_address = address
@@ -144,7 +127,7 @@ class Server:
             self._population,
             selectors=(_SELECTOR,),
             pace=self._pace,
-            verify_identity=None if self._attestation is None else self._verify_identity,
+            verify_identity=attesting.verifier(self._attestation, self._population.name),
         )
         self._first = asyncio.get_running_loop().create_future()
         self._engine = engine_lib.Engine(
@@ -170,7 +153,9 @@ class Server:
             randomness=self._random,
         )
         try:
-            self._grpc, port = self._bind()
+            self._grpc, port = binding.bind(
+                self._service, self._identity, self._wanted_address, self._limits
+            )
             await self._check_store()
             await self._wait_for_lease()
             self._engine.start()
@@ -194,11 +179,6 @@ class Server:
             await self._grpc.stop(1.0)
         self._service = self._engine = self._grpc = None
 
-    def _verify_identity(self, session: bytes, identity_key: bytes, proof: bytes) -> bool:
-        """Who would be refused by its group, which would be lost with it, is refused alone."""
-        nonce = session_stream.identity_nonce(session, self._population.name, identity_key)
-        return self._attestation.verify(proof, nonce) is attestation_lib.Verdict.GENUINE
-
     def _hear(self, now: float, event: Any) -> None:
         if self._first is not None and not self._first.done():
             if isinstance(event, (messages.Leading, messages.StoreFailed)):
@@ -206,43 +186,6 @@ class Server:
         if isinstance(event, messages.SelectionOpened):
             self._service.opening = event
         self._observer.hear(now, event)
-
-    def _bind(self) -> tuple[grpc.aio.Server, int]:
-        limits = self._limits
-        keepalive = int(limits.keepalive_seconds * 1000)
-        server = grpc.aio.server(
-            handlers=[self._service.handler()],
-            options=[
-                ("grpc.so_reuseport", 0),  # Or two servers could share a port unawares.
-                ("grpc.max_receive_message_length", self._service.largest_message),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", 8192),
-                # What a device may send ahead is a fixed size, not what the network can carry.
-                ("grpc.http2.bdp_probe", 0),
-                ("grpc.http2.lookahead_bytes", _SENT_AHEAD),
-                ("grpc.keepalive_time_ms", keepalive),
-                ("grpc.keepalive_timeout_ms", keepalive),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.max_pings_without_data", 0),
-                (
-                    "grpc.http2.min_recv_ping_interval_without_data_ms",
-                    int(session_stream.KEEPALIVE_S * 500),
-                ),
-            ],
-        )
-        credentials = grpc.ssl_server_credentials(
-            [(self._identity.key, self._identity.certificate)]
-        )
-        try:
-            port = server.add_secure_port(self._wanted_address, credentials)
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise ServerError(
-                f"Cannot listen on {self._wanted_address}: another program does, or this is no "
-                "address of this machine. Choose another port, or 0 for any."
-            )
-        return server, port
 
     async def _check_store(self) -> None:
         try:

@@ -52,6 +52,7 @@ class Service:
         limits: limits_lib.Limits,
         clock: Callable[[], float],
         randomness: random.Random,
+        device_prefix: str = "device/",
     ):
         """See `server.Server`; made on the running event loop.
 
@@ -67,8 +68,11 @@ class Service:
           limits: How much devices may use.
           clock: Seconds since 1970.
           randomness: For `pace`.
+          device_prefix: What addresses of devices begin with; no other service's, and of no
+            earlier start, where there are several.
         """
         self._population = population
+        self._device_prefix = device_prefix
         self._tasks = tasks
         self._engine = engine
         self._selector = selector_address
@@ -145,8 +149,20 @@ class Service:
             return
         for session in self._sessions.values():
             if session.report_to == address and session.is_in_secure_sum:
-                late = messages.ReportRefused(session.address, "", messages.Refusal.LATE)
-                session.receive(late)
+                self._refuse_late(session)
+
+    def actors_lost(self, are_lost: Callable[[str], bool]) -> None:
+        """Refuses all that have reported, or will report, to Aggregators of a lost process.
+
+        Args:
+          are_lost: Whether the Aggregator of an address was there.
+        """
+        for session in self._sessions.values():
+            if session.report_to and are_lost(session.report_to):
+                self._refuse_late(session)
+
+    def _refuse_late(self, session: Session) -> None:
+        session.receive(messages.ReportRefused(session.address, "", messages.Refusal.LATE))
 
     def _come_back(self, session: Session, reason: str) -> messages.ComeBack:
         return messages.ComeBack(session.address, self._turns(), reason)
@@ -158,7 +174,8 @@ class Service:
 
     async def _session(self, unused_requests: Any, context: grpc.aio.ServicerContext) -> None:
         session = Session(
-            f"device/{next(self._numbers)}", self._loop_time() + self._limits.check_in_seconds
+            f"{self._device_prefix}{next(self._numbers)}",
+            self._loop_time() + self._limits.check_in_seconds,
         )
         self._observer.session_opened()
         try:

@@ -1,0 +1,86 @@
+"""Starting Ray on this machine, and joining a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+import warnings
+from collections.abc import Iterator
+
+from tff_dpftrl.execution import worker_addresses
+
+try:
+    import ray
+except ImportError as import_error:
+    raise ImportError(
+        "Ray is not installed: pip install 'tff_dpftrl[distributed]'."
+    ) from import_error
+
+_SECONDS_TO_ANSWER = 10.0
+
+
+def start(num_cpus: int, object_store_memory: int, temp_dir: str) -> None:
+    """Starts Ray on this machine, for this process only, on loopback.
+
+    Args:
+      num_cpus: How many CPUs it may give to workers.
+      object_store_memory: Bytes of shared memory for what is sent.
+      temp_dir: Where it keeps its files; a short path, since names of sockets have to be short.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Else it says on the terminal that nobody collects its metrics.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    with _undisturbed():
+        ray.init(
+            "local",
+            num_cpus=num_cpus,
+            object_store_memory=object_store_memory,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=temp_dir,
+        )
+
+
+def join(address: str) -> None:
+    """Connects this process to a cluster.
+
+    Args:
+      address: "host:port", or "auto" for a cluster that has a node on this machine.
+
+    Raises:
+      ValueError: If the address can be none.
+      ConnectionError: If no cluster answers there, or it cannot be joined.
+    """
+    worker_addresses.check_of_ray(address)
+    if address != "auto":  # Ray itself would try for many minutes.
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+        except OSError as error:
+            raise ConnectionError(
+                f"No Ray cluster answers at {address!r} ({error}): start one with 'ray start'."
+            ) from error
+    try:
+        with _undisturbed():
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except RuntimeError as error:  # Another version of Ray or Python, for example.
+        raise ConnectionError(f"Ray at {address!r} cannot be joined: {error}") from error
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Keeps the program's way to end on SIGTERM, which Ray replaces, and a warning away."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        with warnings.catch_warnings():  # Of how Ray will treat GPUs, one day.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,615 @@
+"""A host: a process that runs some of a population's actors, and what it owes the others.
+
+An engine runs the actors that belong here; for the others it asks its host, which carries their
+messages. What a host said that did not arrive, and what was on a host that is gone, becomes
+what actors and devices are owed (`runtime.actors`): a late report, a device that is gone, an
+actor that is lost.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+
+from tff_dpftrl.runtime.actors import cast, messages, roles
+from tff_dpftrl.runtime.cluster import mail as mail_lib
+from tff_dpftrl.runtime.cluster import observed, sealing
+from tff_dpftrl.runtime.cluster import placement as placement_lib
+from tff_dpftrl.runtime.cluster.deployment import Deployment, Parts
+from tff_dpftrl.runtime.server import attesting, binding, garbage, tls
+from tff_dpftrl.runtime.server import engine as engine_lib
+from tff_dpftrl.runtime.server import service as service_lib
+from tff_dpftrl.runtime.store import interface, sql
+
+_logger = logging.getLogger(__name__)
+
+_SMALL = 1 << 16  # Bytes that are sealed and opened on the event loop.
+_SLOWEST = 1e6  # Bytes a second, for how long an answer may take.
+_TO_START = 4  # Times that a host may take longer for its first answer.
+_AHEAD_SECONDS = 5.0  # For which devices wait for an actor that is being made.
+_IDLE_SECONDS = 60.0  # After which a Coordinator's host without a Coordinator ends.
+_FLUSH_SECONDS = 2.0
+
+
+class Transport(abc.ABC):
+    """What a host needs of whatever runs hosts; methods raise `mail.Unreachable`."""
+
+    @abc.abstractmethod
+    async def call(self, host: str, sealed: bytes) -> str:
+        """Has a host take a batch.
+
+        Args:
+          host: Its name.
+          sealed: The batch.
+
+        Returns:
+          The life of the process that has taken it.
+        """
+
+    @abc.abstractmethod
+    async def watch(self, host: str, life: str) -> None:
+        """Returns, or raises, when a process of a host is gone."""
+
+    @abc.abstractmethod
+    async def start_coordinator(self) -> None:
+        """Starts the Coordinator's host, unless there is one."""
+
+    @abc.abstractmethod
+    async def restart(self, host: str) -> None:
+        """Ends a process that does not answer; another one follows, except the Coordinator's."""
+
+    @abc.abstractmethod
+    async def leave(self) -> None:
+        """Ends this process for good."""
+
+    @abc.abstractmethod
+    def node_address(self) -> str:
+        """Address of this node, for other machines."""
+
+    @abc.abstractmethod
+    def remember(self, name: str, value: str) -> None:
+        """Keeps a text for the next process of this host."""
+
+    @abc.abstractmethod
+    def remembered(self, name: str) -> str:
+        """What was kept; empty if nothing was."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+    """How a host is.
+
+    Attributes:
+      fingerprint: Of its deployment.
+      is_serving: Whether it has started.
+      failure: Why it could not; empty if it could, or has not yet.
+      address: Host and port for devices, of a Selector's host.
+      leader: The Coordinator that a Selector follows; empty if it has heard of none.
+      store_failure: What a keeper said last of a store that fails; empty if somebody leads.
+    """
+
+    fingerprint: str
+    is_serving: bool
+    failure: str = ""
+    address: str = ""
+    leader: str = ""
+    store_failure: str = ""
+
+
+class Host(engine_lib.Elsewhere):
+    """What all kinds of hosts have in common; a worker is nothing more.
+
+    All methods are for one event loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        deployment: Deployment,
+        transport: Transport,
+        *,
+        clock: Callable[[], float] = time.time,
+    ):
+        """Nothing runs before `start`, but mail is taken, and waits.
+
+        Args:
+          name: One of the deployment's hosts.
+          deployment: What it is built from.
+          transport: Reaches the other hosts.
+          clock: Seconds since 1970.
+
+        Raises:
+          ValueError: If the certificate or key cannot be used.
+          OSError: If they cannot be read.
+        """
+        self.name = name
+        # Of two processes of a host the later one is larger.
+        self.life = f"{time.time_ns():016x}{secrets.token_hex(4)}"
+        self._deployment = deployment
+        self._placement = deployment.placement
+        self._transport = transport
+        self._clock = clock
+        self._identity = tls.load(deployment.certificate, deployment.private_key)
+        self._seal = sealing.Seal(self._identity.key, deployment.population)
+        self._recorder = observed.Recorder(clock=clock)
+        self._outbox = mail_lib.Outbox(self._carry, self._failed)
+        self._engine: engine_lib.Engine | None = None
+        self._store: interface.Store | None = None
+        self._early: list[mail_lib.Batch] = []  # Before it has started.
+        self._lives: dict[str, str] = {}  # Of the other hosts.
+        self._watches: dict[str, asyncio.Task] = {}
+        self._children: dict[str, dict[str, str]] = {}  # By host: who was begun there, by whom.
+        self._devices: dict[str, tuple[str, ...]] = {}  # Of the Aggregators here.
+        self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
+        self._jobs: set[asyncio.Task] = set()
+        self._is_stopping = False
+
+    async def start(self) -> None:
+        """Builds and starts what runs here.
+
+        Raises:
+          binding.ServerError: If an address cannot be bound.
+          ValueError: If the deployment cannot be built.
+          OSError: If the store or a file cannot be used.
+        """
+        parts = await asyncio.to_thread(self._load)
+        attestation = parts.attestation and attesting.OneAtATime(parts.attestation)
+        actors = parts.cast_type(
+            parts.population,
+            selectors=self._placement.selectors,
+            pace=parts.pace,
+            verify_identity=attesting.verifier(attestation, parts.population.name),
+        )
+        self._has_secure_sums = any(task.secure_sum for task in parts.population.tasks)
+        engine = self._made_engine(actors)
+        await self._begin(engine, parts, attestation)
+        self._engine = engine
+        early, self._early = self._early, []
+        for batch in early:
+            self._hand_out(batch)
+
+    def _load(self) -> Parts:
+        """Imports what the builder needs, which takes seconds; in a thread."""
+        parts = self._deployment.build()
+        if parts.population.name != self._deployment.population:
+            raise ValueError(
+                f"builder makes the population {parts.population.name!r}, and the deployment is "
+                f"of {self._deployment.population!r}: name the same."
+            )
+        if self._keeps_store:
+            self._store = sql.SqlStore(self._deployment.store)
+        garbage.settle()
+        return parts
+
+    _keeps_store = True
+
+    def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
+        return engine_lib.Engine(
+            actors,
+            self._store,
+            hear=self._hear,
+            clock=self._clock,
+            permanent=(actors.keeper_address,),
+            is_gone=self._actor_gone,
+            elsewhere=self,
+        )
+
+    async def _begin(
+        self,
+        engine: engine_lib.Engine,
+        parts: Parts,
+        attestation: attesting.OneAtATime | None,
+    ) -> None:
+        """Starts what a kind of host has besides."""
+        del parts, attestation
+        engine.start()
+
+    async def stop(self) -> None:
+        """Ends all that runs here, and gives a lease back."""
+        self._is_stopping = True
+        if self._engine is not None:
+            await self._engine.stop()
+        await self._outbox.flush(_FLUSH_SECONDS)
+        self._outbox.close()
+        for task in (*self._watches.values(), *self._jobs):
+            task.cancel()
+        if self._store is not None:
+            self._store.close()
+
+    def standing(self) -> Standing:
+        """How it is."""
+        return Standing(self._deployment.fingerprint(), self._engine is not None)
+
+    def take_observed(self) -> observed.Taken:
+        """What was observed here since this was last called."""
+        return self._recorder.take()
+
+    # What others say.
+
+    async def take(self, sealed: bytes) -> str:
+        """Takes a batch.
+
+        Args:
+          sealed: The batch.
+
+        Returns:
+          The life of this process.
+
+        Raises:
+          sealing.NotSealed: If it does not come from a host of this population.
+        """
+        if len(sealed) > _SMALL:
+            batch = await asyncio.to_thread(self._seal.open, sealed, self.name)
+        else:
+            batch = self._seal.open(sealed, self.name)
+        self._see(batch.sender, batch.life)
+        if self._engine is None:
+            self._early.append(batch)
+        else:
+            self._hand_out(batch)
+        return self.life
+
+    def _hand_out(self, batch: mail_lib.Batch) -> None:
+        for mail in batch.mail:
+            match mail:
+                case mail_lib.Deliver():
+                    self._deliver(mail.to, mail.message)
+                case mail_lib.Begin():
+                    self._begin_actor(mail)
+                case mail_lib.End():
+                    self._engine.end(mail.address)
+                case _:
+                    self._hear_of(mail)
+
+    def _deliver(self, to: str, message: Any) -> None:
+        if type(message) is messages.DevicesForwarded and not self._engine.has(to):
+            # Who forwards devices may be quicker than who spawns the actor that waits for them.
+            self._ahead.setdefault(to, []).append(message)
+            asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._give_up, to)
+        else:
+            self._engine.deliver(to, message)
+
+    def _give_up(self, address: str) -> None:
+        for message in self._ahead.pop(address, ()):
+            self._engine.undeliverable(message)
+
+    def _begin_actor(self, begin: mail_lib.Begin) -> None:
+        self._note_devices(begin.address, begin.role)
+        self._engine.spawn(begin.address, begin.role, begin.parent)
+        for message in self._ahead.pop(begin.address, ()):
+            self._engine.deliver(begin.address, message)
+
+    def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
+        """Hears of what concerns devices; only Selectors' hosts have some."""
+
+    # What is said to others.
+
+    def send(self, to: str, message: Any) -> bool:
+        """See the base class."""
+        host = self._placement.host_of(to)
+        if host in ("", self.name):
+            return False
+        self._outbox.post(host, mail_lib.Deliver(to, message))
+        return True
+
+    def spawn(self, parent: str, address: str, role: Any) -> bool:
+        """See the base class."""
+        host = self._placement.host_of(address)
+        if host in ("", self.name):
+            self._note_devices(address, role)
+            return False
+        self._outbox.post(host, mail_lib.Begin(address, role, parent))
+        return True
+
+    def end(self, address: str) -> None:
+        """See the base class."""
+        host = self._placement.host_of(address)
+        if host not in ("", self.name):
+            self._children.get(host, {}).pop(address, None)
+            self._outbox.post(host, mail_lib.End(address))
+
+    def _hear(self, now: float, event: Any) -> mail_lib.Told:
+        """Tells the Selectors of an event, so that it outlives this process."""
+        told = mail_lib.Told(now, self._recorder.note(now, event))
+        for selector in self._placement.selectors:
+            self._outbox.post(selector, told)
+        return told
+
+    async def _carry(self, host: str, mail: list[mail_lib.Mail], num_bytes: int) -> None:
+        batch = mail_lib.Batch(self.name, self.life, tuple(mail))
+        if num_bytes > _SMALL:
+            sealed = await asyncio.to_thread(self._seal.seal, batch, host)
+        else:
+            sealed = self._seal.seal(batch, host)
+        patience = self._deployment.answer_seconds * (1 if host in self._lives else _TO_START)
+        patience += len(sealed) / _SLOWEST
+        try:
+            life = await asyncio.wait_for(self._transport.call(host, sealed), patience)
+        except asyncio.TimeoutError:
+            _logger.error("%s does not answer and is started anew", host)
+            with contextlib.suppress(mail_lib.Unreachable):
+                await self._transport.restart(host)
+            raise mail_lib.Unreachable from None
+        self._see(host, life)
+        for one in mail:
+            if isinstance(one, mail_lib.Begin):
+                self._children.setdefault(host, {})[one.address] = one.parent
+
+    def _failed(self, host: str, mail: list[mail_lib.Mail]) -> None:
+        """Does what is owed for mail that was lost."""
+        del host
+        for one in mail:
+            if isinstance(one, mail_lib.Deliver):
+                self._engine.undeliverable(one.message)
+            elif isinstance(one, mail_lib.Begin):
+                self._engine.deliver(one.parent, messages.Lost(one.address))
+
+    # Ends.
+
+    def _actor_gone(self, address: str) -> None:
+        """An actor that was spawned has ended here."""
+        for children in self._children.values():
+            for child in [child for child, parent in children.items() if parent == address]:
+                del children[child]
+        if self._devices.pop(address, None) is not None and self._has_secure_sums:
+            for selector in self._placement.selectors:
+                self._outbox.post(selector, mail_lib.Ended(address))
+
+    def _note_devices(self, address: str, role: Any) -> None:
+        """Remembers whose loss an Aggregator has to be told of."""
+        if not isinstance(role, roles.AggregatorRole):
+            return
+        self._devices[address] = role.devices
+        lives = {
+            (self._placement.host_of(device), placement_lib.life_of_device(device))
+            for device in role.devices
+        }
+        for host, life in lives:
+            if life < self._lives.get(host, ""):  # It has died in between.
+                asyncio.get_running_loop().call_soon(self._lose_devices, host, life)
+            else:
+                self._see(host, life)
+
+    def _lose_devices(self, host: str, life: str) -> None:
+        prefix = placement_lib.device_prefix(host, life)
+        for address, devices in list(self._devices.items()):
+            for device in devices:
+                if device.startswith(prefix):
+                    self._engine.deliver(address, messages.DeviceGone(device))
+
+    # Which processes live.
+
+    def _see(self, host: str, life: str) -> None:
+        """Notes that a process of another host lives."""
+        known = self._lives.get(host, "")
+        if life < known or self._is_stopping:
+            return  # A former one, that does not know yet that another has taken its place.
+        if life == known and host in self._watches:
+            return
+        if known and life != known:
+            self._lose(host, known)
+        self._lives[host] = life
+        self._watches[host] = self._job(self._watch(host, life))
+
+    async def _watch(self, host: str, life: str) -> None:
+        with contextlib.suppress(mail_lib.Unreachable):
+            await self._transport.watch(host, life)
+        if self._watches.get(host) is asyncio.current_task():
+            self._lose(host, life)
+
+    def _lose(self, host: str, life: str) -> None:
+        """Does what is owed for the loss of another host's process."""
+        watch = self._watches.pop(host, None)
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
+        children = self._children.pop(host, {})
+        if self._engine is None or self._is_stopping:
+            return
+        for address, parent in children.items():
+            self._engine.deliver(parent, messages.Lost(address))
+        if self._placement.is_worker(host):
+            self._engine.end_children(lambda parent: self._placement.host_of(parent) == host)
+        self._lose_devices(host, life)
+
+    def _job(self, work: Coroutine[Any, Any, None]) -> asyncio.Task:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
+
+
+class CoordinatorHost(Host):
+    """Has the Coordinator, and ends with it."""
+
+    def __init__(self, *args: Any, **options: Any):
+        """See the base class."""
+        super().__init__(*args, **options)
+        self._opening: mail_lib.Told | None = None
+
+    async def _begin(self, engine, parts, attestation):
+        """See the base class."""
+        await super()._begin(engine, parts, attestation)
+        asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
+
+    def _begin_actor(self, begin: mail_lib.Begin) -> None:
+        """See the base class; while one lives, others who look for one are content with it."""
+        if not self._engine.coordinators:
+            super()._begin_actor(begin)
+
+    def _hear(self, now: float, event: Any) -> mail_lib.Told:
+        """See the base class."""
+        told = super()._hear(now, event)
+        if isinstance(event, messages.SelectionOpened):
+            self._opening = told
+        return told
+
+    def _see(self, host: str, life: str) -> None:
+        """See the base class; a new Selector is told what it has not heard."""
+        is_new = self._lives.get(host, "") < life
+        super()._see(host, life)
+        if is_new and self._opening is not None and host in self._placement.selectors:
+            self._outbox.post(host, self._opening)
+
+    def _actor_gone(self, address: str) -> None:
+        """See the base class."""
+        super()._actor_gone(address)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if not self._engine.coordinators and not self._is_stopping:
+            self._is_stopping = True
+            self._job(self._end())
+
+    async def _end(self) -> None:
+        await self._outbox.flush(_FLUSH_SECONDS)
+        await self._engine.stop(_FLUSH_SECONDS)
+        await self._transport.leave()
+
+
+class SelectorHost(Host):
+    """Has a Selector, and the gRPC service of the devices that connect to it."""
+
+    _keeps_store = False
+
+    def __init__(self, *args: Any, **options: Any):
+        """See the base class."""
+        super().__init__(*args, **options)
+        self._service: service_lib.Service | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self._address = ""
+        self._leader = ""
+        self._store_failure = ""
+        self._seeking: asyncio.Task | None = None
+
+    def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
+        """See the base class."""
+        return engine_lib.Engine(
+            actors,
+            None,
+            hear=self._hear,
+            clock=self._clock,
+            permanent=(self.name,),
+            selector_lost=lambda address: self._service.selector_lost(address),
+            is_gone=self._actor_gone,
+            elsewhere=self,
+        )
+
+    async def _begin(self, engine, parts, attestation):
+        """See the base class."""
+        self._service = service_lib.Service(
+            parts.population.name,
+            parts.tasks,
+            engine,
+            selector_address=self.name,
+            attestation=attestation,
+            server_names=parts.server_names or self._identity.names,
+            pace=parts.pace,
+            observer=self._recorder,
+            limits=parts.limits,
+            clock=self._clock,
+            randomness=random.SystemRandom(),
+            device_prefix=placement_lib.device_prefix(self.name, self.life),
+        )
+        self._grpc = self._bound(parts)
+        engine.start()
+        await self._grpc.start()
+
+    def _bound(self, parts: Parts) -> grpc.aio.Server:
+        """Binds the address that is wanted; after a restart the same one if it can be had."""
+        wanted = self._deployment.addresses[self._placement.selectors.index(self.name)]
+        host, _, port = wanted.rpartition(":")
+        former = self._transport.remembered(self.name)
+        ports = dict.fromkeys([port if port != "0" else former or port])
+        if former:  # Somebody else may have taken it, or this may be another node.
+            ports["0"] = None
+        for number in ports:
+            try:
+                bound, port = binding.bind(
+                    self._service, self._identity, f"{host}:{number}", parts.limits
+                )
+            except binding.ServerError:
+                if number == list(ports)[-1]:
+                    raise
+            else:
+                break
+        self._transport.remember(self.name, str(port))
+        is_any = host in ("0.0.0.0", "[::]")
+        self._address = f"{self._transport.node_address() if is_any else host}:{port}"
+        return bound
+
+    async def stop(self) -> None:
+        """See the base class; waiting devices are sent away."""
+        if self._service is not None:
+            self._service.stop()
+        await super().stop()
+        if self._grpc is not None:
+            await self._grpc.stop(1.0)
+
+    def standing(self) -> Standing:
+        """See the base class."""
+        return dataclasses.replace(
+            super().standing(),
+            address=self._address,
+            leader=self._leader,
+            store_failure=self._store_failure,
+        )
+
+    def spawn(self, parent: str, address: str, role: Any) -> bool:
+        """See the base class; a Coordinator's host is found or started first."""
+        if not isinstance(role, roles.CoordinatorRole):
+            return super().spawn(parent, address, role)
+        if self._seeking is None or self._seeking.done():
+            self._seeking = self._job(self._seek_leader(mail_lib.Begin(address, role, parent)))
+        return True
+
+    async def _seek_leader(self, begin: mail_lib.Begin) -> None:
+        with contextlib.suppress(mail_lib.Unreachable):  # The Selector will ask again.
+            await self._transport.start_coordinator()
+            self._outbox.post(placement_lib.COORDINATOR, begin)
+
+    def _deliver(self, to: str, message: Any) -> None:
+        """See the base class."""
+        if type(message) is messages.SelectDevices:
+            self._leader, self._store_failure = message.coordinator, ""
+        super()._deliver(to, message)
+
+    def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
+        """See the base class."""
+        if isinstance(mail, mail_lib.Ended):
+            self._service.actor_gone(mail.address)
+            return
+        event = mail.noted.event
+        if isinstance(event, messages.SelectionOpened):
+            self._service.opening = event
+        elif isinstance(event, messages.StoreFailed):
+            self._store_failure = event.reason
+        self._recorder.relay(mail.at, mail.noted)
+
+    def _lose(self, host: str, life: str) -> None:
+        """See the base class."""
+        super()._lose(host, life)
+        if self._engine is None or self._is_stopping:
+            return
+        if host == placement_lib.COORDINATOR:
+            self._engine.deliver(self.name, messages.Lost(self._leader))
+        elif self._placement.is_worker(host):
+            self._service.actors_lost(lambda actor: self._placement.host_of(actor) == host)
+
+
+def make(name: str, deployment: Deployment, transport: Transport) -> Host:
+    """The host of a name, not started; raises what `Host` does."""
+    if name == placement_lib.COORDINATOR:
+        return CoordinatorHost(name, deployment, transport)
+    if deployment.placement.is_worker(name):
+        return Host(name, deployment, transport)
+    return SelectorHost(name, deployment, transport)

@@ -1,0 +1,308 @@
+"""Hosts as detached, named actors of Ray; the only module here that knows of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tff_dpftrl.execution import ray_sessions
+from tff_dpftrl.runtime.cluster import host as host_lib
+from tff_dpftrl.runtime.cluster import mail, observed
+from tff_dpftrl.runtime.cluster import placement as placement_lib
+from tff_dpftrl.runtime.cluster.deployment import Deployment
+
+ray = ray_sessions.ray  # It says what to do where Ray is not installed.
+
+_logger = logging.getLogger(__name__)
+
+_NAMESPACE = "tff_dpftrl"
+_MOST_CALLS = 10_000  # At a time; each other host has one that waits for this one's end.
+_LARGE = 1 << 16  # Bytes that Ray may have to make room for, which takes time.
+_BEFORE_EXIT = 5.0  # Seconds for which a host that could not start says why.
+
+
+class _HostActor:
+    """A host in a process of Ray's."""
+
+    def __init__(self, name: str, deployment: Deployment):
+        """Starts; what it imports and builds takes seconds, in which it takes mail already."""
+        self._host: host_lib.Host | None = None
+        self._failure = ""
+        self._fingerprint = deployment.fingerprint()
+        try:
+            transport = _RayTransport(name, deployment)
+            self._host = host_lib.make(name, deployment, transport)
+        except (ValueError, OSError) as error:
+            self._failure = str(error)
+        self._starting = asyncio.get_running_loop().create_task(self._start())
+
+    async def _start(self) -> None:
+        if not self._failure:
+            try:
+                await self._host.start()
+                return
+            except (ValueError, OSError, RuntimeError) as error:
+                self._failure = str(error)
+            except Exception as error:
+                self._failure = f"it failed with {type(error).__name__}."
+        _logger.error("a host cannot start: %s", self._failure)
+        await asyncio.sleep(_BEFORE_EXIT)
+        os._exit(1)  # Ray tries again.
+
+    async def take(self, sealed: bytes) -> str:
+        try:
+            return await self._host.take(sealed)
+        except Exception as error:  # Its text may quote what was sealed.
+            raise RuntimeError(type(error).__name__) from None
+
+    async def watch(self, life: str) -> None:
+        """Answers when this is not the process that is meant."""
+        if self._host is not None and self._host.life == life:
+            await asyncio.Event().wait()
+
+    async def standing(self) -> host_lib.Standing:
+        if self._failure or self._host is None:
+            return host_lib.Standing(self._fingerprint, False, self._failure)
+        return self._host.standing()
+
+    async def take_observed(self) -> observed.Taken:
+        return self._host.take_observed()
+
+    async def stop(self) -> None:
+        if not self._failure:
+            await self._starting
+            await self._host.stop()
+
+
+class _RayTransport(host_lib.Transport):
+    """Reaches the hosts of a population from one of them."""
+
+    def __init__(self, own: str, deployment: Deployment):
+        self._own = own
+        self._deployment = deployment
+        self._handles: dict[str, Any] = {}
+
+    async def _handle(self, host: str) -> Any:
+        handle = self._handles.get(host)
+        if handle is None:
+            try:
+                handle = await asyncio.to_thread(find, self._deployment.population, host)
+            except (ValueError, ray.exceptions.RayError):
+                raise mail.Unreachable from None
+            self._handles[host] = handle
+        return handle
+
+    async def call(self, host: str, sealed: bytes) -> str:
+        """See the base class."""
+        handle = await self._handle(host)
+        try:
+            if len(sealed) > _LARGE:
+                return await (await asyncio.to_thread(handle.take.remote, sealed))
+            return await handle.take.remote(sealed)
+        except ray.exceptions.RayError:
+            self._forget(host, handle)
+            raise mail.Unreachable from None
+
+    async def watch(self, host: str, life: str) -> None:
+        """See the base class."""
+        handle = await self._handle(host)
+        try:
+            await handle.watch.remote(life)
+        except ray.exceptions.RayError:
+            self._forget(host, handle)
+
+    def _forget(self, host: str, handle: Any) -> None:
+        if self._handles.get(host) is handle:
+            del self._handles[host]
+
+    async def start_coordinator(self) -> None:
+        """See the base class."""
+        try:
+            await asyncio.to_thread(create, self._deployment, placement_lib.COORDINATOR)
+        except (ValueError, ray.exceptions.RayError):
+            raise mail.Unreachable from None
+
+    async def restart(self, host: str) -> None:
+        """See the base class."""
+        handle = await self._handle(host)
+        self._forget(host, handle)
+        is_over = host == placement_lib.COORDINATOR
+        await asyncio.to_thread(ray.kill, handle, no_restart=is_over)
+
+    async def leave(self) -> None:
+        """See the base class."""
+        own = ray.get_runtime_context().current_actor
+        await asyncio.to_thread(ray.kill, own)
+
+    def node_address(self) -> str:
+        """See the base class."""
+        return ray.util.get_node_ip_address()
+
+    def remember(self, name: str, value: str) -> None:
+        """See the base class."""
+        _kv()._internal_kv_put(self._key(name), value.encode(), namespace=_NAMESPACE.encode())
+
+    def remembered(self, name: str) -> str:
+        """See the base class."""
+        found = _kv()._internal_kv_get(self._key(name), namespace=_NAMESPACE.encode())
+        return "" if found is None else found.decode()
+
+    def _key(self, name: str) -> bytes:
+        return f"{self._deployment.population}/{name}".encode()
+
+
+def _kv() -> Any:
+    from ray.experimental import internal_kv
+
+    return internal_kv
+
+
+def _full_name(population: str, host: str) -> str:
+    return f"{population}/{host}"
+
+
+def find(population: str, host: str) -> Any:
+    """Ray's handle of a host; waits for an answer.
+
+    Raises:
+      ValueError: If there is no such host.
+    """
+    return ray.get_actor(_full_name(population, host), namespace=_NAMESPACE)
+
+
+def create(deployment: Deployment, host: str) -> Any:
+    """Finds or creates a host; of several who create it at the same time, one does.
+
+    Args:
+      deployment: What it is built from.
+      host: Its name.
+
+    Returns:
+      Ray's handle.
+    """
+    actor_class = ray.remote(_HostActor)
+    return actor_class.options(
+        name=_full_name(deployment.population, host),
+        namespace=_NAMESPACE,
+        get_if_exists=True,
+        lifetime="detached",
+        max_restarts=0 if host == placement_lib.COORDINATOR else -1,
+        max_concurrency=_MOST_CALLS,
+        num_cpus=0,
+        scheduling_strategy="SPREAD",
+    ).remote(host, deployment)
+
+
+def forget_ports(deployment: Deployment) -> None:
+    """Forgets which ports Selectors had."""
+    for host in deployment.placement.selectors:
+        key = _full_name(deployment.population, host).encode()
+        _kv()._internal_kv_del(key, namespace=_NAMESPACE.encode())
+
+
+class Place(NamedTuple):
+    """Where a process is.
+
+    Attributes:
+      node: Ray's name of the node.
+      pid: Its process id there.
+    """
+
+    node: str
+    pid: int
+
+
+def places(population: str) -> dict[str, Place]:
+    """Where the hosts of a population run, whether or not they answer."""
+    from ray._private import state
+
+    prefix = _full_name(population, "")
+    return {
+        actor["Name"][len(prefix) :]: Place(actor["Address"]["NodeID"], actor["Pid"])
+        for actor in state.actors().values()
+        if actor["State"] == "ALIVE" and actor["Name"].startswith(prefix)
+    }
+
+
+def ask_all(
+    handles: Mapping[str, Any], question: Callable[[Any], Any], seconds: float
+) -> dict[str, Any]:
+    """Asks hosts at the same time; waits for the answers.
+
+    Args:
+      handles: Handles by name.
+      question: Given a handle, calls it.
+      seconds: How long to wait.
+
+    Returns:
+      The answers by name, of those that have given one.
+    """
+    calls = {question(handle): name for name, handle in handles.items()}
+    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
+    answers = {}
+    for call in answered:
+        try:
+            answers[calls[call]] = ray.get(call)
+        except ray.exceptions.RayError:
+            continue
+    return answers
+
+
+class NodeView(NamedTuple):
+    """What a node has of the paths of a deployment.
+
+    Attributes:
+      name: Its address.
+      missing: Paths that it lacks.
+      store: Tells the folder of the store from those of other machines; None if it is none.
+    """
+
+    name: str
+    missing: tuple[str, ...]
+    store: tuple[str, int, int] | None
+
+
+def _look(deployment: Deployment) -> NodeView:
+    missing = tuple(path for path in deployment.needed_paths if not os.path.exists(path))
+    store = None
+    if deployment.store_is_folder and deployment.store not in missing:
+        found = os.stat(deployment.store)
+        kernel = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        store = kernel.strip(), found.st_dev, found.st_ino
+    return NodeView(ray.util.get_node_ip_address(), missing, store)
+
+
+def look_at_nodes(deployment: Deployment, seconds: float) -> Iterable[NodeView]:
+    """What each node has.
+
+    Args:
+      deployment: Whose paths are looked for.
+      seconds: How long to wait for all.
+
+    Raises:
+      ConnectionError: If a node does not answer in time.
+    """
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    look = ray.remote(num_cpus=0)(_look)
+    strategy = functools.partial(ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy)
+    calls = [
+        look.options(scheduling_strategy=strategy(node, soft=False)).remote(deployment)
+        for node in nodes
+    ]
+    try:
+        return ray.get(calls, timeout=seconds)
+    except ray.exceptions.RayError as error:
+        raise ConnectionError(
+            f"A node of the Ray cluster does not answer ({type(error).__name__}): look whether it "
+            "has this package, of the same version."
+        ) from None
+
+
+def kill(handle: Any) -> None:
+    """Ends a host for good."""
+    ray.kill(handle)

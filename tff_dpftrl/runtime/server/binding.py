@@ -1,0 +1,69 @@
+"""A port, and gRPC over TLS behind it."""
+
+from __future__ import annotations
+
+import grpc
+
+from tff_dpftrl.runtime.protocol import session_stream
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import service, tls
+
+_SENT_AHEAD = 1 << 16  # Bytes of a stream that nobody has begun to read.
+
+
+class ServerError(RuntimeError):
+    """The server cannot start; the message is one line and says what to do."""
+
+
+def bind(
+    devices: service.Service,
+    identity: tls.Identity,
+    address: str,
+    limits: limits_lib.Limits,
+) -> tuple[grpc.aio.Server, int]:
+    """Binds a service to a port; it serves when the gRPC server is started.
+
+    Args:
+      devices: The service.
+      identity: What is shown to devices.
+      address: Host and port; a port of 0 is any that is free.
+      limits: How much devices may use.
+
+    Returns:
+      The gRPC server, and the port.
+
+    Raises:
+      ServerError: If the address cannot be bound.
+    """
+    keepalive = int(limits.keepalive_seconds * 1000)
+    server = grpc.aio.server(
+        handlers=[devices.handler()],
+        options=[
+            ("grpc.so_reuseport", 0),  # Or two servers could share a port unawares.
+            ("grpc.max_receive_message_length", devices.largest_message),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_metadata_size", 8192),
+            # What a device may send ahead is a fixed size, not what the network can carry.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", _SENT_AHEAD),
+            ("grpc.keepalive_time_ms", keepalive),
+            ("grpc.keepalive_timeout_ms", keepalive),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+            (
+                "grpc.http2.min_recv_ping_interval_without_data_ms",
+                int(session_stream.KEEPALIVE_S * 500),
+            ),
+        ],
+    )
+    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise ServerError(
+            f"Cannot listen on {address}: another program does, or this is no "
+            "address of this machine. Choose another port, or 0 for any."
+        )
+    return server, port
