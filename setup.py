@@ -55,6 +55,8 @@ setuptools.setup(
             "tornado>=6.4",
             "uvloop>=0.19; sys_platform != 'win32'",
         ],
+        # A driver for a store in PostgreSQL, by URL; built, so that no compiler is needed.
+        "postgresql": ["psycopg2-binary>=2.9"],
         # Clients on Ray; beside the extra `tff`, and the same versions on every machine.
         "distributed": ["ray>=2.51,<2.53"],
         "plots": ["matplotlib"],

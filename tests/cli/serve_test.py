@@ -5,17 +5,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import small_folder
+from tests.runtime.store import postgresql
+from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.cli import main
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.server import server_folder
+from tff_dpftrl.runtime.store import sql
+
+server = postgresql.server
 
 
 @pytest.fixture(scope="module", name="task")
@@ -144,6 +150,70 @@ def test_an_interruption_gives_the_lease_back(task, tmp_path):
         assert lines[-1].startswith("Stopped. What is committed is in the store")
         assert not any("waiting for its lease" in line for line in lines)
         assert not (tmp_path / "store" / "server" / "endpoint.json").exists()
+
+
+def _serve(arguments):
+    code = "import sys; from tff_dpftrl.cli import main; sys.exit(main.main(sys.argv[1:]))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+
+
+def _read_until(process, text, said):
+    """Reads lines that the process says, up to one that has the text in it."""
+    for line in process.stderr:
+        said.append(line)
+        if text in line:
+            return
+    raise AssertionError("".join(said))
+
+
+@pytest.mark.slow
+def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
+    server, tmp_path_factory, tmp_path
+):
+    path = tmp_path_factory.mktemp("tasks") / "small"
+    config = dataclasses.replace(
+        small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
+    )
+    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    url, folder = server.new_database(), server_folder.of(tmp_path / "server")
+    arguments = ["serve", "--population", "tests", "--task", str(path), "--store", url]
+    arguments += ["--server-folder", str(folder.path), "--address", address, "--until-done"]
+    arguments += ["--round-seconds", "0.5", "--population-size", "24"]
+    said = []
+    process = _serve(arguments)
+    try:
+        _read_until(process, "Status page:", said)
+        with number_devices.running(folder, count=24):  # Lost attempts count as participation.
+            _read_until(process, "round 2 of 6 committed", said)
+            process.kill()
+            said += process.communicate()[1].splitlines(keepends=True)
+            process = _serve(arguments)
+            _read_until(process, "waiting for its lease", said)
+            _read_until(process, "round 4 of 6 committed", said)
+            server.kill()
+            _read_until(process, "The store fails", said)
+            server.start()
+            said += process.communicate(timeout=120)[1].splitlines(keepends=True)
+        assert process.returncode == 0 and said[-1] == "All rounds are done.\n"
+    finally:
+        process.kill()
+        process.wait()
+    with sql.SqlStore(url) as store:
+        history = store.history("tests", "small")
+        assert [row["round"] for row in history] == list(range(6))
+        epochs = [row["epoch"] for row in history]
+        assert epochs == sorted(epochs) and epochs[-1] > epochs[0]
+    assert "Traceback" not in "".join(said) and server.password not in "".join(said)
+    kept = [file for file in folder.path.rglob("*") if file.is_file()]
+    assert kept and not any(server.password.encode() in file.read_bytes() for file in kept)
 
 
 if __name__ == "__main__":

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
-import random
 import sys
-import threading
 import time
 import urllib.request
 
 import pytest
 
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import small_folder
+from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.runtime import serving, signing_keys
 from tff_dpftrl.runtime.actors import messages
-from tff_dpftrl.runtime.device import (
-    attester,
-    device,
-    eligibility,
-    example_store,
-    loaded_plans,
-    participation_timer,
-    server_connection,
-)
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server, server_folder
 from tff_dpftrl.runtime.store import memory
@@ -36,14 +24,6 @@ _CONFIG = dataclasses.replace(
     small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
 )
 _SETTINGS = serving.Settings(round_seconds=0.5, population_size=8)
-
-
-class _Numbers(example_store.ExampleStore):
-    def __init__(self, seed):
-        self._seed = seed
-
-    def select(self, collection, *, max_examples, recorded_since=None):
-        return small_folder.examples(self._seed)[:max_examples]
 
 
 @pytest.fixture(scope="module", name="task")
@@ -72,42 +52,6 @@ def _serving(task, store, folder, lines=None, **changes):
     )
 
 
-@contextlib.contextmanager
-def _devices(folder, count=8):
-    """Devices that come again and again, and rest when they have to."""
-    plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
-    key = signing_keys.load_private(folder.issuer)
-    connection = server_connection.ServerConnection(
-        folder.address(), folder.certificate.read_bytes()
-    )
-    stop = threading.Event()
-
-    def run(seed):
-        own = device.Device(
-            connection,
-            plans,
-            _Numbers(seed),
-            participation_timer.MemoryTimer(time.time),
-            attester.IssuingAttester(attestation.TokenIssuer(key, clock=time.time)),
-            eligibility.SettableEligibility(),
-            generator=random.Random(seed),
-        )
-        while not stop.is_set():
-            own.run_session("tests")
-            stop.wait(0.05)
-
-    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        connection.close()
-        for thread in threads:
-            thread.join(30)
-
-
 async def _until(condition):
     for _ in range(600):
         if await asyncio.to_thread(condition):
@@ -120,7 +64,7 @@ def _run(served, condition, folder):
     async def run():
         await served.start()
         try:
-            with _devices(folder):
+            with number_devices.running(folder):
                 await _until(condition)
                 pages = []
 
@@ -163,7 +107,7 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
         await again.start()
         try:
             assert again.page_address == ""
-            with _devices(folder):
+            with number_devices.running(folder):
                 await asyncio.wait_for(again.done.wait(), 60)
                 await again.stop()
         finally:

@@ -1,28 +1,17 @@
 """The laws of a store, the same for every backend."""
 
 import math
-import os
 import sys
 import threading
 
 import pytest
 
-from tff_dpftrl.runtime.store import database, interface, memory, sql
+from tests.runtime.store import postgresql
+from tff_dpftrl.runtime.store import interface, memory, sql
 
-_POSTGRES = "TFF_DPFTRL_TEST_POSTGRES"  # A database URL; its tables are dropped.
 FIRST = {"model": b"model 0", "state": b"state 0"}
 
-
-def _postgres_url():
-    if _POSTGRES not in os.environ:
-        pytest.skip(f"set {_POSTGRES} to the URL of an empty PostgreSQL database to run this")
-    return os.environ[_POSTGRES]
-
-
-def _drop_tables(url):
-    engine, _ = database.open_database(url)
-    database.COMMITS.metadata.drop_all(engine)
-    engine.dispose()
+server = postgresql.server
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
@@ -32,8 +21,7 @@ def store(request, tmp_path):
     elif request.param == "sqlite":
         made = sql.SqlStore(tmp_path / "store")
     else:
-        _drop_tables(_postgres_url())
-        made = sql.SqlStore(_postgres_url())
+        made = sql.SqlStore(request.getfixturevalue("server").new_database())
     with made:
         yield made
 
@@ -43,8 +31,7 @@ def place(request, tmp_path):
     """Where stores of several processes meet."""
     if request.param == "sqlite":
         return tmp_path / "store"
-    _drop_tables(_postgres_url())
-    return _postgres_url()
+    return request.getfixturevalue("server").new_database()
 
 
 def commit(store, round_index, epoch, task="task", **changes):

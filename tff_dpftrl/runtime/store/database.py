@@ -12,6 +12,7 @@ import pathlib
 import sqlite3
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import event, exc, pool
@@ -23,6 +24,16 @@ _FILE = "store.sqlite"
 _FORMAT = 1  # Of the tables below; another number in a store means another version of them.
 _BUSY_SECONDS = 30  # For which a transaction waits for that of another process.
 _BETWEEN_TRIES = 0.01
+# So that a connection whose other end is gone is found out, rather than waited for.
+_NETWORK = {
+    "connect_timeout": 10,  # Seconds.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 30_000,  # Milliseconds.
+}
+_LIBPQ_DRIVERS = ("psycopg", "psycopg2")
+_SECRET_OPTIONS = ("password", "sslpassword")
 
 _tables = sql.MetaData()
 _NAME = sql.String(200)
@@ -177,11 +188,17 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
             "The URL of the store cannot be read: write it like postgresql://user@host/name, or "
             "name a folder."
         ) from None
-    name = url.render_as_string(hide_password=True)
+    if "@" in (url.host or ""):  # The rest of a password, which messages would quote.
+        raise ValueError(
+            "The URL of the store has an @ in its password: write it as %40, or leave the password "
+            "out of the URL, for PGPASSWORD or a password file."
+        )
+    shown = url.difference_update_query(_SECRET_OPTIONS)
+    name = shown.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite":
         raise ValueError(f"store must be a folder for SQLite, got the URL {name!r}.")
     try:
-        engine = sql.create_engine(url, hide_parameters=True, pool_pre_ping=True, future=True)
+        engine = sql.create_engine(url, **_options(url), hide_parameters=True, future=True)
     except exc.NoSuchModuleError:
         raise ValueError(
             f"store names the unknown kind of database {url.drivername!r}: use postgresql://, or "
@@ -192,4 +209,35 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
             f"store={name!r} needs the driver {error.name!r}, which is not installed: "
             f"pip install {_PACKAGES.get(error.name, error.name)}, or name a folder."
         ) from None
+    if url.get_backend_name() == "postgresql":
+        event.listen(engine, "connect", _prepare_session)
     return engine, name
+
+
+def _options(url: sql.engine.URL) -> dict[str, Any]:
+    """How the engine of a server's database is made; what the URL says itself is kept."""
+    options: dict[str, Any] = {"pool_pre_ping": True}
+    if url.get_backend_name() == "postgresql":
+        options["isolation_level"] = (
+            "READ COMMITTED"  # What waiting for a locked row is written for.
+        )
+        if url.get_driver_name() in _LIBPQ_DRIVERS:
+            given = {k: v for k, v in _NETWORK.items() if k not in url.query}
+            options["connect_args"] = given
+    return options
+
+
+def _prepare_session(connection: Any, _: Any) -> None:
+    """Has PostgreSQL let nobody wait for ever, and say nothing is committed that is not durable."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"SET lock_timeout = '{_BUSY_SECONDS}s'")
+        # Of a server that was stopped, or is cut off, while it holds the lock of the lease.
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{_BUSY_SECONDS}s'")
+        cursor.execute(
+            "SELECT set_config('synchronous_commit', 'on', false) "
+            "WHERE current_setting('synchronous_commit') = 'off'"
+        )
+    finally:
+        cursor.close()
+    connection.commit()

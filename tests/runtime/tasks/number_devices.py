@@ -1,0 +1,68 @@
+"""Devices of the task in `small_folder`, which take part again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+
+from tests.runtime.plans import small_tasks
+from tests.runtime.tasks import small_folder
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.device import (
+    attester,
+    device,
+    eligibility,
+    example_store,
+    loaded_plans,
+    participation_timer,
+    server_connection,
+)
+from tff_dpftrl.runtime.protocol import attestation
+
+
+class Numbers(example_store.ExampleStore):
+    """Examples of `small_folder`, others for each seed."""
+
+    def __init__(self, seed):
+        self._seed = seed
+
+    def select(self, collection, *, max_examples, recorded_since=None):
+        return small_folder.examples(self._seed)[:max_examples]
+
+
+@contextlib.contextmanager
+def running(folder, count=8):
+    """Devices that come again and again, and rest when they have to."""
+    plans = loaded_plans.LoadedPlans(small_tasks.KEYS, max_running=2)
+    key = signing_keys.load_private(folder.issuer)
+    connection = server_connection.ServerConnection(
+        folder.address(), folder.certificate.read_bytes()
+    )
+    stop = threading.Event()
+
+    def run(seed):
+        own = device.Device(
+            connection,
+            plans,
+            Numbers(seed),
+            participation_timer.MemoryTimer(time.time),
+            attester.IssuingAttester(attestation.TokenIssuer(key, clock=time.time)),
+            eligibility.SettableEligibility(),
+            generator=random.Random(seed),
+        )
+        while not stop.is_set():
+            own.run_session("tests")
+            stop.wait(0.05)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        connection.close()
+        for thread in threads:
+            thread.join(30)
