@@ -15,13 +15,15 @@ import pathlib
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
 from tff_dpftrl.runtime.store import sql
 
 
-def _seconds(action) -> float:
+def _seconds(action: Callable[..., Any], *args: Any, **kwargs: Any) -> float:
     start = time.perf_counter()
-    action()
+    action(*args, **kwargs)
     return time.perf_counter() - start
 
 
@@ -47,27 +49,13 @@ def main() -> None:
             store.add_task("benchmark", "task", model=b"", state=b"")
             for t in range(args.rounds):
                 model, state = os.urandom(size), os.urandom(size)
-                files.append(_seconds(lambda m=model + state: _write(pathlib.Path(folder, "f"), m)))
-                commits.append(
-                    _seconds(
-                        lambda t=t, m=model, s=state: store.commit(
-                            "benchmark",
-                            "task",
-                            round_index=t,
-                            epoch=epoch,
-                            model=m,
-                            state=s,
-                            metrics={"loss": 1.0},
-                            now=float(t),
-                        )
-                    )
-                )
-                reads.append(_seconds(lambda: store.last_commit("benchmark", "task")))
-                renewals.append(
-                    _seconds(
-                        lambda t=t: store.renew("benchmark", "a", epoch, now=float(t), duration=1e9)
-                    )
-                )
+                files.append(_seconds(_write, pathlib.Path(folder, "file"), model + state))
+                round_ = {"round_index": t, "epoch": epoch, "model": model, "state": state}
+                commit = round_ | {"metrics": {"loss": 1.0}, "now": float(t)}
+                commits.append(_seconds(store.commit, "benchmark", "task", **commit))
+                reads.append(_seconds(store.last_commit, "benchmark", "task"))
+                kept = {"now": float(t), "duration": 1e9}
+                renewals.append(_seconds(store.renew, "benchmark", "a", epoch, **kept))
         file = statistics.median(files)
         kind = "PostgreSQL" if "://" in place else "SQLite"
         print(f"{kind}, model and state of {args.megabytes:g} MB each, {args.rounds} rounds:")
