@@ -8,16 +8,16 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
 from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server import served_task, tls
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
-from tff_dpftrl.runtime.server import tls
 from tff_dpftrl.runtime.status import observations, page
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task
@@ -45,6 +45,62 @@ class Settings:
     population_size: float = 1000.0
     round_seconds: float = 60.0
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
+
+
+class Engine(Protocol):
+    """What runs the actors: `server.Server`, or hosts on many machines."""
+
+    @property
+    def address(self) -> str:
+        """Host and port for devices, or several with commas; empty before `start`."""
+
+    async def start(self) -> None:
+        """Serves devices from now on."""
+
+    async def stop(self) -> None:
+        """Ends what `start` began."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A population as actors and devices' service are given it.
+
+    Attributes:
+      population: The population.
+      tasks: Its tasks, by name.
+      pace: When devices are to check in again.
+    """
+
+    population: population_lib.Population
+    tasks: dict[str, served_task.ServedTask]
+    pace: pace_steering.TurnsAhead
+
+
+def put_together(tasks: Sequence[planned_task.PlannedTask], settings: Settings) -> Served:
+    """Makes a population of tasks.
+
+    Args:
+      tasks: The tasks.
+      settings: How they are served.
+
+    Raises:
+      ValueError: If they cannot be served together, or a setting is out of range.
+    """
+    populations = {task.population for task in tasks}
+    if len(populations) != 1:
+        raise ValueError(
+            f"tasks must be of one population, got {sorted(populations)}: start a server for "
+            "each, with its own store or the same."
+        )
+    served = {task.name: _resting(task, settings) for task in tasks}
+    if len(served) != len(tasks):
+        raise ValueError(f"tasks has a name twice: {sorted(task.name for task in tasks)}.")
+    population = population_lib.Population(
+        populations.pop(), tuple(task.task for task in served.values())
+    )
+    wanted = max(task.rounds.wanted for task in population.tasks)
+    steering = pace_steering.PaceSteering(wanted, settings.round_seconds, settings.population_size)
+    return Served(population, served, pace_steering.TurnsAhead(steering))
 
 
 class Serving:
@@ -79,33 +135,18 @@ class Serving:
         Raises:
           ValueError: If the tasks cannot be served together, or a setting is out of range.
         """
-        populations = {task.population for task in tasks}
-        if len(populations) != 1:
-            raise ValueError(
-                f"tasks must be of one population, got {sorted(populations)}: start a server for "
-                "each, with its own store or the same."
-            )
         self._tasks = {task.name: task for task in tasks}
-        if len(self._tasks) != len(tasks):
-            raise ValueError(f"tasks has a name twice: {sorted(task.name for task in tasks)}.")
         self._store, self._folder, self._settings = store, folder, settings
         self._certificate, self._private_key = certificate, private_key
         self._attestation, self._say, self._clock = attestation, say, clock
-        served = {name: _resting(task, settings) for name, task in self._tasks.items()}
-        self.population = population_lib.Population(
-            populations.pop(), tuple(task.task for task in served.values())
-        )
+        self._served = put_together(tasks, settings)
+        self.population = self._served.population
         """What is served."""
-        self._served = served
-        wanted = max(task.rounds.wanted for task in self.population.tasks)
-        self._pace = pace_steering.TurnsAhead(
-            pace_steering.PaceSteering(wanted, settings.round_seconds, settings.population_size)
-        )
-        self.seen = _Narrator(self.population, clock=clock, say=say, released=self._released)
+        self.seen = Narrator(self.population, clock=clock, say=say, released=self._released)
         """What is observed."""
         self.done = asyncio.Event()
         """Set when no task may have another round."""
-        self._server: server_lib.Server | None = None
+        self._server: Engine | None = None
         self._page: page.StatusServer | None = None
         self._looks: set[asyncio.Task] = set()
         self._looking = asyncio.Lock()
@@ -134,29 +175,37 @@ class Serving:
             commit = await asyncio.to_thread(task.add_to, self._store)
             self._folder.check_rounds(task.name, task.folder.terms.server_plan, commit.rounds_done)
             self._say(_where_it_stands(task, commit))
-        self._server = server_lib.Server(
+        self._server = self._make_engine()
+        try:
+            if self._settings.status_address is not None:
+                await self._start_page(self._settings.status_address)
+            await self._server.start()
+            self._say_where()
+        except BaseException:
+            await self.stop()
+            raise
+        self._released("")
+
+    def _make_engine(self) -> Engine:
+        """What runs the actors."""
+        return server_lib.Server(
             self.population,
-            self._served,
+            self._served.tasks,
             self._store,
             certificate=self._certificate or self._folder.certificate,
             key=self._private_key or self._folder.private_key,
             attestation=self._attestation,
-            pace=self._pace,
+            pace=self._served.pace,
             observer=self.seen,
             address=self._settings.address,
             limits=self._settings.limits,
             clock=self._clock,
             waits=self._say,
         )
-        try:
-            if self._settings.status_address is not None:
-                await self._start_page(self._settings.status_address)
-            await self._server.start()
-            self._folder.write_endpoint(self.address, self.page_address)
-        except BaseException:
-            await self.stop()
-            raise
-        self._released("")
+
+    def _say_where(self) -> None:
+        """Tells devices on this machine where the server is."""
+        self._folder.write_endpoint(self.address, self.page_address)
 
     async def stop(self) -> None:
         """Ends all of it; what is committed stays, a round that is not is abandoned."""
@@ -165,7 +214,7 @@ class Serving:
         if self._server is not None:
             has_served = bool(self._server.address)  # Or the files may be those of another server.
             if has_served:
-                self._folder.remove_endpoint()
+                self._unsay_where()
             await self._server.stop()
             if has_served:
                 await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
@@ -173,6 +222,9 @@ class Serving:
         if self._page is not None:
             await self._page.stop()
             self._page = None
+
+    def _unsay_where(self) -> None:
+        self._folder.remove_endpoint()
 
     async def _start_page(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -253,8 +305,12 @@ def _where_it_stands(task: planned_task.PlannedTask, commit: interface.Commit) -
     return f"{task.name}: {total} rounds."
 
 
-class _Narrator(observations.Observations):
-    """Observations that also say what happens, a line an event."""
+class Narrator(observations.Observations):
+    """Observations that also say what happens, a line an event.
+
+    Attributes:
+      is_quiet: Whether nothing is said now, as while what is long past is told.
+    """
 
     def __init__(
         self,
@@ -267,11 +323,14 @@ class _Narrator(observations.Observations):
         super().__init__(served, clock=clock)
         self._say, self._after = say, released
         self._last = ""
+        self.is_quiet = False
 
     def hear(self, now: float, event: Any) -> None:
         """See the base class; what was said is not said again, such as an old round's commit."""
         before = self._commits()
         super().hear(now, event)
+        if self.is_quiet:
+            return
         line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})
         if isinstance(event, messages.RoundReleased) and self._commits() == before:
             line = ""
