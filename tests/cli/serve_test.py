@@ -14,6 +14,7 @@ import pytest
 from tests.runtime.plans import small_tasks
 from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
+from tff_dpftrl import execution
 from tff_dpftrl.cli import main
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, signing_keys
@@ -51,6 +52,15 @@ def _arguments(task, folder, *more):
         (("--store", "postgresql://nobody@nowhere/x"), "with --server-folder"),
         (("--plan-keys", "nothing.pub"), "There is no public key at nothing.pub"),
         (("--task", "nothing"), "There is no task in nothing"),
+        (("--selectors", "2"), "--selectors is of --engine ray: name it, too"),
+        (("--detach",), "--detach is of --engine ray: name it, too"),
+        (("--engine", "ray", "--workers", "0"), "--workers must be"),
+        (("--engine", "ray", "--detach"), "--detach needs --ray-address"),
+        (("--engine", "ray", "--stop"), "--stop needs --ray-address"),
+        (
+            ("--engine", "ray", "--ray-address", "auto", "--detach", "--until-done"),
+            "--detach and --until-done exclude each other",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_is_made(task, tmp_path, capsys, changed, message):
@@ -58,6 +68,29 @@ def test_what_is_wrong_is_named_before_anything_is_made(task, tmp_path, capsys, 
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("tff-dpftrl serve: ") and message in line
     assert not (tmp_path / "store").exists()
+
+
+def test_a_missing_ray_is_named_with_the_remedy(task, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "tff_dpftrl.execution.ray_sessions", raising=False)
+    monkeypatch.delattr(execution, "ray_sessions", raising=False)
+    assert main.main([*_arguments(task, tmp_path), "--engine", "ray"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Ray is not installed: pip install 'tff_dpftrl[distributed]'" in line
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_cluster_that_is_not_there_is_named(task, tmp_path, capsys):
+    pytest.importorskip("ray", reason="Ray is not installed: run `make test-distributed`.")
+    arguments = _arguments(task, tmp_path, "--engine", "ray", "--ray-address")
+    assert main.main([*arguments, "127.0.0.1:1"]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "No Ray cluster answers at '127.0.0.1:1'" in line and "'ray start'" in line
+    assert not (tmp_path / "store/server/endpoint.json").exists()
+    assert main.main([*arguments, "127.0.0.1:1", "--stop"]) == 1
+    assert "No Ray cluster answers" in capsys.readouterr().err
+    assert main.main([*arguments, "nowhere"]) == 2
+    assert "address of Ray must be 'host:port' or 'auto'" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module", name="secure_plans")

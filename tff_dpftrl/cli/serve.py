@@ -46,7 +46,20 @@ examples:
       --store postgresql://user@host/name --server-folder server/ \\
       --address 0.0.0.0:8443 --certificate fullchain.pem --private-key key.pem \\
       --attestation-keys issuer.pub
+
+  # On two machines, with the same files at the same paths, in a network of their own: Ray has
+  # neither passwords nor encryption. `ray start` once on each, and the rest on the first one.
+  ray start --head --port=6379 --node-ip-address=10.0.0.1
+  ray start --address=10.0.0.1:6379                                # on the second machine
+  tff-dpftrl serve --engine ray --ray-address auto --selectors 2 --workers 4 \\
+      --population keyboard --task tasks/nwp --store postgresql://user@10.0.0.1/name \\
+      --server-folder server/ --address 0.0.0.0:8443 --names 10.0.0.1 10.0.0.2
+  tff-dpftrl device --server 10.0.0.1:8443,10.0.0.2:8444 ...       # on any machine
 """
+
+
+_NO_ATTESTATION = "Whoever connects is taken for a device: there is no attestation."
+_NUM_HOSTS = 2  # Of each kind, on Ray.
 
 
 def add_parser(subparsers) -> None:
@@ -144,6 +157,45 @@ def add_parser(subparsers) -> None:
         help="How long a round takes, about: enough devices for one are asked to come in this "
         "time. Default: 60.",
     )
+    machines = parser.add_argument_group(
+        "on many machines",
+        "Roles are processes of a Ray cluster, which starts those anew that die. Each node needs "
+        "this package and the task's, server's and key files at the same paths; the store is a "
+        "database that all reach.",
+    )
+    machines.add_argument(
+        "--engine",
+        choices=("asyncio", "ray"),
+        default="asyncio",
+        help="What runs the server: this process, or a Ray cluster. Default: asyncio.",
+    )
+    machines.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="The cluster, or auto for the one that this machine is a node of. Default: Ray is "
+        "started on this machine, on loopback, and ends with this command.",
+    )
+    machines.add_argument(
+        "--selectors",
+        type=int,
+        metavar="N",
+        help="Processes that devices connect to, each with an address of its own: the port of "
+        "--address, and the next ones. Host 0.0.0.0 is the address of the node. Default: 2.",
+    )
+    machines.add_argument(
+        "--workers", type=int, metavar="N", help="Processes that sum reports. Default: 2."
+    )
+    machines.add_argument(
+        "--detach",
+        action="store_true",
+        help="At Ctrl-C leave the server running, without the status page. The same command finds "
+        "it again; without --detach, its Ctrl-C stops the server.",
+    )
+    machines.add_argument(
+        "--stop",
+        action="store_true",
+        help="Only stop the population's server that runs on the cluster, however it was started.",
+    )
     parser.add_argument(
         "--until-done",
         action="store_true",
@@ -158,6 +210,8 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime.server import server as server_lib
 
     folder = serving.folder_for(args.store, args.server_folder)
+    if args.stop:
+        return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
     train.silence_tensorflow()
     _say("Loading TensorFlow and the tasks ...")
@@ -188,20 +242,81 @@ def run(args: argparse.Namespace) -> int:
     )
     core_files.forbid()
     with contextlib.closing(sql.SqlStore(args.store)) as store:
-        served = serving.Serving(
-            tasks,
-            store,
-            folder,
-            settings,
-            certificate=args.certificate,
-            private_key=args.private_key,
-            attestation=_attestation(args, folder),
-            say=_say,
-        )
+        if args.engine == "ray":
+            served = _on_ray(args, tasks, store, folder, settings)
+        else:
+            served = serving.Serving(
+                tasks,
+                store,
+                folder,
+                settings,
+                certificate=args.certificate,
+                private_key=args.private_key,
+                attestation=_attestation(args, folder),
+                say=_say,
+            )
         try:
-            _run_loop(_serve(served, folder, args.until_done))
+            _run_loop(_serve(served, folder, args))
         except server_lib.ServerError as error:
             raise OSError(str(error)) from None
+    return 0
+
+
+def _on_ray(args: argparse.Namespace, tasks, store, folder, settings) -> serving.Serving:
+    """The same on a Ray cluster."""
+    from tff_dpftrl.runtime.cluster import serving as cluster_serving
+
+    if args.no_attestation:
+        _say(_NO_ATTESTATION)
+    return cluster_serving.ClusterServing(
+        _deployment(args, folder, settings),
+        tasks,
+        store,
+        folder,
+        settings,
+        ray_address=args.ray_address,
+        leave=args.detach,
+        say=_say,
+    )
+
+
+def _deployment(args: argparse.Namespace, folder, settings):
+    """What hosts on a Ray cluster are built from."""
+    from tff_dpftrl.runtime.cluster import serving as cluster_serving
+
+    issuers = args.attestation_keys or [folder.issuer_public]
+    files = cluster_serving.Files(
+        tasks=args.task,
+        plan_keys=args.plan_keys,
+        certificate=args.certificate or folder.certificate,
+        private_key=args.private_key or folder.private_key,
+        attestation_keys=None if args.no_attestation else issuers,
+    )
+    return cluster_serving.deployment(
+        args.population,
+        args.store,
+        files,
+        settings,
+        num_selectors=args.selectors or _NUM_HOSTS,
+        num_workers=args.workers or _NUM_HOSTS,
+    )
+
+
+def _stop(args: argparse.Namespace, folder) -> int:
+    """Stops a server that was left running."""
+    train.silence_tensorflow()
+    from tff_dpftrl.runtime import serving
+    from tff_dpftrl.runtime.cluster import cluster
+
+    deployed = _deployment(args, folder, serving.Settings())
+    running = cluster.RayCluster(deployed, ray_address=args.ray_address)
+    stopped = asyncio.run(running.stop())
+    folder.remove_endpoint()
+    _say(
+        f"Stopped {', '.join(stopped)}. What is committed is in the store."
+        if stopped
+        else f"No server of the population {args.population!r} runs on the cluster."
+    )
     return 0
 
 
@@ -230,9 +345,32 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--names are for a certificate that is made: leave out --certificate.")
     if args.no_attestation and args.attestation_keys:
         raise ValueError("--no-attestation and --attestation-keys exclude each other.")
+    _check_engine(args)
     validation.positive("--round-seconds", args.round_seconds)
     if args.population_size is not None:
         validation.positive("--population-size", args.population_size)
+
+
+def _check_engine(args: argparse.Namespace) -> None:
+    if args.engine != "ray":
+        for flag in ("ray_address", "selectors", "workers", "detach", "stop"):
+            if getattr(args, flag):
+                raise ValueError(f"--{flag.replace('_', '-')} is of --engine ray: name it, too.")
+        return
+    for flag in ("selectors", "workers"):
+        if getattr(args, flag) is not None:
+            validation.integer(f"--{flag}", getattr(args, flag), minimum=1)
+    if args.ray_address is None and (args.detach or args.stop):
+        raise ValueError(
+            f"--{'detach' if args.detach else 'stop'} needs --ray-address: a Ray that is started "
+            "here ends with this command."
+        )
+    if args.detach and args.until_done:
+        raise ValueError("--detach and --until-done exclude each other.")
+    try:
+        from tff_dpftrl.execution import ray_sessions  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"--engine ray: {error}") from None
 
 
 def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
@@ -270,44 +408,47 @@ def _attestation(args: argparse.Namespace, folder):
     from tff_dpftrl.runtime.protocol import attestation
 
     if args.no_attestation:
-        _say("Whoever connects is taken for a device: there is no attestation.")
+        _say(_NO_ATTESTATION)
         return None
     paths = args.attestation_keys or [folder.issuer_public]
     return attestation.SignedTokens(map(signing_keys.load_public, paths), clock=time.time)
 
 
-async def _serve(served: serving.Serving, folder, until_done: bool) -> None:
+async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> None:
     """Serves until a signal comes, or all is done."""
     from tff_dpftrl.runtime.server import garbage
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(signum, _end, loop, stop)
+        loop.add_signal_handler(signum, _end, args.detach, stop)
     await served.start()
     garbage.settle()
     try:
         _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
         _say(f"Status page: {served.page_address}")
         waits = [asyncio.ensure_future(stop.wait())]
-        if until_done:
+        if args.until_done:
             waits.append(asyncio.ensure_future(served.done.wait()))
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
     finally:
         await served.stop()
-    if stop.is_set():
+    if args.detach:
+        _say("The server goes on without this command; the same one finds it, --stop ends it.")
+    elif stop.is_set():
         _say("Stopped. What is committed is in the store; the same command goes on from there.")
     else:
         _say("All rounds are done.")
 
 
-def _end(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+def _end(leaves: bool, stop: asyncio.Event) -> None:
     """First signal: an orderly end. A second one ends the process as it stands."""
     if stop.is_set():
         os._exit(128 + signal.SIGINT)
-    _say("Ending: devices are sent away, the lease is given back (again: at once).")
+    if not leaves:
+        _say("Ending: devices are sent away, the lease is given back (again: at once).")
     stop.set()
 
 

@@ -12,7 +12,7 @@ def test_hosts_have_names():
     assert THREE.selectors == ("selector-0", "selector-1")
     assert THREE.workers == ("worker-0", "worker-1", "worker-2")
     assert THREE.permanent == THREE.selectors + THREE.workers
-    assert [host for host in THREE.permanent if THREE.is_worker(host)] == list(THREE.workers)
+    assert [host for host in THREE.permanent if placement.is_worker(host)] == list(THREE.workers)
 
 
 def test_selectors_and_their_devices_are_on_one_host():

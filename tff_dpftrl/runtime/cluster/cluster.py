@@ -44,6 +44,7 @@ class RayCluster:
         self._ray_address = ray_address
         self._temp_dir: str | None = None
         self._is_connected = False  # By this object.
+        self._is_new = False  # Whether it has begun to start hosts where there were none.
         self._handles: dict[str, Any] = {}
         self._addresses: tuple[str, ...] = ()
 
@@ -72,7 +73,7 @@ class RayCluster:
         try:
             await asyncio.to_thread(self._start, seconds)
         except BaseException:
-            await asyncio.to_thread(self._disconnect)
+            await asyncio.to_thread(self._stop if self._is_new else self._disconnect)
             raise
 
     def _start(self, seconds: float) -> None:
@@ -87,7 +88,7 @@ class RayCluster:
                 f"The store has no task of the population {deployment.population!r}: add them "
                 "first."
             )
-        self._check_found()
+        self._is_new = not self._found_own()
         for host in deployment.placement.permanent:
             self._handles[host] = ray_hosts.create(deployment, host)
         self._wait(until)
@@ -130,8 +131,8 @@ class RayCluster:
                 "machines: name a database that all reach, like postgresql://user@host/name."
             )
 
-    def _check_found(self) -> None:
-        """Refuses to go on with hosts of another deployment."""
+    def _found_own(self) -> bool:
+        """Whether hosts run already; refuses to go on with those of another deployment."""
         found = {}
         for host in (*self._deployment.placement.permanent, placement_lib.COORDINATOR):
             try:
@@ -139,15 +140,15 @@ class RayCluster:
             except ValueError:
                 continue
         if not found:
-            return
+            return False
         standings = ray_hosts.ask_all(found, lambda handle: handle.standing.remote(), _NODE_SECONDS)
         own = self._deployment.fingerprint()
         others = sorted(host for host, one in standings.items() if one.fingerprint != own)
         if others:
             raise binding.ServerError(
                 f"Hosts of the population {self._deployment.population!r} run already with other "
-                f"settings ({', '.join(others)}): stop that server, or start this one as it was "
-                "started."
+                f"settings ({', '.join(others)}): stop that server (tff-dpftrl serve --stop), or "
+                "start this one as it was started."
             )
 
     def _wait(self, until: float) -> None:
@@ -218,23 +219,35 @@ class RayCluster:
         """Node and process id of each host that runs, whether or not it answers."""
         return ray_hosts.places(self._deployment.population)
 
-    async def stop(self) -> None:
-        """Ends all hosts; the lease is given back, and a round that is not committed abandoned."""
-        await asyncio.to_thread(self._stop)
+    async def stop(self) -> tuple[str, ...]:
+        """Ends all hosts; the lease is given back, and a round that is not committed abandoned.
 
-    def _stop(self) -> None:
-        deployment = self._deployment
+        They are found if another program started them, with other settings even.
+
+        Returns:
+          The names of those that ran.
+
+        Raises:
+          ConnectionError: If there is no Ray cluster at the address.
+        """
+        return await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> tuple[str, ...]:
+        population = self._deployment.population
+        if not ray.is_initialized():
+            self._connect()
         try:
+            found = ray_hosts.names(population)
             # Selectors first, or they would start another Coordinator.
-            for hosts in (
-                deployment.placement.selectors,
-                (placement_lib.COORDINATOR,),
-                deployment.placement.workers,
+            for is_one in (
+                placement_lib.is_selector,
+                lambda host: host == placement_lib.COORDINATOR,
+                placement_lib.is_worker,
             ):
                 handles = {}
-                for host in hosts:
+                for host in filter(is_one, found):
                     try:
-                        handles[host] = ray_hosts.find(deployment.population, host)
+                        handles[host] = ray_hosts.find(population, host)
                     except ValueError:
                         continue
                 if not handles:
@@ -242,7 +255,8 @@ class RayCluster:
                 ray_hosts.ask_all(handles, lambda handle: handle.stop.remote(), _STOP_SECONDS)
                 for handle in handles.values():
                     ray_hosts.kill(handle)
-            ray_hosts.forget_ports(deployment)
+            ray_hosts.forget_ports(population, filter(placement_lib.is_selector, found))
+            return found
         finally:
             self._disconnect()
 

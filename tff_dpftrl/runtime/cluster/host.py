@@ -417,7 +417,7 @@ class Host(engine_lib.Elsewhere):
             return
         for address, parent in children.items():
             self._engine.deliver(parent, messages.Lost(address))
-        if self._placement.is_worker(host):
+        if placement_lib.is_worker(host):
             self._engine.end_children(lambda parent: self._placement.host_of(parent) == host)
         self._lose_devices(host, life)
 
@@ -602,7 +602,7 @@ class SelectorHost(Host):
             return
         if host == placement_lib.COORDINATOR:
             self._engine.deliver(self.name, messages.Lost(self._leader))
-        elif self._placement.is_worker(host):
+        elif placement_lib.is_worker(host):
             self._service.actors_lost(lambda actor: self._placement.host_of(actor) == host)
 
 
@@ -610,6 +610,6 @@ def make(name: str, deployment: Deployment, transport: Transport) -> Host:
     """The host of a name, not started; raises what `Host` does."""
     if name == placement_lib.COORDINATOR:
         return CoordinatorHost(name, deployment, transport)
-    if deployment.placement.is_worker(name):
+    if placement_lib.is_worker(name):
         return Host(name, deployment, transport)
     return SelectorHost(name, deployment, transport)

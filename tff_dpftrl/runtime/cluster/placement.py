@@ -71,9 +71,15 @@ class Placement:
             number += 1 + int(found["group"])
         return f"{_WORKER}-{number % self.num_workers}"
 
-    def is_worker(self, host: str) -> bool:
-        """Whether a host is one of the workers."""
-        return host.startswith(f"{_WORKER}-")
+
+def is_selector(host: str) -> bool:
+    """Whether a host is that of a Selector."""
+    return host.startswith(f"{_SELECTOR}-")
+
+
+def is_worker(host: str) -> bool:
+    """Whether a host is one of the workers."""
+    return host.startswith(f"{_WORKER}-")
 
 
 def device_prefix(host: str, life: str) -> str:

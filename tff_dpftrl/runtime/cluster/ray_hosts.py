@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tff_dpftrl.execution import ray_sessions
@@ -198,10 +198,10 @@ def create(deployment: Deployment, host: str) -> Any:
     ).remote(host, deployment)
 
 
-def forget_ports(deployment: Deployment) -> None:
+def forget_ports(population: str, selectors: Iterable[str]) -> None:
     """Forgets which ports Selectors had."""
-    for host in deployment.placement.selectors:
-        key = _full_name(deployment.population, host).encode()
+    for host in selectors:
+        key = _full_name(population, host).encode()
         _kv()._internal_kv_del(key, namespace=_NAMESPACE.encode())
 
 
@@ -219,14 +219,25 @@ class Place(NamedTuple):
 
 def places(population: str) -> dict[str, Place]:
     """Where the hosts of a population run, whether or not they answer."""
+    return {
+        host: Place(actor["Address"]["NodeID"], actor["Pid"])
+        for host, actor in _actors(population)
+        if actor["State"] == "ALIVE"
+    }
+
+
+def names(population: str) -> tuple[str, ...]:
+    """Names of the hosts of a population that run, or will, such as after a restart."""
+    return tuple(sorted(host for host, actor in _actors(population) if actor["State"] != "DEAD"))
+
+
+def _actors(population: str) -> Iterator[tuple[str, dict[str, Any]]]:
     from ray._private import state
 
     prefix = _full_name(population, "")
-    return {
-        actor["Name"][len(prefix) :]: Place(actor["Address"]["NodeID"], actor["Pid"])
-        for actor in state.actors().values()
-        if actor["State"] == "ALIVE" and actor["Name"].startswith(prefix)
-    }
+    for actor in state.actors().values():
+        if actor["Name"].startswith(prefix):
+            yield actor["Name"][len(prefix) :], actor
 
 
 def ask_all(

@@ -25,6 +25,7 @@ from tff_dpftrl.runtime.tasks import planned_task
 
 _BUILDER = f"{__name__}:build"
 _LOOK_SECONDS = 0.5
+_START_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,16 +202,18 @@ class _Hosts:
     ):
         self._cluster, self._reader, self._seen = cluster, reader, seen
         self._moved, self._say, self._leave = moved, say, leave
+        self._has_started = False
         self._looking: asyncio.Task | None = None
         self._said = ""
 
     @property
     def address(self) -> str:
-        return ",".join(self._cluster.addresses)
+        return ",".join(filter(None, self._cluster.addresses)) if self._has_started else ""
 
     async def start(self) -> None:
+        await self._cluster.start(seconds=_START_SECONDS)
+        self._has_started = True
         self._seen.is_quiet = True  # It may be long past.
-        await self._cluster.start()
         await self._look()
         self._seen.is_quiet = False
         self._looking = asyncio.get_running_loop().create_task(self._look_again())
@@ -244,5 +247,5 @@ class _Hosts:
                 await self._looking
         if self._leave:
             await asyncio.to_thread(self._cluster.leave)
-        else:
+        elif self._has_started:
             await self._cluster.stop()
