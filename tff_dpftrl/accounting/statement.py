@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tff_dpftrl import validation, version
+from tff_dpftrl import json_text, validation, version
 from tff_dpftrl.accounting import guarantee, statement_text
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.participation import observed as observed_lib
@@ -115,8 +115,12 @@ class PrivacyStatement:
         Raises:
           ValueError: If `text` is not a statement.
         """
-        values = json.loads(text)
-        names = {"participation_record", *(field.name for field in dataclasses.fields(cls))}
+        try:
+            values = json_text.parse(text)
+        except ValueError as error:
+            raise ValueError(f"text is not a privacy statement: {error}.") from None
+        kinds_of = {field.name: field.type for field in dataclasses.fields(cls)}
+        names = {"participation_record", *kinds_of}
         if not isinstance(values, dict) or set(values) != names:
             raise ValueError("text is not a privacy statement written by to_json.")
         record = values.pop("participation_record")
@@ -129,7 +133,12 @@ class PrivacyStatement:
             if isinstance(value, list):
                 values[name] = tuple(value)
             elif name in kinds and value is not None:
-                values[name] = kinds[name](**value)
+                try:
+                    values[name] = kinds[name](**value)
+                except TypeError as error:
+                    raise ValueError(f"text has a wrong {name}: {error}.") from None
+            if not _is_of_kind(values[name], kinds_of[name]):
+                raise ValueError(f"text is not a privacy statement: {name} is of another type.")
         found = cls(**values)
         if found.participation_record != record:
             raise ValueError(
@@ -154,6 +163,22 @@ class PrivacyStatement:
             for name in sorted(mine.keys() | theirs.keys())
             if mine.get(name) != theirs.get(name)
         }
+
+
+def _is_of_kind(value: Any, kind: str) -> bool:
+    """Whether a value is of a type, as the fields of `PrivacyStatement` name it."""
+    if kind == "str":
+        return isinstance(value, str)
+    if kind == "tuple[str, ...]":
+        return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    if kind.startswith("float"):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number or (value is None and kind.endswith("None"))
+    if kind.startswith("Mapping"):
+        return isinstance(value, dict) and all(
+            one is None or isinstance(one, str | int | float) for one in value.values()
+        )
+    return value is None or not isinstance(value, tuple)  # Of a class that has checked it.
 
 
 def _flat(statement: PrivacyStatement) -> dict[str, Any]:

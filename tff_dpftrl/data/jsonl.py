@@ -10,7 +10,7 @@ import pathlib
 import zlib
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.data import user_text
 
 
@@ -82,10 +82,10 @@ def write(corpus: user_text.UserText, path: str | os.PathLike[str]) -> None:
 
 def _parse_line(line: bytes, where: str) -> tuple[str, list[str]]:
     try:
-        row: Any = json.loads(line)
+        row: Any = json_text.parse(line)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8: {error}.") from error
-    except json.JSONDecodeError as error:
+    except ValueError as error:
         raise ValueError(f"{where}: not JSON: {error}.") from error
     if not isinstance(row, dict):
         raise ValueError(

@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.data import tokenizer, vocabulary
 
 FORMAT = 1
@@ -74,7 +74,7 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
       ValueError: If the file is missing, or is not such a file.
     """
     try:
-        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
         found = content["format"]
         words, source = content["words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]

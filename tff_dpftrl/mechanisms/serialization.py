@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -104,7 +104,7 @@ def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
             return _CLASSES[mechanism].from_dict(values)
     except KeyError as error:
         raise ValueError(f"The mechanism {mechanism!r} needs the parameter {error}.") from None
-    except TypeError as error:
+    except (TypeError, OverflowError) as error:
         raise ValueError(f"A parameter of the mechanism {mechanism!r} is wrong: {error}.") from None
     known = sorted([*_CLASSES, restarts.Restarted.mechanism])
     raise ValueError(
@@ -165,8 +165,8 @@ def _read(path: str | os.PathLike) -> str:
 
 def _document(text: str) -> dict:
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
+        document = json_text.parse(text)
+    except ValueError as error:
         raise ValueError(f"A strategy must be JSON text: {error}.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f'This JSON is not a strategy: it has no "format": "{FORMAT}".')

@@ -18,7 +18,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import durable_files, private_round, version
+from tff_dpftrl import durable_files, json_text, private_round, version
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
@@ -88,7 +88,7 @@ class Manifest:
         Raises:
           ValueError: If it is not what the run began with.
         """
-        if self.identities[name] != identity(names):
+        if self.identities.get(name) != identity(names):
             raise ValueError(
                 f"The {name} are no longer those that the run began with, so its privacy "
                 f"cannot be accounted for: {remedy}, or start a new run."
@@ -159,17 +159,18 @@ def read(output: pathlib.Path) -> Manifest:
             f"{'; ...' if len(differences) > _SHOWN else ''}): its statement would not be that of "
             "what was run. Undo the change, or start a new run."
         )
-    if copy["noise_version"] != private_round.NOISE_VERSION:
+    noise_version = copy.get("noise_version")
+    if noise_version != private_round.NOISE_VERSION:
         raise ValueError(
-            f"The noise of the run in {output} is of version {copy['noise_version']}, that of this "
+            f"The noise of the run in {output} is of version {noise_version}, that of this "
             f"version of tff-dpftrl {private_round.NOISE_VERSION}: a round that was begun would be "
             "repeated with other noise. Finish it with the version that began it, or start a new "
             "run."
         )
-    try:
-        return Manifest(copy["config"], copy["derived"], copy["facts"], copy["identities"])
-    except KeyError as error:
-        raise ValueError(f"{output / _COPY} is not the manifest of a run: no {error}.") from error
+    parts = [copy.get(name) for name in ("config", "derived", "facts", "identities")]
+    if not all(isinstance(part, dict) for part in parts):
+        raise ValueError(f"{output / _COPY} is not the manifest of a run: a part of it is missing.")
+    return Manifest(*parts)
 
 
 def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +180,7 @@ def _bound(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json_text.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read as the manifest of a run: {error}. Restore it; without it "

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -102,7 +102,7 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
     """
     path = output / _DEFINITION
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
+        known = json_text.parse(path.read_text(encoding="utf-8"))
         found = known["format"]
         options = dict(known["options"])
         axes = {name: tuple(values) for name, values in known["axes"].items()}
@@ -245,7 +245,7 @@ def write_ending(folder: pathlib.Path, ending: Ending) -> None:
 def read_ending(folder: pathlib.Path) -> Ending | None:
     """How the last process of a cell ended; None if that is not known, as after a kill."""
     try:
-        return Ending(**json.loads((folder / _OUTCOME).read_text(encoding="utf-8")))
+        return Ending(**json_text.parse((folder / _OUTCOME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None  # As if it were not known: what is finished is only looked at again.
 
@@ -275,7 +275,7 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
             continue
         path = folder / "config.json"
         try:  # Not the whole manifest: the private part of a finished run may be gone.
-            then = json.loads(path.read_text(encoding="utf-8"))["config"]
+            then = json_text.parse(path.read_text(encoding="utf-8"))["config"]
             then = options_lib.of_begun_run(then, str(path)).with_model_sizes().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(

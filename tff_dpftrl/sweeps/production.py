@@ -12,6 +12,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
+from tff_dpftrl import json_text
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -192,7 +193,7 @@ def _read(folder: pathlib.Path) -> tuple[strategy_lib.Strategy, int]:
     """Strategy of a run, and number of parameters of its model, from its folder."""
     path = folder / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.parse(path.read_text(encoding="utf-8"))
         strategy = serialization.strategy_from_dict(found["derived"]["strategy"])
         return strategy, found["facts"]["num_parameters"]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_dpftrl import json_text
 from tff_dpftrl.runs import metrics_log
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -114,7 +115,7 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
 
 def _json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_text.parse(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

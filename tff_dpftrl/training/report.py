@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -270,7 +270,7 @@ def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> Non
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
     path = output / _BASELINES
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return json_text.parse(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def write_held_out(output: pathlib.Path, rounds_done: int, found: Mapping[str, Any]) -> None:
@@ -292,7 +292,7 @@ def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | N
     path = output / _HELD_OUT
     if not path.exists():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json_text.parse(path.read_text(encoding="utf-8"))
     return found if found["round"] == rounds_done else None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from typing import TYPE_CHECKING
 
+from tff_dpftrl import json_text
 from tff_dpftrl.data import sources, vocabulary
 from tff_dpftrl.training import trained_model
 
@@ -60,7 +60,7 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
         return text, False
     if record.exists():
         try:
-            found = json.loads(record.read_text(encoding="utf-8"))["source"]
+            found = json_text.parse(record.read_text(encoding="utf-8"))["source"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{record} cannot be read: {error}. Restore it, or pretrain anew."
@@ -76,10 +76,11 @@ def pretrained_on(folder: pathlib.Path) -> str | None:
       The name; None if it is not recorded there.
     """
     try:
-        record = json.loads((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
-        return record["pretraining"]["data"]
+        record = json_text.parse((folder.expanduser() / RECORD).read_text(encoding="utf-8"))
+        data = record["pretraining"]["data"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return data if isinstance(data, str) else None
 
 
 def refuse_protected(folder: pathlib.Path, protected: str) -> None:

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import signing
 from tff_dpftrl.runtime.server import tls
@@ -143,7 +143,7 @@ class ServerFolder:
           ValueError: If there were more.
           OSError: If the folder cannot be read.
         """
-        known_plan, known = self._known_rounds().get(task, ("", 0))
+        known_plan, known = self._known_rounds().get(task, ["", 0])
         if known_plan == plan and rounds_done < known:
             raise ValueError(
                 f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "
@@ -154,14 +154,19 @@ class ServerFolder:
 
     def _known_rounds(self) -> dict[str, list]:
         try:
-            return dict(json.loads(self.rounds.read_text(encoding="utf-8")))
+            known = json_text.parse(self.rounds.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
         except ValueError:
+            known = None
+        if not isinstance(known, dict) or not all(
+            isinstance(one, list) and list(map(type, one)) == [str, int] for one in known.values()
+        ):
             raise ValueError(
                 f"{self.rounds} is damaged: it held how many rounds were released. Remove it if "
                 "the store was not set back."
-            ) from None
+            )
+        return known
 
     def write_endpoint(self, devices: str, status_page: str) -> None:
         """Says where the server is found; `remove_endpoint` takes it back.
@@ -187,7 +192,7 @@ class ServerFolder:
           ValueError: If no server says that it runs, or what it says is damaged.
         """
         try:
-            return str(json.loads(self.endpoint.read_text(encoding="utf-8"))["devices"])
+            return str(json_text.parse(self.endpoint.read_text(encoding="utf-8"))["devices"])
         except FileNotFoundError:
             raise ValueError(
                 f"No server runs with the folder {self.path}: start one with tff-dpftrl serve, or "

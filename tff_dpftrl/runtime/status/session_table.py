@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.status import bounded_counts
 
@@ -94,7 +94,7 @@ class SessionTable:
             return table
         problem = f"{path} holds no counts of sessions: move it away, or bring the right one back."
         try:
-            content = json.loads(text)
+            content = json_text.parse(text)
         except ValueError as error:
             raise ValueError(problem) from error
         if not isinstance(content, dict) or content.get("version") != _VERSION:

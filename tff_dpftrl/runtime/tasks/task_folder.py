@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
@@ -166,7 +166,7 @@ def read(
         terms = terms_lib.verified(content, signature, keys)
         _check_bound(path, terms, signed, server, devices)
         words, rule = vocabulary_file.read(path / _VOCABULARY)
-        values = json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         config = options.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
     except message.DecodeError:
         raise ValueError(f"The task in {path} is refused: {_TASK} cannot be read.") from None

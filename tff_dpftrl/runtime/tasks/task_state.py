@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from tff_dpftrl import json_text
 from tff_dpftrl.runtime import participation_histograms
 
 _MAGIC = b"tff_dpftrl task state 1\n"
@@ -69,9 +70,9 @@ def _head(content: bytes, terms: str) -> tuple[participation_histograms.Observed
         raise StateError("The committed state is not that of a task with plans.")
     end = content.find(b"\n", len(_MAGIC))
     try:
-        head = json.loads(content[len(_MAGIC) : end])
+        head = json_text.parse(content[len(_MAGIC) : end])
         seen = participation_histograms.ObservedRounds(**head["observed"])
-        found = head["terms"]
+        found = str(head["terms"])
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"The committed state cannot be read: {error!r}.") from None
     if found != terms:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl import validation
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
@@ -180,8 +180,8 @@ def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519Pub
             "The privacy terms were changed: their signature is not valid."
         ) from None
     try:
-        return _from_dict(json.loads(content))
-    except (ValueError, KeyError, TypeError) as error:
+        return _from_dict(json_text.parse(content))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise TermsRefusedError(f"The privacy terms cannot be read: {error!r}.") from None
 
 

@@ -1,0 +1,58 @@
+"""JSON of others: deep nesting is refused like any other mistake, and nobody forgets to."""
+
+import json
+import pathlib
+import re
+import sys
+
+import pytest
+
+from tff_dpftrl import json_text
+
+_PACKAGE = pathlib.Path(json_text.__file__).parent
+# They read what this package has just written, by another process of it.
+_OWN = {"data/docstrings.py", "runtime/plans/measured_run.py", "sweeps/population_check.py"}
+_COPIES = {"cli/report.py", "cli/task.py", "finetuning/own_run.py", "runtime/store/memory.py"}
+
+
+@pytest.mark.parametrize("value", [None, 1.5, "ß", [], {"a": [{}, [1, "]"]]}, ["[" * 200]])
+def test_what_json_writes_is_read(value):
+    text = json.dumps(value)
+    assert json_text.parse(text) == value
+    assert json_text.parse(text.encode()) == value
+
+
+@pytest.mark.parametrize("levels", [100, 101, 900, 100_000])
+@pytest.mark.parametrize("one", [("[", "]"), ('{"a":', "}")])
+def test_deep_nesting_is_refused_from_a_level_on(levels, one):
+    text = one[0] * levels + "1" + one[1] * levels
+    if levels == 100:
+        json_text.parse(text)
+        return
+    for given in (text, text.encode()):
+        with pytest.raises(ValueError, match="nested more than 100 levels"):
+            json_text.parse(given)
+
+
+def test_many_brackets_side_by_side_are_no_nesting():
+    assert len(json_text.parse("[" + "[]," * 10_000 + "{}]")) == 10_001
+
+
+@pytest.mark.parametrize("text", ["", "{", "nul", b"\xff", "1" * 5000])
+def test_what_is_no_json_is_refused(text):
+    with pytest.raises(ValueError):
+        json_text.parse(text)
+
+
+def test_all_json_of_others_is_read_here():
+    found = {
+        str(path.relative_to(_PACKAGE))
+        for path in _PACKAGE.rglob("*.py")
+        if re.search(r"\bjson\.loads?\(", path.read_text(encoding="utf-8"))
+    }
+    found -= {"json_text.py", "data/docstring_extraction.py"}  # The latter is a program alone.
+    assert found == _OWN | _COPIES
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
