@@ -34,7 +34,7 @@ _ALLOWED = {
     "runtime": (*_FEDERATED, "secure_sums", "runs", "training"),
     "cli": (*_FEDERATED, "secure_sums", "runs", "finetuning", "training", "sweeps", "runtime"),
 }
-_AT_THE_TOP = ("version", "validation", "durable_files")
+_AT_THE_TOP = ("version", "validation", "durable_files", "json_text", "array_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "schedules", "server", "status", "store")
 # Only these have TFF: devices and servers start without it.

@@ -12,6 +12,7 @@ weight of the rounds from t on.
 
 from __future__ import annotations
 
+import operator
 import os
 import pathlib
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import array_files, durable_files
 from tff_dpftrl.mechanisms import banded, banded_toeplitz_optimize
 from tff_dpftrl.mechanisms.numerics import banded_blocks
 from tff_dpftrl.participation import schema as schema_lib
@@ -85,10 +86,16 @@ def _save(path: pathlib.Path, columns: np.ndarray, stage: int, minimize_rms: boo
 
 
 def _load(path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool) -> tuple[np.ndarray, int]:
-    with np.load(path, allow_pickle=False) as saved:
-        columns, stage = saved["columns"], int(saved["stage"])
+    try:
+        saved = array_files.read(path)
+        columns, stage = saved["columns"], operator.index(saved["stage"][()])
         same_error = bool(saved["minimize_rms"]) == minimize_rms
-    if columns.shape != shape or not same_error:
+        is_sound = columns.dtype == np.float64 and np.isfinite(columns).all() and 0 <= stage
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"checkpoint {str(path)!r} cannot be read: {error}. Delete it, or give another path."
+        ) from error
+    if not (columns.shape == shape and same_error and is_sound):
         raise ValueError(
             f"checkpoint {str(path)!r} belongs to another problem (rounds and bands "
             f"{columns.shape}, here {shape}, or another error). Give another path or delete it."

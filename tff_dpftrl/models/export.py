@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Sequence
 
 import numpy as np
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import array_files, durable_files, json_text
 from tff_dpftrl.models import language_model, table
 
 _DESCRIPTION = "model"
@@ -58,18 +57,18 @@ def read(
         those of the model that it names.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        description = json.loads(arrays.pop(_DESCRIPTION).item())
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        arrays = array_files.read(path)
+        model = table.from_description(json_text.parse(str(arrays.pop(_DESCRIPTION))))
+    except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} is not a model that `export.write` wrote: {error}.") from error
-    model = table.from_description(description)
     if set(arrays) != set(model.weight_shapes):
         raise ValueError(
             f"{path} has the weights {sorted(arrays)}, but its model needs "
             f"{sorted(model.weight_shapes)}."
         )
     weights = [arrays[name] for name in model.weight_shapes]
+    if not all(np.issubdtype(weight.dtype, np.floating) for weight in weights):
+        raise ValueError(f"{path} has weights that are no floating-point numbers.")
     return model, tuple(_named(model, weights, str(path)).values())
 
 

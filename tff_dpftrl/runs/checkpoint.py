@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tree
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import array_files, durable_files, json_text
 
 _SAVED = "saved"
 _MAX_THREADS = 8
@@ -198,18 +198,17 @@ class CheckpointFolder:
         """
         path = self._path(rounds_done, fingerprint)
         try:
-            with np.load(path, allow_pickle=False) as file:
-                saved = json.loads(str(file[_SAVED]))
-                names = sorted(name for name in file.files if name != _SAVED)
-                snapshot = Snapshot(
-                    tuple(name.partition("/")[2] for name in names),
-                    tuple(file[name] for name in names),
-                )
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            arrays = array_files.read(path)
+            saved = json_text.parse(str(arrays.pop(_SAVED)))
+        except (OSError, KeyError, ValueError) as error:
             raise CheckpointError(
                 f"Cannot read the checkpoint {path} that the ledger names as the last one: {error}."
                 " The run cannot go on from an older one without releasing noise twice."
             ) from error
+        names = sorted(arrays)
+        snapshot = Snapshot(
+            tuple(name.partition("/")[2] for name in names), tuple(arrays[name] for name in names)
+        )
         if snapshot.fingerprint(binding=self._binding) != fingerprint:
             raise CheckpointError(
                 f"The checkpoint {path} is damaged, or was saved under other options, or by a "
