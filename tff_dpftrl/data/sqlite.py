@@ -15,6 +15,8 @@ import sqlite3
 
 from tff_dpftrl.data import user_text
 
+_SHOWN = 100  # Characters of a name in a message.
+
 
 def read(
     path: str | os.PathLike[str],
@@ -90,9 +92,10 @@ class _ExampleReader:
             others = [
                 name for (name,) in self._query("SELECT DISTINCT split_name FROM client_metadata")
             ]
+            splits = ", ".join(sorted(str(name)[:_SHOWN] for name in others)) or "none"
             raise ValueError(
                 f"{self._path} has no clients in the split {self._split_name!r}; its splits are "
-                f"{', '.join(sorted(map(str, others))) or 'none'} (sqlite_split; all if not given)."
+                f"{splits} (sqlite_split; all if not given)."
             )
         return tuple(sorted(client_id for (client_id,) in rows))
 
@@ -107,7 +110,7 @@ class _ExampleReader:
         where = f"{self._path}: an example of client {client_id!r}"
         try:
             features = tf.train.Example.FromString(proto).features.feature
-        except message.DecodeError as error:
+        except (message.DecodeError, TypeError) as error:  # Other types than bytes, too.
             raise ValueError(f"{where} is not a tf.train.Example.") from error
         # Not `features[name]`, which adds a feature that is missing.
         found = {name: len(feature.bytes_list.value) for name, feature in features.items()}

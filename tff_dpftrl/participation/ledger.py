@@ -40,6 +40,14 @@ BudgetGuard: TypeAlias = Callable[[observed.ObservedParticipation], str | None]
 the reason why the round would exceed the budget."""
 
 
+_OF_OTHER_TYPES = (
+    "SELECT 1 FROM commits WHERE coalesce(smallest_stride, 1) < 1 "
+    "OR typeof(smallest_stride) NOT IN ('integer', 'null') LIMIT 1",
+    "SELECT 1 FROM clients WHERE participations < 0 OR typeof(participations) != 'integer' "
+    "OR last_round < 0 OR typeof(last_round) NOT IN ('integer', 'null') LIMIT 1",
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Cohort:
     """Clients of a round, as the index of the ledger knows them; all shape [cohort]."""
@@ -75,14 +83,16 @@ class Ledger:
         """Internal; use `Ledger.create` or `Ledger.open`."""
         self.path = pathlib.Path(path)
         self._connection = connection
-        row = connection.execute("SELECT * FROM declared").fetchone()
-        self.declared = schema_lib.MinSep(*row[:3])
-        self._initial_checkpoint, key_check = row[3:]
+        rows = connection.execute("SELECT * FROM declared").fetchall()
+        if [list(map(type, row)) for row in rows] != [[int, int, int, str, str]]:
+            raise ledger_file.damaged(path, "it does not say what the run has declared")
+        self.declared = schema_lib.MinSep(*rows[0][:3])
+        self._initial_checkpoint, key_check = rows[0][3:]
         self._pseudonyms = pseudonyms.Pseudonyms.load(key_file)
         if self._pseudonyms.check != key_check:
             raise ValueError(f"{key_file} is not the key of the ledger {path}: restore its own.")
         connection.execute("CREATE TEMP TABLE cohort (pseudonym BLOB PRIMARY KEY) WITHOUT ROWID")
-        self._committed = _committed_participation(connection)
+        self._committed = _committed_participation(connection, self.path)
         self._budget_guard: BudgetGuard | None = None
 
     @classmethod
@@ -140,7 +150,8 @@ class Ledger:
         """
         connection = ledger_file.connect(path, exclusive=True)
         try:
-            ledger = cls(path, connection, ledger_file.key_path(path))
+            with ledger_file.as_os_error(path):
+                ledger = cls(path, connection, ledger_file.key_path(path))
             if ledger.declared != declared:
                 raise ValueError(
                     f"The ledger {path} was started under {ledger.declared}, not {declared}: a "
@@ -229,9 +240,11 @@ class Ledger:
         names = sorted(self._pseudonyms.of(cohort))
         cohort_hash = hashlib.blake2b(b"".join(names), digest_size=32).hexdigest()
         if self.pending_round is not None:
-            before = self._connection.execute(
-                "SELECT cohort_hash, noise_fingerprint FROM rounds WHERE round = ?", (round_index,)
-            ).fetchone()
+            with ledger_file.as_os_error(self.path):
+                before = self._connection.execute(
+                    "SELECT cohort_hash, noise_fingerprint FROM rounds WHERE round = ?",
+                    (round_index,),
+                ).fetchone()
             rules.check_replay(round_index, before, (cohort_hash, noise_fingerprint))
             return True
         rules.check_fresh_noise(
@@ -327,13 +340,14 @@ class Ledger:
         )
 
     def _asked(self, round_index: int) -> _Cohort:
-        return _as_cohort(
-            self._connection.execute(
-                "SELECT pseudonym, participations, coalesce(last_round, -1) "
-                "FROM asked JOIN clients USING (client) WHERE round = ?",
-                (round_index,),
+        with ledger_file.as_os_error(self.path):
+            return _as_cohort(
+                self._connection.execute(
+                    "SELECT pseudonym, participations, coalesce(last_round, -1) "
+                    "FROM asked JOIN clients USING (client) WHERE round = ?",
+                    (round_index,),
+                )
             )
-        )
 
     def _round_of_checkpoint(self, checkpoint: str) -> int | None:
         """The round that would continue from a checkpoint, if the ledger knows it."""
@@ -342,7 +356,8 @@ class Ledger:
         return self._value("SELECT round + 1 FROM commits WHERE checkpoint = ?", checkpoint)
 
     def _value(self, query: str, *parameters: object) -> int | str | None:
-        row = self._connection.execute(query, parameters).fetchone()
+        with ledger_file.as_os_error(self.path):
+            row = self._connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]
 
 
@@ -352,8 +367,11 @@ def _as_cohort(rows: sqlite3.Cursor) -> _Cohort:
 
 
 def _committed_participation(
-    connection: sqlite3.Connection,
+    connection: sqlite3.Connection, path: pathlib.Path
 ) -> observed.ObservedParticipation:
+    for query in _OF_OTHER_TYPES:  # SQLite keeps any type in any column.
+        if connection.execute(query).fetchone() is not None:
+            raise ledger_file.damaged(path, "a number of rounds is none")
     num_rounds, min_sep = connection.execute(
         "SELECT count(*), min(smallest_stride) FROM commits"
     ).fetchone()

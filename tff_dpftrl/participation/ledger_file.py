@@ -92,7 +92,7 @@ def create(
         for verb in ("update", "delete")
     )
     with (
-        _as_os_error(path),
+        as_os_error(path),
         contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as connection,
     ):
         _configure(connection)
@@ -131,7 +131,7 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
     """
     if not pathlib.Path(path).is_file():
         raise ValueError(f"There is no ledger at {path}: create one, or correct the path.")
-    with _as_os_error(path):
+    with as_os_error(path):
         connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
         try:
             _configure(connection)
@@ -174,7 +174,7 @@ def transaction(connection: sqlite3.Connection, path: str | os.PathLike[str]) ->
     Raises:
       OSError: If the file cannot be written, for instance because the disk is full.
     """
-    with _as_os_error(path):
+    with as_os_error(path):
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -195,8 +195,30 @@ def _configure(connection: sqlite3.Connection) -> None:
 
 
 @contextlib.contextmanager
-def _as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
+def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Tells of what goes wrong with a ledger in one line.
+
+    Args:
+      path: Its file.
+
+    Yields:
+      Nothing.
+
+    Raises:
+      OSError: In place of every error of SQLite.
+    """
     try:
         yield
     except sqlite3.Error as error:
         raise OSError(f"The ledger {path} cannot be used: {error}.") from error
+
+
+def damaged(path: str | os.PathLike[str], reason: str) -> ValueError:
+    """What to raise if a ledger holds something else than was written there.
+
+    Args:
+      path: Its file.
+      reason: What, a few words.
+    """
+    reason = " ".join(reason.split())  # SQLite's own may have several lines.
+    return ValueError(f"The ledger {path} is damaged: {reason}. Restore a backup.")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import ledger_rules
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -26,6 +27,12 @@ class Participation:
     num_rounds: int = 0
     min_sep: int | None = None
     max_participations: int = 0
+
+    def __post_init__(self):
+        validation.integer("num_rounds", self.num_rounds, minimum=0)
+        validation.integer("max_participations", self.max_participations, minimum=0)
+        if self.min_sep is not None:
+            validation.integer("min_sep", self.min_sep, minimum=1)
 
     @property
     def min_sep_gap(self) -> int | None:

@@ -43,32 +43,45 @@ def recount(path: str | os.PathLike[str]) -> Recount:
       ValueError: If there is no ledger, it is in use, or its record is damaged.
       OSError: If the file cannot be read.
     """
-    with contextlib.closing(ledger_file.connect(path, exclusive=False)) as connection:
+    with (
+        ledger_file.as_os_error(path),
+        contextlib.closing(ledger_file.connect(path, exclusive=False)) as connection,
+    ):
         damage = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if damage != "ok":
-            raise ValueError(f"The ledger {path} is damaged: {damage}. Restore a backup.")
-        declared = schema_lib.MinSep(
-            *connection.execute(
-                "SELECT num_rounds, min_sep, max_participations FROM declared"
-            ).fetchone()
-        )
+            raise ledger_file.damaged(path, damage)
+        row = connection.execute(
+            "SELECT num_rounds, min_sep, max_participations FROM declared"
+        ).fetchone()
+        if row is None:
+            raise ledger_file.damaged(path, "it does not say what the run has declared")
+        declared = schema_lib.MinSep(*row)
         begun = _rounds(connection, "rounds", path)
         committed = _rounds(connection, "commits", path)
-        seen = _count(connection, begun)
+        seen = _count(connection, begun, path)
     return Recount(declared, seen, committed, seen.breaches(declared))
 
 
 def _rounds(connection: sqlite3.Connection, table: str, path: str | os.PathLike[str]) -> int:
     count, last = connection.execute(f"SELECT count(*), max(round) FROM {table}").fetchone()
     if count and last != count - 1:
-        raise ValueError(f"The ledger {path} is damaged: rounds are missing. Restore a backup.")
+        raise ledger_file.damaged(path, "rounds are missing")
     return count
 
 
-def _count(connection: sqlite3.Connection, num_rounds: int) -> observed.ObservedParticipation:
+def _count(
+    connection: sqlite3.Connection, num_rounds: int, path: str | os.PathLike[str]
+) -> observed.ObservedParticipation:
     """Contributors of committed rounds, and everybody asked in one not committed."""
-    last_client = connection.execute("SELECT max(client) FROM clients").fetchone()[0]
-    counter = observed.ParticipationCounter(0 if last_client is None else last_client + 1)
+    num_clients, first, last = connection.execute(
+        "SELECT count(*), coalesce(min(client), 1), coalesce(max(client), 0) FROM clients"
+    ).fetchone()
+    unknown = connection.execute(
+        "SELECT 1 FROM asked WHERE client NOT BETWEEN 1 AND ? LIMIT 1", (num_clients,)
+    ).fetchone()
+    if (first, last) != (1, num_clients) or unknown is not None:
+        raise ledger_file.damaged(path, "clients are missing")
+    counter = observed.ParticipationCounter(num_clients + 1)
     for t in range(num_rounds):
         counted = connection.execute(
             "SELECT client FROM asked WHERE round = ? "

@@ -189,6 +189,10 @@ class ObservedRounds:
     max_participations: int = 0
     unknown_rounds: int = 0
 
+    def __post_init__(self):
+        self.participation()  # Checks them.
+        validation.integer("unknown_rounds", self.unknown_rounds, minimum=0)
+
     def with_round(
         self, buckets: ParticipationBuckets, strides: np.ndarray, times: np.ndarray
     ) -> ObservedRounds:

@@ -55,6 +55,8 @@ CREATE TRIGGER example_deleted AFTER DELETE ON examples BEGIN
     if_damaged="Remove it: its examples are lost.",
 )
 
+_STATE = "SELECT bytes, deletions, rewritten FROM state"
+
 
 class ExampleStore(abc.ABC):
     """Collections of serialized examples, such as `tf.train.Example` protos."""
@@ -156,7 +158,10 @@ class SqliteExampleStore(ExampleStore):
             since,
             min(limit, 2**62),
         )
-        return [example for (example,) in rows]
+        examples = [example for (example,) in rows]
+        if not all(isinstance(example, bytes) for example in examples):
+            raise self._database.damaged("an example is no bytes")
+        return examples
 
     def counts(self) -> dict[str, int]:
         """Number of examples of each collection; expired ones may be among them."""
@@ -237,12 +242,14 @@ class SqliteExampleStore(ExampleStore):
     def _enforce_retention(self, connection: sqlite3.Connection, now: float) -> None:
         max_age_s, max_bytes = self._retention.max_age_s, self._retention.max_bytes
         [(oldest,)] = connection.execute("SELECT min(recorded) FROM examples")
+        if not isinstance(oldest, float | None):
+            raise self._database.damaged("an example's time is none")
         if oldest is not None and oldest < now - max_age_s:
             limit = now - max_age_s * (1 - _EXPIRE_EARLY)
             _count_deletion(
                 connection, connection.execute("DELETE FROM examples WHERE recorded < ?", (limit,))
             )
-        [(size,)] = connection.execute("SELECT bytes FROM state")
+        size, _, _ = self._state(connection.execute(_STATE).fetchall())
         if size > max_bytes:
             # What is needed by an example and all that are newer; the newest itself stays.
             _count_deletion(
@@ -257,13 +264,19 @@ class SqliteExampleStore(ExampleStore):
                 ),
             )
 
+    def _state(self, rows: list[tuple]) -> tuple[int, int, int]:
+        """The one row of `state`, if it is there and holds integers."""
+        if [list(map(type, row)) for row in rows] != [[int, int, int]]:
+            raise self._database.damaged("its counts are missing, or are none")
+        return rows[0]
+
     def _try_to_rewrite(self) -> None:
         # The examples were added or have expired all the same; the next writer tries again.
         with contextlib.suppress(OSError):
             self._rewrite()
 
     def _rewrite(self) -> None:
-        [(deletions, rewritten)] = self._database.read("SELECT deletions, rewritten FROM state")
+        _, deletions, rewritten = self._state(self._database.read(_STATE))
         if deletions > rewritten:
             self._database.rewrite()
             with self._database.transaction() as connection:

@@ -35,7 +35,8 @@ from tff_dpftrl.runtime import participation_histograms as histograms
 from tff_dpftrl.runtime.device import private_database
 
 _HOUR_S = 3600.0
-_LARGEST_ROUND = 2**31 - 1
+LARGEST_ROUND = 2**31 - 1
+"""Of the rounds that a device takes part in, the last."""
 _KIND = private_database.Kind(
     name="a participation timer",
     application_id=0x44505054,  # "DPPT"
@@ -220,7 +221,7 @@ class ParticipationTimer(Timer):
 
     def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
         """See the base class."""
-        rows = self._database.read(_SELECT, population, task)
+        rows = self._sound(self._database.read(_SELECT, population, task))
         _next_times(rows, round_index, rule, self._now(), f"{population}/{task}")
 
     def record(
@@ -233,12 +234,24 @@ class ParticipationTimer(Timer):
     ) -> tuple[np.ndarray, np.ndarray]:
         """See the base class; it survives a loss of power by now."""
         with self._database.transaction() as connection:
-            rows = connection.execute(_SELECT, (population, task)).fetchall()
+            rows = self._sound(connection.execute(_SELECT, (population, task)).fetchall())
             now = self._now()
             stride, times = _next_times(rows, round_index, rule, now, f"{population}/{task}")
             vectors = buckets.encode(stride, times)
             _write(connection, population, task, round_index, now, times)
         return vectors
+
+    def _sound(self, rows: list[tuple]) -> list[tuple]:
+        """The rows, if they hold what is written there: SQLite keeps any type in any column."""
+        for last_round, last_time, times in rows:
+            if not (
+                (type(last_round), type(last_time), type(times)) == (int, float, int)
+                and 0 <= last_round <= LARGEST_ROUND
+                and math.isfinite(last_time)
+                and times >= 1
+            ):
+                raise self._database.damaged("a row is none of a participation timer")
+        return rows
 
     def _now(self) -> float:
         return validation.number("clock()", self._clock())
@@ -251,8 +264,8 @@ def _next_times(
     rows: list[tuple], round_index: int, rule: ParticipationRule, now: float, name: str
 ) -> tuple[int | None, int]:
     """Stride and number of times if the device took part now; refuses if it must not."""
-    if validation.integer("round_index", round_index, minimum=0) > _LARGEST_ROUND:
-        raise ValueError(f"round_index={round_index} is above {_LARGEST_ROUND}.")
+    if validation.integer("round_index", round_index, minimum=0) > LARGEST_ROUND:
+        raise ValueError(f"round_index={round_index} is above {LARGEST_ROUND}.")
     if not rows:
         return None, 1
     [(last_round, last_time, times)] = rows

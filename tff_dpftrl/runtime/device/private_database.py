@@ -101,7 +101,15 @@ class PrivateDatabase:
         """
         [first, *_] = self.read("PRAGMA quick_check(1)")
         if first != ("ok",):
-            raise ValueError(_damaged(self.path, self._kind, str(first[0])))
+            raise self.damaged(str(first[0]))
+
+    def damaged(self, reason: str) -> ValueError:
+        """What to raise if the file holds something else than it should.
+
+        Args:
+          reason: What, a few words.
+        """
+        return ValueError(_damaged(self.path, self._kind, reason))
 
     def read(self, query: str, *parameters: object) -> list[tuple]:
         """Answers a query, at one moment of the file.

@@ -35,6 +35,15 @@ _NETWORK = {
 _LIBPQ_DRIVERS = ("psycopg", "psycopg2")
 _SECRET_OPTIONS = ("password", "sslpassword")
 
+
+class _Bytes(sql.LargeBinary):
+    """Bytes as the driver gives them: SQLAlchemy would make a billion of them of a billion."""
+
+    def result_processor(self, dialect, coltype):
+        """Makes nothing of them."""
+        return None
+
+
 _tables = sql.MetaData()
 _NAME = sql.String(200)
 FORMAT = sql.Table("store_format", _tables, sql.Column("version", sql.Integer, primary_key=True))
@@ -53,8 +62,8 @@ COMMITS = sql.Table(  # One row a task: the only state that it may go on from.
     sql.Column("task", _NAME, primary_key=True),
     sql.Column("rounds_done", sql.BigInteger, nullable=False),
     sql.Column("epoch", sql.BigInteger, nullable=False),
-    sql.Column("model", sql.LargeBinary, nullable=False),
-    sql.Column("state", sql.LargeBinary, nullable=False),
+    sql.Column("model", _Bytes, nullable=False),
+    sql.Column("state", _Bytes, nullable=False),
     sql.Column("metrics", sql.Text, nullable=False),
 )
 ROUNDS = sql.Table(  # One row a committed round; its key makes a second commit impossible.

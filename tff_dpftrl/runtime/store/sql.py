@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy import exc
 
+from tff_dpftrl import json_text
 from tff_dpftrl.runtime.store import database, interface
 
+_BYTES = (bytes, memoryview)
 _LEASES, _COMMITS, _ROUNDS = database.LEASES, database.COMMITS, database.ROUNDS
 
 
@@ -133,13 +134,16 @@ class SqlStore(interface.Store):
             ).first()
         if row is None:
             raise interface.UnknownTask(population, task)
+        _check(
+            row.rounds_done, int, row.epoch, int, row.model, _BYTES, row.state, _BYTES
+        )  # Or of a number, `bytes` would make as many.
         return interface.Commit(
             task,
             row.rounds_done,
             row.epoch,
             bytes(row.model),
             bytes(row.state),
-            json.loads(row.metrics),
+            _metrics(row.metrics),
         )
 
     def commit(
@@ -189,7 +193,7 @@ class SqlStore(interface.Store):
                     metrics=text,
                 )
             )
-        return interface.Commit(task, round_index + 1, epoch, model, state, json.loads(text))
+        return interface.Commit(task, round_index + 1, epoch, model, state, json_text.parse(text))
 
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
         """See the base class."""
@@ -205,13 +209,37 @@ class SqlStore(interface.Store):
                 raise interface.UnknownTask(population, task)
             rows = connection.execute(query).all()
         return [
-            {**dict(zip(interface.HISTORY_COLUMNS, row, strict=False)), **json.loads(row.metrics)}
+            {**dict(zip(interface.HISTORY_COLUMNS, row, strict=False)), **_metrics(row.metrics)}
             for row in rows
         ]
 
     def close(self) -> None:
         """See the base class."""
         self._engine.dispose()
+
+
+def _check(*values_and_types: Any) -> None:
+    """Refuses values of other types than were written: SQLite keeps any type in any column."""
+    pairs = zip(values_and_types[::2], values_and_types[1::2], strict=True)
+    if not all(isinstance(value, kind) for value, kind in pairs):
+        raise _damaged()
+
+
+def _metrics(text: object) -> dict[str, Any]:
+    """The metrics of a row."""
+    try:
+        found = json_text.parse(text)
+    except (ValueError, TypeError):
+        found = None
+    if not isinstance(found, dict):
+        raise _damaged()
+    return found
+
+
+def _damaged() -> interface.StoreError:
+    return interface.StoreError(
+        "The store is damaged: a row holds something else than was written. Restore a backup."
+    )
 
 
 def _is_task(table: sql.Table, population: str, task: str) -> sql.sql.ColumnElement:
@@ -223,7 +251,10 @@ def _read_lease(
 ) -> interface.Lease | None:
     query = sql.select(_LEASES).where(_LEASES.c.population == population)
     row = connection.execute(query.with_for_update() if lock else query).first()
-    return None if row is None else interface.Lease(*row)
+    if row is None:
+        return None
+    _check(row.owner, str, row.epoch, int, row.expires_at, (int, float))
+    return interface.Lease(*row)
 
 
 def _locked_lease(connection: sql.engine.Connection, population: str) -> interface.Lease:
