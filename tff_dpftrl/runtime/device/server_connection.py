@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 import grpc
 from cryptography import x509
+from google.protobuf import message as protobuf_message
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import background_loop, session, watcher
@@ -235,12 +236,10 @@ class _Channel:
         self.open = self._channel.stream_stream(
             session_stream.SESSION_METHOD,
             wire_pb2.FromDevice.SerializeToString,
-            wire_pb2.FromServer.FromString,
-        )
+        )  # What comes is read below: of what cannot be read, gRPC would log all it knows.
         self.tell = self._channel.unary_unary(
             session_stream.TELL_METHOD,
             wire_pb2.SessionSummary.SerializeToString,
-            wire_pb2.Told.FromString,
         )
 
     async def close(self) -> None:
@@ -286,6 +285,10 @@ _End: TypeAlias = Callable[[], Exception]
 
 def _ended() -> Exception:
     return session.StepFailed("The session was ended.")
+
+
+def _unreadable() -> Exception:
+    return session.StepFailed("The server has sent a message that cannot be read.")
 
 
 def _sent_too_much() -> Exception:
@@ -386,13 +389,17 @@ class Stream:
         try:
             self._call = self._channel.open()
             num_messages = 0
-            while (message := await self._call.read()) is not grpc.aio.EOF:
+            while (content := await self._call.read()) is not grpc.aio.EOF:
                 num_messages += 1
                 if num_messages > _MOST_MESSAGES:
                     self._call.cancel()
                     end = _sent_too_much
                     break
-                self._received.put(message)
+                self._received.put(wire_pb2.FromServer.FromString(content))
+                del content  # Or a model would be held while the next message is waited for.
+        except protobuf_message.DecodeError:
+            self._call.cancel()
+            end = _unreadable
         except grpc.RpcError as error:
             end = self._channel.explain(error)
         except asyncio.CancelledError:

@@ -89,6 +89,7 @@ class WireSession(session.SessionSteps):
                 f"The server speaks version {sorted(challenge.protocol_versions)} of the protocol "
                 f"and this device {list(session_stream.VERSIONS)}: update the older one."
             )
+        _check_round(challenge.round_index)
         if challenge.task:  # Whoever has to rest would take the place of one that need not.
             try:
                 self._check_rest(self._population, challenge.task, challenge.round_index)
@@ -112,6 +113,7 @@ class WireSession(session.SessionSteps):
         if isinstance(answer, wire_pb2.ComeBack):
             self._stream.finish()
             return session.ComeBack(tuple(answer.turns), server_connection.one_line(answer.reason))
+        _check_round(answer.round_index)
         self._configuration = answer
         return None
 
@@ -270,6 +272,14 @@ class WireSession(session.SessionSteps):
             since = self._clock() - selection.max_age_hours * _HOUR_S
         return self._examples.select(
             selection.collection, max_examples=selection.max_examples, recorded_since=since
+        )
+
+
+def _check_round(round_index: int) -> None:
+    if round_index > participation_timer.LARGEST_ROUND:
+        raise session.StepFailed(
+            f"The server has named round {round_index}; none is above "
+            f"{participation_timer.LARGEST_ROUND}."
         )
 
 
