@@ -10,9 +10,14 @@ import math
 import operator
 from typing import Any
 
+_LONGEST_VALUE = 200  # Characters of a value that messages quote.
+
 
 def _message(name: str, wanted: str, value: Any, remedy: str) -> str:
-    return f"{name} must be {wanted}, got {value!r}." + (f" {remedy}" if remedy else "")
+    shown = repr(value)
+    if len(shown) > _LONGEST_VALUE:
+        shown = shown[: _LONGEST_VALUE - 1] + "…"
+    return f"{name} must be {wanted}, got {shown}." + (f" {remedy}" if remedy else "")
 
 
 def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = "") -> int:
@@ -110,8 +115,8 @@ def numbers(name: str, values: Any) -> tuple[float, ...]:
     """
     try:
         return tuple(float(value) for value in values)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a sequence of numbers, got {values!r}.") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(_message(name, "a sequence of numbers", values, "")) from None
 
 
 def positive(name: str, value: Any, *, remedy: str = "") -> float:

@@ -108,7 +108,7 @@ def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
         with open(folder / _TABLE, newline="", encoding="utf-8") as file:
             rows = [_parse(row) for row in csv.DictReader(file)]
         return [row for row in rows if row["round"] <= rounds_done]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise ValueError(
             f"{folder / _TABLE} is not the table of a run: {error!r}. Remove it; its later rows "
             "will be written again."

@@ -7,8 +7,8 @@ keys of a TOML file and entries of a run's `config.json` they are.
 from __future__ import annotations
 
 import dataclasses
-import math
 import pathlib
+import sys
 import typing
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -209,8 +209,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             choices = ", ".join(typing.get_args(kind))
             raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if not math.isfinite(value):
-                raise ValueError(f"{name} must be finite, got {value!r}.")
+            if not abs(value) <= sys.float_info.max:  # An integer of TOML may be larger.
+                raise ValueError(f"{name} must be finite, got {str(value)[:50]}.")
             return float(value)
         if kind is not type(None) and type(value) is kind:
             return value

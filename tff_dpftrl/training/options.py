@@ -121,6 +121,8 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(f"Cannot read the config file {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"The config file {path} is not valid TOML: {error}.") from error
+    except RecursionError:
+        raise ValueError(f"The config file {path} is nested too deeply.") from None
     options: dict[str, Any] = {}
     for key, value in document.items():
         for name, entry in value.items() if isinstance(value, dict) else [(key, value)]:

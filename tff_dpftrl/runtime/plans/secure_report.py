@@ -15,14 +15,13 @@ Needs NumPy, and no TensorFlow: devices and servers start without it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 from tff_dpftrl.secure_sums import parameters as parameters_lib
 from tff_dpftrl.secure_sums import vectors
 
@@ -40,6 +39,7 @@ THREAT_MODELS = {
     plan_pb2.SecureAggregation.ACTIVE_SERVER: parameters_lib.ThreatModel.ACTIVE_SERVER,
 }
 """By what they are in plans."""
+_INTEGERS = frozenset(name for name in tensor_values.DTYPES if "int" in name)
 _NUM_OWN = 3  # Segments before those of the update.
 
 
@@ -242,7 +242,9 @@ def _update_segments(plan: Plan) -> list[vectors.Segment]:
 def _segment(
     tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum, most_devices: int
 ) -> vectors.Segment:
-    if min(tensor.shape, default=1) < 1 or not np.issubdtype(np.dtype(tensor.dtype), np.integer):
+    if len(tensor.shape) > tensor_values.MOST_DIMENSIONS:
+        raise PlanNotSecureError(f"{tensor.label} has {len(tensor.shape)} dimensions.")
+    if min(tensor.shape, default=1) < 1 or tensor.dtype not in _INTEGERS:
         raise PlanNotSecureError(
             f"{tensor.label} is summed securely, and must be integers of a fixed shape, got "
             f"{tensor.dtype} of shape {list(tensor.shape)}."
@@ -260,7 +262,7 @@ def _segment(
             f"{tensor.label} needs a sum modulo {modulus} for up to {most_devices} devices: only "
             f"2 to 2**32, and powers of two up to {LARGEST_MODULUS}, can be summed."
         )
-    return vectors.Segment(math.prod(tensor.shape), modulus)
+    return vectors.Segment(tensor_values.num_entries(tensor.shape), modulus)
 
 
 def _above(largest_entry: int, most_devices: int) -> int:

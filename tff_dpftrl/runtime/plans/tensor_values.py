@@ -6,7 +6,7 @@ Needs NumPy only. Floating-point numbers keep their bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from google.protobuf import message
@@ -20,9 +20,29 @@ _DTYPES = (
 DTYPES = frozenset(_DTYPES)
 """Names of the dtypes whose values can be sent and stored."""
 
+MOST_DIMENSIONS = 32
+"""Of a tensor; NumPy and TensorFlow have no more."""
+
 
 class ValuesError(ValueError):
     """Values do not fit what a plan says of them."""
+
+
+def num_entries(sizes: Iterable[int]) -> int:
+    """Entries of a tensor, where the sizes of its dimensions are somebody else's.
+
+    Args:
+      sizes: Any number of them, from 0.
+
+    Returns:
+      Their product; some number of 2⁶⁴ or more for all that is more, which is found out soon.
+    """
+    product = 1
+    for size in sizes:
+        product *= size
+        if product >> 64:
+            return product
+    return product
 
 
 def to_bytes(values: Sequence[np.ndarray]) -> bytes:

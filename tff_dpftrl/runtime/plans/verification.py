@@ -8,7 +8,6 @@ to what the device is willing to give.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable
 
 import tensorflow as tf
@@ -51,6 +50,7 @@ class Ceiling:
 
 
 DEFAULT_CEILING = Ceiling()
+_SHOWN = 10  # Names in a message.
 
 
 def read_device_plan(
@@ -171,10 +171,10 @@ def _check_operations(
     found = operations(graph_def)
     forbidden = sorted(set(found) - allowed_ops.allowed(runtime_version))
     if forbidden:
-        raise signing.PlanRefusedError(f"The plan has forbidden operations: {forbidden}.")
+        raise signing.PlanRefusedError(f"The plan has forbidden operations: {_some(forbidden)}.")
     if found != list(declared):
         raise signing.PlanRefusedError(
-            f"The plan declares other operations than it has: {sorted({*found} ^ {*declared})}."
+            f"The plan declares other operations than it has: {_some({*found} ^ {*declared})}."
         )
     for node in graph_function.nodes_of(graph_def):
         if node.device:
@@ -199,16 +199,23 @@ def _check_functions(graph_def: tf.compat.v1.GraphDef) -> None:
         named = {call.name for node in nodes for call in graph_function.called_by(node)}
         if named - functions.keys():
             raise signing.PlanRefusedError(
-                f"The plan calls functions it does not have: {sorted(named - functions.keys())}."
+                f"The plan calls functions it does not have: {_some(named - functions.keys())}."
             )
         called[name] = named | ({node.op for node in nodes} & functions.keys())
     while called:
         done = {name for name, callees in called.items() if not callees & called.keys()}
         if not done:
             raise signing.PlanRefusedError(
-                f"The plan's functions call each other for ever: {sorted(filter(None, called))}."
+                f"The plan's functions call each other for ever: {_some(filter(None, called))}."
             )
         called = {name: callees for name, callees in called.items() if name not in done}
+
+
+def _some(names: Iterable[str]) -> str:
+    """A few of the names, where there may be as many as a plan has room for."""
+    names = sorted(names)
+    shown = [name[:100] for name in names[:_SHOWN]]
+    return f"{shown}" + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _check_constants(graph_def: tf.compat.v1.GraphDef, memory_bytes: int) -> None:
@@ -217,7 +224,8 @@ def _check_constants(graph_def: tf.compat.v1.GraphDef, memory_bytes: int) -> Non
     for node in graph_function.nodes_of(graph_def):
         if node.op == "Const":
             value = node.attr["value"].tensor
-            num_bytes += 8 * math.prod(max(dim.size, 1) for dim in value.tensor_shape.dim)
+            sizes = (max(dim.size, 1) for dim in value.tensor_shape.dim)
+            num_bytes += 8 * tensor_values.num_entries(sizes)
     if num_bytes > memory_bytes:
         raise signing.PlanRefusedError(
             f"The plan's constants need {num_bytes} bytes, more than its limit of memory, "
@@ -236,6 +244,8 @@ def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) 
     for tensor in [*inputs[len(wanted) :], *outputs]:
         if tensor.dtype not in tensor_values.DTYPES:
             raise signing.PlanRefusedError(f"The plan has a tensor of dtype {tensor.dtype!r}.")
+        if len(tensor.shape) > tensor_values.MOST_DIMENSIONS:
+            raise signing.PlanRefusedError(f"The plan has {len(tensor.shape)} sizes of a tensor.")
     if len(plan.secure_sums) > len(outputs):
         raise signing.PlanRefusedError("The plan has more secure sums than outputs.")
     nodes = {node.name: node.op for node in graph_def.node}
@@ -244,7 +254,8 @@ def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) 
             if nodes.get(tensor.name.partition(":")[0]) != op:
                 raise signing.PlanRefusedError(f"The plan has no {op} {tensor.name!r}.")
     least = sum(
-        math.prod(max(size, 0) for size in tensor.shape) * _item_size(tensor) for tensor in outputs
+        tensor_values.num_entries(max(size, 0) for size in tensor.shape) * _item_size(tensor)
+        for tensor in outputs
     )
     if least > plan.limits.upload_bytes:
         raise signing.PlanRefusedError(
