@@ -1,0 +1,138 @@
+"""Commands given files that were changed: a status, and one line on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+from collections.abc import Callable
+
+from tests.fuzzing import files, judging, mutations
+from tests.training import toy_model
+from tff_dpftrl.cli import main
+from tff_dpftrl.runtime.server import server_folder
+
+_CONFIG = "num_rounds = 8\nclip_norm = 1.0\nmin_sep = 2\nclients_per_round = 4\n"
+
+
+def _run(*arguments: str | pathlib.Path) -> str:
+    """Runs a command; what it says when it fails is its last line, and names the command.
+
+    Returns:
+      Its exit status, in words.
+    """
+    out, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            status = main.main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            status = end.code
+    if status not in (0, 1, 2):
+        raise judging.Violation(f"the status is {status!r}")
+    if status and "Traceback" in error.getvalue():
+        raise judging.Violation(error.getvalue()[-500:])
+    if status and not out.getvalue():
+        *others, last = error.getvalue().splitlines() or [""]
+        judging.one_line(last)
+        if not last.startswith("tff-dpftrl ") or any(
+            line.startswith("tff-dpftrl ") and ": warning: " not in line for line in others
+        ):
+            raise judging.Violation(f"standard error is not one line: {error.getvalue()[-500:]!r}")
+    return f"status {status}"
+
+
+def _account(folder: pathlib.Path) -> str:
+    schema = ("--rounds", "8", "--min-sep", "2", "--noise-multiplier", "2")
+    return _run("account", "--strategy", folder / "s.json", *schema)
+
+
+def _write_lines(folder: pathlib.Path, number: int) -> None:
+    files.write_examples(folder, number)
+    (folder / "texts.txt").write_text("some words\n\nand more ß\n" * (1 + number), "utf-8")
+
+
+def _add(folder: pathlib.Path) -> str:
+    return _run("device", "--examples", folder / "examples", "--add", folder / "texts.txt")
+
+
+def _write_device(folder: pathlib.Path, number: int) -> None:
+    files.write_examples(folder, number)
+    (folder / "examples.device").mkdir()
+    files.write_timer(folder / "examples.device", number)
+    (folder / "examples.device" / "timer").rename(
+        folder / "examples.device" / "participation.sqlite"
+    )
+    here = server_folder.of(folder / "server")
+    here.make(["localhost"])
+    here.keep_plan_keys([files.PLAN_KEY.public_key()])
+    here.write_endpoint("127.0.0.1:1", "")  # Nobody listens.
+
+
+def _take_part(folder: pathlib.Path) -> str:
+    server = ("--server-folder", folder / "server", "--population", "tests", "--once")
+    return _run("device", "--examples", folder / "examples", *server)
+
+
+def _write_config(folder: pathlib.Path, number: int) -> None:
+    (folder / "run.toml").write_text(_CONFIG + f"noise_multiplier = {1 + number}.5\n")
+
+
+def _train(folder: pathlib.Path) -> str:
+    nowhere = ("--data", folder / "nowhere.jsonl", "--output", folder / "out")
+    return _run("train", "--config", folder / "run.toml", *nowhere)
+
+
+def _write_sizes(folder: pathlib.Path, number: int) -> None:
+    (folder / "sizes.txt").write_text("\n".join(map(str, range(5, 30 + number))))
+
+
+def _plan(folder: pathlib.Path) -> str:
+    asked = ("--target-epsilon", "8", "--compute-budget", "64", "--steps", "5")
+    return _run("finetune-plan", "--user-sizes", folder / "sizes.txt", *asked)
+
+
+def _write_model(folder: pathlib.Path, number: int) -> None:
+    toy_model.write(folder, last=toy_model.weights(number))
+
+
+def _kind(
+    name: str,
+    write: files.Write,
+    changes: dict[str, mutations.Mutation],
+    run: Callable[[pathlib.Path], str],
+) -> judging.Kind:
+    return files.kind(name, write, changes, run, writes=True, refusals=())
+
+
+_json, _sqlite = mutations.json_text, mutations.sqlite
+KINDS = (
+    _kind("tff-dpftrl account", files.write_strategy, {"s.json": _json}, _account),
+    _kind(
+        "tff-dpftrl device --add",
+        _write_lines,
+        {"texts.txt": mutations.lines_of_text, "examples": _sqlite},
+        _add,
+    ),
+    _kind(
+        "tff-dpftrl device",
+        _write_device,
+        {
+            "examples": _sqlite,
+            "participation.sqlite": _sqlite,
+            "endpoint.json": _json,
+            "certificate.pem": mutations.pem,
+            "attestation_issuer": mutations.pem,
+            "*.pub": mutations.pem,
+        },
+        _take_part,
+    ),
+    _kind("tff-dpftrl train", _write_config, {"run.toml": mutations.toml_text}, _train),
+    _kind("tff-dpftrl finetune-plan", _write_sizes, {"sizes.txt": mutations.lines_of_text}, _plan),
+    _kind(
+        "tff-dpftrl predict",
+        _write_model,
+        {"model.npz": mutations.archive, "vocabulary.json": _json},
+        lambda folder: _run("predict", folder, "the front"),
+    ),
+)
+"""All of them; slower than what they call."""
