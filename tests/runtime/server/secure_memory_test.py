@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import pathlib
 import subprocess
 import sys
@@ -12,74 +11,20 @@ import pytest
 
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.campaign import sentinels as search
+from tff_dpftrl.runtime.campaign.sentinels import found_in
 
 SIZE = 2000
-WINDOW = 12  # Entries below 1,000 that are looked for together: 1 in 10³⁶ by chance.
-STARTS = (0, SIZE - WINDOW)
 NUM_DEVICES = 4
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
-
-
-def _varints(entries):
-    return b"".join(
-        bytes([entry]) if entry < 128 else bytes([entry & 127 | 128, entry >> 7])
-        for entry in entries.tolist()
-    )
-
-
-def _ten_bits(entries):
-    bits = np.unpackbits(entries.astype(">u2").view(np.uint8).reshape(-1, 2), axis=1)
-    return np.packbits(bits[:, -10:].ravel()).tobytes()
-
-
-def _three_bytes(entries, order):
-    return entries.astype("<u4").view(np.uint8).reshape(-1, 4)[:, order].tobytes()
-
-
-ENCODINGS = {
-    **{
-        order + dtype: lambda entries, dtype=order + dtype: entries.astype(dtype).tobytes()
-        for order in "<>"
-        for dtype in ("u2", "u4", "u8", "f2", "f4", "f8")
-    },
-    "three bytes": lambda entries: _three_bytes(entries, [0, 1, 2]),
-    "three bytes, largest first": lambda entries: _three_bytes(entries, [2, 1, 0]),
-    "ten bits": _ten_bits,
-    "variable-length integers": _varints,
-    "text": lambda entries: json.dumps(entries.tolist()).strip("[]").encode(),
-}
-
-
-def sentinels(vector):
-    """Pieces of a vector in every encoding that somebody may keep it in, by name."""
-    pieces = {start: np.array(vector[start : start + WINDOW]) for start in STARTS}
-    return {
-        f"{name}, from {start}": encode(piece)
-        for start, piece in pieces.items()
-        for name, encode in ENCODINGS.items()
-    }
 
 
 def memory(process_id):
     """All that a process could read of its memory."""
     try:
-        file = open(f"/proc/{process_id}/mem", "rb", buffering=0)  # noqa: SIM115
+        yield from search.memory(process_id)
     except OSError as error:
         pytest.skip(f"the memory of another process cannot be read here: {error}")
-    with file:
-        for line in pathlib.Path(f"/proc/{process_id}/maps").read_text().splitlines():
-            span, rights, *_ = line.split()
-            if not rights.startswith("rw"):
-                continue
-            begin, end = (int(bound, 16) for bound in span.split("-"))
-            with contextlib.suppress(OSError, ValueError, OverflowError):
-                file.seek(begin)
-                pages = np.frombuffer(file.read(end - begin), np.uint8).reshape(-1, 4096)
-                yield pages[pages.any(axis=1)].tobytes()
-
-
-def found_in(images, wanted):
-    return {name for image in images for name, piece in wanted.items() if piece in image}
 
 
 @contextlib.contextmanager
@@ -109,7 +54,7 @@ def numbers():
 
 
 def test_no_vector_of_a_device_is_in_a_server_that_sums_securely(tmp_path, numbers):
-    wanted = sentinels(numbers[0])
+    wanted = search.pieces(numbers[0])
 
     def look(process, when):
         assert not found_in(memory(process.pid), wanted), when
@@ -133,10 +78,10 @@ def test_no_vector_of_a_device_is_in_a_server_that_sums_securely(tmp_path, numbe
         asyncio.run(asyncio.wait_for(story(process, address), 60))
         # What is looked for is where it may be: the sum itself.
         total = (np.array(numbers).sum(axis=0) % toy_secure.MODULUS).tolist()
-        assert found_in(memory(process.pid), sentinels(total))
+        assert found_in(memory(process.pid), search.pieces(total))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not found_in((path.read_bytes() for path in files), wanted)
-    assert found_in((path.read_bytes() for path in files), sentinels(total))
+    assert found_in((path.read_bytes() for path in files), search.pieces(total))
 
 
 def test_the_search_finds_a_vector_where_reports_are_summed_in_the_clear(tmp_path, numbers):
@@ -150,18 +95,18 @@ def test_the_search_finds_a_vector_where_reports_are_summed_in_the_clear(tmp_pat
             configuration = await streams[0].receive()
             await streams[0].report(configuration.attempt, update)
             assert (await streams[0].receive()).accepted
-            return found_in(memory(process.pid), sentinels(numbers[0]))
+            return found_in(memory(process.pid), search.pieces(numbers[0]))
 
     with server(tmp_path, "plain") as (process, address):
         assert asyncio.run(asyncio.wait_for(story(process, address), 60))
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", search.ENCODINGS)
 def test_pieces_are_found_in_a_whole_vector_of_every_encoding(name, numbers):
-    whole = ENCODINGS[name](np.array(numbers[0]))
-    found = found_in([b"x" + whole], sentinels(numbers[0]))
-    assert {f"{name}, from {start}" for start in STARTS} <= found
-    assert not found_in([whole], sentinels(numbers[1]))
+    whole = search.ENCODINGS[name](np.array(numbers[0]))
+    found = found_in([b"x" + whole], search.pieces(numbers[0]))
+    assert {f"{name}, from {start}" for start in (0, SIZE - search.WINDOW)} <= found
+    assert not found_in([whole], search.pieces(numbers[1]))
 
 
 if __name__ == "__main__":

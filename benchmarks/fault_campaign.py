@@ -1,0 +1,75 @@
+"""Kills, stops and cuts off parts of a server, and checks what must hold all the same.
+
+    PYTHONPATH=. python benchmarks/fault_campaign.py --engine asyncio|ray --faults 500 --seed 0
+        [--report FILE] [--folder FOLDER] [--only NUMBER] [--minutes MINUTES]
+
+Real servers in processes of their own, over gRPC with TLS, a store on disk, and devices that
+speak the real protocol. Every fault follows from its number: `--seed` is the first one's, and
+`--only` tries one again, as far as processes can be repeated. Ends with 1 if a law was broken.
+`--report` writes FILE as Markdown, and the same with the ending .json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+from tff_dpftrl.runtime.campaign import checks, engines, report, servers, stage, supervisor
+
+
+def _servers(engine: str, place: stage.Stage) -> tuple[engines.Engines, dict[str, Any]]:
+    """What runs the server, and what `supervisor.run` is to know of it."""
+    if engine == "asyncio":
+        return servers.Servers(place), {}
+    from tff_dpftrl.runtime.campaign import ray_servers
+
+    options = {"start_seconds": ray_servers.START_SECONDS, "has_nodes": True}
+    return ray_servers.RayServers(place), options
+
+
+def main() -> int:
+    """Runs a campaign; returns 1 if a law was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", choices=("asyncio", "ray"), default="asyncio")
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="number of the one fault to try")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="at most, about")
+    parser.add_argument("--report", type=pathlib.Path)
+    parser.add_argument("--folder", type=pathlib.Path, help="new folder; a temporary one if none")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = given.folder or pathlib.Path(temporary) / "campaign"
+        begin = time.monotonic()
+        place = stage.Stage(folder)
+        place.make(given.seed)
+        runs, options = _servers(given.engine, place)
+        left = asyncio.run(
+            supervisor.run(
+                place,
+                runs,
+                num_faults=given.faults if given.only is None else 1,
+                seed=given.seed,
+                numbers=None if given.only is None else [given.only],
+                seconds=60 * given.minutes,
+                **options,
+                say=lambda line: print(line, flush=True),
+            )
+        )
+        verdict = checks.judge(checks.collect(left))
+        told = report.as_json(given.engine, left, verdict, seconds=time.monotonic() - begin)
+        if given.report is not None:
+            given.report.write_text(report.as_markdown(told))
+            given.report.with_suffix(".json").write_text(json.dumps(told, indent=1))
+        print("\n".join(checks.lines_of(verdict)))
+    return 1 if verdict.broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Every law of a campaign is kept by what is right, and broken by a mistake that is planted."""
+
+import sqlite3
+import sys
+
+import numpy as np
+import pytest
+
+from tests.runtime.campaign import mistakes, toy_evidence
+from tff_dpftrl.runtime.campaign import book, checks, devices, report, sentinels, supervisor, toys
+
+Law = checks.Law
+STRUCK = supervisor.Outcome(toy_evidence.FAULT, True, 1.5)
+
+
+def test_what_is_right_breaks_no_law(tmp_path):
+    play = toy_evidence.Play(tmp_path)
+    play.good_rounds()
+    verdict = play.verdict([STRUCK])
+    assert not verdict.broken
+    assert all(verdict.looked_at[law] for law in Law)
+
+
+def test_the_book_has_every_lease_and_commit_in_order(tmp_path):
+    play = toy_evidence.Play(tmp_path)
+    play.good_rounds()
+    lines = toy_evidence.lines(play.place)
+    found = [(line.kind, line.task or line.owner, line.rounds) for line in lines]
+    assert found == [
+        (book.LEASE, "first", 0),
+        (book.COMMIT, toys.CLEAR, 1),
+        (book.ROUND, toys.CLEAR, 1),
+        (book.COMMIT, toys.SECURE, 1),
+        (book.ROUND, toys.SECURE, 1),
+        (book.LEASE, "second", 0),
+        (book.COMMIT, toys.CLEAR, 2),
+        (book.ROUND, toys.CLEAR, 2),
+    ]
+
+
+def _stale_epoch(play):
+    zombie = play.epoch
+    play.lead("third")
+    play.commit(play.attempt("d", (1, 2, 3)), epoch=zombie)
+
+
+def _write(play, *statements):
+    with sqlite3.connect(book.path_of(play.place.store)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def _goes_on_from_a_backup(play):
+    before = play.last()
+    play.round("d", (1, 2, 3))
+    _write(
+        play,
+        f"DELETE FROM rounds WHERE task = '{toys.CLEAR}' AND round = {before.rounds_done}",
+        f"UPDATE commits SET rounds_done = {before.rounds_done} WHERE task = '{toys.CLEAR}'",
+    )
+    play.commit(play.attempt("e", (4, 5, 6), commit=before))
+
+
+def _releases_before_the_commit(play):
+    play.release(play.attempt("d", (1, 2, 3)))  # And is killed.
+    play.round("e", (1, 2, 4))
+
+
+def _tells_of_what_is_never_committed(play):
+    play.release(play.attempt("d", (1, 2, 3)))
+
+
+def _draws_other_noise(play):
+    made = play.attempt("d", (1, 2, 3))
+    made[2]["model"] = "another"
+    play.commit(made)
+
+
+def _sums_reports_twice(play):
+    play.commit(play.attempt("d", (1, 2, 3), times=2))
+
+
+def _counts_wrongly(play):
+    made = play.attempt("d", (1, 2, 3))
+    made[2]["devices/reports"] = 4
+    play.commit(made)
+
+
+def _loses_an_accepted_report(play):
+    play.round("d", (1, 2, 3))
+    play.note(devices.ACCEPTED, 7, "d", 99)
+    play.records[-1] = _of_round(play.records[-1], play.last().rounds_done - 1)
+
+
+def _of_round(record, round_index):
+    return devices.Record(**{**vars(record), "round_index": round_index})
+
+
+def _gives_an_epoch_again(play):
+    _write(play, "UPDATE leases SET epoch = 1, owner = 'third'")
+
+
+def _two_lead(play):
+    play.leading.append(("third", play.epoch))
+
+
+def _logs_a_vector(play):
+    own = toys.sentinel(toy_evidence.SEED, toys.SECURE, 9)
+    (play.place.logs / "server.log").write_text(f"got {own.tolist()}")
+
+
+MISTAKES = {
+    _stale_epoch: {Law.FRESH_EPOCH},
+    _goes_on_from_a_backup: {Law.ONE_COMMIT, Law.ONE_COHORT, Law.KEPT},
+    _releases_before_the_commit: {Law.KEPT, Law.ONE_COHORT},
+    _tells_of_what_is_never_committed: {Law.KEPT},
+    _draws_other_noise: {Law.EXACT_SUM, Law.ONE_COHORT},
+    _sums_reports_twice: {Law.EXACT_SUM, Law.OWN_REPORTS},
+    _counts_wrongly: {Law.OWN_REPORTS},
+    _loses_an_accepted_report: {Law.OWN_REPORTS},
+    _gives_an_epoch_again: {Law.GROWING_EPOCHS},
+    _two_lead: {Law.GROWING_EPOCHS},
+    _logs_a_vector: {Law.NO_VECTOR},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__.strip("_"))
+def test_a_planted_mistake_is_found(tmp_path, mistake):
+    play = toy_evidence.Play(tmp_path, mistakes.CommitsUnderAnyEpoch)
+    play.good_rounds()
+    mistake(play)
+    assert MISTAKES[mistake] <= toy_evidence.broken(play.verdict())
+
+
+def test_a_want_of_progress_is_found(tmp_path):
+    play = toy_evidence.Play(tmp_path)
+    play.good_rounds()
+    verdict = play.verdict([STRUCK, supervisor.Outcome(toy_evidence.FAULT, True)])
+    assert toy_evidence.broken(verdict) == {Law.PROGRESS}
+
+
+def test_a_vector_in_memory_is_found_and_reported(tmp_path):
+    play = toy_evidence.Play(tmp_path)
+    play.good_rounds()
+    outcome = supervisor.Outcome(toy_evidence.FAULT, True, 2.0, 26, ("device 1: text, from 0",))
+    verdict = play.verdict([outcome])
+    assert toy_evidence.broken(verdict) == {Law.NO_VECTOR}
+    left = supervisor.Campaign(play.place, toy_evidence.SEED, 30.0, [outcome], play.records)
+    told = report.as_markdown(report.as_json("asyncio", left, verdict, seconds=60.0))
+    assert "# 1 faults on the engine asyncio" in told
+    assert f"| {toy_evidence.FAULT.kind.value} | 1 | 2.0 | 2.0 |" in told
+    assert "device 1: text, from 0" in told
+
+
+def test_sentinels_are_of_one_device_and_one_task():
+    vectors = {
+        (task, device): toys.sentinel(0, task, device)
+        for task in toys.TASKS
+        for device in range(toys.NUM_DEVICES)
+    }
+    for key, vector in vectors.items():
+        assert vector.max() < toys.MODULUS and vector.shape == (toys.SIZE,)
+        packed = toys.packed(toys.vector(vector, key[1], 1))
+        assert sentinels.found_in([packed], sentinels.pieces(vector.tolist()))
+        for other, own in vectors.items():
+            assert (other == key) == np.array_equal(own, vector)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

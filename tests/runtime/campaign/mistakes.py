@@ -1,0 +1,20 @@
+"""Parts of a server with a mistake, for `server_process --cast` and `--store`."""
+
+from tests.runtime.schedules import mistakes
+from tff_dpftrl.runtime.store import sql
+
+ReleasesBeforeTheCommit = mistakes.CASTS["ReleasesBeforeTheCommit"]
+
+
+class CommitsUnderAnyEpoch(sql.SqlStore):
+    """A commit under an old epoch is made as if it were the latest one."""
+
+    def commit(self, population, task, *, epoch, **values):
+        mine = self.lease(population)
+        with self._writing() as connection:
+            sql._write_lease(connection, sql.interface.Lease(population, "", epoch, 0.0))
+        try:
+            return super().commit(population, task, epoch=epoch, **values)
+        finally:
+            with self._writing() as connection:
+                sql._write_lease(connection, mine)

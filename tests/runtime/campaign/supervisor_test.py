@@ -1,0 +1,117 @@
+"""Servers are killed, stopped and cut off, and keep all laws; servers with a mistake do not."""
+
+import asyncio
+import sys
+
+import pytest
+
+from tests.runtime.campaign import toy_evidence
+from tff_dpftrl.runtime.campaign import checks, faults, servers, stage, supervisor
+
+Kind = faults.Kind
+A_FEW = (
+    (Kind.RAISE, "MasterAggregator: PartialSum: before"),
+    (Kind.RAISE, "SecureAggregator: SecureSumMessage 2: after"),
+    (Kind.CUT, "Aggregator: Report: before"),
+    (Kind.KILL, "Store: commit: inside"),
+)
+PAST_THE_LEASE = (
+    (Kind.STOP, "ServerStep: apply: after"),
+    (Kind.STOP, "Keeper: CommitRound: before"),
+    (Kind.STOP, "Coordinator: RoundCommitted: before"),
+)
+AFTER_THE_NOISE = ((Kind.RAISE, "Keeper: CommitRound: before"),) * 3
+
+
+def _number_of(setting):
+    return faults.all_settings().index(setting)
+
+
+def _run(folder, num_faults, *, settings=None, options=(), seed=0):
+    place = stage.Stage(folder)
+    place.make(seed)
+    lines = []
+    left = asyncio.run(
+        supervisor.run(
+            place,
+            servers.Servers(place, options=options),
+            num_faults=num_faults,
+            seed=seed,
+            numbers=settings and [_number_of(setting) for setting in settings],
+            say=lines.append,
+        )
+    )
+    print("\n".join(lines))
+    return left
+
+
+def _check(left, num_faults):
+    verdict = checks.judge(checks.collect(left))
+    assert not verdict.broken
+    assert all(verdict.looked_at[law] for law in checks.Law)
+    assert sum(outcome.has_struck for outcome in left.outcomes) == num_faults
+
+
+def test_a_few_faults_break_no_law(tmp_path):
+    _check(_run(tmp_path, len(A_FEW), settings=A_FEW), len(A_FEW))
+
+
+@pytest.mark.slow
+def test_thirty_faults_break_no_law(tmp_path):
+    _check(_run(tmp_path, 30, seed=7), 30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "option, name, settings, law",
+    [
+        ("--store", "CommitsUnderAnyEpoch", PAST_THE_LEASE, checks.Law.FRESH_EPOCH),
+        ("--cast", "ReleasesBeforeTheCommit", AFTER_THE_NOISE, checks.Law.ONE_COHORT),
+    ],
+)
+def test_a_server_with_a_mistake_is_found(tmp_path, option, name, settings, law):
+    options = (option, f"tests.runtime.campaign.mistakes:{name}")
+    left = _run(tmp_path, len(settings), settings=settings, options=options)
+    verdict = checks.judge(checks.collect(left))
+    assert law in toy_evidence.broken(verdict)
+
+
+@pytest.mark.slow
+def test_ten_faults_break_no_law_on_two_nodes(tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed: run `make test-distributed`.")
+    from tff_dpftrl.runtime.campaign import ray_servers
+
+    place = stage.Stage(tmp_path)
+    place.make(3)
+    left = asyncio.run(
+        supervisor.run(
+            place,
+            ray_servers.RayServers(place),
+            num_faults=10,
+            seed=3,
+            start_seconds=ray_servers.START_SECONDS,
+            has_nodes=True,
+        )
+    )
+    _check(left, 10)
+
+
+def test_numbers_that_follow_one_another_have_all_settings_in_turn():
+    settings = faults.all_settings()
+    assert len(set(settings)) > 250
+    drawn = [faults.draw(number, lease_seconds=2.0) for number in range(2 * len(settings))]
+    assert {(fault.kind, fault.point) for fault in drawn[: len(settings)]} == set(settings)
+    assert drawn[len(settings)].skip in range(6) and drawn[0].number == 0
+    assert drawn == [faults.draw(fault.number, lease_seconds=2.0) for fault in drawn]
+    for fault in drawn:
+        assert fault.is_of_a_start == (fault.point in faults.POINTS_OF_A_START)
+        if fault.kind is Kind.STOP:
+            assert fault.hold > 2.0
+        if fault.kind is Kind.PAUSE:
+            assert fault.hold < 2.0
+    assert Kind.NODE not in {fault.kind for fault in drawn}
+    assert (Kind.NODE, faults.SOME_MOMENT) in faults.all_settings(has_nodes=True)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,303 @@
+"""What must have held in a campaign, judged by what it has left.
+
+Nothing of the server is used: the book is what the database has noted by itself, the rows are
+read by SQL, sums and noise are computed anew from the devices' vectors and the seed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tff_dpftrl.runtime.campaign import book, devices, sentinels, supervisor, toys
+
+
+class Law(enum.Enum):
+    """What must hold, whatever happens."""
+
+    ONE_COMMIT = "no round is committed twice, or out of order"
+    KEPT = "no committed round is lost: what anybody was told is in the store"
+    ONE_COHORT = "no released noise has met two cohorts: one model a round, for everybody"
+    EXACT_SUM = "every model is the sum of its devices' reports, and its noise"
+    OWN_REPORTS = "every sum holds reports that were sent to it, each once, all that were accepted"
+    GROWING_EPOCHS = "every leader has an epoch of its own, larger than all before"
+    FRESH_EPOCH = "no stale epoch has committed"
+    NO_VECTOR = "no vector of a device is where it must not be"
+    PROGRESS = "a round is committed in time after every fault, and of every task in the end"
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What left the server of a round's result.
+
+    Attributes:
+      who: A device or a server's observer.
+      task: The task.
+      rounds: Rounds that were done by then.
+      model: SHA-256 of the model after them.
+    """
+
+    who: str
+    task: str
+    rounds: int
+    model: str
+
+
+@dataclasses.dataclass
+class Evidence:
+    """What is judged.
+
+    Attributes:
+      seed: Of vectors and noise.
+      lines: The book.
+      rounds: Rows of the store's history: task, round, epoch, metrics.
+      commits: Rows of the tasks: task, rounds done, epoch, model.
+      told: What left the servers.
+      leading: Who said that it leads, and under which epoch.
+      records: The devices' own.
+      outcomes: Of the faults.
+      found: Devices' vectors that were found, by place.
+      num_pieces: Pieces of vectors that were looked for.
+    """
+
+    seed: int
+    lines: Sequence[book.Line]
+    rounds: Sequence[tuple[str, int, int, dict]]
+    commits: Sequence[tuple[str, int, int, bytes]]
+    told: Sequence[Told]
+    leading: Sequence[tuple[str, int]]
+    records: Sequence[devices.Record]
+    outcomes: Sequence[supervisor.Outcome] = ()
+    found: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    num_pieces: int = 0
+
+
+@dataclasses.dataclass
+class Verdict:
+    """What came out.
+
+    Attributes:
+      broken: Laws that were broken, and how.
+      looked_at: How many things each law was held against.
+    """
+
+    broken: list[tuple[Law, str]] = dataclasses.field(default_factory=list)
+    looked_at: collections.Counter[Law] = dataclasses.field(default_factory=collections.Counter)
+
+    def note(self, law: Law, holds: bool, what: str) -> None:
+        """Notes that a law was held against something."""
+        self.looked_at[law] += 1
+        if not holds:
+            self.broken.append((law, what))
+
+
+def collect(left: supervisor.Campaign) -> Evidence:
+    """Reads what a campaign has left, and searches it for devices' vectors.
+
+    Args:
+      left: The campaign.
+
+    Returns:
+      The evidence.
+    """
+    read = book.Reader(left.place.store)
+    try:
+        lines = read.lines_after(0)
+        rounds = read.rows("SELECT task, round, epoch, metrics FROM rounds ORDER BY task, round")
+        commits = read.rows("SELECT task, rounds_done, epoch, model FROM commits ORDER BY task")
+    finally:
+        read.close()
+    events = [
+        (path.stem, json.loads(line))
+        for path in sorted(left.place.events.glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    told = [
+        Told(f"device {record.device}", record.task, record.round_index, record.model)
+        for record in left.records
+        if record.what == devices.TOLD
+    ] + [
+        Told(f"observer of {name}", event["task"], event["round_index"] + 1, event["model"])
+        for name, event in events
+        if event["kind"] == "released"
+    ]
+    found, num_pieces = _search(left)
+    return Evidence(
+        left.seed,
+        lines,
+        [(task, number, epoch, json.loads(text)) for task, number, epoch, text in rounds],
+        commits,
+        told,
+        [(name, event["epoch"]) for name, event in events if event["kind"] == "leading"],
+        left.records,
+        left.outcomes,
+        found,
+        num_pieces,
+    )
+
+
+def _search(left: supervisor.Campaign) -> tuple[dict[str, Sequence[str]], int]:
+    """In all files, for all devices; in memory it was searched when processes were stopped."""
+    found = {
+        f"memory after fault {outcome.fault.number}": outcome.found
+        for outcome in left.outcomes
+        if outcome.found
+    }
+    wanted = sentinels.pieces_of(
+        {
+            f"{task}, device {device}": toys.sentinel(left.seed, task, device)
+            for task in toys.TASKS
+            for device in range(toys.NUM_DEVICES)
+        }
+    )
+    in_files = sentinels.found_in(sentinels.files(left.place.folder), wanted)
+    if in_files:
+        found["files"] = sorted(in_files)
+    return found, len(wanted) + sum(outcome.looked_for for outcome in left.outcomes)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Holds every law against the evidence.
+
+    Args:
+      evidence: What a campaign has left.
+
+    Returns:
+      What came out.
+    """
+    verdict = Verdict()
+    _check_order(evidence, verdict)
+    _check_epochs(evidence, verdict)
+    _check_told(evidence, verdict)
+    _check_sums(evidence, verdict)
+    _check_reports(evidence, verdict)
+    verdict.looked_at[Law.NO_VECTOR] += evidence.num_pieces
+    for place, names in evidence.found.items():
+        verdict.broken.append((Law.NO_VECTOR, f"{place}: {', '.join(names)}"))
+    _check_progress(evidence, verdict)
+    return verdict
+
+
+def _check_order(evidence: Evidence, verdict: Verdict) -> None:
+    law = Law.ONE_COMMIT
+    done = {book.COMMIT: collections.Counter(), book.ROUND: collections.Counter()}
+    for line in evidence.lines:
+        if line.kind == book.CHANGED:
+            verdict.note(law, False, f"line {line.number}: {line.task} were changed")
+        elif line.kind in done:
+            done[line.kind][line.task] += 1
+            is_next = line.rounds == done[line.kind][line.task]
+            verdict.note(law, is_next, f"line {line.number}: {line.kind} {line.rounds}")
+    rows = collections.Counter(task for task, *_ in evidence.rounds)
+    for task, rounds_done, *_ in evidence.commits:
+        counts = {rounds_done, rows[task], *(counted[task] for counted in done.values())}
+        verdict.note(law, len(counts) == 1, f"{task}: numbers of rounds {sorted(counts)}")
+
+
+def _check_epochs(evidence: Evidence, verdict: Verdict) -> None:
+    latest, owner = 0, ""
+    for line in evidence.lines:
+        if line.kind == book.LEASE:
+            is_new = bool(line.owner) and line.owner != owner
+            holds = line.epoch > latest if is_new else line.epoch == latest
+            what = f"line {line.number}: epoch {line.epoch} of {line.owner} after {latest}"
+            verdict.note(Law.GROWING_EPOCHS, holds, what)
+            latest, owner = max(latest, line.epoch), line.owner or owner
+        elif line.kind == book.ROUND:
+            what = f"line {line.number}: epoch {line.epoch} commits under {latest}"
+            verdict.note(Law.FRESH_EPOCH, line.epoch == latest, what)
+    leaders = collections.Counter(epoch for _, epoch in evidence.leading)
+    for epoch, count in leaders.items():
+        verdict.note(Law.GROWING_EPOCHS, count == 1, f"{count} leaders under epoch {epoch}")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _models(evidence: Evidence) -> dict[tuple[str, int], str]:
+    """Digests of the models that the store has, by task and rounds done, the first included."""
+    models = {(task, 0): _digest(f"{task}|0|".encode()) for task in toys.TASKS}
+    for task, number, _, metrics in evidence.rounds:
+        models[task, number + 1] = metrics["model"]
+    return models
+
+
+def _check_told(evidence: Evidence, verdict: Verdict) -> None:
+    models = _models(evidence)
+    versions = {key: {model} for key, model in models.items()}
+    for told in evidence.told:
+        key = told.task, told.rounds
+        versions.setdefault(key, set()).add(told.model)
+        verdict.note(Law.KEPT, models.get(key) == told.model, f"{told.who} was told of {key}")
+    for line in evidence.lines:
+        if line.kind == book.COMMIT:
+            versions.setdefault((line.task, line.rounds), set()).add(_digest(line.content))
+    for task, rounds_done, _, model in evidence.commits:
+        versions.setdefault((task, rounds_done), set()).add(_digest(model))
+    for key, models_of_round in versions.items():
+        what = f"{len(models_of_round)} models after {key}"
+        verdict.note(Law.ONE_COHORT, len(models_of_round) == 1, what)
+
+
+def _check_sums(evidence: Evidence, verdict: Verdict) -> None:
+    vectors = {
+        (task, str(device)): toys.sentinel(evidence.seed, task, device).astype(np.int64)
+        for task in toys.TASKS
+        for device in range(toys.NUM_DEVICES)
+    }
+    for task, number, _, metrics in evidence.rounds:
+        total = sum(vectors[task, device] for device in metrics["whose"])
+        noise = hashlib.shake_256(f"{toys.noise_seed(evidence.seed, task)}|{number}".encode())
+        noised = total + np.frombuffer(noise.digest(2 * toys.SIZE), "<u2")
+        model = f"{task}|{number + 1}|".encode() + (noised % toys.MODULUS).astype("<u2").tobytes()
+        holds = metrics["model"] == _digest(model)
+        verdict.note(Law.EXACT_SUM, holds, f"round {number} of {task}")
+
+
+def _check_reports(evidence: Evidence, verdict: Verdict) -> None:
+    law = Law.OWN_REPORTS
+    sent: dict[str, set] = collections.defaultdict(set)
+    accepted: dict[str, set] = collections.defaultdict(set)
+    for record in evidence.records:
+        of_kind = {devices.SENT: sent, devices.ACCEPTED: accepted}.get(record.what)
+        if of_kind is not None:
+            key = record.task, record.round_index, str(record.device), record.number
+            of_kind[record.attempt].add(key)
+    seen = set()
+    for task, number, _, metrics in evidence.rounds:
+        attempt, where = metrics["attempt"], f"round {number} of {task}"
+        held = {(task, number, device, report) for device, report in metrics["whose"].items()}
+        verdict.note(law, held <= sent[attempt], f"{where} holds what was not sent to it")
+        counted = metrics["devices/reports"]
+        verdict.note(law, counted == len(held), f"{where} counts {counted} of {len(held)}")
+        reports = {(device, report) for _, _, device, report in held}
+        verdict.note(law, not reports & seen, f"{where} holds a report of another round")
+        seen |= reports
+        if not metrics["devices/lost_aggregators"]:
+            verdict.note(law, accepted[attempt] <= held, f"{where} lacks an accepted report")
+
+
+def _check_progress(evidence: Evidence, verdict: Verdict) -> None:
+    for outcome in evidence.outcomes:
+        if outcome.has_struck:
+            what = f"none after fault {outcome.fault.number}"
+            verdict.note(Law.PROGRESS, outcome.progress is not None, what)
+    last = {task: number for task, number, *_ in evidence.rounds}
+    for task in toys.TASKS:
+        verdict.note(Law.PROGRESS, task in last, f"no round of {task}")
+
+
+def lines_of(verdict: Verdict) -> Iterable[str]:
+    """A verdict in words."""
+    broken = collections.Counter(law for law, _ in verdict.broken)
+    for law in Law:
+        yield f"{law.value}: held against {verdict.looked_at[law]}, broken {broken[law]} times"
+    for law, what in verdict.broken:
+        yield f"BROKEN: {law.value}: {what}"

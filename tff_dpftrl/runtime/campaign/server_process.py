@@ -1,0 +1,85 @@
+"""A server of the campaign, in a process of its own.
+
+    python -m tff_dpftrl.runtime.campaign.server_process FOLDER NAME
+        [--cast MODULE:CLASS] [--store MODULE:CLASS]
+
+It says "ready", waits for a line, serves, and ends with its input. What its observer hears it
+writes to `events/NAME.jsonl`, a line an event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import importlib
+import logging
+import os
+import pathlib
+import sys
+import time
+
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.actors import cast
+from tff_dpftrl.runtime.campaign import armed, stage, toys
+from tff_dpftrl.runtime.campaign import events as events_lib
+from tff_dpftrl.runtime.protocol import attestation
+from tff_dpftrl.runtime.server import server
+from tff_dpftrl.runtime.store import sql
+
+
+def _named(text: str) -> type:
+    module, _, name = text.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+async def _serve(
+    place: stage.Stage, events: events_lib.Events, cast_type: type[cast.Cast], store_type: type
+) -> None:
+    trigger = armed.Trigger(place.folder)
+    tasks = toys.served_tasks(armed.ArmedStep(toys.NoisyStep(), trigger))
+    issuer = signing_keys.load_public(place.server_folder.issuer_public)
+    armed.watch_transactions(trigger)
+    with store_type(place.store) as store:
+        made = server.Server(
+            toys.served_population(tasks),
+            tasks,
+            store,
+            certificate=place.server_folder.certificate,
+            key=place.server_folder.private_key,
+            attestation=attestation.SignedTokens([issuer], clock=time.time),
+            pace=toys.pace,
+            observer=events,
+            limits=toys.LIMITS,
+            cast_type=functools.partial(armed.ArmedCast, trigger, cast_type),
+        )
+        await made.start()
+        events.write("serves", address=made.address)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        await made.stop()
+
+
+def main() -> int:
+    """Runs a server; returns 1 if it cannot lead."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("name")
+    parser.add_argument("--cast", type=_named, default=cast.Cast)
+    parser.add_argument("--store", type=_named, default=sql.SqlStore)
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.DEBUG)
+    place = stage.Stage(given.folder)
+    events = events_lib.Events(place.events / f"{given.name}.jsonl")
+    os.write(1, b"ready\n")
+    if not sys.stdin.readline():
+        return 0
+    try:
+        asyncio.run(_serve(place, events, given.cast, given.store))
+    except server.ServerError as error:
+        events.write("refused", reason=str(error))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,193 @@
+"""Processes of servers: one leads, one or two wait to be started, and some come back as zombies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Sequence
+
+from tff_dpftrl.runtime.campaign import engines, stage, toys
+
+_LOOK_SECONDS = 0.02
+_SPARES = 2
+_ZOMBIE_SECONDS = 0.5
+
+
+@dataclasses.dataclass
+class Server:
+    """A process.
+
+    Attributes:
+      name: Its name.
+      process: It.
+      is_started: Whether it was told to serve.
+      is_stopped: Whether it was sent SIGSTOP.
+      address: Host and port that it serves at; None before.
+      epoch: The last epoch that a Coordinator of its has led under.
+      events_read: Bytes of its events that were read.
+    """
+
+    name: str
+    process: asyncio.subprocess.Process
+    is_started: bool = False
+    is_stopped: bool = False
+    address: str | None = None
+    epoch: int = 0
+    events_read: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.returncode is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+
+async def _kill(server: Server) -> None:
+    if server.is_alive:
+        server.process.kill()
+        await server.process.wait()
+
+
+class Servers(engines.Engines):
+    """All processes of a campaign on asyncio."""
+
+    def __init__(self, place: stage.Stage, *, options: Sequence[str] = ()):
+        """Starts nothing.
+
+        Args:
+          place: The folder.
+          options: Of `server_process`.
+        """
+        super().__init__()
+        self._place, self._options = place, tuple(options)
+        self._all: list[Server] = []
+        self._waiting: list[asyncio.Future[Server]] = []
+        self._following: asyncio.Future | None = None
+        self._numbers = itertools.count(1)
+
+    @property
+    def _alive(self) -> list[Server]:
+        """Those that serve, will, or are stopped."""
+        return [server for server in self._all if server.is_started and server.is_alive]
+
+    @property
+    def _leader(self) -> Server | None:
+        """The one that has led last, if it lives."""
+        serving = [server for server in self._alive if server.address is not None]
+        return max(serving, key=lambda server: server.epoch, default=None)
+
+    @property
+    def targets(self) -> tuple[Callable[[], str], ...]:
+        """See the base class; the one that has led last is where devices are sent."""
+        return (lambda: "" if self._leader is None else self._leader.address,)
+
+    async def begin(self) -> None:
+        """See the base class."""
+        for _ in range(_SPARES):
+            self._waiting.append(asyncio.ensure_future(self._spawn()))
+        self._following = asyncio.ensure_future(self._follow())
+        await self.keep()
+
+    async def keep(self) -> None:
+        """See the base class: starts a server where all are gone, or stopped."""
+        if all(server.is_stopped for server in self._alive):
+            self._waiting.append(asyncio.ensure_future(self._spawn()))
+            server = await self._waiting.pop(0)
+            server.is_started = True
+            self._all.append(server)
+            server.process.stdin.write(b"\n")
+
+    def victim(self, generator: random.Random) -> int | None:
+        """See the base class."""
+        del generator  # There is one that leads.
+        return None if self._leader is None else self._leader.pid
+
+    async def lose_one(self, point: str) -> None:
+        """See the base class."""
+        del point  # All of it starts together.
+        if self._leader is not None:
+            await _kill(self._leader)
+
+    def note_stopped(self, pid: int) -> None:
+        """See the base class."""
+        super().note_stopped(pid)
+        for server in self._alive:
+            if server.pid == pid:
+                server.is_stopped = True
+
+    def go_on(self) -> None:
+        """See the base class."""
+        super().go_on()
+        for server in self._all:
+            server.is_stopped = False
+
+    def hides(self, pid: int) -> tuple[str, ...]:
+        """See the base class; it sums the one task in the clear."""
+        del pid
+        return (toys.SECURE,)
+
+    async def retire(self) -> None:
+        """See the base class: ends zombies, once they have had time to do harm."""
+        if len(self._alive) > 1:
+            await asyncio.sleep(_ZOMBIE_SECONDS)
+            leader = self._leader
+            for server in self._alive:
+                if server is not leader:
+                    await _kill(server)
+
+    async def start_anew(self) -> None:
+        """See the base class."""
+        for server in self._alive:
+            await _kill(server)
+        await self.keep()
+
+    async def end(self) -> None:
+        """See the base class."""
+        if self._following is not None:
+            self._following.cancel()
+        waiting = await asyncio.gather(*self._waiting, return_exceptions=True)
+        for server in [*self._all, *waiting]:
+            if isinstance(server, Server):
+                await _kill(server)
+
+    async def _spawn(self) -> Server:
+        name = f"server-{next(self._numbers)}"
+        with open(self._place.logs / f"{name}.log", "wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tff_dpftrl.runtime.campaign.server_process"),
+                *(str(self._place.folder), name, *self._options),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+            )
+        line = await process.stdout.readline()
+        if line != b"ready\n":
+            raise RuntimeError(f"{name} does not start: see {self._place.logs}.")
+        return Server(name, process)
+
+    async def _follow(self) -> None:
+        while True:
+            for server in self._alive:
+                self._read_events(server)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _read_events(self, server: Server) -> None:
+        path = self._place.events / f"{server.name}.jsonl"
+        with open(path, "rb") as file:
+            file.seek(server.events_read)
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        server.events_read += len(whole)
+        for event in map(json.loads, whole.splitlines()):
+            if event["kind"] == "leading":
+                server.epoch = event["epoch"]
+            elif event["kind"] == "serves":
+                server.address = event["address"]

@@ -1,0 +1,360 @@
+"""Runs a campaign: one fault after another, each mended, and followed by progress."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime.campaign import (
+    armed,
+    book,
+    devices,
+    engines,
+    faults,
+    proxy,
+    sentinels,
+    stage,
+    toys,
+)
+
+_LOOK_SECONDS = 0.02
+_STRIKE_SECONDS = 8.0  # Within which a fault strikes, or does not come.
+_ATTEMPTS = 3
+_SEEN_WITHIN = 0.2  # Seconds after which a commit has been seen.
+_LOOKED_FOR = 3  # Devices whose vectors are looked for in the memory of a stopped process.
+_HOW = {
+    faults.Kind.KILL: armed.KILL,
+    faults.Kind.STOP: armed.STOP,
+    faults.Kind.RAISE: armed.RAISE,
+}
+
+
+def progress_bound(start_seconds: float = 0.0) -> float:
+    """Seconds within which a round is committed after a fault, by the sum of the time-outs.
+
+    A server starts, the old lease ends, devices lose their patience and come back; then three
+    attempts at most, of which the first may meet devices that are gone, and the last has begun
+    after the fault.
+
+    Args:
+      start_seconds: How long it takes at most until what is lost is found and started anew.
+    """
+    served = toys.served_population(toys.served_tasks())
+    leads = 2 * served.lease_seconds + served.silence_seconds + 2 * served.heartbeat_seconds
+    attempt = max(task.rounds.selection_timeout + task.longest for task in served.tasks)
+    return start_seconds + leads + devices.LONGEST_PATIENCE + _ATTEMPTS * attempt
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a fault.
+
+    Attributes:
+      fault: The fault.
+      has_struck: Whether it came to it.
+      progress: Seconds from the strike to the second commit from then on, which is that of a
+        round that has begun after it; None if there was none in time.
+      looked_for: Pieces that were looked for in the memory of the process.
+      found: Pieces that were found there.
+    """
+
+    fault: faults.Fault
+    has_struck: bool
+    progress: float | None = None
+    looked_for: int = 0
+    found: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Campaign:
+    """What a campaign leaves, for `checks`.
+
+    Attributes:
+      place: Its folder.
+      seed: Of vectors and noise.
+      bound: Seconds within which there has to be progress.
+      outcomes: Of its faults.
+      records: What devices were told and have sent.
+    """
+
+    place: stage.Stage
+    seed: int
+    bound: float
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    records: list[devices.Record] = dataclasses.field(default_factory=list)
+
+
+async def run(
+    place: stage.Stage,
+    servers: engines.Engines,
+    *,
+    num_faults: int,
+    seed: int,
+    numbers: Iterable[int] | None = None,
+    seconds: float = float("inf"),
+    start_seconds: float = 0.0,
+    has_nodes: bool = False,
+    say: Callable[[str], None] = print,
+) -> Campaign:
+    """Runs a campaign.
+
+    Args:
+      place: Its folder, which was made.
+      servers: What runs the server; begun and ended here.
+      num_faults: How many faults are to strike.
+      seed: The number of the first fault; the others follow. Also of vectors and noise.
+      numbers: Numbers of faults in the place of those from `seed` on.
+      seconds: After which no further fault is begun.
+      start_seconds: See `progress_bound`.
+      has_nodes: Whether whole nodes can be killed.
+      say: Told of every fault, in a line.
+
+    Returns:
+      What it leaves.
+    """
+    left = Campaign(place, seed, progress_bound(start_seconds))
+    draw = {"has_nodes": has_nodes}
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = [proxy.Proxy(target) for target in servers.targets]
+        for one in proxies:
+            await one.start()
+            stack.push_async_callback(one.stop)
+        stack.push_async_callback(servers.end)
+        await servers.begin()
+        setting = devices.Setting(
+            tuple(one.address for one in proxies),
+            place.server_folder.certificate.read_bytes(),
+            signing_keys.load_private(place.server_folder.issuer),
+            seed,
+        )
+        records = stack.enter_context(open(place.folder / "devices.jsonl", "w"))
+
+        def note(record: devices.Record) -> None:
+            left.records.append(record)
+            records.write(json.dumps(dataclasses.asdict(record)) + "\n")
+
+        fleet = await stack.enter_async_context(devices.fleet(setting, note))
+        runner = await stack.enter_async_context(_runner(left, servers, proxies, fleet))
+        if not await runner.has_progress(0, left.bound):
+            raise RuntimeError("No rounds were committed before the first fault.")
+        struck, until = 0, time.monotonic() + seconds
+        for number in numbers or range(seed, sys.maxsize):
+            fault = faults.draw(number, lease_seconds=runner.lease_seconds, **draw)
+            outcome = await runner.execute(fault)
+            left.outcomes.append(outcome)
+            struck += outcome.has_struck
+            say(_line(struck, outcome))
+            if struck == num_faults or time.monotonic() > until:
+                break
+        await runner.last_rounds()
+    return left
+
+
+def _line(struck: int, outcome: Outcome) -> str:
+    fault = outcome.fault
+    text = f"{struck}: fault {fault.number}: {fault.kind.value}, {fault.point}"
+    if not outcome.has_struck:
+        return f"{text}: did not come"
+    if outcome.progress is None:
+        return f"{text}: NO PROGRESS"
+    found = f", FOUND {outcome.found}" if outcome.found else ""
+    return f"{text}: a round after {outcome.progress:.1f} s{found}"
+
+
+@contextlib.asynccontextmanager
+async def _runner(
+    left: Campaign,
+    servers: engines.Engines,
+    proxies: Sequence[proxy.Proxy],
+    fleet: Sequence[asyncio.Future],
+) -> AsyncIterator[_Runner]:
+    read = book.Reader(left.place.store)
+    runner = _Runner(left, servers, proxies, fleet, read)
+    watching = asyncio.ensure_future(runner.watch())
+    try:
+        yield runner
+    finally:
+        watching.cancel()
+        read.close()
+
+
+class _Runner:
+    """Has faults strike, and mends."""
+
+    def __init__(
+        self,
+        left: Campaign,
+        servers: engines.Engines,
+        proxies: Sequence[proxy.Proxy],
+        fleet: Sequence[asyncio.Future],
+        read: book.Reader,
+    ):
+        self._left, self._servers, self._proxies = left, servers, proxies
+        self._fleet, self._book = fleet, read
+        self._trigger = armed.Trigger(left.place.folder)
+        self._seen: dict[int, float] = {}  # When rounds were seen, by their lines in the book.
+        self.lease_seconds = toys.served_population(toys.served_tasks()).lease_seconds
+
+    async def execute(self, fault: faults.Fault) -> Outcome:
+        """Has a fault strike, mends, and waits for progress."""
+        before = self._book.last()
+        strike = await self._strike(fault)
+        if strike is None:
+            return Outcome(fault, False)
+        at, pid = strike
+        struck_after = self._last_before(before, at)
+        looked = await self._mend(fault, pid)
+        progress = await self._progress(struck_after, at)
+        if progress is None:
+            await self._servers.start_anew()
+            await self.has_progress(self._book.last(), self._left.bound)
+        await self._servers.retire()
+        return Outcome(fault, True, progress, *looked)
+
+    async def last_rounds(self) -> None:
+        """Waits until each task has had a round after all faults."""
+        last = self._book.last()
+        until = time.time() + self._left.bound
+        while time.time() < until and not all(
+            self._book.rounds_after(last, task) for task in toys.TASKS
+        ):
+            await self._look()
+
+    async def has_progress(self, after: int, seconds: float) -> bool:
+        """Whether two rounds are committed after a line of the book, in time."""
+        until = time.time() + seconds
+        while time.time() < until:
+            if len(self._book.rounds_after(after)) > 1:
+                return True
+            await self._look()
+        return False
+
+    async def _look(self) -> None:
+        for device in self._fleet:
+            if device.done():
+                device.result()  # Raises what has ended it.
+        await self._servers.keep()
+        await asyncio.sleep(_LOOK_SECONDS)
+
+    async def watch(self) -> None:
+        """Notes when rounds are seen to be committed."""
+        while True:
+            self._note_rounds()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def _note_rounds(self) -> None:
+        now = time.time()
+        for number, _ in self._book.rounds_after(max(self._seen, default=0)):
+            self._seen[number] = now
+
+    def _last_before(self, before: int, at: float) -> int:
+        """The last line of the book that is older than a time.
+
+        What is stopped inside of its transaction has begun to commit before, and commits later.
+        """
+        older = [
+            line.number
+            for line in self._book.lines_after(before, book.ROUND)
+            if line.at <= at and self._seen.get(line.number, 0.0) <= at + _SEEN_WITHIN
+        ]
+        return max(older, default=before)
+
+    # Strikes.
+
+    async def _strike(self, fault: faults.Fault) -> tuple[float, int] | None:
+        """Returns when it has struck, and which process; None if it has not."""
+        if fault.point == faults.SOME_MOMENT:
+            await asyncio.sleep(fault.delay)
+            return await self._strike_now(fault)
+        if fault.is_of_a_start:
+            await self._servers.lose_one(fault.point)
+        self._trigger.arm(fault.number, fault.point, _HOW.get(fault.kind, armed.TELL), fault.skip)
+        until = time.time() + _STRIKE_SECONDS
+        while time.time() < until:
+            found = self._trigger.strike_of(fault.number)
+            if found is not None:
+                return found["at"], found["pid"]
+            await self._look()
+        if self._trigger.disarm():
+            return None
+        await asyncio.sleep(_LOOK_SECONDS)  # It strikes at this moment.
+        found = self._trigger.strike_of(fault.number)
+        return found["at"], found["pid"]
+
+    async def _strike_now(self, fault: faults.Fault) -> tuple[float, int] | None:
+        at = time.time()
+        if fault.kind is faults.Kind.NODE:
+            await self._servers.lose_node()
+            return at, 0
+        pid = self._servers.victim(random.Random(fault.number))
+        if pid is None:
+            return None
+        if fault.kind is faults.Kind.KILL:
+            engines.send(pid, signal.SIGKILL)
+        elif fault.kind in (faults.Kind.STOP, faults.Kind.PAUSE):
+            engines.send(pid, signal.SIGSTOP)
+        return at, pid
+
+    # Mending.
+
+    async def _mend(self, fault: faults.Fault, pid: int) -> tuple[int, tuple[str, ...]]:
+        generator = random.Random(fault.number)
+        looked: tuple[int, tuple[str, ...]] = (0, ())
+        if fault.kind in (faults.Kind.STOP, faults.Kind.PAUSE):
+            goes_on = time.time() + fault.hold
+            if fault.kind is faults.Kind.STOP:
+                self._servers.note_stopped(pid)
+                await self._servers.keep()
+            if fault.looks:
+                looked = await self._search(pid, generator)
+            await asyncio.sleep(max(0.0, goes_on - time.time()))
+            engines.send(pid, signal.SIGCONT)
+            self._servers.go_on()
+        elif fault.kind in (faults.Kind.CUT, faults.Kind.CUT_SOME):
+            for one in self._proxies:
+                one.cut(fault.share, generator)
+        elif fault.kind is faults.Kind.STALL:
+            await asyncio.gather(
+                *(one.stall(fault.share, fault.hold, generator) for one in self._proxies)
+            )
+        return looked
+
+    async def _search(self, pid: int, generator: random.Random) -> tuple[int, tuple[str, ...]]:
+        """Looks for devices' vectors in the memory of processes that must not see them."""
+        chosen = generator.sample(range(toys.NUM_DEVICES), _LOOKED_FOR)
+        hidden = {pid: self._servers.hides(pid)}
+        hidden.update(dict.fromkeys(self._servers.bystanders(), toys.TASKS))
+        num_pieces, found = 0, []
+        for process, tasks in hidden.items():
+            wanted = sentinels.pieces_of(
+                {
+                    f"{task}, device {device}": toys.sentinel(self._left.seed, task, device)
+                    for task in tasks
+                    for device in chosen
+                }
+            )
+            search = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tff_dpftrl.runtime.campaign.sentinels", str(process)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+            )
+            out, _ = await search.communicate(sentinels.to_json(wanted).encode())
+            if not search.returncode:  # Or it has been ended meanwhile.
+                num_pieces += len(wanted)
+                found += json.loads(out)
+        return num_pieces, tuple(found)
+
+    async def _progress(self, after: int, at: float) -> float | None:
+        if not await self.has_progress(after, self._left.bound + at - time.time()):
+            return None
+        self._note_rounds()
+        second = sorted(number for number in self._seen if number > after)[1]
+        return self._seen[second] - at

@@ -1,0 +1,198 @@
+"""A population whose results tell what is in them: whose reports, and which noise.
+
+A report is a vector of three parts: a one, which is counted; the number of the report in its
+device's place; and integers that no other device has (`sentinels` looks for them). What a round
+commits, its sum and a mask that stands for noise, can be computed anew by whoever knows the
+vectors and the seed (`checks` does). One task is summed in the clear, and one securely.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.server import limits, served_task
+from tff_dpftrl.secure_sums import parameters, vectors
+
+POPULATION = "campaign"
+CLEAR, SECURE = "clear", "secure"
+TASKS = (CLEAR, SECURE)
+NUM_DEVICES = 16
+SIZE = 48  # Of what no other device has.
+MODULUS = 1000
+LAYOUT = (
+    vectors.Segment(1, 2**32),
+    vectors.Segment(NUM_DEVICES, 2**32),
+    vectors.Segment(SIZE, MODULUS),
+)
+SECURE_SUM = population.SecureSumSettings(
+    # Against an active server, since that has the most steps.
+    parameters.Parameters(LAYOUT, parameters.ThreatModel.ACTIVE_SERVER, least_devices=3),
+    most_devices=NUM_DEVICES,
+    step_timeout=2.5,
+)
+ROUNDS = population.RoundSettings(
+    goal_count=6,
+    over_selection=4 / 3,
+    least_fraction=0.5,
+    selection_timeout=1.0,
+    reporting_timeout=3.0,
+    devices_per_aggregator=4,
+    exchange_timeout=1.0,
+)
+LIMITS = limits.Limits(keepalive_seconds=2.0, check_in_seconds=2.0)
+_RUNTIME_VERSION = 1
+_BYTES = vectors.packed_bytes(LAYOUT)
+
+
+def sentinel(seed: int, task: str, device: int) -> np.ndarray:
+    """What no other device has: always the same for a device and a task, [SIZE]."""
+    rng = np.random.default_rng([seed, TASKS.index(task), device])
+    return rng.integers(0, MODULUS, SIZE).astype(np.uint16)
+
+
+def vector(own: np.ndarray, device: int, number: int) -> vectors.Vector:
+    """A device's report.
+
+    Args:
+      own: What `sentinel` returned.
+      device: Its number, from 0.
+      number: The number of this report among all of its reports, from 1.
+
+    Returns:
+      The vector.
+    """
+    made = vectors.zeros(LAYOUT)
+    made[0][0] = 1
+    made[1][device] = number
+    made[2][:] = own
+    return made
+
+
+def packed(report: vectors.Vector) -> bytes:
+    """A report of the task in the clear, as it travels."""
+    return vectors.pack(report, LAYOUT)
+
+
+class VectorSum(population.Summation):
+    """Sums vectors, one by one or by groups."""
+
+    def zero(self) -> vectors.Vector:
+        """See the base class."""
+        return vectors.zeros(LAYOUT)
+
+    def accumulate(self, total: vectors.Vector, payload: Any) -> vectors.Vector:
+        """See the base class."""
+        if not isinstance(payload, wire_pb2.Report):
+            raise population.UnusableReport("it is no report")
+        try:
+            own = vectors.unpack(payload.update, LAYOUT)
+        except ValueError:
+            raise population.UnusableReport("it is no vector") from None
+        return self.merge(total, own)
+
+    def merge(self, total: vectors.Vector, other: vectors.Vector) -> vectors.Vector:
+        """See the base class."""
+        return [
+            ((one.astype(np.uint64) + two) % segment.modulus).astype(segment.dtype)
+            for one, two, segment in zip(total, other, LAYOUT, strict=True)
+        ]
+
+    def of_group(self, vector: vectors.Vector, num_devices: int) -> vectors.Vector:
+        """See the base class."""
+        if int(vector[0][0]) != num_devices:
+            raise population.UnusableReport("it counts other devices")
+        return vector
+
+
+class NoisyStep(population.ServerStep):
+    """Adds a mask that follows from seed and round. The state is both, as JSON."""
+
+    def apply(
+        self, total: vectors.Vector, num_reports: int, model: bytes, state: bytes
+    ) -> population.StepResult:
+        """See the base class."""
+        del model, num_reports
+        kept = json.loads(state)
+        noise = np.frombuffer(
+            hashlib.shake_256(f"{kept['seed']}|{kept['round']}".encode()).digest(2 * SIZE), "<u2"
+        )
+        noised = (total[2] + noise.astype(np.uint32)) % MODULUS
+        made = f"{kept['task']}|{kept['round'] + 1}|".encode() + noised.astype("<u2").tobytes()
+        whose = {str(i): int(total[1][i]) for i in np.flatnonzero(total[1])}
+        return population.StepResult(
+            model=made,
+            state=first_state(kept["task"], kept["seed"], kept["round"] + 1),
+            metrics={"whose": whose, "model": hashlib.sha256(made).hexdigest()},
+        )
+
+
+def first_state(task: str, seed: str, round_index: int = 0) -> bytes:
+    """A committed state of a task."""
+    return json.dumps({"task": task, "seed": seed, "round": round_index}).encode()
+
+
+def first_model(task: str) -> bytes:
+    """The model before the first round."""
+    return f"{task}|0|".encode()
+
+
+def noise_seed(seed: int, task: str) -> str:
+    """The seed of a task's noise."""
+    return f"noise of {task}, {seed}"
+
+
+def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_task.ServedTask]:
+    """Both tasks, as a server takes them.
+
+    Args:
+      step: What makes models of sums; `NoisyStep` if None.
+
+    Returns:
+      The tasks by name.
+    """
+    made = {}
+    for name in TASKS:
+        task = population.Task(
+            name,
+            ROUNDS,
+            VectorSum(),
+            step or NoisyStep(),
+            secure_sum=SECURE_SUM if name == SECURE else None,
+        )
+        plans = {_RUNTIME_VERSION: f"plan of {name}".encode()}
+        made[name] = served_task.ServedTask(task, plans.get, _BYTES)
+    return made
+
+
+def served_population(tasks: dict[str, served_task.ServedTask]) -> population.Population:
+    """The population: its leases are short, since they are what faults are about."""
+    return population.Population(
+        POPULATION,
+        tuple(task.task for task in tasks.values()),
+        lease_seconds=2.5,
+        heartbeat_seconds=0.5,
+        silence_seconds=1.5,
+    )
+
+
+def pace(now: float, randomness: random.Random) -> tuple[float, ...]:
+    """When a device is to come back: soon."""
+    del now
+    return (randomness.uniform(0.02, 0.2),)
+
+
+def check_in(protocol_version: int, token: bytes) -> wire_pb2.CheckIn:
+    """What a device of the population checks in with."""
+    return wire_pb2.CheckIn(
+        population=POPULATION,
+        protocol_version=protocol_version,
+        runtime_version=_RUNTIME_VERSION,
+        token=token,
+    )
