@@ -59,7 +59,8 @@ test-slow: $(READY)
 
 test-distributed: $(READY)
 	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r requirements/distributed.lock
-	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/execution/ray_clients_test.py \
+	  tests/runtime/cluster tests/cli/serve_test.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import dataclasses
 import os
 import signal
@@ -15,7 +17,7 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl import execution
-from tff_dpftrl.cli import main
+from tff_dpftrl.cli import main, serve
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime import core_files, signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2
@@ -124,6 +126,39 @@ def test_a_key_that_did_not_sign_the_task_is_not_enough(task, tmp_path, capsys):
     other = signing_keys.public_path(tmp_path / "other")
     assert main.main(_arguments(task, tmp_path, "--plan-keys", str(other))) == 2
     assert "which is not trusted" in capsys.readouterr().err
+
+
+class _Starting:
+    """A server that takes its time to start."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.is_stopped = False
+
+    async def start(self):
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+    async def stop(self):
+        self.is_stopped = True
+
+
+def test_who_is_interrupted_while_it_starts_serves_nobody(capsys):
+    made = _Starting()
+    arguments = argparse.Namespace(detach=False, until_done=False)
+
+    async def interrupted():
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
+        await serve._serve(made, None, arguments)
+
+    asyncio.run(interrupted())
+    assert made.is_stopped
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("Ending: ") and last == "Stopped before it served anybody."
+    with pytest.raises(OSError, match="cannot be bound"):
+        asyncio.run(serve._serve(_Starting(OSError("cannot be bound")), None, arguments))
 
 
 _LISTEN = """

@@ -422,7 +422,9 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, _end, args.detach, stop)
-    await served.start()
+    if not await _has_started(served, stop):
+        _say("Stopped before it served anybody.")
+        return
     garbage.settle()
     try:
         _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
@@ -441,6 +443,21 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
         _say("Stopped. What is committed is in the store; the same command goes on from there.")
     else:
         _say("All rounds are done.")
+
+
+async def _has_started(served: serving.Serving, stop: asyncio.Event) -> bool:
+    """Starts, and gives up if told to end meanwhile."""
+    starting, stopping = asyncio.ensure_future(served.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if starting.done():
+        await starting
+        return True
+    starting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await starting
+    await served.stop()
+    return False
 
 
 def _end(leaves: bool, stop: asyncio.Event) -> None:

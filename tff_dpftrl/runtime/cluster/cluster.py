@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import threading
 import time
 from typing import Any
 
@@ -13,7 +14,7 @@ from tff_dpftrl.runtime.cluster import observed, ray_hosts
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Deployment
 from tff_dpftrl.runtime.server import binding
-from tff_dpftrl.runtime.store import sql
+from tff_dpftrl.runtime.store import interface, sql
 
 ray = ray_sessions.ray
 
@@ -45,6 +46,7 @@ class RayCluster:
         self._temp_dir: str | None = None
         self._is_connected = False  # By this object.
         self._is_new = False  # Whether it has begun to start hosts where there were none.
+        self._gives_up = threading.Event()
         self._handles: dict[str, Any] = {}
         self._addresses: tuple[str, ...] = ()
 
@@ -70,9 +72,12 @@ class RayCluster:
           ValueError: If the address, or something of the deployment, cannot be used.
           OSError: If a file or the store cannot be used.
         """
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, seconds))
         try:
-            await asyncio.to_thread(self._start, seconds)
+            await asyncio.shield(starting)
         except BaseException:
+            self._gives_up.set()
+            await asyncio.wait([starting])
             await asyncio.to_thread(self._stop if self._is_new else self._disconnect)
             raise
 
@@ -82,16 +87,37 @@ class RayCluster:
         deployment = self._deployment
         self._check_nodes()
         with sql.SqlStore(deployment.store) as store:
-            tasks = store.tasks(deployment.population)
-        if not tasks:
-            raise binding.ServerError(
-                f"The store has no task of the population {deployment.population!r}: add them "
-                "first."
-            )
-        self._is_new = not self._found_own()
+            if not store.tasks(deployment.population):
+                raise binding.ServerError(
+                    f"The store has no task of the population {deployment.population!r}: add them "
+                    "first."
+                )
+            is_new = not self._found_own()
+            if is_new:
+                self._wait_for_lease(store, until)
+        if self._gives_up.is_set():
+            return
+        self._is_new = is_new
         for host in deployment.placement.permanent:
             self._handles[host] = ray_hosts.create(deployment, host)
         self._wait(until)
+
+    def _wait_for_lease(self, store: interface.Store, until: float) -> None:
+        """Waits until the lease of a server that has crashed is over; refuses one that lives."""
+        name = self._deployment.population
+        found = lease = store.lease(name)
+        while lease is not None and interface.is_held(lease, time.time()):
+            if lease != found or time.monotonic() > until:
+                raise self._two_servers()
+            if self._gives_up.wait(_LOOK_SECONDS):
+                return
+            lease = store.lease(name)
+
+    def _two_servers(self) -> binding.ServerError:
+        return binding.ServerError(
+            f"Another server leads the population {self._deployment.population!r}: two servers for "
+            "one population are not possible. Stop that one, or name another store."
+        )
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -168,10 +194,11 @@ class RayCluster:
             ) and all(one.leader for one in selectors):
                 return
             if time.monotonic() > until:
-                raise binding.ServerError(self._why_not(standings))
-            time.sleep(_LOOK_SECONDS)
+                raise self._too_late(standings)
+            if self._gives_up.wait(_LOOK_SECONDS):
+                return
 
-    def _why_not(self, standings: dict[str, Any]) -> str:
+    def _too_late(self, standings: dict[str, Any]) -> binding.ServerError:
         name = self._deployment.population
         missing = [
             host
@@ -179,14 +206,11 @@ class RayCluster:
             if host not in standings or not standings[host].is_serving
         ]
         if missing:
-            return (
+            return binding.ServerError(
                 f"The hosts {missing} of the population {name!r} have not started in time: look "
                 "whether the nodes have the memory for them."
             )
-        return (
-            f"Nobody leads the population {name!r}: another server has its lease, and two servers "
-            "for one population are not possible. Stop that one, or name another store."
-        )
+        return self._two_servers()
 
     def _standings(self) -> dict[str, Any]:
         standings = ray_hosts.ask_all(
