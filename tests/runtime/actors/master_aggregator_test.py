@@ -162,6 +162,16 @@ def test_a_lost_aggregator_takes_its_devices_with_it():
     assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
     (commit,) = made.tell(part(0, "a", "c")).sent("keeper")
     assert toy_task.Noised.parse(commit.model.decode()).devices == ("a", "c")
+    assert commit.metrics["devices/lost_aggregators"] == 1
+
+
+def test_an_aggregator_that_is_lost_with_its_sum_is_counted_and_one_whose_sum_has_come_is_not():
+    made = reporting().tell(counted(0, 2, 0)).tell(counted(1, 1, 1)).tell(part(0, "a", "c"))
+    made.tell(messages.Lost("attempt/aggregator/0"))
+    assert not made.sent("keeper")
+    (commit,) = made.tell(messages.Lost("attempt/aggregator/1")).sent("keeper")
+    assert commit.metrics["devices/lost_aggregators"] == 1
+    assert commit.metrics["devices/reports"] == 2
 
 
 def test_an_aggregator_that_does_not_hand_over_its_sum_is_lost():

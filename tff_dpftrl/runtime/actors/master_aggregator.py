@@ -177,11 +177,13 @@ class MasterAggregator(actor.Actor):
         if self._progress.pop(aggregator, None) is None:
             return
         if self._phase is _Phase.REPORTING:
+            self._counts["lost_aggregators"] += 1
             if self._progress:
                 self._close_if_complete()
             else:
                 self._abandon("all Aggregators are lost")
         elif self._phase is _Phase.CLOSING and aggregator in self._awaited:
+            self._counts["lost_aggregators"] += 1
             self._awaited.discard(aggregator)
             if not self._awaited:
                 self._finish()
@@ -189,7 +191,7 @@ class MasterAggregator(actor.Actor):
     # Noise, then commit, then release.
 
     def _finish(self) -> None:
-        self._counts["lost_aggregators"] = len(self._awaited)
+        self._counts["lost_aggregators"] += len(self._awaited)
         reports = self._counts["reports"]
         if reports < self._rounds.least:
             self._abandon(_Phase.REPORTING.value)
