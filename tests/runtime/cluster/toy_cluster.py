@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.cluster import deployment as deployment_lib
@@ -17,25 +18,39 @@ def pace(now, randomness):
 
 def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
     """The parts of toy tasks that sum integers, as the deployment's options say."""
-    times = {**TIMES, **deployed.options.get("times", {})}
-    tasks = [toy.served(**options) for options in deployed.options.get("tasks", ({},))]
+    times = {**TIMES, **deployed.options["times"]}
+    tasks = _served(deployed.options)
     served = population.Population(deployed.population, tuple(task.task for task in tasks), **times)
     return deployment_lib.Parts(served, {task.task.name: task for task in tasks}, pace)
 
 
-def deployment(folder, tasks=({},), times=None, **changes) -> deployment_lib.Deployment:
-    """A deployment of a new store in a folder."""
+def _served(options):
+    make = toy_secure.served if options["secure"] else toy.served
+    return [make(**of_task) for of_task in options["tasks"]]
+
+
+def secure_deployment(folder, **changes) -> deployment_lib.Deployment:
+    """A deployment of a task that sums groups of three devices and more securely."""
+    task = {"goal_count": 6, "devices_per_aggregator": 3, "step_timeout": 5.0}
+    return deployment(folder, (task,), secure=True, **changes)
+
+
+def deployment(
+    folder, tasks=({},), times=None, secure=False, **changes
+) -> deployment_lib.Deployment:
+    """A deployment of a store in a folder, which is made if there is none."""
     paths = toy.certificate(folder)
     place = str(folder / "store")
+    options = {"tasks": tasks, "times": times or {}, "secure": secure}
     with sql.SqlStore(place) as store:
         if not store.tasks(toy.POPULATION):
-            toy.store_with(*(toy.served(**options) for options in tasks), store=store)
+            toy.store_with(*_served(options), store=store)
     given = {
         "population": toy.POPULATION,
         "builder": "tests.runtime.cluster.toy_cluster:build",
         "store": place,
         "certificate": str(paths["certificate"]),
         "private_key": str(paths["key"]),
-        "options": {"tasks": tasks, "times": times or {}},
+        "options": options,
     }
     return deployment_lib.Deployment(**{**given, **changes})

@@ -429,7 +429,11 @@ class Host(engine_lib.Elsewhere):
 
 
 class CoordinatorHost(Host):
-    """Has the Coordinator, and ends with it."""
+    """Has the Coordinator, and ends some time after it.
+
+    Who is refused the lease, since that of one who died has not ended, stops, and the next one
+    finds all loaded.
+    """
 
     def __init__(self, *args: Any, **options: Any):
         """See the base class."""
@@ -463,7 +467,7 @@ class CoordinatorHost(Host):
     def _actor_gone(self, address: str) -> None:
         """See the base class."""
         super()._actor_gone(address)
-        self._end_if_idle()
+        asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
 
     def _end_if_idle(self) -> None:
         if not self._engine.coordinators and not self._is_stopping:
