@@ -88,9 +88,7 @@ def test_a_batch_has_a_size_and_a_large_message_goes_alone():
         for size in (100, 100, 5000, 100):
             outbox.post("a", report(size))
         await outbox.flush(5.0)
-        sizes = [
-            [len(one.message.payload.update) for one in batch] for _, batch in carrier.carried
-        ]
+        sizes = [[len(one.message.payload.update) for one in batch] for _, batch in carrier.carried]
         assert sizes == [[100, 100], [5000], [100]]
         assert carrier.sizes[1] >= 5000
 

@@ -17,7 +17,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -26,7 +26,7 @@ from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Deployment, Parts
-from tff_dpftrl.runtime.server import attesting, binding, garbage, tls
+from tff_dpftrl.runtime.server import attesting, binding, tls
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import service as service_lib
 from tff_dpftrl.runtime.store import interface, sql
@@ -39,6 +39,8 @@ _TO_START = 4  # Times that a host may take longer for its first answer.
 _AHEAD_SECONDS = 5.0  # For which devices wait for an actor that is being made.
 _IDLE_SECONDS = 60.0  # After which a Coordinator's host without a Coordinator ends.
 _FLUSH_SECONDS = 2.0
+_KEPT_ATTEMPTS = 4
+_ABANDONED = "the round was abandoned"
 
 
 class Transport(abc.ABC):
@@ -106,6 +108,17 @@ class Standing:
     store_failure: str = ""
 
 
+class _Child(NamedTuple):
+    """Of an actor that was begun elsewhere: who hears of its loss, and whose devices it has."""
+
+    parent: str
+    devices: tuple[str, ...]
+
+
+def _child(begin: mail_lib.Begin) -> _Child:
+    return _Child(begin.parent, getattr(begin.role, "devices", ()))
+
+
 class Host(engine_lib.Elsewhere):
     """What all kinds of hosts have in common; a worker is nothing more.
 
@@ -148,7 +161,7 @@ class Host(engine_lib.Elsewhere):
         self._early: list[mail_lib.Batch] = []  # Before it has started.
         self._lives: dict[str, str] = {}  # Of the other hosts.
         self._watches: dict[str, asyncio.Task] = {}
-        self._children: dict[str, dict[str, str]] = {}  # By host: who was begun there, by whom.
+        self._children: dict[str, dict[str, _Child]] = {}  # By host: who was begun there.
         self._devices: dict[str, tuple[str, ...]] = {}  # Of the Aggregators here.
         self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
         self._jobs: set[asyncio.Task] = set()
@@ -188,7 +201,6 @@ class Host(engine_lib.Elsewhere):
             )
         if self._keeps_store:
             self._store = sql.SqlStore(self._deployment.store)
-        garbage.settle()
         return parts
 
     _keeps_store = True
@@ -215,7 +227,9 @@ class Host(engine_lib.Elsewhere):
         engine.start()
 
     async def stop(self) -> None:
-        """Ends all that runs here, and gives a lease back."""
+        """Ends all that runs here, and gives a lease back; nothing happens the second time."""
+        if self._is_stopping:
+            return
         self._is_stopping = True
         if self._engine is not None:
             await self._engine.stop()
@@ -343,7 +357,7 @@ class Host(engine_lib.Elsewhere):
         self._see(host, life)
         for one in mail:
             if isinstance(one, mail_lib.Begin):
-                self._children.setdefault(host, {})[one.address] = one.parent
+                self._children.setdefault(host, {})[one.address] = _child(one)
 
     def _failed(self, host: str, mail: list[mail_lib.Mail]) -> None:
         """Does what is owed for mail that was lost."""
@@ -352,14 +366,23 @@ class Host(engine_lib.Elsewhere):
             if isinstance(one, mail_lib.Deliver):
                 self._engine.undeliverable(one.message)
             elif isinstance(one, mail_lib.Begin):
-                self._engine.deliver(one.parent, messages.Lost(one.address))
+                self._lose_child(one.address, _child(one))
+
+    def _lose_child(self, address: str, child: _Child) -> None:
+        self._engine.deliver(child.parent, messages.Lost(address))
+        self._send_away(child.devices)
+
+    def _send_away(self, devices: tuple[str, ...]) -> None:
+        """Has those not wait who may not have heard of who is lost; others take no notice."""
+        for device in devices:
+            self._engine.deliver(device, messages.ComeBack(device, (0.0,), _ABANDONED))
 
     # Ends.
 
     def _actor_gone(self, address: str) -> None:
         """An actor that was spawned has ended here."""
         for children in self._children.values():
-            for child in [child for child, parent in children.items() if parent == address]:
+            for child in [one for one, child in children.items() if child.parent == address]:
                 del children[child]
         if self._devices.pop(address, None) is not None and self._has_secure_sums:
             for selector in self._placement.selectors:
@@ -396,7 +419,7 @@ class Host(engine_lib.Elsewhere):
             return  # A former one, that does not know yet that another has taken its place.
         if life == known and host in self._watches:
             return
-        if known and life != known:
+        if known and life != known and host in self._watches:
             self._lose(host, known)
         self._lives[host] = life
         self._watches[host] = self._job(self._watch(host, life))
@@ -415,8 +438,8 @@ class Host(engine_lib.Elsewhere):
         children = self._children.pop(host, {})
         if self._engine is None or self._is_stopping:
             return
-        for address, parent in children.items():
-            self._engine.deliver(parent, messages.Lost(address))
+        for address, child in children.items():
+            self._lose_child(address, child)
         if placement_lib.is_worker(host):
             self._engine.end_children(lambda parent: self._placement.host_of(parent) == host)
         self._lose_devices(host, life)
@@ -439,6 +462,7 @@ class CoordinatorHost(Host):
         """See the base class."""
         super().__init__(*args, **options)
         self._opening: mail_lib.Told | None = None
+        self._ending: asyncio.Task | None = None
 
     async def _begin(self, engine, parts, attestation):
         """See the base class."""
@@ -471,12 +495,10 @@ class CoordinatorHost(Host):
 
     def _end_if_idle(self) -> None:
         if not self._engine.coordinators and not self._is_stopping:
-            self._is_stopping = True
-            self._job(self._end())
+            self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
-        await self._outbox.flush(_FLUSH_SECONDS)
-        await self._engine.stop(_FLUSH_SECONDS)
+        await self.stop()
         await self._transport.leave()
 
 
@@ -494,6 +516,7 @@ class SelectorHost(Host):
         self._leader = ""
         self._store_failure = ""
         self._seeking: asyncio.Task | None = None
+        self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices of the last attempts.
 
     def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
         """See the base class."""
@@ -568,6 +591,14 @@ class SelectorHost(Host):
             store_failure=self._store_failure,
         )
 
+    def send(self, to: str, message: Any) -> bool:
+        """See the base class."""
+        if type(message) is messages.DevicesForwarded:
+            self._forwarded[to] = message.devices
+            if len(self._forwarded) > _KEPT_ATTEMPTS:
+                del self._forwarded[next(iter(self._forwarded))]
+        return super().send(to, message)
+
     def spawn(self, parent: str, address: str, role: Any) -> bool:
         """See the base class; a Coordinator's host is found or started first."""
         if not isinstance(role, roles.CoordinatorRole):
@@ -608,6 +639,9 @@ class SelectorHost(Host):
             self._engine.deliver(self.name, messages.Lost(self._leader))
         elif placement_lib.is_worker(host):
             self._service.actors_lost(lambda actor: self._placement.host_of(actor) == host)
+            for attempt, devices in self._forwarded.items():
+                if self._placement.host_of(attempt) == host:
+                    self._send_away(devices)
 
 
 def make(name: str, deployment: Deployment, transport: Transport) -> Host:

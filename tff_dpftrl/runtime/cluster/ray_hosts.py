@@ -15,6 +15,7 @@ from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail, observed
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Deployment
+from tff_dpftrl.runtime.server import garbage
 
 ray = ray_sessions.ray  # It says what to do where Ray is not installed.
 
@@ -45,6 +46,7 @@ class _HostActor:
         if not self._failure:
             try:
                 await self._host.start()
+                garbage.settle()
                 return
             except (ValueError, OSError, RuntimeError) as error:
                 self._failure = str(error)

@@ -93,6 +93,8 @@ class Session:
             # From now on it is waited for, whether or not the coroutine comes to know.
             self.report_to = message.report_to
             self.is_in_secure_sum = bool(message.secure_sum_session)
+        elif self.report_to and type(message) is messages.ComeBack:
+            return  # Who sends it away does not know that it takes part.
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(message)

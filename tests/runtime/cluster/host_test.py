@@ -1,0 +1,356 @@
+"""Hosts of a server in one process, on a network that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+import pytest
+
+from tests.runtime.cluster import toy_cluster
+from tests.runtime.server import toy_secure
+from tests.runtime.server import toy_service as toy
+from tff_dpftrl.runtime.actors import messages, roles
+from tff_dpftrl.runtime.cluster import host as host_lib
+from tff_dpftrl.runtime.cluster import mail, sealing
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.store import sql
+
+FOR_EVER = 3000.0  # Longer than a test: what waits for it fails.
+SLOW = {"reporting_timeout": FOR_EVER, "selection_timeout": FOR_EVER}
+
+
+class Network:
+    """Carries what hosts say; a host that is cut off is dead."""
+
+    def __init__(self, deployed):
+        self.deployed = deployed
+        self.hosts = {}
+        self.ends = {}
+        self.carried = []
+        self.kept = {}
+        self.started = []
+        self.all = []  # The dead, too.
+
+    async def start(self, name):
+        made = host_lib.make(name, self.deployed, Wire(self, name))
+        self.hosts[name], self.ends[made.life] = made, asyncio.Event()
+        self.all.append(made)
+        self.started.append(name)
+        await made.start()
+        return made
+
+    async def cut(self, name):
+        host = self.hosts.pop(name)
+        self.ends[host.life].set()
+        for member in list(host._engine._members.values()):
+            host._engine._end(member)
+        if isinstance(host, host_lib.SelectorHost):
+            await host._grpc.stop(0)
+        return host
+
+    def address(self, i):
+        return self.hosts[f"selector-{i}"].standing().address
+
+
+class Wire(host_lib.Transport):
+    """The network as one host has it."""
+
+    def __init__(self, network, own):
+        self._network, self._own = network, own
+        self._host = None
+
+    def _check(self, host):
+        network = self._network
+        own = [one for one in network.all if one._transport is self]
+        if host not in network.hosts or (own and network.ends[own[0].life].is_set()):
+            raise mail.Unreachable
+
+    async def call(self, host, sealed):
+        self._check(host)
+        self._network.carried.append((self._own, host, sealed))
+        return await self._network.hosts[host].take(sealed)
+
+    async def watch(self, host, life):
+        self._check(host)
+        if self._network.hosts[host].life == life:
+            await self._network.ends[life].wait()
+
+    async def start_coordinator(self):
+        if "coordinator" not in self._network.hosts:
+            await self._network.start("coordinator")
+
+    async def restart(self, host):
+        await self._network.cut(host)
+
+    async def leave(self):
+        await self._network.cut(self._own)
+
+    def node_address(self):
+        return "127.0.0.1"
+
+    def remember(self, name, value):
+        self._network.kept[name] = value
+
+    def remembered(self, name):
+        return self._network.kept.get(name, "")
+
+
+@contextlib.asynccontextmanager
+async def running(deployed):
+    network = Network(deployed)
+    for name in deployed.placement.permanent:
+        await network.start(name)
+    selectors = [network.hosts[name] for name in deployed.placement.selectors]
+    await toy.until(lambda: all(one._service.opening.task for one in selectors), 60)
+    try:
+        yield network
+    finally:
+        for host in network.all:  # Selectors first, or they would start another Coordinator.
+            await host.stop()
+
+
+def play(folder, story, deployed):
+    async def run():
+        async with running(deployed) as network, contextlib.AsyncExitStack() as stack:
+            channels = [
+                await stack.enter_async_context(toy.channel_to(folder, network.address(i)))
+                for i in range(deployed.placement.num_selectors)
+            ]
+            await story(network, channels)
+        return network
+
+    return asyncio.run(asyncio.wait_for(run(), 120))
+
+
+async def take_part_until_committed(deployed, channels, rounds):
+    while len(rows(deployed)) < rounds:
+        await asyncio.gather(*(toy.take_part(one, b"5") for one in channels))
+
+
+async def checked_in(channel):
+    stream = await toy.connect(channel)
+    await stream.check_in()
+    return stream
+
+
+async def configured(*channels):
+    """Devices that take part in one attempt, and have not reported."""
+    streams = [await checked_in(channel) for channel in channels]
+    told = [await stream.receive() for stream in streams]
+    assert all(isinstance(one, wire_pb2.Configuration) for one in told), told
+    assert len({one.attempt for one in told}) == 1
+    return streams, told[0].attempt
+
+
+def rows(deployed):
+    with sql.SqlStore(deployed.store) as store:
+        return store.history(toy.POPULATION, "sum")
+
+
+def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, ({"devices_per_aggregator": 1},))
+    sentinel = b"7777777777777"
+
+    async def story(network, channels):
+        for _ in range(2):
+            answers = await asyncio.gather(*(toy.take_part(one, sentinel) for one in channels))
+            assert all(answer.accepted for _, answer in answers)
+        await toy.until(lambda: len(rows(deployed)) == 2)
+
+    network = play(tmp_path, story, deployed)
+    assert [row["total"] for row in rows(deployed)] == [2 * int(sentinel)] * 2
+    assert network.started.count("coordinator") == 1
+    senders = {(sender, to) for sender, to, _ in network.carried}
+    assert ("selector-0", "worker-0") in senders and ("worker-0", "worker-1") in senders
+    assert not any(sentinel in sealed for _, _, sealed in network.carried)
+
+
+def test_secure_sums_go_over_hosts(tmp_path):
+    deployed = toy_cluster.secure_deployment(tmp_path)
+
+    async def story(network, channels):
+        answers = await asyncio.gather(
+            *(toy_secure.take_part(channels[i % 2], (i, 0, 1)) for i in range(6))
+        )
+        assert all(answer.accepted for answer in answers)
+        await toy.until(lambda: rows(deployed))
+
+    play(tmp_path, story, deployed)
+    assert rows(deployed)[0]["total"] == [15, 0, 6]
+
+
+def test_an_attempt_whose_worker_is_lost_is_made_again_at_once(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, (SLOW,), num_workers=3)
+
+    async def story(network, channels):
+        streams, attempt = await configured(*channels)
+        placement = deployed.placement
+        # Its Aggregator goes: the devices are told, and nobody waits for them.
+        lost = placement.host_of(f"{attempt}/aggregator/0")
+        await network.cut(lost)
+        for stream in streams:
+            await stream.report(attempt, b"1")
+            answer = await stream.receive()
+            assert (answer.accepted, answer.reason) == (False, "late")
+        await network.start(lost)
+        # Its Master Aggregator goes.
+        streams, attempt = await configured(*channels)
+        lost = placement.host_of(attempt)
+        assert lost != placement.host_of(f"{attempt}/aggregator/0")
+        await network.cut(lost)
+        for stream in streams:
+            await stream.report(attempt, b"1")
+            assert not (await stream.receive()).accepted
+        await network.start(lost)
+        await take_part_until_committed(deployed, channels, 1)
+
+    play(tmp_path, story, deployed)
+    assert rows(deployed)[0]["total"] == 10
+
+
+def test_devices_do_not_wait_for_an_aggregator_that_cannot_be_made(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, (SLOW,))
+
+    async def story(network, channels):
+        lost = deployed.placement.host_of("toys/coordinator/0/round/1/aggregator/0")
+        await network.cut(lost)
+        for told, answer in await asyncio.gather(*(toy.take_part(one) for one in channels)):
+            assert told.reason == "the round was abandoned" and answer is None
+        await network.start(lost)
+        await take_part_until_committed(deployed, channels, 1)
+
+    play(tmp_path, story, deployed)
+
+
+def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
+    options = {"goal_count": 4, "least_fraction": 0.5, **SLOW}
+    deployed = toy_cluster.deployment(tmp_path, (options,))
+
+    async def story(network, channels):
+        streams, attempt = await configured(*channels, *channels)
+        await network.cut("selector-1")
+        for stream in streams[::2]:
+            await stream.report(attempt, b"1")
+            assert (await stream.receive()).accepted
+        await toy.until(lambda: rows(deployed))
+        again = await network.start("selector-1")
+        assert again.standing().address == "127.0.0.1:" + network.kept["selector-1"]
+        # It is told what devices are chosen for although that was said before.
+        await toy.until(lambda: again._service.opening == messages.SelectionOpened("sum", 1))
+
+    play(tmp_path, story, deployed)
+    (row,) = rows(deployed)
+    assert (row["total"], row["devices/dropped"]) == (2, 2)
+
+
+def test_a_selector_that_comes_back_has_its_port_again(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        before = network.address(0)
+        await network.cut("selector-0")
+        await network.start("selector-0")
+        assert network.address(0) == before
+        # Somebody else may have taken it.
+        taken = network.kept["selector-0"] = network.address(1).rpartition(":")[2]
+        await network.cut("selector-0")
+        await network.start("selector-0")
+        assert network.address(0).rpartition(":")[2] not in ("0", taken)
+
+    play(tmp_path, story, deployed)
+
+
+def test_another_coordinator_comes_when_the_first_is_lost(tmp_path):
+    times = {"heartbeat_seconds": 0.2, "silence_seconds": 0.5, "lease_seconds": 1.0}
+    deployed = toy_cluster.deployment(tmp_path, times=times)
+
+    async def story(network, channels):
+        await asyncio.gather(*(toy.take_part(one, b"5") for one in channels))
+        await toy.until(lambda: rows(deployed))
+        former = await network.cut("coordinator")
+        leader = network.hosts["selector-0"].standing().leader
+        await toy.until(lambda: network.hosts["selector-0"].standing().leader != leader, 60)
+        await toy.until(lambda: "coordinator" in network.hosts)
+        assert network.hosts["coordinator"].life > former.life
+        await take_part_until_committed(deployed, channels, 2)
+
+    play(tmp_path, story, deployed)
+    epochs = [row["epoch"] for row in rows(deployed)]
+    assert epochs == sorted(epochs) and epochs[0] < epochs[-1]
+    assert {row["total"] for row in rows(deployed)} == {10}
+
+
+def test_devices_that_are_forwarded_before_who_waits_for_them_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_lib, "_AHEAD_SECONDS", 0.5)
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        worker = network.hosts["worker-0"]
+        heard = []
+        worker._engine.connect("device", heard.append)
+        early = messages.DevicesForwarded("selector-0", ("device",))
+        worker._deliver("toys/coordinator/0/round/2", early)
+        assert heard == []
+        # Nobody comes: the device is sent away, and tries again.
+        await toy.until(lambda: heard)
+        assert isinstance(heard[0], messages.ComeBack) and heard[0].turns == (0.0,)
+        # Somebody comes.
+        worker._deliver("toys/coordinator/0/round/4", early)
+        with sql.SqlStore(deployed.store) as store:
+            commit = store.last_commit(toy.POPULATION, "sum")
+        both = frozenset({"selector-0", "selector-1"})
+        role = roles.MasterAggregatorRole("toys/coordinator/0", 1, commit, b"0", both)
+        worker._begin_actor(mail.Begin("toys/coordinator/0/round/4", role, "toys/coordinator/0"))
+        master = worker._engine._members["toys/coordinator/0/round/4"]
+        await toy.until(lambda: master.actor is not None and master.actor._devices)
+        assert len(heard) == 1
+
+    play(tmp_path, story, deployed)
+
+
+def test_a_host_takes_nothing_that_is_not_sealed_for_it(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        to_worker = [sealed for _, to, sealed in network.carried if to == "selector-0"]
+        assert to_worker
+        with pytest.raises(sealing.NotSealed):
+            await network.hosts["worker-0"].take(to_worker[0])
+
+    play(tmp_path, story, deployed)
+
+
+def test_a_host_that_does_not_answer_is_started_anew(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, (SLOW,), answer_seconds=0.5)
+
+    async def story(network, channels):
+        streams, attempt = await configured(*channels)
+        hung = network.hosts[deployed.placement.host_of(f"{attempt}/aggregator/0")]
+
+        async def take(sealed):
+            await asyncio.sleep(FOR_EVER)
+
+        hung.take = take
+        for stream in streams:
+            await stream.report(attempt, b"1")
+            assert (await stream.receive()).reason == "late"
+        assert hung not in network.hosts.values()
+
+    play(tmp_path, story, deployed)
+    assert rows(deployed) == []
+
+
+def test_a_host_says_what_it_lacks(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, builder="no.such.module:build")
+
+    async def start():
+        await Network(deployed).start("worker-0")
+
+    with pytest.raises(ValueError, match="no.such.module:build.*cannot be imported"):
+        asyncio.run(start())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
