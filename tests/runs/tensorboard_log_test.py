@@ -7,7 +7,10 @@ import sys
 import pytest
 import tensorflow as tf
 
+from tests import small_disk
 from tff_dpftrl.runs import tensorboard_log
+
+disk = small_disk.disk
 
 
 def test_numbers_become_scalars_and_the_umask_is_kept(tmp_path):
@@ -27,6 +30,24 @@ def test_numbers_become_scalars_and_the_umask_is_kept(tmp_path):
         for value in event.summary.value
     ]
     assert found == [(7, "loss", 0.5)]
+
+
+def test_a_disk_that_is_full_or_read_only_is_one_line(disk):
+    def write():
+        log = tensorboard_log.TensorBoardLog(disk.folder)
+        for number in range(100):
+            log.append({"round": number, "loss": 0.5, "eval_loss": 0.25})
+        log.close()
+
+    with disk.read_only(), pytest.raises(OSError) as caught:
+        write()
+    place = disk.folder / "tensorboard"
+    assert str(caught.value) == f"{place} cannot be written: Read-only file system."
+    for pages in (0, 1):  # When it is opened, and later.
+        disk.leave(pages)
+        with pytest.raises(OSError) as caught:
+            write()
+        assert str(caught.value) == f"{place} cannot be written: No space left on device."
 
 
 if __name__ == "__main__":

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests import small_disk
 from tests.training import toy_model
 from tff_dpftrl.data import vocabulary, vocabulary_file
 from tff_dpftrl.models import table
 from tff_dpftrl.training import saved_model, trained_model
+
+disk = small_disk.disk
 
 _TRICKY = [
     "The FRONT isn't 3.5 ß.",
@@ -181,6 +184,14 @@ def test_a_failure_leaves_the_one_before(trained, tmp_path, monkeypatch):
     found = tf.saved_model.load(str(folder)).signatures["serving_default"](tf.constant(["the"]))
     assert found["words"].shape == [1, 2]
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(disk, trained):
+    disk.leave(1)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        saved_model.write(disk.folder / "exported", trained)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in disk.folder.iterdir()] == ["ballast"]
 
 
 if __name__ == "__main__":

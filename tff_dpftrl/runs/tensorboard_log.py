@@ -8,21 +8,41 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_dpftrl.runs import tensorflow_files
+
 
 class TensorBoardLog:
     """Writes rows to the folder `tensorboard` of a run; as private as the umask makes it."""
 
     def __init__(self, folder: pathlib.Path):
-        """Opens a new file of events in the folder of a run."""
-        self._writer = tf.summary.create_file_writer(str(folder / "tensorboard"))
+        """Opens a new file of events in the folder of a run.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        self._folder = folder / "tensorboard"
+        with tensorflow_files.as_os_error(self._folder):
+            self._writer = tf.summary.create_file_writer(str(self._folder))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes one scalar for each number of a row; "round" is the step."""
-        with self._writer.as_default(step=row["round"]):
+        """Writes one scalar for each number of a row; "round" is the step.
+
+        Raises:
+          OSError: If it cannot be written.
+        """
+        with (
+            tensorflow_files.as_os_error(self._folder),
+            self._writer.as_default(step=row["round"]),
+        ):
             for name, value in row.items():
                 if name != "round" and value is not None:
                     tf.summary.scalar(name, value)
 
     def close(self) -> None:
-        """Flushes the events."""
-        self._writer.close()
+        """Flushes the events.
+
+        Raises:
+          OSError: If they cannot be written.
+        """
+        with tensorflow_files.as_os_error(self._folder):
+            self._writer.close()

@@ -21,6 +21,7 @@ import tensorflow as tf
 from tff_dpftrl import durable_files, validation
 from tff_dpftrl.data import vocabulary_file
 from tff_dpftrl.models import next_words
+from tff_dpftrl.runs import tensorflow_files
 from tff_dpftrl.training import trained_model
 
 _FILE = "saved_model.pb"
@@ -132,6 +133,7 @@ def write(
         return module.predict(texts, tf.constant(min(top, trained.words.size)))
 
     with durable_files.new_folder(pathlib.Path(output).resolve(), replace=overwrite) as folder:
-        tf.saved_model.save(module, str(folder), signatures=serve)
+        with tensorflow_files.as_os_error(output):
+            tf.saved_model.save(module, str(folder), signatures=serve)
         (folder / _EXTRA).parent.mkdir()
         vocabulary_file.write(folder / _EXTRA, trained.words, trained.rule)
