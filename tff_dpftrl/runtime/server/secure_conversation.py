@@ -88,7 +88,7 @@ class SecureConversation:
             if type(answer) is not messages.SecureSumAnswer:
                 return answer
             sent = wire_pb2.FromServer(secure_sum=answer.content)
-            await self._context.write(sent.SerializeToString())
+            await self._session.write(self._context, sent.SerializeToString())
         raise AssertionError  # Steps do not end.
 
     async def _step(self, step: int) -> messages.SecureSumAnswer | Answer:

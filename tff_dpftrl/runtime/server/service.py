@@ -215,13 +215,20 @@ class Service:
         self, session: Session, context: grpc.aio.ServicerContext, error: Exception
     ) -> None:
         """Ends a session whose time is over, or that the server ends."""
+        if session.is_writing:  # gRPC sends one thing at a time: not even a status any more.
+            if session.phase is Phase.CONNECTING:
+                session.phase = Phase.REFUSED
+                self._observer.session_refused("no check-in in time")
+            raise asyncio.CancelledError
         if not isinstance(error, TimeIsOver):
             raise error
         if session.phase is Phase.WAITING:
             self._engine.deliver(self._selector, messages.DeviceGone(session.address))
             await self._send_away(session, context, self._turns(), "no round has begun")
         elif session.phase is Phase.TRAINING:
-            await context.write(self._answer(False, messages.Refusal.LATE.value, self._turns()))
+            await session.write(
+                context, self._answer(False, messages.Refusal.LATE.value, self._turns())
+            )
         elif session.phase is Phase.CONNECTING:
             raise Refused(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -245,7 +252,7 @@ class Service:
         opening.challenge.protocol_versions.extend(session_stream.VERSIONS)
         opening.challenge.task = self.opening.task
         opening.challenge.round_index = self.opening.round_index
-        await context.write(opening.SerializeToString())
+        await session.write(context, opening.SerializeToString())
         raw = await context.read()
         if raw is grpc.aio.EOF:  # As it knows the round, it has to rest.
             session.phase = Phase.SENT_AWAY
@@ -337,7 +344,7 @@ class Service:
         answer = wire_pb2.FromServer()
         answer.come_back.turns.extend(turns)
         answer.come_back.reason = reason
-        await context.write(answer.SerializeToString())
+        await session.write(context, answer.SerializeToString())
 
     async def _take_report(
         self, session: Session, context: grpc.aio.ServicerContext, task: str
@@ -408,12 +415,12 @@ class Service:
         if type(answer) is messages.ReportAccepted:
             session.report_to = ""
             self._observer.reported(task, "", num_bytes)
-            await context.write(self._answer(True, "", answer.turns))
+            await session.write(context, self._answer(True, "", answer.turns))
             return
         refusal = answer.refusal.value
         reason = f"{refusal}: {answer.reason}" if answer.reason else refusal
         self._observer.reported(task, refusal, num_bytes)
-        await context.write(self._answer(False, reason, self._turns()))
+        await session.write(context, self._answer(False, reason, self._turns()))
 
     def _answer(self, is_accepted: bool, reason: str, turns: tuple[float, ...]) -> bytes:
         answer = wire_pb2.FromServer()
@@ -443,13 +450,13 @@ class Service:
             added = wire_pb2.Configuration(secure_sum_session=configure.secure_sum_session)
             session_of_group = wire_pb2.FromServer(configuration=added).SerializeToString()
         if num_bytes <= _SMALL:
-            await context.write(configuration + session_of_group)
+            await session.write(context, configuration + session_of_group)
             return
         # gRPC copies what it sends: as many copies as there are places.
         await self._sending.take(num_bytes)
         try:
             self._allow_transfer(session)
-            await context.write(configuration + session_of_group)
+            await session.write(context, configuration + session_of_group)
         finally:
             self._sending.give_back(num_bytes)
 

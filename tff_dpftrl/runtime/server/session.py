@@ -54,6 +54,7 @@ class Session:
       report_to: The Aggregator that hears when it ends; empty if there is none.
       task: Name of the task that it takes part in; empty before.
       is_in_secure_sum: Whether its report is summed securely.
+      is_writing: Whether something is on its way to the device, and nothing else can be.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Session:
         "report_to",
         "task",
         "is_in_secure_sum",
+        "is_writing",
         "_coroutine",
         "_inbox",
         "_waiter",
@@ -82,6 +84,7 @@ class Session:
         self.report_to = ""
         self.task = ""
         self.is_in_secure_sum = False
+        self.is_writing = False
         self._coroutine = asyncio.current_task()
         self._inbox: collections.deque[Any] | None = None
         self._waiter: asyncio.Future | None = None
@@ -122,6 +125,17 @@ class Session:
         message = await self.next_message()
         self._inbox = self._inbox or collections.deque()
         self._inbox.appendleft(message)
+
+    async def write(self, context: grpc.aio.ServicerContext, content: bytes) -> None:
+        """Sends a message; what is interrupted meanwhile is still on its way.
+
+        Args:
+          context: The session's stream.
+          content: The message.
+        """
+        self.is_writing = True
+        await context.write(content)
+        self.is_writing = False
 
     def interrupt(self, error: Exception) -> None:
         """Ends what the session's coroutine waits for, with an error that is not its peer's."""
