@@ -99,7 +99,7 @@ def _run_storm(name: str, seeds: Sequence[int], folder: pathlib.Path) -> tuple[i
         seconds = f", honest round in {look.round_seconds:.2f} s" if look.round_seconds else ""
         print(
             f"    after {look.num_messages:>7} messages: {look.resident_mb:.0f} MB, "
-            f"{look.open_files} open files, {look.tasks} tasks{seconds}"
+            f"{look.open_files} open files{seconds}"
         )
     return number, [f"--kinds '{name}'   logged: {line}" for line in found.errors]
 

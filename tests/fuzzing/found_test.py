@@ -178,6 +178,14 @@ def test_an_example_in_a_corpus_may_be_no_bytes(tmp_path, value):
     _refuses(ValueError, "not a tf.train.Example|values of", corpus.examples, "client 0")
 
 
+@pytest.mark.parametrize("value", ["x'00'", "NULL"])
+def test_a_client_of_a_corpus_may_have_no_text_for_a_name(tmp_path, value):
+    files._write_sqlite(tmp_path, 0)
+    change = f"UPDATE client_metadata SET client_id = {value} WHERE client_id = 'client 0'"
+    _execute(tmp_path / "c.sqlite", change)
+    _refuses(ValueError, "is no text", sqlite.read, tmp_path / "c.sqlite")
+
+
 @pytest.mark.parametrize(
     "change",
     ["last_round = 'x'", "last_time = x'00'", "times = 'y'", "last_round = -1", "times = 0"],

@@ -39,6 +39,7 @@ from tff_dpftrl.runtime.device import (
 from tff_dpftrl.runtime.plans import plan_pb2, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
+from tff_dpftrl.secure_sums import refusals
 
 _NUM_AT_ONCE = 256
 _ROUND_SECONDS = 60.0  # Far more than a round of these devices takes.
@@ -53,14 +54,12 @@ class Look:
       num_messages: Sent so far.
       resident_mb: Memory.
       open_files: Descriptors.
-      tasks: Of the event loop.
       round_seconds: How long the honest round took.
     """
 
     num_messages: int
     resident_mb: float
     open_files: int
-    tasks: int
     round_seconds: float
 
 
@@ -99,15 +98,8 @@ def _look(num_messages: int, round_seconds: float) -> Look:
         num_messages,
         pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
         len(os.listdir("/proc/self/fd")),
-        len(asyncio.all_tasks()) if _has_loop() else 0,
         round_seconds,
     )
-
-
-def _has_loop() -> bool:
-    with contextlib.suppress(RuntimeError):
-        return asyncio.get_running_loop() is not None
-    return False
 
 
 # A server.
@@ -140,6 +132,8 @@ class _Attacker:
                 # gRPC's own words for a stream that has ended while it is written to.
                 if "Internal error from Core" not in (error.details() or ""):
                     raise judging.Violation(f"seed {seed}: {error.details()}") from None
+        except refusals.ProtocolRefusedError:  # By the device, whose own words were changed.
+            self.outcomes["left"] += 1
         except asyncio.InvalidStateError:  # It ended between two of our messages.
             self.outcomes["ended"] += 1
         finally:
@@ -344,19 +338,18 @@ class _Liar:
         ]
         self._model = tensor_values.to_bytes(plain_plans.SCALE)
         self.drawn = random.Random(0)
-        self.round_index = 0
         self.num_messages = 0
 
     def _valid(self) -> list[list[bytes]]:
         drawn = self.drawn
         return [
-            [wire_server.challenge_of(b"c" * 32, task="plain", round_index=self.round_index)],
+            [wire_server.challenge_of(b"c" * 32, task="plain", round_index=7)],
             [
                 wire_server.come_back(5.0, 9.0),
                 wire_server.configuration(
                     attempt="a",
                     task="plain",
-                    round_index=self.round_index,
+                    round_index=7,
                     plan=drawn.choice(self._plans),
                     broadcast=self._model,
                 ),
@@ -408,7 +401,7 @@ def storm_of_servers(folder: pathlib.Path, seeds: Sequence[int], looks_after: in
     credentials = grpc.ssl_server_credentials([(private, roots)])
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    clock = _Clock()
+    clock = time.time
     patience = server_connection.Patience(answer_s=20, selection_s=20, upload_s=20, group_s=20)
     outcomes: collections.Counter[str] = collections.Counter()
     looks = []
@@ -426,15 +419,15 @@ def storm_of_servers(folder: pathlib.Path, seeds: Sequence[int], looks_after: in
             ),
             loaded_plans.LoadedPlans(plans.KEYS),
             examples,
-            opened(participation_timer.ParticipationTimer.open(folder / "timer", clock=clock)),
+            participation_timer.MemoryTimer(clock),
             attester.NoAttester(),
             eligibility.SettableEligibility(),
         )
         for number, seed in enumerate(seeds, start=1):
-            liar.round_index += 1
             liar.drawn = random.Random(f"liar {seed}")
-            clock.now += 3600.0 * 24
-            result = own.run_session("tests").result
+            # Or it would rest for good after a round that is said to be the last of all.
+            fresh = dataclasses.replace(own, timer=participation_timer.MemoryTimer(clock), rules={})
+            result = fresh.run_session("tests").result
             outcomes[result.outcome.value] += 1
             if result.reason:
                 judging.one_line(result.reason)
@@ -443,12 +436,3 @@ def storm_of_servers(folder: pathlib.Path, seeds: Sequence[int], looks_after: in
             if errors:
                 raise judging.Violation(f"seed {seed}: {errors[-1]}")
     return Storm(outcomes, looks, errors)
-
-
-class _Clock:
-    """A day a session, or the device would rest."""
-
-    now = 1_700_000_000.0
-
-    def __call__(self) -> float:
-        return self.now

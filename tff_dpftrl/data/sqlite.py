@@ -97,7 +97,10 @@ class _ExampleReader:
                 f"{self._path} has no clients in the split {self._split_name!r}; its splits are "
                 f"{splits} (sqlite_split; all if not given)."
             )
-        return tuple(sorted(client_id for (client_id,) in rows))
+        ids = [client_id for (client_id,) in rows]
+        if not all(isinstance(client_id, str) for client_id in ids):
+            raise ValueError(f"{self._path}: a client_id is no text.")
+        return tuple(sorted(ids))
 
     def examples(self, client_id: str) -> list[str]:
         query = "SELECT serialized_example_proto FROM examples WHERE client_id = ?"
