@@ -267,6 +267,70 @@ def test_a_device_that_is_gone_before_its_configuration_is_not_waited_for():
     play(story)
 
 
+def test_devices_that_are_forwarded_to_somebody_who_is_gone_are_sent_away():
+    async def story(stage, made, heard):
+        for device in ("one", "other"):
+            made.connect(device, heard.append)
+        made.deliver("attempt", messages.DevicesForwarded("selector", ("one", "other")))
+        assert [(type(told), told.device) for told in heard] == [
+            (messages.ComeBack, "one"),
+            (messages.ComeBack, "other"),
+        ]
+
+    play(story)
+
+
+class Abroad(engine.Elsewhere):
+    """Where all addresses that begin with "far" are."""
+
+    def __init__(self):
+        self.heard = []
+
+    def send(self, to, message):
+        self.heard.append((to, message))
+        return to.startswith("far")
+
+    def spawn(self, parent, address, role):
+        self.heard.append((parent, address))
+        return address.startswith("far")
+
+    def end(self, address):
+        self.heard.append(("end", address))
+
+
+def test_what_is_not_here_is_left_to_who_has_it():
+    abroad = Abroad()
+
+    async def story(stage, made, heard):
+        made.connect("device", heard.append)
+        report = messages.Report("device", "attempt", "numbers")
+        made.deliver("far/sum", report)
+        assert abroad.heard == [("far/sum", report)] and heard == []
+        made.deliver("sum", report)  # It would be here.
+        assert [told.refusal for told in heard] == [messages.Refusal.LATE]
+        abroad.heard.clear()
+
+        def step(me):
+            me.spawn("far/attempt", None)
+            me.spawn("attempt", lambda me: None)
+            me.stop("far/attempt")
+
+        made.deliver("selector", step)
+        await toy.until(lambda: made.has("attempt"))
+        assert abroad.heard == [
+            ("selector", "far/attempt"),
+            ("selector", "attempt"),
+            ("end", "far/attempt"),
+        ]
+        assert "keeper" not in stage.made
+        # Of a lost parent's children, those that are here end.
+        made.spawn("attempt/sum", lambda me: None, "far/attempt")
+        made.end_children(lambda parent: parent.startswith("far"))
+        assert made.has("attempt") and not made.has("attempt/sum")
+
+    play(story, elsewhere=abroad, permanent=("selector",))
+
+
 def test_only_the_last_count_of_a_hop_is_delivered():
     async def story(stage, made, heard):
         made.connect("attempt", heard.append)

@@ -21,7 +21,8 @@ one process, Ray on many machines) run the same classes. What an engine owes the
   and start it. Roles are data, so that they can travel.
 - `Stop(address)`: end it. A report, or a message of a secure sum, that comes for an actor which
   is not there any more is answered by the engine with `ReportRefused(..., Refusal.LATE)`; so
-  are devices that wait, in a secure sum, for an answer of one that is gone.
+  are devices that wait, in a secure sum, for an answer of one that is gone. Devices that are
+  forwarded to an attempt that is gone are told to come back: nobody else knows of them.
 - `Lost(address)` may be sent to whoever spawned an actor that is gone (for a Coordinator: to
   the Selectors), and the Aggregators of a Master Aggregator that is gone may be ended. It saves
   time; the time-outs would find out as well.

@@ -72,7 +72,7 @@ class Deployment:
     num_workers: int = 2
     files: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    answer_seconds: float = 15.0
+    answer_seconds: float = 30.0
 
     def __post_init__(self):
         validation.positive("answer_seconds", self.answer_seconds)
