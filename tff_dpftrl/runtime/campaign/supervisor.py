@@ -142,7 +142,9 @@ async def run(
             records.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
         fleet = await stack.enter_async_context(devices.fleet(setting, note))
-        runner = await stack.enter_async_context(_runner(left, servers, proxies, fleet))
+        runner = await stack.enter_async_context(
+            _runner(left, servers, proxies, fleet, start_seconds)
+        )
         if not await runner.has_progress(0, left.bound):
             raise RuntimeError("No rounds were committed before the first fault.")
         struck, until = 0, time.monotonic() + seconds
@@ -175,9 +177,10 @@ async def _runner(
     servers: engines.Engines,
     proxies: Sequence[proxy.Proxy],
     fleet: Sequence[asyncio.Future],
+    start_seconds: float,
 ) -> AsyncIterator[_Runner]:
     read = book.Reader(left.place.store)
-    runner = _Runner(left, servers, proxies, fleet, read)
+    runner = _Runner(left, servers, proxies, fleet, read, start_seconds)
     watching = asyncio.ensure_future(runner.watch())
     try:
         yield runner
@@ -196,8 +199,10 @@ class _Runner:
         proxies: Sequence[proxy.Proxy],
         fleet: Sequence[asyncio.Future],
         read: book.Reader,
+        start_seconds: float,
     ):
         self._left, self._servers, self._proxies = left, servers, proxies
+        self._start_seconds = start_seconds
         self._fleet, self._book = fleet, read
         self._trigger = armed.Trigger(left.place.folder)
         self._seen: dict[int, float] = {}  # When rounds were seen, by their lines in the book.
@@ -208,6 +213,7 @@ class _Runner:
         before = self._book.last()
         strike = await self._strike(fault)
         if strike is None:
+            await self.has_progress(self._book.last(), self._left.bound)
             return Outcome(fault, False)
         at, pid = strike
         struck_after = self._last_before(before, at)
@@ -278,6 +284,8 @@ class _Runner:
             await self._servers.lose_one(fault.point)
         self._trigger.arm(fault.number, fault.point, _HOW.get(fault.kind, armed.TELL), fault.skip)
         until = time.time() + _STRIKE_SECONDS
+        if fault.is_of_a_start:
+            until += self._start_seconds
         while time.time() < until:
             found = self._trigger.strike_of(fault.number)
             if found is not None:
