@@ -37,6 +37,7 @@ _SYSTEM = {  # A node that is gone is found out within two seconds.
     "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 3,
     "kill_worker_timeout_milliseconds": 60_000,  # Who is stopped may return.
+    "worker_niceness": 0,  # Ray's is 15: beside whatever else runs, nobody would start in time.
 }
 
 
