@@ -47,8 +47,8 @@ examples:
       --address 0.0.0.0:8443 --certificate fullchain.pem --private-key key.pem \\
       --attestation-keys issuer.pub
 
-  # On two machines, with the same files at the same paths, in a network of their own: Ray has
-  # neither passwords nor encryption. `ray start` once on each, and the rest on the first one.
+  # On two machines, with the same files at the same paths, in a network of their own: as it
+  # comes, Ray has neither passwords nor encryption. First `ray start` on each of them.
   ray start --head --port=6379 --node-ip-address=10.0.0.1
   ray start --address=10.0.0.1:6379                                # on the second machine
   tff-dpftrl serve --engine ray --ray-address auto --selectors 2 --workers 4 \\

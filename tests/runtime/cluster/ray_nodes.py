@@ -31,14 +31,14 @@ NODE = {"num_cpus": 1, "object_store_memory": 2**27, "node_ip_address": "127.0.0
 
 
 @contextlib.contextmanager
-def nodes():
-    """A cluster of two nodes, of which one may be removed."""
+def nodes(config=_QUICK):
+    """A cluster of two nodes, of which one may be removed; `config` is Ray's own."""
     pytest.importorskip("ray", reason="Ray is not installed: run `make test-distributed`.")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     from ray import cluster_utils
 
-    head = {**NODE, "include_dashboard": False, "_system_config": _QUICK}
+    head = {**NODE, "include_dashboard": False, "_system_config": dict(config)}
     cluster = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
     try:
         cluster.second = cluster.add_node(**NODE)

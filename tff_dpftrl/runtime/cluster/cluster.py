@@ -176,6 +176,7 @@ class RayCluster:
                 f"settings ({', '.join(others)}): stop that server (tff-dpftrl serve --stop), or "
                 "start this one as it was started."
             )
+        return True
 
     def _wait(self, until: float) -> None:
         """Waits until all hosts serve, and all Selectors have heard of a Coordinator."""
