@@ -1,5 +1,6 @@
 """What changed inputs have found: each in a few lines, and how it is refused now."""
 
+import base64
 import contextlib
 import json
 import sqlite3
@@ -7,6 +8,8 @@ import sys
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from tests.fuzzing import files
 from tests.runtime.device import wire_server
@@ -14,16 +17,17 @@ from tests.runtime.plans import plain_plans, secure_plans
 from tests.training import toy_model
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.data import sqlite
+from tff_dpftrl.data import sqlite, vocabulary_file
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger, observed, recount
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log
 from tff_dpftrl.runtime.device import example_store, participation_timer, session, wire_session
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values, verification
-from tff_dpftrl.runtime.server import server_folder
+from tff_dpftrl.runtime.server import server_folder, tls
 from tff_dpftrl.runtime.store import interface, sql
 from tff_dpftrl.runtime.tasks import task_state
+from tff_dpftrl.sweeps import folder as sweep_folder
 from tff_dpftrl.training import config, options, warm_start
 
 _DEEP = "[" * 100_000 + "]" * 100_000
@@ -66,11 +70,21 @@ def _changed_statement(folder, **changes):
         ({"headline_caveats": [1]}, "headline_caveats is of another type"),
         ({"parameters": []}, "parameters is of another type"),
         ({"mechanism": None}, "mechanism is of another type"),
+        ({"epsilon": 10**400}, "epsilon is of another type"),
     ],
 )
 def test_a_statement_has_the_types_that_its_readers_rely_on(tmp_path, changes, match):
     text = _changed_statement(tmp_path, **changes)
     _refuses(ValueError, match, statement.PrivacyStatement.from_json, text)
+
+
+def test_the_format_of_a_file_may_have_lines(tmp_path):
+    files._write_vocabulary(tmp_path, 0)
+    files._write_sweep(tmp_path, 0)
+    for path in (tmp_path / "vocabulary.json", tmp_path / "sweep.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"format": "1\n2"}))
+    _refuses(ValueError, "format '1", vocabulary_file.read, tmp_path / "vocabulary.json")
+    _refuses(ValueError, "format '1", sweep_folder.read, tmp_path)
 
 
 def test_observed_participation_is_of_numbers():
@@ -308,6 +322,19 @@ def test_the_damage_of_a_ledger_is_told_in_one_line(tmp_path):
     _refuses(ValueError, "is damaged", recount.recount, path)
 
 
+def test_a_certificate_may_be_of_an_unknown_curve(tmp_path):
+    files._write_keys(tmp_path, 0)
+    certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
+    content = certificate.public_bytes(Encoding.DER)
+    name = bytes.fromhex("2a8648ce3d030107")  # Of the curve.
+    changed = base64.encodebytes(content.replace(name, name[:-1] + b"\x63"))
+    (tmp_path / "server.pem").write_bytes(
+        b"-----BEGIN CERTIFICATE-----\n" + changed + b"-----END CERTIFICATE-----\n"
+    )
+    pair = tmp_path / "server.pem", tmp_path / "server.key"
+    _refuses(ValueError, "no certificate", tls.load, *pair)
+
+
 # Plans and messages.
 
 
@@ -357,7 +384,10 @@ class _Connection:
     patience = wire_session.server_connection.Patience()
 
     def __init__(self, stream):
-        self.open_stream = lambda: stream
+        self.open_stream = lambda address: stream
+
+    def addresses(self, generator):
+        return ["anywhere"]
 
 
 if __name__ == "__main__":

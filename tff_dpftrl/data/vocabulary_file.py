@@ -83,7 +83,7 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
         raise ValueError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
     if found != FORMAT:
         raise ValueError(
-            f"{path} is a vocabulary of format {found}, and this version of tff-dpftrl reads "
+            f"{path} is a vocabulary of format {found!r}, and this version of tff-dpftrl reads "
             f"format {FORMAT} only: use the version that wrote it."
         )
     if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):

@@ -142,7 +142,9 @@ def read(output: pathlib.Path) -> Manifest:
         raise ValueError(f"There is no run in {output}: {path} does not exist.")
     public = _read(path)
     if public.get("format") != FORMAT:
-        found = public.get("format", "1, which did not bind a run to its options")
+        found = "1, which did not bind a run to its options"
+        if "format" in public:
+            found = repr(public["format"])
         raise ValueError(
             f"The run in {output} was begun by another version of tff-dpftrl: its folder is of "
             f"format {found}, and this version goes on with format {FORMAT} only. Finish it with "
@@ -162,7 +164,7 @@ def read(output: pathlib.Path) -> Manifest:
     noise_version = copy.get("noise_version")
     if noise_version != private_round.NOISE_VERSION:
         raise ValueError(
-            f"The noise of the run in {output} is of version {noise_version}, that of this "
+            f"The noise of the run in {output} is of version {noise_version!r}, that of this "
             f"version of tff-dpftrl {private_round.NOISE_VERSION}: a round that was begun would be "
             "repeated with other noise. Finish it with the version that began it, or start a new "
             "run."

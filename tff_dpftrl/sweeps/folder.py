@@ -113,7 +113,7 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
     if found != FORMAT:
         raise ValueError(
             f"The sweep in {output} was begun by another version of tff-dpftrl: its folder is of "
-            f"format {found}, and this version goes on with format {FORMAT} only. Name another "
+            f"format {found!r}, and this version goes on with format {FORMAT} only. Name another "
             "folder."
         )
     return options, axes

@@ -85,8 +85,9 @@ class WireSession(session.SessionSteps):
         challenge = self._open(keep_going)
         versions = set(challenge.protocol_versions) & set(session_stream.VERSIONS)
         if not versions:
+            spoken = sorted(challenge.protocol_versions)[:10]
             raise session.StepFailed(
-                f"The server speaks version {sorted(challenge.protocol_versions)} of the protocol "
+                f"The server speaks version {spoken} of the protocol "
                 f"and this device {list(session_stream.VERSIONS)}: update the older one."
             )
         _check_round(challenge.round_index)

@@ -242,12 +242,13 @@ def _update_segments(plan: Plan) -> list[vectors.Segment]:
 def _segment(
     tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum, most_devices: int
 ) -> vectors.Segment:
+    label, dtype = (" ".join(text.split())[:100] for text in (tensor.label, tensor.dtype))
     if len(tensor.shape) > tensor_values.MOST_DIMENSIONS:
-        raise PlanNotSecureError(f"{tensor.label} has {len(tensor.shape)} dimensions.")
+        raise PlanNotSecureError(f"{label} has {len(tensor.shape)} dimensions.")
     if min(tensor.shape, default=1) < 1 or tensor.dtype not in _INTEGERS:
         raise PlanNotSecureError(
-            f"{tensor.label} is summed securely, and must be integers of a fixed shape, got "
-            f"{tensor.dtype} of shape {list(tensor.shape)}."
+            f"{label} is summed securely, and must be integers of a fixed shape, got "
+            f"{dtype} of shape {list(tensor.shape)}."
         )
     match rule.WhichOneof("rule"):
         case "modulus":
@@ -255,11 +256,11 @@ def _segment(
         case "largest_entry":
             modulus = _above(rule.largest_entry, most_devices)
         case other:
-            raise PlanNotSecureError(f"{tensor.label} has the unknown rule {other} for its sum.")
+            raise PlanNotSecureError(f"{label} has the unknown rule {other} for its sum.")
     is_power = modulus & (modulus - 1) == 0
     if not 2 <= modulus <= (LARGEST_MODULUS if is_power else 2**32):
         raise PlanNotSecureError(
-            f"{tensor.label} needs a sum modulo {modulus} for up to {most_devices} devices: only "
+            f"{label} needs a sum modulo {modulus} for up to {most_devices} devices: only "
             f"2 to 2**32, and powers of two up to {LARGEST_MODULUS}, can be summed."
         )
     return vectors.Segment(tensor_values.num_entries(tensor.shape), modulus)

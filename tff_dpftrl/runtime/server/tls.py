@@ -123,17 +123,18 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
         )
     try:
         own = x509.load_pem_x509_certificates(certificate_pem)[0]
-    except ValueError:
+        public, valid_until = own.public_key(), own.not_valid_after_utc
+    except (ValueError, exceptions.UnsupportedAlgorithm):
         raise ValueError(f"{certificate} holds no certificate in PEM.") from None
     try:
         private = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
         raise ValueError(f"{key} holds no private key in unencrypted PEM.") from None
-    if private.public_key() != own.public_key():
+    if private.public_key() != public:
         raise ValueError(f"{key} is not the key of {certificate}: name the files of one pair.")
-    if own.not_valid_after_utc < datetime.datetime.now(datetime.timezone.utc):
+    if valid_until < datetime.datetime.now(datetime.timezone.utc):
         raise ValueError(
-            f"{certificate} was valid until {own.not_valid_after_utc:%Y-%m-%d}: devices will not "
+            f"{certificate} was valid until {valid_until:%Y-%m-%d}: devices will not "
             "connect. Renew it."
         )
     return Identity(certificate_pem, key_pem, _names(own, certificate))
@@ -142,7 +143,7 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
 def _names(own: x509.Certificate, path: str | os.PathLike[str]) -> tuple[str, ...]:
     try:
         names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         raise ValueError(
             f"{path} names no server (subject alternative name): devices could not check it."
         ) from None

@@ -88,13 +88,11 @@ class SessionTable:
           ValueError: If the file holds something else.
         """
         table = cls()
-        try:
-            text = pathlib.Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return table
         problem = f"{path} holds no counts of sessions: move it away, or bring the right one back."
         try:
-            content = json_text.parse(text)
+            content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return table
         except ValueError as error:
             raise ValueError(problem) from error
         if not isinstance(content, dict) or content.get("version") != _VERSION:

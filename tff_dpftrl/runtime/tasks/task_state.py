@@ -77,8 +77,8 @@ def _head(content: bytes, terms: str) -> tuple[participation_histograms.Observed
         raise StateError(f"The committed state cannot be read: {error!r}.") from None
     if found != terms:
         raise StateError(
-            f"The store has a task of this name with other terms or plans ({found[:16]}, not "
-            f"{terms[:16]}): serve the task that it was begun with, or give the new one another "
+            f"The store has a task of this name with other terms or plans ({found[:16]!r}, not "
+            f"{terms[:16]!r}): serve the task that it was begun with, or give the new one another "
             "name."
         )
     return seen, end
