@@ -23,8 +23,10 @@ PAST_THE_LEASE = (
 AFTER_THE_NOISE = ((Kind.RAISE, "Keeper: CommitRound: before"),) * 3
 
 
-def _number_of(setting):
-    return faults.all_settings().index(setting)
+def _numbers_of(settings):
+    """Numbers of faults with such settings; no two are the same fault."""
+    known = faults.all_settings()
+    return [known.index(setting) + i * len(known) for i, setting in enumerate(settings)]
 
 
 def _run(folder, num_faults, *, settings=None, options=(), seed=0):
@@ -37,7 +39,7 @@ def _run(folder, num_faults, *, settings=None, options=(), seed=0):
             servers.Servers(place, options=options),
             num_faults=num_faults,
             seed=seed,
-            numbers=settings and [_number_of(setting) for setting in settings],
+            numbers=settings and _numbers_of(settings),
             say=lines.append,
         )
     )

@@ -2,7 +2,7 @@
 
     python -m tff_dpftrl.runtime.campaign.sentinels PROCESS-ID < PIECES.json
 
-prints the names of the pieces that the process could read in its memory.
+copies the memory of the process, says "copied", and prints the names of the pieces in it.
 """
 
 from __future__ import annotations
@@ -118,9 +118,11 @@ def to_json(wanted: Mapping[str, bytes]) -> str:
 def _main() -> None:
     given = {name: base64.b64decode(text) for name, text in json.load(sys.stdin).items()}
     try:
-        print(json.dumps(sorted(found_in(memory(int(sys.argv[1])), given))))
+        images = list(memory(int(sys.argv[1])))
     except OSError as error:
         sys.exit(f"The memory of process {sys.argv[1]} cannot be read: {error}")
+    print("copied", flush=True)  # It may go on.
+    print(json.dumps(sorted(found_in(images, given))))
 
 
 if __name__ == "__main__":

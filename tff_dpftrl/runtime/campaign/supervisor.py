@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TypeAlias
 
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.campaign import (
@@ -26,7 +27,7 @@ from tff_dpftrl.runtime.campaign import (
 )
 
 _LOOK_SECONDS = 0.02
-_STRIKE_SECONDS = 8.0  # Within which a fault strikes, or does not come.
+_STRIKE_SECONDS = 20.0  # Within which a fault strikes, or does not come.
 _ATTEMPTS = 3
 _SEEN_WITHIN = 0.2  # Seconds after which a commit has been seen.
 _LOOKED_FOR = 3  # Devices whose vectors are looked for in the memory of a stopped process.
@@ -35,6 +36,9 @@ _HOW = {
     faults.Kind.STOP: armed.STOP,
     faults.Kind.RAISE: armed.RAISE,
 }
+
+
+_Search: TypeAlias = tuple[asyncio.subprocess.Process, int]  # And how many pieces it looks for.
 
 
 def progress_bound(start_seconds: float = 0.0) -> float:
@@ -321,11 +325,16 @@ class _Runner:
             if fault.kind is faults.Kind.STOP:
                 self._servers.note_stopped(pid)
                 await self._servers.keep()
+            searches = []
             if fault.looks:
-                looked = await self._search(pid, generator)
+                searches.append(await self._begin_search(pid, self._servers.hides(pid), generator))
             await asyncio.sleep(max(0.0, goes_on - time.time()))
             engines.send(pid, signal.SIGCONT)
             self._servers.go_on()
+            if fault.looks:
+                for other in self._servers.bystanders():
+                    searches.append(await self._begin_search(other, toys.TASKS, generator))
+            looked = await _end_searches(searches)
         elif fault.kind in (faults.Kind.CUT, faults.Kind.CUT_SOME):
             for one in self._proxies:
                 one.cut(fault.share, generator)
@@ -335,30 +344,27 @@ class _Runner:
             )
         return looked
 
-    async def _search(self, pid: int, generator: random.Random) -> tuple[int, tuple[str, ...]]:
-        """Looks for devices' vectors in the memory of processes that must not see them."""
-        chosen = generator.sample(range(toys.NUM_DEVICES), _LOOKED_FOR)
-        hidden = {pid: self._servers.hides(pid)}
-        hidden.update(dict.fromkeys(self._servers.bystanders(), toys.TASKS))
-        num_pieces, found = 0, []
-        for process, tasks in hidden.items():
-            wanted = sentinels.pieces_of(
-                {
-                    f"{task}, device {device}": toys.sentinel(self._left.seed, task, device)
-                    for task in tasks
-                    for device in chosen
-                }
-            )
-            search = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tff_dpftrl.runtime.campaign.sentinels", str(process)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            out, _ = await search.communicate(sentinels.to_json(wanted).encode())
-            if not search.returncode:  # Or it has been ended meanwhile.
-                num_pieces += len(wanted)
-                found += json.loads(out)
-        return num_pieces, tuple(found)
+    async def _begin_search(
+        self, pid: int, tasks: Sequence[str], generator: random.Random
+    ) -> _Search:
+        """Copies the memory of a process, and begins to look for vectors it must not have."""
+        wanted = sentinels.pieces_of(
+            {
+                f"{task}, device {device}": toys.sentinel(self._left.seed, task, device)
+                for task in tasks
+                for device in generator.sample(range(toys.NUM_DEVICES), _LOOKED_FOR)
+            }
+        )
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tff_dpftrl.runtime.campaign.sentinels", str(pid)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        process.stdin.write(sentinels.to_json(wanted).encode())
+        process.stdin.close()
+        await process.stdout.readline()
+        return process, len(wanted)
 
     async def _progress(self, after: int, at: float) -> float | None:
         if not await self.has_progress(after, self._left.bound + at - time.time()):
@@ -366,3 +372,14 @@ class _Runner:
         self._note_rounds()
         second = sorted(number for number in self._seen if number > after)[1]
         return self._seen[second] - at
+
+
+async def _end_searches(searches: Sequence[_Search]) -> tuple[int, tuple[str, ...]]:
+    """How many pieces were looked for, and which were found."""
+    num_pieces, found = 0, []
+    for process, wanted in searches:
+        out = await process.stdout.read()
+        if not await process.wait():  # Or what was searched has been ended meanwhile.
+            num_pieces += wanted
+            found += json.loads(out)
+    return num_pieces, tuple(found)
