@@ -63,5 +63,39 @@ def test_results_need_a_number_of_dimensions():
         graphs.traced(lambda x: [x], [spec], inputs=["x"], outputs=["x"])
 
 
+_PAIR = [tf.TensorSpec([2], tf.float64), tf.TensorSpec([], tf.int64)]
+
+
+def _of_pairs(function, specs=(*_PAIR, *_PAIR)):
+    labels = [f"{i}" for i in range(len(specs))]
+    return graphs.traced(function, specs, inputs=labels, outputs=labels[: len(specs) // 2])
+
+
+def test_a_graph_that_adds_in_pairs_is_known():
+    assert graphs.adds_in_pairs(_of_pairs(lambda a, b, c, d: [a + c, tf.identity(d) + b]))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, b, c, d: [a - c, b + d],
+        lambda a, b, c, d: [a + c + c, b + d],
+        lambda a, b, c, d: [a + a, b + d],
+        lambda a, b, c, d: [a + c, b],
+        lambda a, b, c, d: [a + c, b + 2 * d],
+        lambda a, b, c, d: [tf.maximum(a + c, 0), b + d],
+        lambda a, b, c, d: [a + tf.cast(tf.cast(c, tf.float32), tf.float64), b + d],
+    ],
+)
+def test_a_graph_that_does_anything_else_is_not(function):
+    assert not graphs.adds_in_pairs(_of_pairs(function))
+
+
+def test_a_graph_whose_shapes_differ_adds_not_in_pairs():
+    wide, unknown = tf.TensorSpec([3, 2], tf.float64), tf.TensorSpec([None], tf.float64)
+    for specs in ((wide, _PAIR[0]), (unknown, unknown)):
+        assert not graphs.adds_in_pairs(_of_pairs(lambda a, b: [a + b], specs))
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

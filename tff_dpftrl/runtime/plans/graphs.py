@@ -118,3 +118,38 @@ def function_of(graph: plan_pb2.Graph) -> tf.types.experimental.ConcreteFunction
         tuple(specs),
     )
     return client_part.traced(imported.importer(), specs, device=client_part.CPU)
+
+
+def adds_in_pairs(graph: plan_pb2.Graph) -> bool:
+    """Whether a graph adds its first inputs to as many others, one by one, and does nothing else.
+
+    Sums of most tasks are such: NumPy adds the same numbers, without TensorFlow's eager tensors.
+
+    Args:
+      graph: The graph.
+
+    Returns:
+      Whether it certainly does.
+    """
+    nodes = {node.name: node for node in tf.compat.v1.GraphDef.FromString(graph.graph_def).node}
+
+    def source(name: str) -> tf.compat.v1.NodeDef:
+        node = nodes[name.partition(":")[0]]
+        while node.op == "Identity" and len(node.input) == 1:
+            node = nodes[node.input[0].partition(":")[0]]
+        return node
+
+    count = len(graph.outputs)
+    if len(graph.inputs) != 2 * count:
+        return False
+    for one, other, output in zip(
+        graph.inputs[:count], graph.inputs[count:], graph.outputs, strict=True
+    ):
+        kinds = {(tensor.dtype, tuple(tensor.shape)) for tensor in (one, other, output)}
+        node = source(output.name)
+        if len(kinds) > 1 or -1 in output.shape or node.op != "AddV2" or len(node.input) != 2:
+            return False
+        added = {source(name).name for name in node.input}
+        if added != {one.name.partition(":")[0], other.name.partition(":")[0]}:
+            return False
+    return True

@@ -13,7 +13,7 @@ first result, or nothing of the attempt. A state holds the seed of the noise and
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -24,8 +24,10 @@ from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_val
 State: TypeAlias = list[np.ndarray]
 """Leaves of a process's state; `tensor_values.to_bytes` makes them bytes."""
 
-Sums: TypeAlias = list[tf.Tensor]
+Sums: TypeAlias = list[np.ndarray]
 """Sums of updates; what is summed securely comes last, as int64."""
+
+_Adding: TypeAlias = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Sums]
 
 
 class UpdateRefusedError(ValueError):
@@ -49,8 +51,8 @@ class ServerWork:
         self._initialize = graphs.function_of(plan.initialize)
         self._prepare = graphs.function_of(plan.prepare)
         self._zero = graphs.function_of(plan.zero)
-        self._accumulate = graphs.function_of(plan.accumulate)
-        self._merge = graphs.function_of(plan.merge)
+        self._accumulate = _adding(plan.accumulate)
+        self._merge = _adding(plan.merge)
         self._finish = graphs.function_of(plan.finish)
         self._get_weights = graphs.function_of(plan.get_weights)
         self._set_weights = graphs.function_of(plan.set_weights)
@@ -85,8 +87,8 @@ class ServerWork:
 
     def zero(self) -> Sums:
         """The sums of no updates."""
-        secure = [tf.zeros(tensor.shape, tf.int64) for tensor in self._secure]
-        return [*self._zero(), *secure]
+        secure = [np.zeros(list(tensor.shape), np.int64) for tensor in self._secure]
+        return [*_arrays(self._zero()), *secure]
 
     def check_update(self, update: Sequence[np.ndarray]) -> None:
         """Refuses an update that must not be added.
@@ -130,18 +132,14 @@ class ServerWork:
           UpdateRefusedError: As for `check_update`.
         """
         self.check_update(update)
-        plain = self._accumulate(*sums[: self._num_plain], *_tensors(update[: self._num_added]))
-        secure = [
-            total + tf.constant(array.astype(np.int64))
-            for total, array in zip(sums[self._num_plain :], update[self._num_added :], strict=True)
-        ]
-        return [*plain, *secure]
+        plain = self._accumulate(sums[: self._num_plain], update[: self._num_added])
+        secure = [array.astype(np.int64) for array in update[self._num_added :]]
+        return [*plain, *_added(sums[self._num_plain :], secure)]
 
     def merge(self, one: Sums, other: Sums) -> Sums:
         """The sums of two sets of updates together."""
-        plain = self._merge(*one[: self._num_plain], *other[: self._num_plain])
-        pairs = zip(one[self._num_plain :], other[self._num_plain :], strict=True)
-        return [*plain, *(a + b for a, b in pairs)]
+        plain = self._merge(one[: self._num_plain], other[: self._num_plain])
+        return [*plain, *_added(one[self._num_plain :], other[self._num_plain :])]
 
     def finish(self, state: State, sums: Sums) -> tuple[State, dict[str, np.ndarray]]:
         """Ends a round: noise, and the optimizer's step.
@@ -153,7 +151,7 @@ class ServerWork:
         Returns:
           The new state, and the metrics by label; equal arguments give equal results.
         """
-        results = _arrays(self._finish(*_tensors(state), *sums))
+        results = _arrays(self._finish(*_tensors(state), *_tensors(sums)))
         labels = [tensor.label for tensor in self.metrics]
         return results[: len(state)], dict(zip(labels, results[len(state) :], strict=True))
 
@@ -188,6 +186,24 @@ class ServerWork:
     @property
     def _num_added(self) -> int:
         return len(self.plan.update) - len(self.plan.secure_sums)
+
+
+def _adding(graph: plan_pb2.Graph) -> _Adding:
+    """What adds updates, or sums, to sums.
+
+    By NumPy wherever the graph adds and does nothing else: with Python 3.11 TensorFlow loses some
+    bytes for every eager tensor, of which a report of a small model would make forty, and a call
+    of a graph takes longer than such a sum.
+    """
+    if graphs.adds_in_pairs(graph):
+        return _added
+    function = graphs.function_of(graph)
+    return lambda one, other: _arrays(function(*_tensors(one), *_tensors(other)))
+
+
+def _added(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> Sums:
+    with np.errstate(all="ignore"):  # As TensorFlow does.
+        return [np.add(a, b, out=np.empty_like(a)) for a, b in zip(one, other, strict=True)]
 
 
 def _tensors(arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:

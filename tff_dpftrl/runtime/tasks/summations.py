@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import secure_report, server_work, tensor_values
@@ -121,7 +120,7 @@ class SecureSummation(population_lib.Summation):
             read = secure_report.read_total(self._work.plan, vector, num_devices)
         except secure_report.TotalRefusedError as error:
             raise population_lib.UnusableReport(str(error)) from None
-        return Total([tf.constant(array) for array in read.sums], read.strides, read.times)
+        return Total(list(read.sums), read.strides, read.times)
 
     def merge(self, total: Total, other: Total) -> Total:
         """See the base class; the sum of what groups have summed modulo M is so, too."""
