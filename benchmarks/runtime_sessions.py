@@ -1,6 +1,6 @@
 """What a session of a device costs the server, for empty updates and for those of a model.
 
-    PYTHONPATH=. python benchmarks/runtime_sessions.py [empty] [model] [memory]
+    PYTHONPATH=. python benchmarks/runtime_sessions.py [empty] [connections] [model] [memory]
         [--num-devices 10000] [--parameters 1350000] [--model-devices 48] [--attested] [--uvloop]
 
 Server and load each have a process of their own; they speak the real protocol over gRPC with
@@ -10,6 +10,9 @@ TLS on loopback, a stream for each device, over `--channels` connections.
   last answer; all of them wait until the last one has checked in. Besides devices a second
   there is processor time for each device, on the server and in the load, which a busy machine
   disturbs less.
+- "connections": rounds of a thousand empty updates in which each device has a connection of its
+  own, made for the session (TCP, TLS 1.3 with a P-256 certificate, HTTP/2) and closed after it,
+  beside rounds over those that are there; the difference is that of neighbours.
 - "model": rounds whose model and updates have so many float64 parameters, summed with NumPy,
   beside an echo: a gRPC method of the same server process that sends back the bytes of an
   update, over as many connections, with as many calls at a time as there are devices in a
@@ -23,6 +26,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import pathlib
 import resource
@@ -47,7 +51,8 @@ _POPULATION, _TASK = "measured", "sum"
 _ECHO = "/measured/Echo"
 _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _ROOM = 1 << 27  # Bytes on their way at a time, in each direction.
-_REPETITIONS = 5  # Of the comparison with an echo.
+_REPETITIONS = 5  # Of a comparison.
+_CONNECTIONS = 1000  # That are new in a round.
 
 
 class _Sum(population.Summation):
@@ -158,27 +163,46 @@ class _Load:
             signing_keys.load_private(folder / "issuer"), clock=time.time
         )
         self._given = given
+        self._credentials = credentials
         self._attempt = ""
         self._messages: list[bytes] = []
         self._update = np.full(given.parameters, 1e-3).tobytes()
 
+        # Connections are shared by channels of the same options: these have a number.
+        self._numbers = itertools.count()
+
         def connect(address: str) -> list[grpc.aio.Channel]:
-            # Connections are shared by channels of the same options: these have a number.
-            return [
-                grpc.aio.secure_channel(address, credentials, [*_UNLIMITED, ("number", i)])
-                for i in range(given.channels)
-            ]
+            return [self._connect(address) for _ in range(given.channels)]
 
         self._echoes = [c.unary_unary(_ECHO) for c in connect(given.echo)]
         self._sessions = [
             c.stream_stream(session_stream.SESSION_METHOD) for c in connect(given.devices)
         ]
 
+    def _connect(self, address: str) -> grpc.aio.Channel:
+        options = [*_UNLIMITED, ("number", next(self._numbers))]
+        return grpc.aio.secure_channel(address, self._credentials, options)
+
     async def rounds(self, count: int) -> float:
         """Has devices take part, a round's worth at a time; returns seconds."""
+        sessions = self._sessions
         begin = time.perf_counter()
         for _ in range(count):
-            await asyncio.gather(*(self._device(i) for i in range(self._given.goal)))
+            await asyncio.gather(
+                *(self._device(sessions[i % len(sessions)]) for i in range(self._given.goal))
+            )
+        return time.perf_counter() - begin
+
+    async def connections(self, count: int) -> float:
+        """The same, each device with a connection that is made for it."""
+
+        async def connect() -> None:
+            async with self._connect(self._given.devices) as channel:
+                await self._device(channel.stream_stream(session_stream.SESSION_METHOD))
+
+        begin = time.perf_counter()
+        for _ in range(count):
+            await asyncio.gather(*(connect() for _ in range(self._given.goal)))
         return time.perf_counter() - begin
 
     def _report(self, attempt: str) -> list[bytes]:
@@ -190,8 +214,8 @@ class _Load:
             self._messages = [message.SerializeToString() for message in messages]
         return self._messages
 
-    async def _device(self, i: int) -> None:
-        call = self._sessions[i % len(self._sessions)]()
+    async def _device(self, session: grpc.aio.StreamStreamMultiCallable) -> None:
+        call = session()
         challenge = wire_pb2.FromServer.FromString(await call.read()).challenge
         message = wire_pb2.FromDevice()
         message.check_in.population = _POPULATION
@@ -223,7 +247,7 @@ class _Load:
 
 
 async def _put_load(given: argparse.Namespace, folder: pathlib.Path) -> None:
-    """Does what lines of the standard input say: "rounds 3", "echoes 3"."""
+    """Does what lines of the standard input say: "rounds 3", "connections 3", "echoes 3"."""
     load = _Load(given, folder)
     loop = asyncio.get_running_loop()
     garbage.settle()
@@ -350,6 +374,22 @@ def _empty(given: argparse.Namespace) -> None:
             _show(f"{given.num_devices} empty, round {i}", pair.measure("rounds", 1))
 
 
+def _connections(given: argparse.Namespace) -> None:
+    with started(min(given.num_devices, _CONNECTIONS), 0, **_options(given)) as pair:
+        pair.measure("rounds", 1)
+        pair.measure("connections", 1)
+        differences = []
+        for _ in range(_REPETITIONS):
+            old, new = pair.measure("rounds", 1), pair.measure("connections", 1)
+            _show(f"{pair.goal} over few", old)
+            _show(f"{pair.goal} over their own", new)
+            differences.append(new["server_us"] - old["server_us"])
+        print(
+            f"a new connection: {statistics.median(differences):.0f} us of the server's processor "
+            f"time, from {min(differences):.0f} to {max(differences):.0f}"
+        )
+
+
 def _model(given: argparse.Namespace) -> None:
     with started(given.model_devices, given.parameters, **_options(given)) as pair:
         pair.measure("rounds", 1)
@@ -373,7 +413,7 @@ def _memory(given: argparse.Namespace) -> None:
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="*", metavar="empty|model|memory")
+    parser.add_argument("parts", nargs="*", metavar="empty|connections|model|memory")
     parser.add_argument("--num-devices", type=int, default=10_000)
     parser.add_argument("--parameters", type=int, default=1_350_000)
     parser.add_argument("--model-devices", type=int, default=48)
@@ -393,7 +433,7 @@ def main() -> None:
             run = uvloop.run
         run(roles[given.role](given, pathlib.Path(given.folder)))
         return
-    parts = {"empty": _empty, "model": _model, "memory": _memory}
+    parts = {"empty": _empty, "connections": _connections, "model": _model, "memory": _memory}
     for name in given.parts or parts:
         parts[name](given)
 

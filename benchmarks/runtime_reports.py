@@ -1,0 +1,83 @@
+"""What a server does with the reports of a round costs, by a task's own plans.
+
+    PYTHONPATH=. python benchmarks/runtime_reports.py TASK [--repetitions 9]
+
+TASK is a folder of `tff-dpftrl task new`, of reports in the clear. Processor time, without any
+network: adding a report to an Aggregator's sum, adding an Aggregator's sum to the round's, and
+noise and the model's step. Medians, with least and largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tff_dpftrl.runtime.plans import secure_report, tensor_values
+from tff_dpftrl.runtime.protocol import wire_pb2
+from tff_dpftrl.runtime.store import memory
+from tff_dpftrl.runtime.tasks import planned_task
+
+_REPORTS = 20  # In one measurement.
+
+
+def _report(task: planned_task.PlannedTask) -> wire_pb2.Report:
+    """Of a device that takes part for the first time and has learnt nothing."""
+    plan = task.folder.server
+    update = [np.zeros(list(tensor.shape), tensor.dtype) for tensor in plan.update]
+    strides, times = secure_report.buckets_of(plan.participation).encode(None, 1)
+    return wire_pb2.Report(
+        update=tensor_values.to_bytes(update), strides=strides.tolist(), times=times.tolist()
+    )
+
+
+def _measure(name: str, work: Callable[[], object], count: int, repetitions: int) -> None:
+    """Prints milliseconds of processor time of one of `count` pieces of work."""
+    work()
+    taken = []
+    for _ in range(repetitions):
+        begin = time.process_time()
+        work()
+        taken.append((time.process_time() - begin) / count * 1e3)
+    print(
+        f"{name:18s} {statistics.median(taken):9.2f} ms, from {min(taken):.2f} to {max(taken):.2f}",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("task", metavar="TASK", help="folder of a task")
+    parser.add_argument("--repetitions", type=int, default=9)
+    given = parser.parse_args(argv)
+    task = planned_task.load(given.task)
+    summation, step = task.served.task.summation, task.served.task.server_step
+    report = _report(task)
+    state = task.add_to(memory.MemoryStore())
+    sizes = (len(report.update), len(state.model), len(state.state))
+    print("bytes: update {:,}, model {:,}, state {:,}".format(*sizes))
+
+    def add() -> object:
+        total = summation.zero()
+        for _ in range(_REPORTS):
+            total = summation.accumulate(total, report)
+        return total
+
+    total, other = add(), add()
+    _measure("adding a report", add, _REPORTS, given.repetitions)
+    _measure("merging two sums", lambda: summation.merge(total, other), 1, given.repetitions)
+    total = add()
+    _measure(
+        "noise and step",
+        lambda: step.apply(total, _REPORTS, state.model, state.state),
+        1,
+        given.repetitions,
+    )
+
+
+if __name__ == "__main__":
+    main()
