@@ -45,7 +45,7 @@ class Costs:
     merge_mb_ms: float = _cost(0.15, "and for each MB of one: `runtime_reports.py`")
     step_entry_us: float = _cost(0.073, "noise and step, for each weight: `runtime_reports.py`")
     commit_mb_ms: float = _cost(
-        5.6, "a commit to SQLite for each MB, not processor time: `store_commits.py`"
+        14.0, "a commit to SQLite for each MB, not processor time: `store_commits.py`"
     )
 
 
