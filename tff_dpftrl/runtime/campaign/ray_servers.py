@@ -99,8 +99,7 @@ class RayServers(engines.Engines):
                 addresses=("127.0.0.1:0",) * _NUM_SELECTORS,
                 options={"folder": str(self._place.folder)},
                 answer_seconds=_ANSWER_SECONDS,
-            ),
-            ray_address=self._nodes.address,
+            )
         )
         await self._cluster.start(seconds=_CLUSTER_SECONDS)
         self._is_started = True
@@ -119,6 +118,8 @@ class RayServers(engines.Engines):
             "_system_config": _SYSTEM,
         }
         self._nodes = cluster_utils.Cluster(initialize_head=True, head_node_args=head)
+        # Before there is another node, to which this process could be connected instead.
+        ray_sessions.join(self._nodes.address)
         self._second = self._nodes.add_node(**_NODE)
 
     async def _follow(self) -> None:
@@ -188,6 +189,7 @@ class RayServers(engines.Engines):
             with contextlib.suppress(ray.exceptions.RayError):
                 await self._cluster.stop()
         if self._nodes is not None:
+            await asyncio.to_thread(ray.shutdown)
             await asyncio.to_thread(self._nodes.shutdown)
         if self._folder:
             await asyncio.to_thread(self._keep_files)
