@@ -85,6 +85,22 @@ def test_each_selector_has_a_port_of_its_own():
         _deployment(address="127.0.0.1:65534")
 
 
+@pytest.mark.parametrize(
+    "store",
+    [
+        "postgresql://me:geheim@host/name",
+        "postgresql://me:ge/heim@host/name",
+        "postgresql://me@host/name?password=geheim",
+        "postgresql://host/name?user=me&sslpassword=geheim",
+    ],
+)
+def test_passwords_do_not_travel(store):
+    with pytest.raises(ValueError, match="pgpass") as caught:
+        _deployment(store=store)
+    assert "heim" not in str(caught.value)
+    assert _deployment(store="postgresql://me@host/name?sslmode=verify-full")
+
+
 def test_other_settings_make_another_deployment():
     own = _deployment().fingerprint()
     assert _deployment().fingerprint() == own

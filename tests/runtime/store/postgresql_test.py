@@ -241,6 +241,43 @@ def test_passwords_are_not_in_what_is_printed_of_a_store(server, store, capsys):
     assert server.password not in said.out + said.err
 
 
+def test_what_is_written_is_not_in_the_server_s_log(server, store):
+    name = store._engine.url.database
+    with contextlib.closing(server.connect(name)) as connection:
+        cursor = connection.cursor()
+        cursor.execute(
+            "CREATE FUNCTION is_full() RETURNS trigger LANGUAGE plpgsql "
+            "AS $$ BEGIN RAISE disk_full; END $$"
+        )
+        cursor.execute("CREATE TRIGGER is_full BEFORE UPDATE ON commits EXECUTE FUNCTION is_full()")
+    with pytest.raises(interface.StoreError, match="disk_full"):
+        _commit(store, 0)
+    assert "disk_full" in server.log()
+    assert _SECRET.hex() not in server.log()
+
+
+def test_whose_log_would_have_what_is_written_is_told(server, caplog):
+    url = server.new_database()
+    sql.SqlStore(url).close()
+    assert not caplog.records
+    name = url.rpartition("/")[2]
+    role = f"role_{name}"
+    password = server.password
+    with contextlib.closing(server.connect(name)) as connection:
+        cursor = connection.cursor()
+        cursor.execute(f"CREATE ROLE {role} LOGIN PASSWORD %s", (password,))
+        cursor.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {role}")
+        theirs = url.replace("//tests:", f"//{role}:")
+        sql.SqlStore(theirs).close()
+        [record] = caplog.records
+        assert f'ALTER ROLE "{role}" SET' in record.getMessage()
+        assert password not in record.getMessage()
+        caplog.clear()
+        cursor.execute(f"ALTER ROLE {role} SET log_min_error_statement = panic")
+        sql.SqlStore(theirs).close()
+        assert not caplog.records
+
+
 def test_a_store_of_another_format_is_refused(server):
     url = server.new_database()
     sql.SqlStore(url).close()

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import importlib
 import os
-import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import served_task
+from tff_dpftrl.runtime.store import database
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Deployment:
         fixed = [address for address in self.addresses if not address.endswith(":0")]
         if len(set(fixed)) != len(fixed):
             raise ValueError(f"addresses has one twice: {fixed}. Give each Selector its own.")
-        if not self.store_is_folder and urllib.parse.urlsplit(self.store).password:
+        if not self.store_is_folder and database.has_password(self.store):
             raise ValueError(
                 "store has a password in its URL, which would travel in the clear: put it into a "
                 "password file on every node, such as ~/.pgpass."

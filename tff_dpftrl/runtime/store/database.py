@@ -7,6 +7,7 @@ its owner may read. PostgreSQL, or what else SQLAlchemy can lock rows in, by URL
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pathlib
 import sqlite3
@@ -18,6 +19,8 @@ import sqlalchemy as sql
 from sqlalchemy import event, exc, pool
 
 from tff_dpftrl.runtime.store import interface
+
+_logger = logging.getLogger(__name__)
 
 _PACKAGES = {"psycopg2": "psycopg2-binary"}  # Without a compiler.
 _FILE = "store.sqlite"
@@ -34,6 +37,13 @@ _NETWORK = {
 }
 _LIBPQ_DRIVERS = ("psycopg", "psycopg2")
 _SECRET_OPTIONS = ("password", "sslpassword")
+# PostgreSQL's log quotes statements with their values, the seed of the noise among them: as it
+# comes, those that fail.
+_UNLOGGED = {
+    "log_min_error_statement": "panic",
+    "log_statement": "none",
+    "log_min_duration_statement": "-1",
+}
 
 
 class _Bytes(sql.LargeBinary):
@@ -125,10 +135,27 @@ def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str
                 f"The store at {name} has format {found}, this version reads format {_FORMAT}: "
                 "use the version of this package that wrote it."
             )
+        if engine.dialect.name == "postgresql":
+            with one_line_errors(f"read the store at {name}"):
+                _warn_of_log(engine, name)
     except BaseException:
         engine.dispose()
         raise
     return engine, name
+
+
+def _warn_of_log(engine: sql.engine.Engine, name: str) -> None:
+    """Says it if the database's log is going to have what is written to the store."""
+    with engine.begin() as connection:
+        query = sql.text("SELECT current_setting('log_min_error_statement'), current_user")
+        level, user = connection.execute(query).one()
+    if level != _UNLOGGED["log_min_error_statement"]:
+        _logger.warning(
+            "The log of the database of %s quotes statements that fail, with the seed of the "
+            'noise: have a superuser run ALTER ROLE "%s" SET log_min_error_statement = panic.',
+            name,
+            user,
+        )
 
 
 def _make_tables(engine: sql.engine.Engine) -> int:
@@ -189,7 +216,17 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
     return engine, str(folder)
 
 
-def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
+def has_password(url: str) -> bool:
+    """Whether a database URL has a password in it, in whichever place.
+
+    Raises:
+      ValueError: If it is no such URL.
+    """
+    read = _read_url(url)
+    return bool(read.password) or any(name in read.query for name in _SECRET_OPTIONS)
+
+
+def _read_url(text: str) -> sql.engine.URL:
     try:
         url = sql.engine.make_url(text)
     except (exc.ArgumentError, ValueError):
@@ -202,6 +239,11 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
             "The URL of the store has an @ in its password: write it as %40, or leave the password "
             "out of the URL, for PGPASSWORD or a password file."
         )
+    return url
+
+
+def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
+    url = _read_url(text)
     shown = url.difference_update_query(_SECRET_OPTIONS)
     name = shown.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite":
@@ -237,7 +279,10 @@ def _options(url: sql.engine.URL) -> dict[str, Any]:
 
 
 def _prepare_session(connection: Any, _: Any) -> None:
-    """Has PostgreSQL let nobody wait for ever, and say nothing is committed that is not durable."""
+    """Has PostgreSQL let nobody wait for ever, and say nothing is committed that is not durable.
+
+    And nothing of what is written, as far as it may be told so.
+    """
     cursor = connection.cursor()
     try:
         cursor.execute(f"SET lock_timeout = '{_BUSY_SECONDS}s'")
@@ -247,6 +292,11 @@ def _prepare_session(connection: Any, _: Any) -> None:
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
+        for name, value in _UNLOGGED.items():  # Others than superusers may not.
+            cursor.execute(
+                "SELECT set_config(%s, %s, false) WHERE current_setting('is_superuser') = 'on'",
+                (name, value),
+            )
     finally:
         cursor.close()
     connection.commit()
