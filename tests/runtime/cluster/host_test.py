@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import sys
 
 import pytest
@@ -320,6 +321,30 @@ def test_a_host_takes_nothing_that_is_not_sealed_for_it(tmp_path):
             await network.hosts["worker-0"].take(to_worker[0])
 
     play(tmp_path, story, deployed)
+
+
+def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, num_workers=1)
+
+    async def story(network, channels):
+        await network.cut("selector-1")
+        changed = {**deployed.options, "digest": "of other tasks"}
+        network.deployed = dataclasses.replace(deployed, options=changed)
+        other = await network.start("selector-1")
+        for _ in range(2):  # The others go on, and one round is enough for it to be told of.
+            answers = await asyncio.gather(*(toy.take_part(channels[0], b"5") for _ in range(2)))
+            assert all(answer.accepted for _, answer in answers)
+        assert other.standing().leader == "" and not other._service.opening.task
+        assert other.standing().tasks != network.hosts["worker-0"].standing().tasks
+        async with toy.channel_to(tmp_path, network.address(1)) as channel:
+            told, answer = await toy.take_part(channel, b"5")
+            assert told.reason == "no round is waiting for devices" and answer is None
+        to_it = [sealed for _, to, sealed in network.carried if to == "selector-1"]
+        with pytest.raises(mail.OtherTasks, match="worker-0|coordinator"):
+            await other.take(to_it[-1])
+
+    play(tmp_path, story, deployed)
+    assert {row["total"] for row in rows(deployed)} == {10}
 
 
 def test_a_host_that_does_not_answer_is_started_anew(tmp_path):

@@ -55,6 +55,10 @@ def test_hosts_build_what_is_served_from_files_of_their_node(tmp_path):
     )
     parts = pickle.loads(pickle.dumps(_deployment(files))).build()
     assert parts.population.name == "tests" and list(parts.tasks) == ["small"]
+    # Hosts that have read other terms are told from this one.
+    assert (
+        parts.tasks["small"].digest == planned_task.load(tmp_path / "small").folder.terms.digest()
+    )
     expected = serving_lib.put_together(
         [planned_task.load(tmp_path / "small")],
         serving_lib.Settings(population_size=500.0, round_seconds=2.0),

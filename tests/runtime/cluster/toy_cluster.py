@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
 from tff_dpftrl.runtime.actors import population
@@ -21,6 +23,8 @@ def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
     times = {**TIMES, **deployed.options["times"]}
     tasks = _served(deployed.options)
     served = population.Population(deployed.population, tuple(task.task for task in tasks), **times)
+    digest = deployed.options.get("digest", "")
+    tasks = [dataclasses.replace(task, digest=digest) for task in tasks]
     return deployment_lib.Parts(served, {task.task.name: task for task in tasks}, pace)
 
 

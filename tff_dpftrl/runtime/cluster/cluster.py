@@ -188,6 +188,12 @@ class RayCluster:
                     raise binding.ServerError(f"{host} cannot start: {one.failure}")
                 if one.store_failure:
                     raise binding.ServerError(one.store_failure)
+            read = [one.tasks for one in standings.values() if one.tasks]
+            if any(tasks != read[0] for tasks in read):
+                raise binding.ServerError(
+                    "The nodes have different tasks at the same paths: copy them from one node to "
+                    "all others, and stop what runs of this server (tff-dpftrl serve --stop)."
+                )
             selectors = [standings.get(host) for host in deployment.placement.selectors]
             if all(
                 host in standings and standings[host].is_serving

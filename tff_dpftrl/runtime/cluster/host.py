@@ -16,7 +16,7 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 import grpc
@@ -98,6 +98,7 @@ class Standing:
       address: Host and port for devices, of a Selector's host.
       leader: The Coordinator that a Selector follows; empty if it has heard of none.
       store_failure: What a keeper said last of a store that fails; empty if somebody leads.
+      tasks: Digests of the tasks that it has read, by name; empty before it has.
     """
 
     fingerprint: str
@@ -106,6 +107,7 @@ class Standing:
     address: str = ""
     leader: str = ""
     store_failure: str = ""
+    tasks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class _Child(NamedTuple):
@@ -158,6 +160,7 @@ class Host(engine_lib.Elsewhere):
         self._outbox = mail_lib.Outbox(self._carry, self._failed)
         self._engine: engine_lib.Engine | None = None
         self._store: interface.Store | None = None
+        self._tasks: dict[str, str] = {}  # What `served_task` calls digests, by name.
         self._early: list[mail_lib.Batch] = []  # Before it has started.
         self._lives: dict[str, str] = {}  # Of the other hosts.
         self._watches: dict[str, asyncio.Task] = {}
@@ -176,6 +179,7 @@ class Host(engine_lib.Elsewhere):
           OSError: If the store or a file cannot be used.
         """
         parts = await asyncio.to_thread(self._load)
+        self._tasks = {name: task.digest for name, task in parts.tasks.items()}
         attestation = parts.attestation and attesting.OneAtATime(parts.attestation)
         actors = parts.cast_type(
             parts.population,
@@ -189,7 +193,8 @@ class Host(engine_lib.Elsewhere):
         self._engine = engine
         early, self._early = self._early, []
         for batch in early:
-            self._hand_out(batch)
+            with contextlib.suppress(mail_lib.OtherTasks):
+                self._hand_out(batch)
 
     def _load(self) -> Parts:
         """Imports what the builder needs, which takes seconds; in a thread."""
@@ -242,7 +247,8 @@ class Host(engine_lib.Elsewhere):
 
     def standing(self) -> Standing:
         """How it is."""
-        return Standing(self._deployment.fingerprint(), self._engine is not None)
+        fingerprint = self._deployment.fingerprint()
+        return Standing(fingerprint, self._engine is not None, tasks=self._tasks)
 
     def take_observed(self) -> observed.Taken:
         """What was observed here since this was last called."""
@@ -261,6 +267,7 @@ class Host(engine_lib.Elsewhere):
 
         Raises:
           sealing.NotSealed: If it does not come from a host of this population.
+          mail_lib.OtherTasks: If that has read other tasks; nothing of it is handed out.
         """
         if len(sealed) > _SMALL:
             batch = await asyncio.to_thread(self._seal.open, sealed, self.name)
@@ -274,6 +281,11 @@ class Host(engine_lib.Elsewhere):
         return self.life
 
     def _hand_out(self, batch: mail_lib.Batch) -> None:
+        if batch.tasks != self._tasks:
+            # Or reports that were made by one plan would be summed, and accounted for, by another.
+            text = f"{batch.sender} has read other tasks than {self.name} from the same paths"
+            _logger.error("%s: what it says is not heard", text)
+            raise mail_lib.OtherTasks(text)
         for mail in batch.mail:
             match mail:
                 case mail_lib.Deliver():
@@ -340,7 +352,7 @@ class Host(engine_lib.Elsewhere):
         return told
 
     async def _carry(self, host: str, mail: list[mail_lib.Mail], num_bytes: int) -> None:
-        batch = mail_lib.Batch(self.name, self.life, tuple(mail))
+        batch = mail_lib.Batch(self.name, self.life, self._tasks, tuple(mail))
         if num_bytes > _SMALL:
             sealed = await asyncio.to_thread(self._seal.seal, batch, host)
         else:

@@ -10,7 +10,7 @@ import asyncio
 import collections
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from tff_dpftrl.runtime.actors import messages, roles
@@ -72,12 +72,18 @@ class Batch:
     Attributes:
       sender: Name of the host.
       life: Names its process.
+      tasks: Digests of the tasks that it has read, by name.
       mail: In order.
     """
 
     sender: str
     life: str
+    tasks: Mapping[str, str]
     mail: tuple[Mail, ...]
+
+
+class OtherTasks(ValueError):
+    """Mail of a host that has read other tasks than who is to take it."""
 
 
 class Unreachable(Exception):

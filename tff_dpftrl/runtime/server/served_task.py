@@ -19,8 +19,10 @@ class ServedTask:
         if the version is too old.
       largest_report_bytes: Size of a serialized `wire_pb2.Report`, or of the packed vector
         that takes its place in a secure sum, at most.
+      digest: Tells it from others of the same name: processes of one server have the same.
     """
 
     task: population.Task
     plan_for: Callable[[int], bytes | None]
     largest_report_bytes: int
+    digest: str = ""

@@ -182,6 +182,7 @@ class PlannedTask:
             task=task,
             plan_for=self._plan_for,
             largest_report_bytes=_largest_report(folder.server),
+            digest=self._digest,
         )
         """For the server."""
 
