@@ -218,6 +218,8 @@ def _files(output: pathlib.Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(output.rglob("*")):
         name = str(path.relative_to(output))
+        if name.endswith("-journal"):  # A ledger that was only read since: empty, or it were gone.
+            continue
         if path.is_file() and not {name, name.split("/")[0]} & _NOT_COMPARED:
             found[name] = b"" if path.parent.name == "checkpoints" else path.read_bytes()
     return found
