@@ -367,6 +367,19 @@ def test_a_host_that_does_not_answer_is_started_anew(tmp_path):
     assert rows(deployed) == []
 
 
+def test_a_host_that_has_to_start_has_more_time_to_answer_at_its_second_start_too(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, answer_seconds=5.0)
+
+    async def story(network, channels):
+        await take_part_until_committed(deployed, channels, 2)  # An attempt on each worker.
+        selector = network.hosts["selector-0"]
+        assert selector._patience("worker-0") == 5.0
+        await network.cut("worker-0")
+        await toy.until(lambda: selector._patience("worker-0") == 20.0, 60)
+
+    play(tmp_path, story, deployed)
+
+
 def test_a_host_says_what_it_lacks(tmp_path):
     deployed = toy_cluster.deployment(tmp_path, builder="no.such.module:build")
 

@@ -357,8 +357,7 @@ class Host(engine_lib.Elsewhere):
             sealed = await asyncio.to_thread(self._seal.seal, batch, host)
         else:
             sealed = self._seal.seal(batch, host)
-        patience = self._deployment.answer_seconds * (1 if host in self._lives else _TO_START)
-        patience += len(sealed) / _SLOWEST
+        patience = self._patience(host) + len(sealed) / _SLOWEST
         try:
             life = await asyncio.wait_for(self._transport.call(host, sealed), patience)
         except asyncio.TimeoutError:
@@ -370,6 +369,10 @@ class Host(engine_lib.Elsewhere):
         for one in mail:
             if isinstance(one, mail_lib.Begin):
                 self._children.setdefault(host, {})[one.address] = _child(one)
+
+    def _patience(self, host: str) -> float:
+        """Seconds that an answer may take; more where a process starts, also after a loss."""
+        return self._deployment.answer_seconds * (1 if host in self._watches else _TO_START)
 
     def _failed(self, host: str, mail: list[mail_lib.Mail]) -> None:
         """Does what is owed for mail that was lost."""
