@@ -29,6 +29,8 @@ MOST_MEMORY = 512 << 20
 _LONGEST_LINE = 20_000  # These inputs have values of some thousand characters.
 _MESSAGES_A_SEED = 10**9
 _UNFINISHED = (".unfinished", "-journal")  # What is left of a file that is half written.
+# What SQLite makes for who reads a file in WAL mode, and leaves if it may not write to that.
+_OF_READERS = ("-shm", "-wal")
 # Python tells what it is about to do: none of this is reading.
 _FORBIDDEN = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -236,6 +238,7 @@ def _contents(case: Case) -> dict[str, bytes | None]:
         if path.name in case.kept and path.is_file()
         else None
         for path in case.folder.rglob("*")
+        if not path.name.endswith(_OF_READERS)
         if not case.makes or path.name.endswith(_UNFINISHED)
     }
 
