@@ -283,6 +283,22 @@ def test_another_coordinator_comes_when_the_first_is_lost(tmp_path):
     assert {row["total"] for row in rows(deployed)} == {10}
 
 
+def test_a_coordinator_that_stops_tells_new_selectors_nothing(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        coordinator = network.hosts["coordinator"]
+        coordinator._is_stopping = True
+        await network.cut("selector-0")
+        life = (await network.start("selector-0")).life
+        await toy.until(lambda: not coordinator._outbox._queues, 60)
+        for _ in range(2):  # Each answer would have it told again.
+            coordinator._see("selector-0", life)
+            assert not coordinator._outbox._queues
+
+    play(tmp_path, story, deployed)
+
+
 def test_devices_that_are_forwarded_before_who_waits_for_them_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(host_lib, "_AHEAD_SECONDS", 0.5)
     deployed = toy_cluster.deployment(tmp_path)

@@ -49,6 +49,17 @@ def play(story, **options):
     asyncio.run(asyncio.wait_for(run(), 30))
 
 
+def test_nothing_is_carried_after_the_close():
+    async def story(carrier, outbox):
+        carrier.may_go.set()
+        outbox.close()
+        outbox.post("a", mail.Deliver("x", 0))
+        await asyncio.sleep(0.01)
+        assert carrier.carried == []
+
+    play(story)
+
+
 def test_what_waits_while_a_batch_is_on_its_way_goes_together_and_in_order():
     async def story(carrier, outbox):
         outbox.post("a", mail.Deliver("x", 0))

@@ -498,8 +498,9 @@ class CoordinatorHost(Host):
 
     def _see(self, host: str, life: str) -> None:
         """See the base class; a new Selector is told what it has not heard."""
-        is_new = self._lives.get(host, "") < life
+        known = self._lives.get(host)
         super()._see(host, life)
+        is_new = self._lives.get(host) != known  # Not while this one stops.
         if is_new and self._opening is not None and host in self._placement.selectors:
             self._outbox.post(host, self._opening)
 

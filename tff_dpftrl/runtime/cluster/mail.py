@@ -113,9 +113,12 @@ class Outbox:
         self._most_bytes = most_bytes
         self._queues: dict[str, collections.deque[Mail]] = {}
         self._carriers: dict[str, asyncio.Task] = {}
+        self._is_closed = False
 
     def post(self, host: str, mail: Mail) -> None:
         """Queues mail; it is on its way before this returns to the event loop twice."""
+        if self._is_closed:
+            return
         self._queues.setdefault(host, collections.deque()).append(mail)
         if host not in self._carriers:
             self._carriers[host] = asyncio.get_running_loop().create_task(self._empty(host))
@@ -127,6 +130,7 @@ class Outbox:
 
     def close(self) -> None:
         """Ends what is on its way; nothing more is carried."""
+        self._is_closed = True
         for carrier in self._carriers.values():
             carrier.cancel()
 
