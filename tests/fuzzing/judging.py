@@ -117,6 +117,7 @@ def _hear(event: str, arguments: tuple) -> None:
 
 @functools.cache
 def _listen() -> None:
+    sys.dont_write_bytecode = True  # Of modules that are imported as late as this.
     sys.addaudithook(_hear)  # It stays for good.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -52,6 +53,19 @@ def _play(deployed, nodes, story, *, device=None, folder):
 
 def _is_back(running, host, killed):
     return running.processes().get(host, killed) != killed
+
+
+def test_who_lacks_ray_is_told_what_to_install():
+    program = "import sys; sys.modules['ray'] = None; import tff_dpftrl.runtime.cluster.cluster"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("pip install 'tff_dpftrl[distributed]'.\n")
 
 
 @pytest.mark.slow

@@ -31,11 +31,20 @@ from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import sql
 from tff_dpftrl.runtime.tasks import making, planned_task, report
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: run `make test-distributed`.")
+try:
+    import ray
 
-from tff_dpftrl.runtime.cluster import ray_hosts, serving  # noqa: E402 (They need Ray.)
+    from tff_dpftrl.runtime.cluster import ray_hosts, serving
+except ImportError:
+    ray = serving = None
 
-_FILES = serving.Files(["tasks/a"], ["b.pub"], "certificate.pem", "key.pem", ["issuer.pub"])
+pytestmark = pytest.mark.skipif(
+    ray is None, reason="Ray is not installed: run `make test-distributed`."
+)
+
+_FILES = serving and serving.Files(
+    ["tasks/a"], ["b.pub"], "certificate.pem", "key.pem", ["issuer.pub"]
+)
 
 
 def _deployment(files=_FILES, address="127.0.0.1:0", store="store", num_selectors=3):
