@@ -108,16 +108,10 @@ class RayCluster:
         found = lease = store.lease(name)
         while lease is not None and interface.is_held(lease, time.time()):
             if lease != found or time.monotonic() > until:
-                raise self._two_servers()
+                raise binding.another_leads(self._deployment.population)
             if self._gives_up.wait(_LOOK_SECONDS):
                 return
             lease = store.lease(name)
-
-    def _two_servers(self) -> binding.ServerError:
-        return binding.ServerError(
-            f"Another server leads the population {self._deployment.population!r}: two servers for "
-            "one population are not possible. Stop that one, or name another store."
-        )
 
     def _connect(self) -> None:
         if ray.is_initialized():
@@ -159,12 +153,8 @@ class RayCluster:
 
     def _found_own(self) -> bool:
         """Whether hosts run already; refuses to go on with those of another deployment."""
-        found = {}
-        for host in (*self._deployment.placement.permanent, placement_lib.COORDINATOR):
-            try:
-                found[host] = ray_hosts.find(self._deployment.population, host)
-            except ValueError:
-                continue
+        hosts = (*self._deployment.placement.permanent, placement_lib.COORDINATOR)
+        found = ray_hosts.find_all(self._deployment.population, hosts)
         if not found:
             return False
         standings = ray_hosts.ask_all(found, lambda handle: handle.standing.remote(), _NODE_SECONDS)
@@ -217,7 +207,7 @@ class RayCluster:
                 f"The hosts {missing} of the population {name!r} have not started in time: look "
                 "whether the nodes have the memory for them."
             )
-        return self._two_servers()
+        return binding.another_leads(self._deployment.population)
 
     def _standings(self) -> dict[str, Any]:
         standings = ray_hosts.ask_all(
@@ -275,12 +265,7 @@ class RayCluster:
                 lambda host: host == placement_lib.COORDINATOR,
                 placement_lib.is_worker,
             ):
-                handles = {}
-                for host in filter(is_one, found):
-                    try:
-                        handles[host] = ray_hosts.find(population, host)
-                    except ValueError:
-                        continue
+                handles = ray_hosts.find_all(population, filter(is_one, found))
                 if not handles:
                     continue
                 ray_hosts.ask_all(handles, lambda handle: handle.stop.remote(), _STOP_SECONDS)

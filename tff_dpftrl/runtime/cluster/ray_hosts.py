@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -175,6 +176,15 @@ def find(population: str, host: str) -> Any:
       ValueError: If there is no such host.
     """
     return ray.get_actor(_full_name(population, host), namespace=_NAMESPACE)
+
+
+def find_all(population: str, hosts: Iterable[str]) -> dict[str, Any]:
+    """Ray's handles of those hosts that there are, by name; waits for an answer."""
+    found = {}
+    for host in hosts:
+        with contextlib.suppress(ValueError):
+            found[host] = find(population, host)
+    return found
 
 
 def create(deployment: Deployment, host: str) -> Any:

@@ -15,6 +15,14 @@ class ServerError(RuntimeError):
     """The server cannot start; the message is one line and says what to do."""
 
 
+def another_leads(population: str) -> ServerError:
+    """What is raised where another server holds the lease of a population."""
+    return ServerError(
+        f"Another server leads the population {population!r}: two servers for one population are "
+        "not possible. Stop that one, or name another store."
+    )
+
+
 def bind(
     devices: service.Service,
     identity: tls.Identity,

@@ -227,14 +227,8 @@ class Server:
                     f"{lease.expires_at - self._clock():.0f} seconds."
                 )
             elif lease != found:
-                raise self._two_servers()
+                raise binding.another_leads(self._population.name)
             await asyncio.sleep(min(_LOOK_SECONDS, self._population.heartbeat_seconds))
-
-    def _two_servers(self) -> ServerError:
-        return ServerError(
-            f"Another server leads the population {self._population.name!r}: two servers for one "
-            "population are not possible. Stop that one, or name another store."
-        )
 
     async def _lead(self) -> None:
         """Waits until an own Coordinator leads."""
@@ -242,7 +236,7 @@ class Server:
         while not self._first.done():
             await asyncio.wait([self._first], timeout=_LOOK_SECONDS)
             if not self._first.done() and await self._lease() is not None:
-                raise self._two_servers()  # It has been faster.
+                raise binding.another_leads(self._population.name)  # It has been faster.
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerError("No Coordinator has taken the lease: the store does not answer.")
         if isinstance(self._first.result(), messages.StoreFailed):
