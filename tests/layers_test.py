@@ -31,8 +31,18 @@ _ALLOWED = {
     "training": (*_FEDERATED, "runs"),
     "sweeps": ("accounting", "mechanisms", "runs", "training"),
     "secure_sums": (),
+    "auditing": (*_FEDERATED, "runs", "finetuning", "training"),
     "runtime": (*_FEDERATED, "secure_sums", "runs", "training"),
-    "cli": (*_FEDERATED, "secure_sums", "runs", "finetuning", "training", "sweeps", "runtime"),
+    "cli": (
+        *_FEDERATED,
+        "secure_sums",
+        "runs",
+        "finetuning",
+        "training",
+        "auditing",
+        "sweeps",
+        "runtime",
+    ),
 }
 _AT_THE_TOP = ("version", "validation", "durable_files", "json_text", "array_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
@@ -108,6 +118,14 @@ def test_numerics_is_machinery_of_the_mechanisms(path):
     if path.relative_to(_PACKAGE).parts[0] != "mechanisms":
         inside = [name for name in _imports(path) if "mechanisms.numerics" in name]
         assert not inside, f"{_label(path)} imports {inside}; ask a strategy instead."
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_evidence_of_an_audit_is_maths(path):
+    if path.relative_to(_PACKAGE).parts[:2] == ("auditing", "evidence"):
+        roots = {name.split(".")[0] for name in _imports(path)}
+        assert _ours(path) <= {"auditing", *_AT_THE_TOP, *_MATHS}
+        assert not roots & {*_TENSORFLOW, "jax"}
 
 
 @pytest.mark.parametrize("path", _modules(), ids=_label)

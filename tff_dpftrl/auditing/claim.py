@@ -1,0 +1,95 @@
+"""The claim that an audit tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import special
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import gaussian, guarantee, statement
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What is claimed of all that a mechanism releases about one client.
+
+    Attributes:
+      epsilon: ε at `delta`; inf if nothing is claimed.
+      delta: δ.
+      mu: Sensitivity over standard deviation of the Gaussian mechanism that the claim
+        equals, for a claim at every δ at once; None if only (ε, δ) is claimed.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float | None = None
+
+    def __post_init__(self):
+        validation.delta(self.delta)
+        if not self.epsilon >= 0.0:
+            raise ValueError(f"epsilon must be at least 0, got {self.epsilon!r}.")
+        if self.mu is not None and not self.mu >= 0.0:
+            raise ValueError(f"mu must be at least 0, or None, got {self.mu!r}.")
+
+    @classmethod
+    def gaussian(cls, mu: float, delta: float) -> Claim:
+        """The claim of a Gaussian mechanism: the smallest ε at δ, and the same at any other."""
+        return cls(gaussian.epsilon(mu, delta), delta, mu)
+
+    @classmethod
+    def of(cls, claim: Claim | guarantee.Guarantee | statement.PrivacyStatement) -> Claim:
+        """The claim that a guarantee or a privacy statement makes.
+
+        Args:
+          claim: A claim, a guarantee, or a statement.
+
+        Returns:
+          The claim; of a guarantee, and of a statement with ρ, that of a Gaussian.
+
+        Raises:
+          ValueError: If it is of another type, or promises nothing: a claim without an ε
+            cannot be violated.
+        """
+        if isinstance(claim, guarantee.Guarantee):
+            found = cls(claim.epsilon, claim.delta, claim.mu)
+        elif isinstance(claim, statement.PrivacyStatement):
+            rho = claim.rho_zcdp
+            found = cls(
+                math.inf if claim.epsilon is None else claim.epsilon,
+                claim.delta,
+                None if rho is None else gaussian.mu_from_rho(rho),
+            )
+        elif isinstance(claim, Claim):
+            found = claim
+        else:
+            raise ValueError(
+                "claim must be a Guarantee, a PrivacyStatement or a Claim(epsilon, delta), got "
+                f"{claim!r}: aggregator.guarantee(schema, delta) makes one."
+            )
+        if math.isinf(found.epsilon):
+            raise ValueError(
+                "claim promises nothing (its ε is infinite), so nothing can violate it: give the "
+                "claim of a run with noise and without a given seed."
+            )
+        return found
+
+    def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
+        """The claimed trade-off curve: which tests the claim allows.
+
+        Args:
+          false_positive_rate: In [0, 1], any shape: how often a test says "took part" of
+            somebody who did not.
+
+        Returns:
+          The smallest rate at which it can say "did not" of somebody who did, same shape
+          (Dong, Roth & Su 2022: Definition 2.6 with `mu`, else Proposition 2.5).
+        """
+        rate = np.asarray(false_positive_rate, float)
+        if self.mu is not None:
+            return special.ndtr(-special.ndtri(rate) - self.mu)
+        first = 1.0 - self.delta - np.exp(self.epsilon) * rate
+        second = np.exp(-self.epsilon) * (1.0 - self.delta - rate)
+        return np.maximum(0.0, np.maximum(first, second))
