@@ -38,6 +38,7 @@ _MODULE_OF = {
     "calibrate_dp_fedavg": "accounting.dp_fedavg:calibrate_noise_multiplier",
     "AmplifiedBanded": "accounting.amplified_banded",
     "PrivacyStatement": "accounting.statement",
+    "AuditReport": "auditing.report",
     "dp_ftrl_statement": "accounting.statement",
     "sampled_statement": "accounting.statement",
     "CohortSampler": "participation.cohorts",

@@ -265,6 +265,15 @@ def test_an_inconsistent_statement_cannot_be_built(changes, message):
         dataclasses.replace(_statement(), **changes)
 
 
+def test_statements_from_before_there_were_audits_are_read():
+    found = _statement()
+    values = json.loads(found.to_json())
+    del values["audits"]
+    assert statement.PrivacyStatement.from_json(json.dumps(values)) == found
+    with pytest.raises(ValueError, match="audits is of another type"):
+        statement.PrivacyStatement.from_json(json.dumps(values | {"audits": "none"}))
+
+
 @pytest.mark.parametrize(
     "value, text",
     [

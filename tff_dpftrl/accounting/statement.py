@@ -49,6 +49,7 @@ class PrivacyStatement:
       assumptions: What the guarantee relies on.
       caveats: What a reader should know besides.
       headline_caveats: What nobody should quote epsilon and delta without.
+      audits: What audits of the running code found, a line each; see `with_audit`.
       code_version: Version of this package.
     """
 
@@ -71,6 +72,7 @@ class PrivacyStatement:
     assumptions: tuple[str, ...]
     caveats: tuple[str, ...]
     headline_caveats: tuple[str, ...] = ()
+    audits: tuple[str, ...] = ()
     code_version: str = version.__version__
 
     def __post_init__(self):
@@ -99,6 +101,24 @@ class PrivacyStatement:
         """Whether there is a record of who took part when, or it is only assumed."""
         return "assumed" if self.observed is None else "observed"
 
+    def with_audit(self, entry: str, *, is_refuted: bool) -> PrivacyStatement:
+        """A copy that says what an audit found; the claim stays what it is.
+
+        Args:
+          entry: One line, as `auditing.report.AuditReport.entry` has it.
+          is_refuted: Whether the audit found that the claim cannot be true: it then stands
+            beside ε. No audit makes ε smaller, nor larger: a refuted claim is no other claim.
+
+        Returns:
+          The copy.
+        """
+        refuted = (sentences.refuted(entry),) if is_refuted else ()
+        return dataclasses.replace(
+            self,
+            audits=(*self.audits, entry),
+            headline_caveats=(*refuted, *self.headline_caveats),
+        )
+
     def to_markdown(self) -> str:
         """The statement for people; costs in privacy are rounded up."""
         return statement_text.to_markdown(self)
@@ -110,7 +130,7 @@ class PrivacyStatement:
 
     @classmethod
     def from_json(cls, text: str) -> PrivacyStatement:
-        """Inverse of `to_json`.
+        """Inverse of `to_json`; statements from before there were audits have none.
 
         Raises:
           ValueError: If `text` is not a statement.
@@ -121,7 +141,7 @@ class PrivacyStatement:
             raise ValueError(f"text is not a privacy statement: {error}.") from None
         kinds_of = {field.name: field.type for field in dataclasses.fields(cls)}
         names = {"participation_record", *kinds_of}
-        if not isinstance(values, dict) or set(values) != names:
+        if not isinstance(values, dict) or set(values) | {"audits"} != names:
             raise ValueError("text is not a privacy statement written by to_json.")
         record = values.pop("participation_record")
         kinds = {

@@ -139,6 +139,11 @@ def norm_bound(adaptive_clipping: bool) -> str:
     )
 
 
+def refuted(entry: str) -> str:
+    """What stands beside ε if an audit found that it cannot be true."""
+    return f"An audit has refuted this claim, so nobody should rely on it: {entry}."
+
+
 def unit_caveats(unit: str) -> tuple[str, ...]:
     """What the unit of privacy does not mean."""
     if unit == "user":

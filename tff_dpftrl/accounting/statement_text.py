@@ -111,6 +111,7 @@ def to_markdown(facts: statement.PrivacyStatement) -> str:
         "",
         *_bullets(facts.caveats),
         "",
+        *(["## Audits", "", *_bullets(facts.audits), ""] if facts.audits else []),
         f"tff_dpftrl {facts.code_version}",
     ]
     return "\n".join(lines) + "\n"

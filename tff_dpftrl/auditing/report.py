@@ -5,13 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tff_dpftrl import version
+from tff_dpftrl import durable_files, json_text, version
+from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import picture
 
 Outcome = Literal["consistent", "violated", "not tested"]
+
+_PICTURE = "trade_off.png"
+_NOT_OURS = "not of this package: it is somebody's own, and what was not tested is theirs to answer"
+_NOT_OURS_SHORT = " (code not of this package)"
+_LIMITS = (
+    "A lower bound above the claim shows that the claim is false. A lower bound below it shows "
+    "no guarantee: it is what these tests could see, not what is leaked.",
+    "What was not tested, by this audit or at all, may leak anything: other inputs, other "
+    "machines, files, metrics, logs, timing.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +119,78 @@ class AuditReport:
         bounds = (finding.mu_at_least for finding in self.findings)
         return max((bound for bound in bounds if bound is not None), default=0.0)
 
+    @property
+    def verdict(self) -> str:
+        """One line: "consistent with the claim", or "VIOLATED: ..." with what was found."""
+        if not self.is_violated:
+            return "consistent with the claim"
+        chance = "" if self.confidence == 1.0 else f" with {_percent(self.confidence)} confidence"
+        if self.epsilon_at_least > self.claim.epsilon:
+            return (
+                f"VIOLATED: at least ε = {_round_down(self.epsilon_at_least)}{chance}, where "
+                f"ε = {self.claim.epsilon:.3g} is claimed"
+            )
+        violated = [finding.test for finding in self.findings if finding.outcome == "violated"]
+        return f"VIOLATED{chance}: {', '.join(violated)}"
+
+    def entry(self) -> str:
+        """One line for a privacy statement; see `PrivacyStatement.with_audit`."""
+        tested = sum(finding.outcome != "not tested" for finding in self.findings)
+        bound = ""
+        if not self.is_violated and self.epsilon_at_least > 0.0:
+            bound = (
+                f", at least ε = {_round_down(self.epsilon_at_least)} at δ = {self.claim.delta:g}"
+            )
+        text = (
+            f"audited: {self.subject}{'' if self.is_ours else _NOT_OURS_SHORT}: "
+            f"{self.verdict}{bound} ({tested} of {len(self.findings)} tests could be done; "
+            f"tff_dpftrl {self.code_version})"
+        )
+        return " ".join(text.split())
+
+    def to_markdown(self) -> str:
+        """The report for people; lower bounds are rounded down."""
+        claim = self.claim
+        claimed = (
+            "no guarantee"
+            if math.isinf(claim.epsilon)
+            else f"ε = {display.round_up(claim.epsilon)} at δ = {claim.delta:g}"
+        )
+        if claim.mu is not None:
+            claimed += f", as a Gaussian mechanism of μ = {display.round_up(claim.mu)}"
+        chance = 1.0 - self.confidence
+        lines = [
+            "# Audit",
+            "",
+            f"**{self.verdict}**",
+            "",
+            f"- Audited: {self.subject}",
+            f"- Code: {'of this package' if self.is_ours else _NOT_OURS}",
+            f"- Claim: {claimed}",
+            f"- Shown: at least ε = {_round_down(self.epsilon_at_least)} at δ = {claim.delta:g}"
+            f"{self._shown_mu()}",
+            "- Chance that code that keeps its claim is called VIOLATED: "
+            + (f"at most {_percent(chance)}" if chance else "none, nothing was left to chance"),
+            "",
+            "## Tests",
+            "",
+            "| test | outcome | error rate | trials | ε at least | μ at least |",
+            "|---|---|---|---|---|---|",
+            *(_row(finding) for finding in self.findings),
+            "",
+        ]
+        for finding in self.findings:
+            lines += [f"### {finding.test}", "", f"{finding.outcome}: {finding.says}", ""]
+            if finding.power:
+                lines += [f"Power: {finding.power}", ""]
+        lines += ["## What this does not say", "", *(f"- {line}" for line in _LIMITS), ""]
+        return "\n".join([*lines, f"tff_dpftrl {self.code_version}"]) + "\n"
+
+    def _shown_mu(self) -> str:
+        return f", μ = {_round_down(self.mu_at_least)}" if self.mu_at_least > 0.0 else ""
+
     def to_json(self) -> str:
-        """The report for programs."""
+        """The report for programs; what is infinite is null."""
         values: dict[str, Any] = dataclasses.asdict(self)
         values |= {
             "verdict": self.verdict,
@@ -115,18 +199,95 @@ class AuditReport:
         }
         return json.dumps(_without_infinity(values), indent=2, allow_nan=False)
 
-    @property
-    def verdict(self) -> str:
-        """One line: "consistent with the claim", or "VIOLATED: ..." with what was found."""
-        if not self.is_violated:
-            return "consistent with the claim"
-        if self.epsilon_at_least > self.claim.epsilon:
-            return (
-                f"VIOLATED: at least ε = {self.epsilon_at_least:.3g} with "
-                f"{self.confidence:.0%} confidence, where ε = {self.claim.epsilon:.3g} is claimed"
+    @classmethod
+    def from_json(cls, text: str) -> AuditReport:
+        """Inverse of `to_json`; an infinite lower bound comes back as none.
+
+        Raises:
+          ValueError: If `text` is not a report.
+        """
+        try:
+            values = json_text.parse(text)
+        except ValueError as error:
+            raise ValueError(f"text is not the report of an audit: {error}.") from None
+        try:
+            claim, curve = values["claim"], values["trade_off"]
+            epsilon = math.inf if claim["epsilon"] is None else claim["epsilon"]
+            return cls(
+                subject=str(values["subject"]),
+                claim=claim_lib.Claim(epsilon, claim["delta"], claim["mu"]),
+                findings=tuple(Finding(**finding) for finding in values["findings"]),
+                is_ours=bool(values["is_ours"]),
+                trade_off=None
+                if curve is None
+                else TradeOff(**{name: tuple(rates) for name, rates in curve.items()}),
+                code_version=str(values["code_version"]),
             )
-        violated = [finding.test for finding in self.findings if finding.outcome == "violated"]
-        return f"VIOLATED: {', '.join(violated)} (with {self.confidence:.0%} confidence)"
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"text is not the report of an audit, written by to_json: {error!r}."
+            ) from None
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Writes `audit.md`, `audit.json` and, if a game was played, `trade_off.png`.
+
+        Args:
+          folder: Where to; made if missing. Files of an earlier audit in it are replaced.
+
+        Raises:
+          OSError: If a file cannot be written.
+        """
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.trade_off is None:
+            (folder / _PICTURE).unlink(missing_ok=True)  # Of an earlier audit.
+        else:
+            picture.write(
+                folder / _PICTURE,
+                claimed=self.claim.least_false_negative_rate,
+                empirical=(
+                    self.trade_off.false_positive_rate,
+                    self.trade_off.false_negative_rate,
+                ),
+                shown=self._shown_curve(),
+                title=f"{self.subject}: {self.verdict}",
+            )
+        durable_files.write(folder / "audit.json", (self.to_json() + "\n").encode("utf-8"))
+        durable_files.write(folder / "audit.md", self.to_markdown().encode("utf-8"))
+
+    def _shown_curve(self) -> picture.Curve | None:
+        """The best trade-off that what was found leaves possible; None if nothing was."""
+        if self.mu_at_least > 0.0:
+            bound = claim_lib.Claim.gaussian(self.mu_at_least, self.claim.delta)
+        elif self.epsilon_at_least > 0.0:
+            bound = claim_lib.Claim(self.epsilon_at_least, self.claim.delta)
+        else:
+            return None
+        return bound.least_false_negative_rate
+
+
+def _row(finding: Finding) -> str:
+    cells = [
+        finding.test,
+        finding.outcome,
+        f"{finding.error_rate:.3g}",
+        "" if finding.trials is None else str(finding.trials),
+        "" if finding.epsilon_at_least is None else _round_down(finding.epsilon_at_least),
+        "" if finding.mu_at_least is None else _round_down(finding.mu_at_least),
+    ]
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _round_down(value: float) -> str:
+    """A lower bound with few digits, never more than it is."""
+    if math.isinf(value):
+        return "∞"
+    shown = float(f"{value:.4g}")
+    return f"{shown if shown <= value else shown - 10.0 ** (math.floor(math.log10(shown)) - 3):.4g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.4g}%"
 
 
 def _without_infinity(value: Any) -> Any:

@@ -1,0 +1,189 @@
+"""Reports of audits: what they say, in which form, and what they never make of a claim."""
+
+import dataclasses
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.accounting import guarantee, statement
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import picture
+from tff_dpftrl.auditing import report as report_lib
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.participation import schema as schema_lib
+
+_GAME = report_lib.Finding(
+    "game",
+    "consistent",
+    "10000 trials of 8 rounds.",
+    error_rate=0.02,
+    trials=10000,
+    mu_at_least=0.91237,
+    epsilon_at_least=2.34567,
+    power="noise smaller by 4%",
+)
+_EXACT = report_lib.Finding("zero update", "consistent", "It counts as nobody.")
+_UNTESTED = report_lib.Finding("restarts", "not tested", "There are none.")
+_CURVE = report_lib.TradeOff((0.0, 0.1, 1.0), (1.0, 0.7, 0.0))
+
+
+def _report(*findings, **kwargs):
+    return report_lib.AuditReport(
+        **{
+            "subject": "a factory",
+            "claim": claim_lib.Claim.gaussian(1.0, 1e-6),
+            "findings": findings or (_GAME, _EXACT, _UNTESTED),
+            "is_ours": True,
+            "trade_off": _CURVE,
+            **kwargs,
+        }
+    )
+
+
+def _violated(**kwargs):
+    changes = {"outcome": "violated", "mu_at_least": 1.25, "epsilon_at_least": 7.77777} | kwargs
+    return _report(dataclasses.replace(_GAME, **changes), _EXACT)
+
+
+def test_a_consistent_report_says_what_was_shown_and_by_what_chance():
+    found = _report()
+    assert found.verdict == "consistent with the claim"
+    text = found.to_markdown()
+    assert "**consistent with the claim**" in text
+    assert "at least ε = 2.345 at δ = 1e-06, μ = 0.9123" in text  # Rounded down.
+    assert "at most 2%" in text and "noise smaller by 4%" in text
+    assert "| restarts | not tested | 0 |  |  |  |" in text
+    assert "shows no guarantee" in text
+    assert "2 of 3 tests" in found.entry()
+
+
+def test_a_violation_is_said_with_its_confidence():
+    said = "VIOLATED: at least ε = 7.777 with 98% confidence, where ε = 4.89 is claimed"
+    assert _violated().verdict == said
+    no_bound = _violated(epsilon_at_least=None, mu_at_least=None)
+    assert no_bound.verdict == "VIOLATED with 98% confidence: game"
+    by_sight = _report(dataclasses.replace(_EXACT, outcome="violated"))
+    assert by_sight.verdict == "VIOLATED: zero update"
+
+
+def test_lower_bounds_are_never_rounded_up():
+    for value in np.random.default_rng(1).lognormal(0.0, 3.0, 200).tolist():
+        (line,) = [
+            line
+            for line in _violated(epsilon_at_least=value).to_markdown().splitlines()
+            if line.startswith("| game")
+        ]
+        shown = float(line.split("|")[5])
+        assert value * (1 - 2e-3) <= shown <= value
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        _report(),
+        _violated(),
+        _report(trade_off=None, is_ours=False),
+        _report(claim=claim_lib.Claim(math.inf, 1e-5)),
+        _report(claim=claim_lib.Claim(1.5, 1e-5)),
+    ],
+)
+def test_json_comes_back(found):
+    again = report_lib.AuditReport.from_json(found.to_json())
+    assert again == found and again.verdict == found.verdict
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        _report().to_json().replace('"consistent"', '"fine"'),
+        _report().to_json().replace('"says"', '"tells"'),
+        _report().to_json().replace('"delta": 1e-06', '"delta": 2'),
+    ],
+)
+def test_what_is_no_report_is_refused(text):
+    with pytest.raises(ValueError):
+        report_lib.AuditReport.from_json(text)
+
+
+def test_a_folder_gets_text_numbers_and_picture(tmp_path):
+    folder = tmp_path / "new" / "audit"
+    _report().save(folder)
+    assert {file.name for file in folder.iterdir()} == {"audit.md", "audit.json", "trade_off.png"}
+    assert (folder / "audit.md").read_text() == _report().to_markdown()
+    assert report_lib.AuditReport.from_json((folder / "audit.json").read_text()) == _report()
+    assert (folder / "trade_off.png").read_bytes()[1:4] == b"PNG"
+    without = _report(trade_off=None)
+    without.save(folder)  # No picture of another audit stays.
+    assert {file.name for file in folder.iterdir()} == {"audit.md", "audit.json"}
+
+
+def test_the_picture_has_all_curves():
+    def lines(shown):
+        axes = picture.draw(
+            claimed=claim_lib.Claim.gaussian(1.0, 1e-6).least_false_negative_rate,
+            empirical=(_CURVE.false_positive_rate, _CURVE.false_negative_rate),
+            shown=shown,
+            title="a factory",
+        ).axes[0]
+        return {line.get_label(): line for line in axes.get_lines()}
+
+    bound = claim_lib.Claim(2.0, 1e-6).least_false_negative_rate
+    drawn = lines(bound)
+    assert set(drawn) == {"guessing", "claimed", "lower bound found", "tests that were tried"}
+    assert set(drawn) - set(lines(None)) == {"lower bound found"}
+    np.testing.assert_array_equal(drawn["tests that were tried"].get_ydata(), [1.0, 0.7, 0.0])
+    rates = drawn["claimed"].get_xdata()
+    below = drawn["lower bound found"].get_ydata()
+    np.testing.assert_allclose(below, bound(rates))
+    assert (rates[0], rates[-1]) == (0.0, 1.0) and np.all(np.diff(rates) > 0)
+
+
+def test_somebodys_own_code_is_named_as_such():
+    theirs = _report(is_ours=False)
+    assert "somebody's own" in theirs.to_markdown() and "not of this package" in theirs.entry()
+    assert "somebody's own" not in _report().to_markdown()
+
+
+def _stated(**kwargs):
+    claim = guarantee.dp_ftrl_guarantee(
+        identity.Identity(),
+        noise_multiplier=2.0,
+        schema=schema_lib.MinSep(8, 2, 4),
+        delta=1e-6,
+        **kwargs,
+    )
+    return statement.dp_ftrl_statement(claim, unit_of_privacy="user", headline_caveats=("Toy.",))
+
+
+def test_an_audit_enters_a_statement_and_never_lowers_its_claim():
+    before = _stated()
+    after = before.with_audit(_report().entry(), is_refuted=False)
+    assert before.audits == () and "## Audits" not in before.to_markdown()
+    assert set(after.diff(before)) == {"audits"}
+    assert after.with_audit("audited: again", is_refuted=False).audits[0] == _report().entry()
+    assert f"## Audits\n\n- {_report().entry()}\n" in after.to_markdown()
+    assert statement.PrivacyStatement.from_json(after.to_json()) == after
+
+
+def test_a_refuted_claim_says_so_beside_epsilon():
+    found = _violated()
+    after = _stated().with_audit(found.entry(), is_refuted=found.is_violated)
+    assert set(after.diff(_stated())) == {"audits", "headline_caveats"}
+    headline = after.to_markdown().split("\n## ")[0]
+    assert "An audit has refuted this claim" in headline and "at least ε = 7.777" in headline
+    assert after.headline_caveats[1:] == ("Toy.",)
+
+
+def test_no_audit_gives_a_statement_a_guarantee():
+    after = _stated(seed_is_known=True).with_audit(_report().entry(), is_refuted=False)
+    assert not after.has_guarantee and after.epsilon is None
+    assert after.to_markdown().startswith("# Privacy statement\n\n**No differential privacy")
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,85 @@
+"""`trade_off.png`: which tests the claim allows, and which ones the audit has found."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl import durable_files
+
+Curve = Callable[[np.ndarray], np.ndarray]
+"""From false positive rates to the smallest false negative rates."""
+
+_POINTS = 401
+_FOOTNOTE = (
+    "Tests below the claimed curve refute the claim, where chance cannot explain them; tests above "
+    "it prove nothing."
+)
+
+
+def draw(
+    *,
+    claimed: Curve,
+    empirical: tuple[Sequence[float], Sequence[float]],
+    shown: Curve | None,
+    title: str,
+) -> Any:
+    """Draws trade-off curves: how often tests are wrong, in one direction and in the other.
+
+    Args:
+      claimed: The claim's curve; no test can be below it if the claim is true.
+      empirical: False positive and false negative rates of the tests that were tried.
+      shown: The curve of the lower bound that the audit found; None if it found none.
+      title: Title of the figure.
+
+    Returns:
+      A `matplotlib.figure.Figure`.
+    """
+    from matplotlib import figure as figure_lib
+    from matplotlib.backends import backend_agg
+
+    # Without pyplot: no global state, no display, no windows left open in a notebook.
+    figure = figure_lib.Figure(figsize=(5.5, 5.2), layout="constrained")
+    backend_agg.FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    # Denser at both ends, where the curves are steep.
+    rates = np.sin(np.linspace(0.0, np.pi / 2.0, _POINTS)) ** 2
+    axes.plot(rates, 1.0 - rates, ":", color="0.6", lw=1, label="guessing")
+    axes.plot(rates, claimed(rates), "-", lw=1.5, label="claimed")
+    if shown is not None:
+        axes.plot(rates, shown(rates), "--", lw=1.2, label="lower bound found")
+    axes.plot(*empirical, "o-", markersize=2.5, lw=1, label="tests that were tried")
+    axes.set_xlim(0.0, 1.0)
+    axes.set_ylim(0.0, 1.0)
+    axes.set_aspect("equal")
+    axes.set_xlabel("false positive rate: says “took part” of one who did not")
+    axes.set_ylabel("false negative rate: says “did not” of one who did")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    axes.set_title(title, fontsize=9, wrap=True)
+    figure.supxlabel(_FOOTNOTE, fontsize=7)
+    return figure
+
+
+def write(
+    path: str | os.PathLike[str],
+    *,
+    claimed: Curve,
+    empirical: tuple[Sequence[float], Sequence[float]],
+    shown: Curve | None,
+    title: str,
+) -> None:
+    """Writes the figure of `draw` as a PNG file, in one step.
+
+    Raises:
+      OSError: If it cannot be written.
+    """
+    image = io.BytesIO()
+    draw(claimed=claimed, empirical=empirical, shown=shown, title=title).savefig(
+        image, format="png", dpi=120
+    )
+    durable_files.write(path, image.getvalue())
