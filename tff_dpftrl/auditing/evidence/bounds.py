@@ -1,0 +1,295 @@
+"""Lower confidence bounds of μ and ε from the scores of trials.
+
+Two kinds. From counts: a threshold makes a test of the scores, and any test of a μ-GDP
+mechanism has Φ⁻¹(TPR) − Φ⁻¹(FPR) ≤ μ, any test of an (ε, δ)-DP one TPR ≤ e^ε FPR + δ and
+1 − FPR ≤ e^ε (1 − TPR) + δ (Dong, Roth & Su 2022, Proposition 2.5 and Definition 2.6; Kairouz,
+Oh & Viswanath 2015). It assumes nothing but that trials are independent. From a Gaussian
+family: that the scores are Gaussian of one variance, and this is tested first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import report
+
+CHOOSING_FRACTION = 0.15
+"""Part of the trials that only choose the threshold."""
+
+_NUM_THRESHOLDS = 200
+_NUM_ANGLES = 64
+_FIT_LEVEL = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """What scores prove, with probability 1 − error_rate for both numbers at once.
+
+    Attributes:
+      mu_at_least: Lower bound of the smallest μ of which the mechanism can be μ-GDP.
+      epsilon_at_least: Lower bound of ε at the δ that was asked for.
+      error_rate: Chance that a number exceeds the truth, at most.
+      method: How it was found, in words.
+      trials: Number of trials, with those that chose thresholds.
+    """
+
+    mu_at_least: float
+    epsilon_at_least: float
+    error_rate: float
+    method: str
+    trials: int
+
+
+def from_counts(
+    scores: np.ndarray,
+    present: np.ndarray,
+    *,
+    delta: float,
+    error_rate: float,
+    seed: int,
+    choosing_fraction: float = CHOOSING_FRACTION,
+) -> Bound:
+    """Bounds from the counts beyond a threshold; half of the error is for μ, half for ε.
+
+    Thresholds are chosen on a random part of the trials and used on the others, so that the
+    search costs no error. See `rates_region` for the confidence region of the two rates.
+
+    Args:
+      scores: Larger where the canary seems to have taken part, [trials].
+      present: Whether it did, bool, [trials].
+      delta: The δ of ε.
+      error_rate: Chance that either bound exceeds the truth, at most.
+      seed: Of the choice of the trials that choose.
+      choosing_fraction: Part of them, of either kind.
+
+    Returns:
+      The bounds.
+
+    Raises:
+      ValueError: If an argument is out of range, or there are no trials of a kind.
+    """
+    without, with_ = _two_samples(scores, present, error_rate)
+    validation.delta(delta)
+    rng = np.random.default_rng(seed)
+    choosing_without, without = _cut(rng, without, choosing_fraction)
+    choosing_with, with_ = _cut(rng, with_, choosing_fraction)
+    candidates = np.unique(np.concatenate([choosing_without, choosing_with]))
+    if len(candidates) > _NUM_THRESHOLDS:
+        candidates = candidates[
+            np.unique(np.linspace(0, len(candidates) - 1, _NUM_THRESHOLDS).round().astype(int))
+        ]
+    found = []
+    for bound in (mu_of_rates, lambda low, high: epsilon_of_rates(low, high, delta)):
+        expected = [
+            _bound_at(threshold, choosing_without, choosing_with, error_rate / 2.0, bound)
+            for threshold in candidates
+        ]
+        threshold = candidates[int(np.argmax(expected))]
+        found.append(_bound_at(threshold, without, with_, error_rate / 2.0, bound))
+    return Bound(
+        *found,
+        error_rate,
+        f"counts beyond thresholds that {choosing_fraction:.0%} of the trials chose",
+        len(present),
+    )
+
+
+def from_gaussian_family(
+    scores: np.ndarray, present: np.ndarray, *, delta: float, error_rate: float
+) -> Bound | None:
+    """Bounds for Gaussian scores of one variance, None where that is rejected.
+
+    The difference of the means over the pooled standard deviation is a noncentral t, whose
+    noncentrality is μ √(n₀ n₁ / (n₀ + n₁)), and its lower bound is exact. The tests of the
+    fit look at the residuals over the pooled standard deviation alone, which are independent
+    of the means and of that deviation (Basu 1955), so that bounds given only where the fit is
+    not rejected hold with the same probability.
+
+    A Gaussian bulk does not prove Gaussian tails: ε at a small δ is that of the family.
+
+    Args:
+      scores: Larger where the canary seems to have taken part, [trials].
+      present: Whether it did, bool, [trials].
+      delta: The δ of ε.
+      error_rate: Chance that the bounds, of one event, exceed the truth.
+
+    Returns:
+      The bounds, or None: if skewness or kurtosis of either kind of trials, or the ratio of
+      their variances, is rejected at 1 %, or a kind has fewer than 20 trials.
+
+    Raises:
+      ValueError: If an argument is out of range, or there are no trials of a kind.
+    """
+    without, with_ = _two_samples(scores, present, error_rate)
+    if min(len(without), len(with_)) < 20 or not _looks_gaussian(without, with_):
+        return None
+    degrees = len(without) + len(with_) - 2
+    pooled = math.sqrt((without.var() * len(without) + with_.var() * len(with_)) / degrees)
+    weight = math.sqrt(len(without) * len(with_) / (degrees + 2))
+    statistic = weight * (with_.mean() - without.mean()) / pooled
+    mu = max(0.0, _noncentrality(degrees, statistic, 1.0 - error_rate) / weight)
+    return Bound(
+        mu,
+        gaussian.epsilon(mu, delta),
+        error_rate,
+        "Gaussian family, noncentral t",
+        len(present),
+    )
+
+
+def combined(
+    scores: np.ndarray, present: np.ndarray, *, delta: float, error_rate: float, seed: int
+) -> Bound:
+    """The larger bounds of both kinds, each with half of the error.
+
+    Arguments and errors as for `from_counts`.
+    """
+    counts = from_counts(scores, present, delta=delta, error_rate=error_rate / 2.0, seed=seed)
+    family = from_gaussian_family(scores, present, delta=delta, error_rate=error_rate / 2.0)
+    if family is None:
+        return dataclasses.replace(
+            counts,
+            error_rate=error_rate,
+            method=f"{counts.method}; scores do not look Gaussian of one variance",
+        )
+    return Bound(
+        max(counts.mu_at_least, family.mu_at_least),
+        max(counts.epsilon_at_least, family.epsilon_at_least),
+        error_rate,
+        f"{family.method}, or {counts.method}",
+        len(present),
+    )
+
+
+def rates_region(
+    false_positives: int, negatives: int, true_positives: int, positives: int, error_rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Corners of a confidence region of a test's two rates.
+
+    Clopper–Pearson bounds at level 1 − a are what p-values p ≥ a leave. With z = Φ⁻¹(1 − p) of
+    the two independent samples, max(z₀, 0)² + max(z₁, 0)² exceeds c² with probability
+    P(χ²₁ > c²) / 2 + P(χ²₂ > c²) / 4 at most. c is chosen for that to be `error_rate`, and the
+    region is what the sum does not exceed. Two separate bounds at half the error each would
+    allow both rates to be at their worst at once: it is a quarter wider.
+
+    Args:
+      false_positives: Trials without the canary beyond the threshold.
+      negatives: Trials without the canary.
+      true_positives: Trials with the canary beyond the threshold.
+      positives: Trials with the canary.
+      error_rate: Chance that the rates are in none of the rectangles below, at most.
+
+    Returns:
+      Lower bounds of the true positive rate and upper bounds of the false positive rate,
+      [corners]: the rates have TPR ≥ the one and FPR ≤ the other in at least one corner.
+    """
+    radius = _radius(error_rate)
+    angles = np.linspace(0.0, math.pi / 2.0, _NUM_ANGLES + 1)
+    # The arc between two angles lies within the larger cosine and the larger sine.
+    level_positive = special.ndtr(-radius * np.cos(angles[:-1]))
+    level_negative = special.ndtr(-radius * np.sin(angles[1:]))
+    lowest = np.zeros(_NUM_ANGLES)
+    if true_positives > 0:
+        lowest = special.betaincinv(true_positives, positives - true_positives + 1, level_positive)
+    highest = np.ones(_NUM_ANGLES)
+    if false_positives < negatives:
+        highest = special.betaincinv(
+            false_positives + 1, negatives - false_positives, 1.0 - level_negative
+        )
+    return lowest, highest
+
+
+def mu_of_rates(lowest: np.ndarray, highest: np.ndarray) -> float:
+    """The smallest Φ⁻¹(TPR) − Φ⁻¹(FPR) over corners (TPR, FPR), at least 0."""
+    return max(0.0, float(np.min(special.ndtri(lowest) - special.ndtri(highest))))
+
+
+def epsilon_of_rates(lowest: np.ndarray, highest: np.ndarray, delta: float) -> float:
+    """The smallest ε at δ that corners (TPR, FPR) leave possible, at least 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first = np.log(np.maximum(lowest - delta, 0.0)) - np.log(highest)
+        second = np.log(np.maximum(1.0 - highest - delta, 0.0)) - np.log(1.0 - lowest)
+    return max(0.0, float(np.min(np.fmax(first, second))))
+
+
+def trade_off(scores: np.ndarray, present: np.ndarray, num_points: int = 200) -> report.TradeOff:
+    """The empirical trade-off curve of the tests "score above a threshold", for a picture."""
+    without, with_ = np.sort(scores[~present]), np.sort(scores[present])
+    thresholds = np.quantile(scores, np.linspace(0.0, 1.0, num_points))
+    false_positives = 1.0 - np.searchsorted(without, thresholds, "right") / len(without)
+    false_negatives = np.searchsorted(with_, thresholds, "right") / len(with_)
+    return report.TradeOff((1.0, *false_positives.tolist()), (0.0, *false_negatives.tolist()))
+
+
+def _two_samples(
+    scores: np.ndarray, present: np.ndarray, error_rate: float
+) -> tuple[np.ndarray, np.ndarray]:
+    scores, present = np.asarray(scores, float), np.asarray(present, bool)
+    if not 0.0 < error_rate < 1.0:
+        raise ValueError(f"error_rate must be strictly between 0 and 1, got {error_rate!r}.")
+    if scores.ndim != 1 or scores.shape != present.shape or not np.all(np.isfinite(scores)):
+        raise ValueError(
+            "scores must be finite, one for each entry of present, got shapes "
+            f"{scores.shape} and {present.shape}."
+        )
+    if not 2 <= present.sum() <= len(present) - 2:
+        raise ValueError(
+            "present must have two trials of either kind at least, got "
+            f"{int(present.sum())} True of {len(present)}."
+        )
+    return scores[~present], scores[present]
+
+
+def _cut(
+    rng: np.random.Generator, sample: np.ndarray, fraction: float
+) -> tuple[np.ndarray, np.ndarray]:
+    shuffled = rng.permutation(sample)
+    cut = min(max(1, round(fraction * len(sample))), len(sample) - 1)
+    return shuffled[:cut], shuffled[cut:]
+
+
+def _bound_at(threshold, without, with_, error_rate, bound) -> float:
+    return bound(
+        *rates_region(
+            int(np.sum(without >= threshold)),
+            len(without),
+            int(np.sum(with_ >= threshold)),
+            len(with_),
+            error_rate,
+        )
+    )
+
+
+def _radius(error_rate: float) -> float:
+    def excess(radius: float) -> float:
+        return special.ndtr(-radius) + math.exp(-(radius**2) / 2.0) / 4.0 - error_rate
+
+    return 0.0 if error_rate >= 0.75 else float(optimize.brentq(excess, 0.0, 40.0))
+
+
+def _looks_gaussian(without: np.ndarray, with_: np.ndarray) -> bool:
+    if not (without.var() > 0.0 and with_.var() > 0.0):
+        return False
+    ratio = with_.var(ddof=1) / without.var(ddof=1)
+    larger = stats.f.sf(ratio, len(with_) - 1, len(without) - 1)
+    same_variance = 2.0 * min(larger, 1.0 - larger)
+    shapes = (stats.normaltest(sample).pvalue for sample in (without, with_))
+    return bool(min(same_variance, *shapes) >= _FIT_LEVEL)
+
+
+def _noncentrality(degrees: int, statistic: float, probability: float) -> float:
+    """The noncentrality at which a noncentral t is below `statistic` with that probability."""
+
+    def excess(noncentrality: float) -> float:
+        return float(special.nctdtr(degrees, noncentrality, statistic)) - probability
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    # Below nct's mean by far more than its spread.
+    return float(optimize.brentq(excess, 0.0, statistic + 10.0, xtol=1e-9))
