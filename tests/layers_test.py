@@ -192,7 +192,7 @@ for package in {_LIGHT_RUNTIME!r}:
     for module in pkgutil.walk_packages(root.__path__, root.__name__ + "."):
         importlib.import_module(module.name)
         print(module.name)
-importlib.import_module("tff_dpftrl.runtime.cluster.host")  # What hosts run before their tasks.
+importlib.import_module("tff_dpftrl.runtime.cluster.host_kinds")  # Before their tasks.
 """)
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()

@@ -13,8 +13,14 @@ from tests.runtime.cluster import toy_cluster
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
 from tff_dpftrl.runtime.actors import messages, roles
-from tff_dpftrl.runtime.cluster import host as host_lib
-from tff_dpftrl.runtime.cluster import mail, sealing
+from tff_dpftrl.runtime.cluster import (
+    host_kinds,
+    mail,
+    sealing,
+    selector_host,
+    transport,
+    worker_host,
+)
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.store import sql
 
@@ -35,7 +41,7 @@ class Network:
         self.all = []  # The dead, too.
 
     async def start(self, name):
-        made = host_lib.make(name, self.deployed, Wire(self, name))
+        made = host_kinds.make(name, self.deployed, Wire(self, name))
         self.hosts[name], self.ends[made.life] = made, asyncio.Event()
         self.all.append(made)
         self.started.append(name)
@@ -47,7 +53,7 @@ class Network:
         self.ends[host.life].set()
         for member in list(host._engine._members.values()):
             host._engine._end(member)
-        if isinstance(host, host_lib.SelectorHost):
+        if isinstance(host, selector_host.SelectorHost):
             await host._grpc.stop(0)
         return host
 
@@ -55,7 +61,7 @@ class Network:
         return self.hosts[f"selector-{i}"].standing().address
 
 
-class Wire(host_lib.Transport):
+class Wire(transport.Transport):
     """The network as one host has it."""
 
     def __init__(self, network, own):
@@ -300,7 +306,7 @@ def test_a_coordinator_that_stops_tells_new_selectors_nothing(tmp_path):
 
 
 def test_devices_that_are_forwarded_before_who_waits_for_them_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_lib, "_AHEAD_SECONDS", 0.5)
+    monkeypatch.setattr(worker_host, "_AHEAD_SECONDS", 0.5)
     deployed = toy_cluster.deployment(tmp_path)
 
     async def story(network, channels):
@@ -392,6 +398,51 @@ def test_a_host_that_has_to_start_has_more_time_to_answer_at_its_second_start_to
         assert selector._patience("worker-0") == 5.0
         await network.cut("worker-0")
         await toy.until(lambda: selector._patience("worker-0") == 20.0, 60)
+
+    play(tmp_path, story, deployed)
+
+
+def test_mail_that_fails_while_a_host_starts_is_not_forgotten(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        await network.cut("selector-0")
+        await network.cut("worker-0")
+        starting = host_kinds.make("selector-0", deployed, Wire(network, "selector-0"))
+        network.all.append(starting)
+        network.ends[starting.life] = asyncio.Event()
+        bind, heard = starting._bound, []
+
+        def bound(parts):
+            server = bind(parts)
+            start = server.start
+
+            async def late():
+                starting._engine.connect("device", heard.append)
+                forwarded = messages.DevicesForwarded("selector-0", ("device",))
+                starting.send("toys/coordinator/0/round/2", forwarded)
+                await toy.until(lambda: heard)
+                assert not starting.standing().is_serving
+                await start()
+
+            server.start = late
+            return server
+
+        starting._bound = bound
+        await starting.start()
+        assert isinstance(heard[0], messages.ComeBack) and starting.standing().is_serving
+
+    play(tmp_path, story, deployed)
+
+
+def test_a_host_remembers_no_attempt_that_is_over(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path, ({"devices_per_aggregator": 1},))
+
+    async def story(network, channels):
+        await take_part_until_committed(deployed, channels, 6)
+        kept = [len(each) for host in network.all for each in host._children.values()]
+        # The Coordinator, of whoever has asked for it, its attempt, and that one's Aggregators.
+        assert 1 <= sum(kept) <= 2 + 1 + 2
 
     play(tmp_path, story, deployed)
 

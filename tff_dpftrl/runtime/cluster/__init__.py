@@ -1,7 +1,8 @@
 """The server on many machines: the actors of `runtime.actors`, on hosts that Ray runs.
 
-A host is a process in which an `Engine` runs some of the actors: Selectors with the gRPC
-service of their devices, the Coordinator, or Master Aggregators and Aggregators (workers).
+A host is a process in which an `Engine` runs some of the actors: a Selector with the gRPC
+service of its devices (`selector_host`), the Coordinator (`coordinator_host`), or Master
+Aggregators and Aggregators (`worker_host`).
 Hosts carry the actors' messages to each other (`mail`), sealed (`sealing`); where an actor is
 follows from its address (`placement`). Only `ray_hosts` knows of Ray.
 

@@ -8,27 +8,22 @@ actor that is lost.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 import contextlib
 import dataclasses
 import logging
-import random
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
-import grpc
-
-from tff_dpftrl.runtime.actors import cast, messages, roles
+from tff_dpftrl.runtime.actors import cast, messages
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
-from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Deployment, Parts
-from tff_dpftrl.runtime.server import attesting, binding, tls
+from tff_dpftrl.runtime.cluster.transport import Transport
+from tff_dpftrl.runtime.server import attesting, tls
 from tff_dpftrl.runtime.server import engine as engine_lib
-from tff_dpftrl.runtime.server import service as service_lib
 from tff_dpftrl.runtime.store import interface, sql
 
 _logger = logging.getLogger(__name__)
@@ -36,55 +31,8 @@ _logger = logging.getLogger(__name__)
 _SMALL = 1 << 16  # Bytes that are sealed and opened on the event loop.
 _SLOWEST = 1e6  # Bytes a second, for how long an answer may take.
 _TO_START = 4  # Times that a host may take longer for its first answer.
-_AHEAD_SECONDS = 5.0  # For which devices wait for an actor that is being made.
-_IDLE_SECONDS = 60.0  # After which a Coordinator's host without a Coordinator ends.
 _FLUSH_SECONDS = 2.0
-_KEPT_ATTEMPTS = 4
 _ABANDONED = "the round was abandoned"
-
-
-class Transport(abc.ABC):
-    """What a host needs of whatever runs hosts; methods raise `mail.Unreachable`."""
-
-    @abc.abstractmethod
-    async def call(self, host: str, sealed: bytes) -> str:
-        """Has a host take a batch.
-
-        Args:
-          host: Its name.
-          sealed: The batch.
-
-        Returns:
-          The life of the process that has taken it.
-        """
-
-    @abc.abstractmethod
-    async def watch(self, host: str, life: str) -> None:
-        """Returns, or raises, when a process of a host is gone."""
-
-    @abc.abstractmethod
-    async def start_coordinator(self) -> None:
-        """Starts the Coordinator's host, unless there is one."""
-
-    @abc.abstractmethod
-    async def restart(self, host: str) -> None:
-        """Ends a process that does not answer; another one follows, except the Coordinator's."""
-
-    @abc.abstractmethod
-    async def leave(self) -> None:
-        """Ends this process for good."""
-
-    @abc.abstractmethod
-    def node_address(self) -> str:
-        """Address of this node, for other machines."""
-
-    @abc.abstractmethod
-    def remember(self, name: str, value: str) -> None:
-        """Keeps a text for the next process of this host."""
-
-    @abc.abstractmethod
-    def remembered(self, name: str) -> str:
-        """What was kept; empty if nothing was."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +70,7 @@ def _child(begin: mail_lib.Begin) -> _Child:
 
 
 class Host(engine_lib.Elsewhere):
-    """What all kinds of hosts have in common; a worker is nothing more.
+    """What all kinds of hosts (`host_kinds`) have in common.
 
     All methods are for one event loop.
     """
@@ -161,12 +109,11 @@ class Host(engine_lib.Elsewhere):
         self._engine: engine_lib.Engine | None = None
         self._store: interface.Store | None = None
         self._tasks: dict[str, str] = {}  # What `served_task` calls digests, by name.
+        self._has_started = False
         self._early: list[mail_lib.Batch] = []  # Before it has started.
         self._lives: dict[str, str] = {}  # Of the other hosts.
         self._watches: dict[str, asyncio.Task] = {}
         self._children: dict[str, dict[str, _Child]] = {}  # By host: who was begun there.
-        self._devices: dict[str, tuple[str, ...]] = {}  # Of the Aggregators here.
-        self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
         self._jobs: set[asyncio.Task] = set()
         self._is_stopping = False
 
@@ -187,10 +134,9 @@ class Host(engine_lib.Elsewhere):
             pace=parts.pace,
             verify_identity=attesting.verifier(attestation, parts.population.name),
         )
-        self._has_secure_sums = any(task.secure_sum for task in parts.population.tasks)
-        engine = self._made_engine(actors)
-        await self._begin(engine, parts, attestation)
-        self._engine = engine
+        self._engine = self._made_engine(actors)  # From now on mail may fail.
+        await self._begin(parts, attestation)
+        self._has_started = True
         early, self._early = self._early, []
         for batch in early:
             with contextlib.suppress(mail_lib.OtherTasks):
@@ -221,15 +167,10 @@ class Host(engine_lib.Elsewhere):
             elsewhere=self,
         )
 
-    async def _begin(
-        self,
-        engine: engine_lib.Engine,
-        parts: Parts,
-        attestation: attesting.OneAtATime | None,
-    ) -> None:
-        """Starts what a kind of host has besides."""
+    async def _begin(self, parts: Parts, attestation: attesting.OneAtATime | None) -> None:
+        """Starts the engine, and what a kind of host has besides."""
         del parts, attestation
-        engine.start()
+        self._engine.start()
 
     async def stop(self) -> None:
         """Ends all that runs here, and gives a lease back; nothing happens the second time."""
@@ -248,7 +189,7 @@ class Host(engine_lib.Elsewhere):
     def standing(self) -> Standing:
         """How it is."""
         fingerprint = self._deployment.fingerprint()
-        return Standing(fingerprint, self._engine is not None, tasks=self._tasks)
+        return Standing(fingerprint, self._has_started, tasks=self._tasks)
 
     def take_observed(self) -> observed.Taken:
         """What was observed here since this was last called."""
@@ -274,10 +215,10 @@ class Host(engine_lib.Elsewhere):
         else:
             batch = self._seal.open(sealed, self.name)
         self._see(batch.sender, batch.life)
-        if self._engine is None:
-            self._early.append(batch)
-        else:
+        if self._has_started:
             self._hand_out(batch)
+        else:
+            self._early.append(batch)
         return self.life
 
     def _hand_out(self, batch: mail_lib.Batch) -> None:
@@ -298,22 +239,10 @@ class Host(engine_lib.Elsewhere):
                     self._hear_of(mail)
 
     def _deliver(self, to: str, message: Any) -> None:
-        if type(message) is messages.DevicesForwarded and not self._engine.has(to):
-            # Who forwards devices may be quicker than who spawns the actor that waits for them.
-            self._ahead.setdefault(to, []).append(message)
-            asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._give_up, to)
-        else:
-            self._engine.deliver(to, message)
-
-    def _give_up(self, address: str) -> None:
-        for message in self._ahead.pop(address, ()):
-            self._engine.undeliverable(message)
+        self._engine.deliver(to, message)
 
     def _begin_actor(self, begin: mail_lib.Begin) -> None:
-        self._note_devices(begin.address, begin.role)
         self._engine.spawn(begin.address, begin.role, begin.parent)
-        for message in self._ahead.pop(begin.address, ()):
-            self._engine.deliver(begin.address, message)
 
     def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
         """Hears of what concerns devices; only Selectors' hosts have some."""
@@ -332,7 +261,6 @@ class Host(engine_lib.Elsewhere):
         """See the base class."""
         host = self._placement.host_of(address)
         if host in ("", self.name):
-            self._note_devices(address, role)
             return False
         self._outbox.post(host, mail_lib.Begin(address, role, parent))
         return True
@@ -341,7 +269,6 @@ class Host(engine_lib.Elsewhere):
         """See the base class."""
         host = self._placement.host_of(address)
         if host not in ("", self.name):
-            self._children.get(host, {}).pop(address, None)
             self._outbox.post(host, mail_lib.End(address))
 
     def _hear(self, now: float, event: Any) -> mail_lib.Told:
@@ -366,9 +293,12 @@ class Host(engine_lib.Elsewhere):
                 await self._transport.restart(host)
             raise mail_lib.Unreachable from None
         self._see(host, life)
+        children = self._children.setdefault(host, {})
         for one in mail:
-            if isinstance(one, mail_lib.Begin):
-                self._children.setdefault(host, {})[one.address] = _child(one)
+            if isinstance(one, mail_lib.Begin) and self._engine.has(one.parent):
+                children[one.address] = _child(one)
+            elif isinstance(one, mail_lib.End):
+                children.pop(one.address, None)
 
     def _patience(self, host: str) -> float:
         """Seconds that an answer may take; more where a process starts, also after a loss."""
@@ -396,34 +326,12 @@ class Host(engine_lib.Elsewhere):
 
     def _actor_gone(self, address: str) -> None:
         """An actor that was spawned has ended here."""
+        self._forget_children(address)
+
+    def _forget_children(self, parent: str) -> None:
         for children in self._children.values():
-            for child in [one for one, child in children.items() if child.parent == address]:
+            for child in [one for one, child in children.items() if child.parent == parent]:
                 del children[child]
-        if self._devices.pop(address, None) is not None and self._has_secure_sums:
-            for selector in self._placement.selectors:
-                self._outbox.post(selector, mail_lib.Ended(address))
-
-    def _note_devices(self, address: str, role: Any) -> None:
-        """Remembers whose loss an Aggregator has to be told of."""
-        if not isinstance(role, roles.AggregatorRole):
-            return
-        self._devices[address] = role.devices
-        lives = {
-            (self._placement.host_of(device), placement_lib.life_of_device(device))
-            for device in role.devices
-        }
-        for host, life in lives:
-            if life < self._lives.get(host, ""):  # It has died in between.
-                asyncio.get_running_loop().call_soon(self._lose_devices, host, life)
-            else:
-                self._see(host, life)
-
-    def _lose_devices(self, host: str, life: str) -> None:
-        prefix = placement_lib.device_prefix(host, life)
-        for address, devices in list(self._devices.items()):
-            for device in devices:
-                if device.startswith(prefix):
-                    self._engine.deliver(address, messages.DeviceGone(device))
 
     # Which processes live.
 
@@ -455,215 +363,13 @@ class Host(engine_lib.Elsewhere):
             return
         for address, child in children.items():
             self._lose_child(address, child)
-        if placement_lib.is_worker(host):
-            self._engine.end_children(lambda parent: self._placement.host_of(parent) == host)
-        self._lose_devices(host, life)
+        self._do_without(host, life)
+
+    def _do_without(self, host: str, life: str) -> None:
+        """Does what a kind of host owes besides for the loss of another one."""
 
     def _job(self, work: Coroutine[Any, Any, None]) -> asyncio.Task:
         job = asyncio.get_running_loop().create_task(work)
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
         return job
-
-
-class CoordinatorHost(Host):
-    """Has the Coordinator, and ends some time after it.
-
-    Who is refused the lease, since that of one who died has not ended, stops, and the next one
-    finds all loaded.
-    """
-
-    def __init__(self, *args: Any, **options: Any):
-        """See the base class."""
-        super().__init__(*args, **options)
-        self._opening: mail_lib.Told | None = None
-        self._ending: asyncio.Task | None = None
-
-    async def _begin(self, engine, parts, attestation):
-        """See the base class."""
-        await super()._begin(engine, parts, attestation)
-        asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
-
-    def _begin_actor(self, begin: mail_lib.Begin) -> None:
-        """See the base class; while one lives, others who look for one are content with it."""
-        if not self._engine.coordinators:
-            super()._begin_actor(begin)
-
-    def _hear(self, now: float, event: Any) -> mail_lib.Told:
-        """See the base class."""
-        told = super()._hear(now, event)
-        if isinstance(event, messages.SelectionOpened):
-            self._opening = told
-        return told
-
-    def _see(self, host: str, life: str) -> None:
-        """See the base class; a new Selector is told what it has not heard."""
-        known = self._lives.get(host)
-        super()._see(host, life)
-        is_new = self._lives.get(host) != known  # Not while this one stops.
-        if is_new and self._opening is not None and host in self._placement.selectors:
-            self._outbox.post(host, self._opening)
-
-    def _actor_gone(self, address: str) -> None:
-        """See the base class."""
-        super()._actor_gone(address)
-        asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
-
-    def _end_if_idle(self) -> None:
-        if not self._engine.coordinators and not self._is_stopping:
-            self._ending = asyncio.get_running_loop().create_task(self._end())
-
-    async def _end(self) -> None:
-        await self.stop()
-        await self._transport.leave()
-
-
-class SelectorHost(Host):
-    """Has a Selector, and the gRPC service of the devices that connect to it."""
-
-    _keeps_store = False
-
-    def __init__(self, *args: Any, **options: Any):
-        """See the base class."""
-        super().__init__(*args, **options)
-        self._service: service_lib.Service | None = None
-        self._grpc: grpc.aio.Server | None = None
-        self._address = ""
-        self._leader = ""
-        self._store_failure = ""
-        self._seeking: asyncio.Task | None = None
-        self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices of the last attempts.
-
-    def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
-        """See the base class."""
-        return engine_lib.Engine(
-            actors,
-            None,
-            hear=self._hear,
-            clock=self._clock,
-            permanent=(self.name,),
-            selector_lost=lambda address: self._service.selector_lost(address),
-            is_gone=self._actor_gone,
-            elsewhere=self,
-        )
-
-    async def _begin(self, engine, parts, attestation):
-        """See the base class."""
-        self._service = service_lib.Service(
-            parts.population.name,
-            parts.tasks,
-            engine,
-            selector_address=self.name,
-            attestation=attestation,
-            server_names=parts.server_names or self._identity.names,
-            pace=parts.pace,
-            observer=self._recorder,
-            limits=parts.limits,
-            clock=self._clock,
-            randomness=random.SystemRandom(),
-            device_prefix=placement_lib.device_prefix(self.name, self.life),
-        )
-        self._grpc = self._bound(parts)
-        engine.start()
-        await self._grpc.start()
-
-    def _bound(self, parts: Parts) -> grpc.aio.Server:
-        """Binds the address that is wanted; after a restart the same one if it can be had."""
-        wanted = self._deployment.addresses[self._placement.selectors.index(self.name)]
-        host, _, port = wanted.rpartition(":")
-        former = self._transport.remembered(self.name)
-        ports = dict.fromkeys([port if port != "0" else former or port])
-        if former:  # Somebody else may have taken it, or this may be another node.
-            ports["0"] = None
-        for number in ports:
-            try:
-                bound, port = binding.bind(
-                    self._service, self._identity, f"{host}:{number}", parts.limits
-                )
-            except binding.ServerError:
-                if number == list(ports)[-1]:
-                    raise
-            else:
-                break
-        self._transport.remember(self.name, str(port))
-        is_any = host in ("0.0.0.0", "[::]")
-        self._address = f"{self._transport.node_address() if is_any else host}:{port}"
-        return bound
-
-    async def stop(self) -> None:
-        """See the base class; waiting devices are sent away."""
-        if self._service is not None:
-            self._service.stop()
-        await super().stop()
-        if self._grpc is not None:
-            await self._grpc.stop(1.0)
-
-    def standing(self) -> Standing:
-        """See the base class."""
-        return dataclasses.replace(
-            super().standing(),
-            address=self._address,
-            leader=self._leader,
-            store_failure=self._store_failure,
-        )
-
-    def send(self, to: str, message: Any) -> bool:
-        """See the base class."""
-        if type(message) is messages.DevicesForwarded:
-            self._forwarded[to] = message.devices
-            if len(self._forwarded) > _KEPT_ATTEMPTS:
-                del self._forwarded[next(iter(self._forwarded))]
-        return super().send(to, message)
-
-    def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """See the base class; a Coordinator's host is found or started first."""
-        if not isinstance(role, roles.CoordinatorRole):
-            return super().spawn(parent, address, role)
-        if self._seeking is None or self._seeking.done():
-            self._seeking = self._job(self._seek_leader(mail_lib.Begin(address, role, parent)))
-        return True
-
-    async def _seek_leader(self, begin: mail_lib.Begin) -> None:
-        with contextlib.suppress(mail_lib.Unreachable):  # The Selector will ask again.
-            await self._transport.start_coordinator()
-            self._outbox.post(placement_lib.COORDINATOR, begin)
-
-    def _deliver(self, to: str, message: Any) -> None:
-        """See the base class."""
-        if type(message) is messages.SelectDevices:
-            self._leader, self._store_failure = message.coordinator, ""
-        super()._deliver(to, message)
-
-    def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
-        """See the base class."""
-        if isinstance(mail, mail_lib.Ended):
-            self._service.actor_gone(mail.address)
-            return
-        event = mail.noted.event
-        if isinstance(event, messages.SelectionOpened):
-            self._service.opening = event
-        elif isinstance(event, messages.StoreFailed):
-            self._store_failure = event.reason
-        self._recorder.relay(mail.at, mail.noted)
-
-    def _lose(self, host: str, life: str) -> None:
-        """See the base class."""
-        super()._lose(host, life)
-        if self._engine is None or self._is_stopping:
-            return
-        if host == placement_lib.COORDINATOR:
-            self._engine.deliver(self.name, messages.Lost(self._leader))
-        elif placement_lib.is_worker(host):
-            self._service.actors_lost(lambda actor: self._placement.host_of(actor) == host)
-            for attempt, devices in self._forwarded.items():
-                if self._placement.host_of(attempt) == host:
-                    self._send_away(devices)
-
-
-def make(name: str, deployment: Deployment, transport: Transport) -> Host:
-    """The host of a name, not started; raises what `Host` does."""
-    if name == placement_lib.COORDINATOR:
-        return CoordinatorHost(name, deployment, transport)
-    if placement_lib.is_worker(name):
-        return Host(name, deployment, transport)
-    return SelectorHost(name, deployment, transport)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime.cluster import host as host_lib
-from tff_dpftrl.runtime.cluster import mail, observed
+from tff_dpftrl.runtime.cluster import host_kinds, mail, observed, transport
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.cluster.deployment import Deployment
 from tff_dpftrl.runtime.server import garbage
@@ -37,8 +37,7 @@ class _HostActor:
         self._failure = ""
         self._fingerprint = deployment.fingerprint()
         try:
-            transport = _RayTransport(name, deployment)
-            self._host = host_lib.make(name, deployment, transport)
+            self._host = host_kinds.make(name, deployment, _RayTransport(name, deployment))
         except (ValueError, OSError) as error:
             self._failure = str(error)
         self._starting = asyncio.get_running_loop().create_task(self._start())
@@ -82,7 +81,7 @@ class _HostActor:
             await self._host.stop()
 
 
-class _RayTransport(host_lib.Transport):
+class _RayTransport(transport.Transport):
     """Reaches the hosts of a population from one of them."""
 
     def __init__(self, own: str, deployment: Deployment):

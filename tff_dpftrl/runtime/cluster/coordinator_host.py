@@ -1,0 +1,69 @@
+"""The host of the Coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.cluster import host as host_lib
+from tff_dpftrl.runtime.cluster import mail as mail_lib
+
+_IDLE_SECONDS = 60.0  # After which a host without a Coordinator ends.
+
+
+class CoordinatorHost(host_lib.Host):
+    """Has the Coordinator, and ends some time after it.
+
+    Who is refused the lease, since that of one who died has not ended, stops, and the next one
+    finds all loaded.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        """See the base class."""
+        super().__init__(*args, **options)
+        self._opening: mail_lib.Told | None = None
+        self._ending: asyncio.Task | None = None
+
+    async def _begin(self, parts, attestation):
+        """See the base class."""
+        await super()._begin(parts, attestation)
+        asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
+
+    def _begin_actor(self, begin: mail_lib.Begin) -> None:
+        """See the base class; while one lives, others who look for one are content with it."""
+        if not self._engine.coordinators:
+            super()._begin_actor(begin)
+
+    def spawn(self, parent: str, address: str, role: Any) -> bool:
+        """See the base class; a Coordinator has one attempt at a time."""
+        self._forget_children(parent)
+        return super().spawn(parent, address, role)
+
+    def _hear(self, now: float, event: Any) -> mail_lib.Told:
+        """See the base class."""
+        told = super()._hear(now, event)
+        if isinstance(event, messages.SelectionOpened):
+            self._opening = told
+        return told
+
+    def _see(self, host: str, life: str) -> None:
+        """See the base class; a new Selector is told what it has not heard."""
+        known = self._lives.get(host)
+        super()._see(host, life)
+        is_new = self._lives.get(host) != known  # Not while this one stops.
+        if is_new and self._opening is not None and host in self._placement.selectors:
+            self._outbox.post(host, self._opening)
+
+    def _actor_gone(self, address: str) -> None:
+        """See the base class."""
+        super()._actor_gone(address)
+        asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
+
+    def _end_if_idle(self) -> None:
+        if not self._engine.coordinators and not self._is_stopping:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    async def _end(self) -> None:
+        await self.stop()
+        await self._transport.leave()

@@ -1,0 +1,162 @@
+"""The hosts of Selectors, which devices connect to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from typing import Any
+
+import grpc
+
+from tff_dpftrl.runtime.actors import cast, messages, roles
+from tff_dpftrl.runtime.cluster import host as host_lib
+from tff_dpftrl.runtime.cluster import mail as mail_lib
+from tff_dpftrl.runtime.cluster import placement as placement_lib
+from tff_dpftrl.runtime.cluster.deployment import Parts
+from tff_dpftrl.runtime.server import binding
+from tff_dpftrl.runtime.server import engine as engine_lib
+from tff_dpftrl.runtime.server import service as service_lib
+
+_KEPT_ATTEMPTS = 4
+
+
+class SelectorHost(host_lib.Host):
+    """Has a Selector, and the gRPC service of the devices that connect to it."""
+
+    _keeps_store = False
+
+    def __init__(self, *args: Any, **options: Any):
+        """See the base class."""
+        super().__init__(*args, **options)
+        self._service: service_lib.Service | None = None
+        self._grpc: grpc.aio.Server | None = None
+        self._address = ""
+        self._leader = ""
+        self._store_failure = ""
+        self._seeking: asyncio.Task | None = None
+        self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices of the last attempts.
+
+    def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
+        """See the base class."""
+        return engine_lib.Engine(
+            actors,
+            None,
+            hear=self._hear,
+            clock=self._clock,
+            permanent=(self.name,),
+            selector_lost=lambda address: self._service.selector_lost(address),
+            is_gone=self._actor_gone,
+            elsewhere=self,
+        )
+
+    async def _begin(self, parts, attestation):
+        """See the base class."""
+        self._service = service_lib.Service(
+            parts.population.name,
+            parts.tasks,
+            self._engine,
+            selector_address=self.name,
+            attestation=attestation,
+            server_names=parts.server_names or self._identity.names,
+            pace=parts.pace,
+            observer=self._recorder,
+            limits=parts.limits,
+            clock=self._clock,
+            randomness=random.SystemRandom(),
+            device_prefix=placement_lib.device_prefix(self.name, self.life),
+        )
+        self._grpc = self._bound(parts)
+        self._engine.start()
+        await self._grpc.start()
+
+    def _bound(self, parts: Parts) -> grpc.aio.Server:
+        """Binds the address that is wanted; after a restart the same one if it can be had."""
+        wanted = self._deployment.addresses[self._placement.selectors.index(self.name)]
+        host, _, port = wanted.rpartition(":")
+        former = self._transport.remembered(self.name)
+        ports = dict.fromkeys([port if port != "0" else former or port])
+        if former:  # Somebody else may have taken it, or this may be another node.
+            ports["0"] = None
+        for number in ports:
+            try:
+                bound, port = binding.bind(
+                    self._service, self._identity, f"{host}:{number}", parts.limits
+                )
+            except binding.ServerError:
+                if number == list(ports)[-1]:
+                    raise
+            else:
+                break
+        self._transport.remember(self.name, str(port))
+        is_any = host in ("0.0.0.0", "[::]")
+        self._address = f"{self._transport.node_address() if is_any else host}:{port}"
+        return bound
+
+    async def stop(self) -> None:
+        """See the base class; waiting devices are sent away."""
+        if self._service is not None:
+            self._service.stop()
+        await super().stop()
+        if self._grpc is not None:
+            await self._grpc.stop(1.0)
+
+    def standing(self) -> host_lib.Standing:
+        """See the base class."""
+        return dataclasses.replace(
+            super().standing(),
+            address=self._address,
+            leader=self._leader,
+            store_failure=self._store_failure,
+        )
+
+    def send(self, to: str, message: Any) -> bool:
+        """See the base class."""
+        if type(message) is messages.DevicesForwarded:
+            self._forwarded[to] = message.devices
+            if len(self._forwarded) > _KEPT_ATTEMPTS:
+                del self._forwarded[next(iter(self._forwarded))]
+        return super().send(to, message)
+
+    def spawn(self, parent: str, address: str, role: Any) -> bool:
+        """See the base class; a Coordinator's host is found or started first."""
+        if not isinstance(role, roles.CoordinatorRole):
+            return super().spawn(parent, address, role)
+        self._forget_children(parent)  # A Coordinator that it no longer hears.
+        if self._seeking is None or self._seeking.done():
+            self._seeking = self._job(self._seek_leader(mail_lib.Begin(address, role, parent)))
+        return True
+
+    async def _seek_leader(self, begin: mail_lib.Begin) -> None:
+        with contextlib.suppress(mail_lib.Unreachable):  # The Selector will ask again.
+            await self._transport.start_coordinator()
+            self._outbox.post(placement_lib.COORDINATOR, begin)
+
+    def _deliver(self, to: str, message: Any) -> None:
+        """See the base class."""
+        if type(message) is messages.SelectDevices:
+            self._leader, self._store_failure = message.coordinator, ""
+        super()._deliver(to, message)
+
+    def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
+        """See the base class."""
+        if isinstance(mail, mail_lib.Ended):
+            self._service.actor_gone(mail.address)
+            return
+        event = mail.noted.event
+        if isinstance(event, messages.SelectionOpened):
+            self._service.opening = event
+        elif isinstance(event, messages.StoreFailed):
+            self._store_failure = event.reason
+        self._recorder.relay(mail.at, mail.noted)
+
+    def _do_without(self, host: str, life: str) -> None:
+        """See the base class."""
+        if host == placement_lib.COORDINATOR:
+            self._engine.deliver(self.name, messages.Lost(self._leader))
+        elif placement_lib.is_worker(host):
+            self._service.actors_lost(lambda actor: self._placement.host_of(actor) == host)
+            for attempt, devices in self._forwarded.items():
+                if self._placement.host_of(attempt) == host:
+                    self._send_away(devices)

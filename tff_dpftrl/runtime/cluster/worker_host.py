@@ -1,0 +1,91 @@
+"""The hosts of Master Aggregators and Aggregators."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tff_dpftrl.runtime.actors import messages, roles
+from tff_dpftrl.runtime.cluster import host as host_lib
+from tff_dpftrl.runtime.cluster import mail as mail_lib
+from tff_dpftrl.runtime.cluster import placement as placement_lib
+
+_AHEAD_SECONDS = 5.0  # For which devices wait for an actor that is being made.
+
+
+class WorkerHost(host_lib.Host):
+    """Has Master Aggregators and Aggregators, of attempts that others begin."""
+
+    def __init__(self, *args: Any, **options: Any):
+        """See the base class."""
+        super().__init__(*args, **options)
+        self._has_secure_sums = False
+        self._devices: dict[str, tuple[str, ...]] = {}  # Of the Aggregators here.
+        self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
+
+    async def _begin(self, parts, attestation):
+        """See the base class."""
+        self._has_secure_sums = any(task.secure_sum for task in parts.population.tasks)
+        await super()._begin(parts, attestation)
+
+    def _deliver(self, to: str, message: Any) -> None:
+        """See the base class."""
+        if type(message) is messages.DevicesForwarded and not self._engine.has(to):
+            # Who forwards devices may be quicker than who spawns the actor that waits for them.
+            self._ahead.setdefault(to, []).append(message)
+            asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._give_up, to)
+        else:
+            super()._deliver(to, message)
+
+    def _give_up(self, address: str) -> None:
+        for message in self._ahead.pop(address, ()):
+            self._engine.undeliverable(message)
+
+    def _begin_actor(self, begin: mail_lib.Begin) -> None:
+        """See the base class."""
+        self._note_devices(begin.address, begin.role)
+        super()._begin_actor(begin)
+        for message in self._ahead.pop(begin.address, ()):
+            self._engine.deliver(begin.address, message)
+
+    def spawn(self, parent: str, address: str, role: Any) -> bool:
+        """See the base class."""
+        is_elsewhere = super().spawn(parent, address, role)
+        if not is_elsewhere:
+            self._note_devices(address, role)
+        return is_elsewhere
+
+    def _note_devices(self, address: str, role: Any) -> None:
+        """Remembers whose loss an Aggregator has to be told of."""
+        if not isinstance(role, roles.AggregatorRole):
+            return
+        self._devices[address] = role.devices
+        lives = {
+            (self._placement.host_of(device), placement_lib.life_of_device(device))
+            for device in role.devices
+        }
+        for host, life in lives:
+            if life < self._lives.get(host, ""):  # It has died in between.
+                asyncio.get_running_loop().call_soon(self._lose_devices, host, life)
+            else:
+                self._see(host, life)
+
+    def _actor_gone(self, address: str) -> None:
+        """See the base class."""
+        super()._actor_gone(address)
+        if self._devices.pop(address, None) is not None and self._has_secure_sums:
+            for selector in self._placement.selectors:
+                self._outbox.post(selector, mail_lib.Ended(address))
+
+    def _do_without(self, host: str, life: str) -> None:
+        """See the base class."""
+        if placement_lib.is_worker(host):
+            self._engine.end_children(lambda parent: self._placement.host_of(parent) == host)
+        self._lose_devices(host, life)
+
+    def _lose_devices(self, host: str, life: str) -> None:
+        prefix = placement_lib.device_prefix(host, life)
+        for address, devices in list(self._devices.items()):
+            for device in devices:
+                if device.startswith(prefix):
+                    self._engine.deliver(address, messages.DeviceGone(device))
