@@ -1,0 +1,161 @@
+"""Directions of canaries: random signs on disjoint random coordinates of a model's weights.
+
+Every coordinate of the weights belongs to one canary, drawn at random, and has a random
+sign. The direction of a canary has its signs on its own coordinates, all of one size, and
+norm 1 over all tensors together. Directions are orthogonal, so no canary is seen in
+another's place, and what a tensor has along all of them is had in one pass, however many
+canaries there are. Under noise that is independent between coordinates, what is seen of
+different canaries is independent.
+
+All is drawn by a stateless generator from one seed, in a graph where need be: nothing of
+the size of a model is kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.private_round import seeds
+
+COORDINATES_EACH = 20
+"""Least coordinates per canary on average: some canary has none with chance < m·e^-20."""
+
+
+class Directions:
+    """Orthogonal unit directions of canaries 0 ... number - 1.
+
+    Attributes:
+      number: Number of canaries.
+      shapes: Shapes of the weights' tensors.
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[int]], *, number: int, seed: int | None = None):
+        """Draws who owns which coordinates.
+
+        Args:
+          shapes: Shape of every tensor of an update, all of them known.
+          number: Number of canaries.
+          seed: An integer in [0, 2^128); 128 bits of the operating system's if None.
+
+        Raises:
+          ValueError: If there are too many canaries for so few weights, or an argument
+            is out of range.
+        """
+        self.number = validation.integer("number", number, minimum=1)
+        self.shapes = tuple(tuple(int(size) for size in shape) for shape in shapes)
+        num_weights = sum(int(np.prod(shape)) for shape in self.shapes)
+        if num_weights < COORDINATES_EACH * self.number:
+            raise ValueError(
+                f"number={number} canaries are too many for a model of {num_weights} weights: "
+                f"take {num_weights // COORDINATES_EACH} at most."
+            )
+        if seed is None:
+            seed = secrets.randbits(128)
+        self._root = seeds.root_seed(seed).numpy()
+        counts = sum(
+            np.bincount(self._owners_and_signs(index)[0].numpy().ravel(), minlength=self.number)
+            for index in range(len(self.shapes))
+        )
+        self._sizes = (1.0 / np.sqrt(np.maximum(counts, 1))).astype(np.float32)
+        self._project = tf.function(self._projected, autograph=False)
+
+    def _owners_and_signs(self, tensor: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """int32 owners and bool "is negative" of one tensor's coordinates."""
+        words = tf.random.stateless_uniform(
+            self.shapes[tensor],
+            seeds.derive(tf.constant(self._root), tensor),
+            minval=None,
+            maxval=None,
+            dtype=tf.int32,
+            alg="philox",
+        )
+        owners = tf.bitwise.bitwise_and(words, np.int32(2**31 - 1)) % self.number
+        return owners, words < 0
+
+    def of(self, canary: tf.Tensor | int) -> list[tf.Tensor]:
+        """The direction of a canary, or the opposite one.
+
+        Args:
+          canary: Its number, an integer scalar; plus `number` for the opposite direction.
+
+        Returns:
+          float32, a tensor for each of `shapes`; their joint norm is 1.
+        """
+        size = tf.gather(tf.constant([*self._sizes, *-self._sizes], tf.float32), canary)
+        canary = tf.cast(canary, tf.int32) % self.number
+        tensors = []
+        for index in range(len(self.shapes)):
+            owners, negative = self._owners_and_signs(index)
+            values = tf.where(negative, -size, size)
+            tensors.append(tf.where(tf.equal(owners, canary), values, tf.zeros_like(values)))
+        return tensors
+
+    def project(self, tensors: Sequence[np.ndarray | tf.Tensor]) -> np.ndarray:
+        """What tensors have along each direction.
+
+        Args:
+          tensors: Floats of `shapes`.
+
+        Returns:
+          Their inner product with every canary's direction, float64, shape [number].
+
+        Raises:
+          ValueError: If they have other shapes.
+        """
+        tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
+        found = tuple(tuple(tensor.shape) for tensor in tensors)
+        if found != self.shapes:
+            raise ValueError(f"tensors must have shapes {self.shapes}, got {found}.")
+        return self._project(tensors).numpy()
+
+    def _projected(self, tensors: list[tf.Tensor]) -> tf.Tensor:
+        total = tf.zeros([self.number], tf.float64)
+        for index, tensor in enumerate(tensors):
+            owners, negative = self._owners_and_signs(index)
+            total += tf.math.unsorted_segment_sum(
+                tf.where(negative, -tensor, tensor), owners, self.number
+            )
+        return total * tf.constant(self._sizes, tf.float64)
+
+    def attach(
+        self, weights: Sequence[tf.Tensor], canary: tf.Tensor, gradient_norm: float
+    ) -> list[tf.Tensor]:
+        """The same weights, whose gradient is a canary's instead of the loss's.
+
+        Whatever is computed from what is returned, by anybody, has for a canary the
+        gradient −gradient_norm · direction with respect to `weights`, and its own
+        for real data. The values are the same bits.
+
+        Args:
+          weights: Floats of `shapes`.
+          canary: As for `of`, an integer scalar; negative for real data.
+          gradient_norm: Norm of a canary's gradient.
+
+        Returns:
+          The weights.
+        """
+
+        @tf.custom_gradient
+        def identity(*values):
+            def gradient(*upstream):
+                return tf.cond(
+                    canary >= 0,
+                    functools.partial(of_canary, values),
+                    lambda: [tf.convert_to_tensor(one) for one in upstream],
+                )
+
+            return [tf.identity(value) for value in values], gradient
+
+        def of_canary(values):
+            return [
+                tf.cast(-gradient_norm * tensor, value.dtype)
+                for tensor, value in zip(self.of(canary), values, strict=True)
+            ]
+
+        return identity(*weights)
