@@ -23,7 +23,9 @@ def test_sizes_of_a_round():
     ("argument", "value"),
     [
         ("goal_count", 0),
+        ("goal_count", 10**400),
         ("over_selection", 0.9),
+        ("over_selection", 1e308),
         ("least_fraction", 0.0),
         ("least_fraction", 1.1),
         ("selection_timeout", 0.0),

@@ -109,6 +109,9 @@ class ServerStep(abc.ABC):
         """
 
 
+_MOST_REPORTS = 10**9
+
+
 @dataclasses.dataclass(frozen=True)
 class RoundSettings:
     """Sizes and time-outs of a round (Bonawitz et al. 2019, section 2.2).
@@ -133,7 +136,8 @@ class RoundSettings:
 
     def __post_init__(self):
         validation.integer("goal_count", self.goal_count, minimum=1)
-        validation.number("over_selection", self.over_selection, at_least=1)
+        validation.number("goal_count", self.goal_count, at_most=_MOST_REPORTS)
+        validation.number("over_selection", self.over_selection, at_least=1, at_most=1000)
         validation.probability("least_fraction", self.least_fraction)
         validation.integer("devices_per_aggregator", self.devices_per_aggregator, minimum=1)
         for name in ("selection_timeout", "reporting_timeout", "exchange_timeout"):
