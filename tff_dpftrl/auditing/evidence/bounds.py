@@ -22,8 +22,8 @@ from tff_dpftrl.auditing import report
 CHOOSING_FRACTION = 0.15
 """Part of the trials that only choose the threshold."""
 
-_NUM_THRESHOLDS = 200
-_NUM_ANGLES = 64
+_NUM_THRESHOLDS = 100
+_NUM_CORNERS = 64
 _FIT_LEVEL = 0.01
 
 
@@ -81,17 +81,15 @@ def from_counts(
     choosing_with, with_ = _cut(rng, with_, choosing_fraction)
     candidates = np.unique(np.concatenate([choosing_without, choosing_with]))
     if len(candidates) > _NUM_THRESHOLDS:
-        candidates = candidates[
-            np.unique(np.linspace(0, len(candidates) - 1, _NUM_THRESHOLDS).round().astype(int))
-        ]
+        places = np.linspace(0, len(candidates) - 1, _NUM_THRESHOLDS).round().astype(int)
+        candidates = candidates[places]
     found = []
     for bound in (mu_of_rates, lambda low, high: epsilon_of_rates(low, high, delta)):
-        expected = [
-            _bound_at(threshold, choosing_without, choosing_with, error_rate / 2.0, bound)
-            for threshold in candidates
-        ]
-        threshold = candidates[int(np.argmax(expected))]
-        found.append(_bound_at(threshold, without, with_, error_rate / 2.0, bound))
+        counts = _counts(candidates, choosing_without, choosing_with)
+        # A few corners are enough to choose by.
+        expected = bound(*rates_region(*counts, error_rate / 2.0, num_corners=8))
+        counts = _counts(candidates[[np.argmax(expected)]], without, with_)
+        found.append(float(bound(*rates_region(*counts, error_rate / 2.0))[0]))
     return Bound(
         *found,
         error_rate,
@@ -168,9 +166,14 @@ def combined(
 
 
 def rates_region(
-    false_positives: int, negatives: int, true_positives: int, positives: int, error_rate: float
+    false_positives: np.ndarray,
+    negatives: int,
+    true_positives: np.ndarray,
+    positives: int,
+    error_rate: float,
+    num_corners: int = _NUM_CORNERS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of a confidence region of a test's two rates.
+    """Corners of confidence regions of tests' two rates.
 
     Clopper–Pearson bounds at level 1 − a are what p-values p ≥ a leave. With z = Φ⁻¹(1 − p) of
     the two independent samples, max(z₀, 0)² + max(z₁, 0)² exceeds c² with probability
@@ -179,43 +182,47 @@ def rates_region(
     allow both rates to be at their worst at once: it is a quarter wider.
 
     Args:
-      false_positives: Trials without the canary beyond the threshold.
+      false_positives: Trials without the canary beyond a threshold, any shape.
       negatives: Trials without the canary.
-      true_positives: Trials with the canary beyond the threshold.
+      true_positives: Trials with the canary beyond it, same shape.
       positives: Trials with the canary.
       error_rate: Chance that the rates are in none of the rectangles below, at most.
+      num_corners: Number of rectangles; with more the region is a little smaller.
 
     Returns:
       Lower bounds of the true positive rate and upper bounds of the false positive rate,
-      [corners]: the rates have TPR ≥ the one and FPR ≤ the other in at least one corner.
+      [..., corners]: the rates have TPR ≥ the one and FPR ≤ the other in at least one corner.
     """
+    false_positives = np.asarray(false_positives, float)[..., np.newaxis]
+    true_positives = np.asarray(true_positives, float)[..., np.newaxis]
     radius = _radius(error_rate)
-    angles = np.linspace(0.0, math.pi / 2.0, _NUM_ANGLES + 1)
+    angles = np.linspace(0.0, math.pi / 2.0, num_corners + 1)
     # The arc between two angles lies within the larger cosine and the larger sine.
     level_positive = special.ndtr(-radius * np.cos(angles[:-1]))
     level_negative = special.ndtr(-radius * np.sin(angles[1:]))
-    lowest = np.zeros(_NUM_ANGLES)
-    if true_positives > 0:
-        lowest = special.betaincinv(true_positives, positives - true_positives + 1, level_positive)
-    highest = np.ones(_NUM_ANGLES)
-    if false_positives < negatives:
-        highest = special.betaincinv(
-            false_positives + 1, negatives - false_positives, 1.0 - level_negative
-        )
-    return lowest, highest
+    lowest = special.betaincinv(
+        np.maximum(true_positives, 1), positives - true_positives + 1, level_positive
+    )
+    highest = special.betaincinv(
+        false_positives + 1, np.maximum(negatives - false_positives, 1), 1.0 - level_negative
+    )
+    return (
+        np.where(true_positives > 0, lowest, 0.0),
+        np.where(false_positives < negatives, highest, 1.0),
+    )
 
 
-def mu_of_rates(lowest: np.ndarray, highest: np.ndarray) -> float:
-    """The smallest Φ⁻¹(TPR) − Φ⁻¹(FPR) over corners (TPR, FPR), at least 0."""
-    return max(0.0, float(np.min(special.ndtri(lowest) - special.ndtri(highest))))
+def mu_of_rates(lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
+    """The smallest Φ⁻¹(TPR) − Φ⁻¹(FPR) over corners (TPR, FPR), at least 0, [...]."""
+    return np.maximum(0.0, np.min(special.ndtri(lowest) - special.ndtri(highest), axis=-1))
 
 
-def epsilon_of_rates(lowest: np.ndarray, highest: np.ndarray, delta: float) -> float:
-    """The smallest ε at δ that corners (TPR, FPR) leave possible, at least 0."""
+def epsilon_of_rates(lowest: np.ndarray, highest: np.ndarray, delta: float) -> np.ndarray:
+    """The smallest ε at δ that corners (TPR, FPR) leave possible, at least 0, [...]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first = np.log(np.maximum(lowest - delta, 0.0)) - np.log(highest)
         second = np.log(np.maximum(1.0 - highest - delta, 0.0)) - np.log(1.0 - lowest)
-    return max(0.0, float(np.min(np.fmax(first, second))))
+    return np.maximum(0.0, np.min(np.fmax(first, second), axis=-1))
 
 
 def trade_off(scores: np.ndarray, present: np.ndarray, num_points: int = 200) -> report.TradeOff:
@@ -254,16 +261,13 @@ def _cut(
     return shuffled[:cut], shuffled[cut:]
 
 
-def _bound_at(threshold, without, with_, error_rate, bound) -> float:
-    return bound(
-        *rates_region(
-            int(np.sum(without >= threshold)),
-            len(without),
-            int(np.sum(with_ >= threshold)),
-            len(with_),
-            error_rate,
-        )
-    )
+def _counts(
+    thresholds: np.ndarray, without: np.ndarray, with_: np.ndarray
+) -> tuple[np.ndarray, int, np.ndarray, int]:
+    """False positives, negatives, true positives and positives of "score ≥ threshold"."""
+    false_positives = len(without) - np.searchsorted(np.sort(without), thresholds)
+    true_positives = len(with_) - np.searchsorted(np.sort(with_), thresholds)
+    return false_positives, len(without), true_positives, len(with_)
 
 
 def _radius(error_rate: float) -> float:

@@ -1,0 +1,301 @@
+"""What one training run with many canaries proves, or suggests.
+
+A valid bound, of any mechanism whatever its noise: Steinke, Nasr & Jagielski 2023, "Privacy
+auditing with one (1) training run". An estimate: Andrew, Kairouz, Oh, Oprea, McMahan &
+Suriyakumar 2023, "One-shot empirical privacy estimation for federated learning".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import optimize, special, stats
+
+from tff_dpftrl import validation
+
+_LARGEST_EPSILON = 700.0
+_STEP = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Guesses:
+    """How well an auditor guessed which canaries took part.
+
+    Attributes:
+      canaries: m, all canaries; each took part or not by a fair coin of its own.
+      guesses: r, about how many of them the auditor guessed; the others it left open.
+      correct: v, how many guesses were right.
+    """
+
+    canaries: int
+    guesses: int
+    correct: int
+
+    def __post_init__(self):
+        if not 0 <= self.correct <= self.guesses <= self.canaries:
+            raise ValueError(
+                "there must be 0 <= correct <= guesses <= canaries, got "
+                f"{self.correct}, {self.guesses} and {self.canaries}."
+            )
+
+    def p_value(self, epsilon: float, delta: float) -> float:
+        """Chance of as many correct guesses in an (ε, δ)-DP mechanism, at most.
+
+        Given what was released, and so the guesses, and the coins of other canaries, a pure
+        ε-DP mechanism lets a guess be right with probability q = e^ε / (1 + e^ε) at most: W
+        of r guesses, W ~ Binomial(r, q). With δ some guesses may be right beyond that; their
+        number F has mean 2 m δ at most (Steinke et al. 2023, section 5 and its proof). The
+        chance of v right guesses is then at most
+        E P[W ≥ v − F] = P[W ≥ v] + Σ_i P[F = i] P[v − i ≤ W < v], a linear programme in the
+        distribution of F, whose value is at most
+        P[W ≥ v] + 2 m δ max_{1 ≤ i ≤ v} P[v − i ≤ W < v] / i (Theorem 5.2, Appendix D).
+
+        Args:
+          epsilon: ε, at least 0.
+          delta: δ, in [0, 1).
+
+        Returns:
+          The bound, at most 1.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        if not epsilon >= 0.0:
+            raise ValueError(f"epsilon must be at least 0, got {epsilon!r}.")
+        if not 0.0 <= delta < 1.0:
+            raise ValueError(f"delta must be in [0, 1), got {delta!r}.")
+        chance = special.expit(epsilon)
+        tail = float(stats.binom.sf(self.correct - 1, self.guesses, chance))
+        if delta == 0.0 or self.correct == 0:
+            return tail
+        below = stats.binom.pmf(np.arange(self.correct - 1, -1, -1), self.guesses, chance)
+        steepest = np.max(np.cumsum(below) / np.arange(1, self.correct + 1))
+        return min(1.0, tail + 2.0 * self.canaries * delta * float(steepest))
+
+    def epsilon_at_least(self, delta: float, error_rate: float) -> float:
+        """Lower bound of ε at δ: what is below has a p-value of `error_rate` at most.
+
+        Args:
+          delta: δ, in [0, 1).
+          error_rate: Chance that the bound exceeds the truth, at most.
+
+        Returns:
+          The bound; 0 if nothing is proven.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        if not 0.0 < error_rate < 1.0:
+            raise ValueError(f"error_rate must be strictly between 0 and 1, got {error_rate!r}.")
+        if self.p_value(0.0, delta) > error_rate:
+            return 0.0
+        # Up to the first ε that is not refused: with δ the p-value need not rise everywhere.
+        low, high = 0.0, _STEP
+        while high < _LARGEST_EPSILON and self.p_value(high, delta) <= error_rate:
+            low, high = high, high + _STEP
+        for _ in range(30):
+            middle = (low + high) / 2.0
+            if self.p_value(middle, delta) <= error_rate:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def guess(scores: np.ndarray, present: np.ndarray, guesses: int) -> Guesses:
+    """Guesses "took part" of the highest scores and "did not" of the lowest.
+
+    Args:
+      scores: Of each canary, from what was released alone, [canaries].
+      present: Whether it took part, bool, [canaries].
+      guesses: How many to guess, half of them of each kind; not chosen by `present`.
+
+    Returns:
+      How well that went.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    scores, present = np.asarray(scores, float), np.asarray(present)
+    if scores.ndim != 1 or scores.shape != present.shape or present.dtype != bool:
+        raise ValueError(
+            "scores and present (bool) must have one entry a canary, got shapes "
+            f"{scores.shape} and {present.shape}."
+        )
+    validation.integer("guesses", guesses, minimum=1)
+    if guesses > len(scores):
+        raise ValueError(f"guesses must be at most {len(scores)}, got {guesses}.")
+    order = np.argsort(scores, kind="stable")
+    lowest, highest = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
+    correct = int(np.sum(~present[lowest]) + np.sum(present[highest]))
+    return Guesses(len(scores), guesses, correct)
+
+
+def epsilon_at_least(
+    scores: np.ndarray,
+    present: np.ndarray,
+    *,
+    delta: float,
+    error_rate: float,
+    fractions: Sequence[float] = (0.05, 0.2, 0.5),
+) -> tuple[float, Guesses]:
+    """The best bound of a few numbers of guesses, with the error split between them.
+
+    It holds for every mechanism, in one run, for canaries that took part by fair coins,
+    independent of one another and of all else. (The bounds of `bounds` need trials that
+    are independent given what is claimed.)
+
+    Args:
+      scores: Of each canary, from what was released alone, [canaries].
+      present: Whether it took part, bool, [canaries].
+      delta: δ.
+      error_rate: Chance that the bound exceeds the truth, at most.
+      fractions: Numbers of guesses to try, as parts of the canaries.
+
+    Returns:
+      The bound and the guesses that gave it.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    numbers = sorted({max(1, round(fraction * len(scores))) for fraction in fractions})
+    tried = [guess(scores, present, number) for number in numbers]
+    bounds = [one.epsilon_at_least(delta, error_rate / len(tried)) for one in tried]
+    best = int(np.argmax(bounds))
+    return bounds[best], tried[best]
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What one run suggests: an estimate, which may be above or below the truth.
+
+    Attributes:
+      mu: Difference of the mean statistics over their root mean square deviation.
+      epsilon: ε at δ of telling two Gaussians fitted to the statistics apart.
+      method: How it was computed, in words.
+    """
+
+    mu: float
+    epsilon: float
+    method: str
+
+
+def cosines(directions: np.ndarray, moved: np.ndarray) -> np.ndarray:
+    """Cosines of the canaries' directions with how far the model moved.
+
+    Args:
+      directions: Of the canaries, [canaries, parameters].
+      moved: Final less first weights, [parameters]; or what each round released,
+        [rounds, parameters], for which the largest of a canary's cosines is kept
+        (Andrew et al. 2023, Algorithms 1 to 3).
+
+    Returns:
+      float64, [canaries].
+    """
+    moved = np.atleast_2d(np.asarray(moved, float))
+    directions = np.asarray(directions, float)
+    lengths = np.linalg.norm(directions, axis=1)[:, np.newaxis] * np.linalg.norm(moved, axis=1)
+    products = directions @ moved.T
+    return np.max(
+        np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0), axis=1
+    )
+
+
+def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
+    """Andrew et al. 2023's estimate from a statistic of canaries, such as their cosines.
+
+    Gaussians are fitted to the statistic of canaries that took part and of fresh ones that did
+    not, and ε is that at which δ tells those two apart. In the paper the fresh ones of the
+    final model need no canaries, their cosines being N(0, 1/d); here they are always measured,
+    for the model's own movement is no random direction.
+
+    Args:
+      seen: Of canaries that took part, at least two.
+      fresh: Of canaries of the same distribution that did not, at least two.
+      delta: δ.
+
+    Returns:
+      The estimate; nothing is proven by it.
+
+    Raises:
+      ValueError: If there are too few, all values are equal, or δ is out of range.
+    """
+    validation.delta(delta)
+    seen, fresh = np.asarray(seen, float), np.asarray(fresh, float)
+    if min(seen.size, fresh.size) < 2:
+        raise ValueError(
+            f"seen and fresh must have two values each, got {seen.size} and {fresh.size}: add "
+            "canaries."
+        )
+    spread, fresh_spread = seen.std(ddof=1), fresh.std(ddof=1)
+    if not min(spread, fresh_spread) > 0.0:
+        raise ValueError("seen and fresh must vary: give the canaries different directions.")
+    shift = float(seen.mean() - fresh.mean())
+    return Estimate(
+        shift / math.sqrt((spread**2 + fresh_spread**2) / 2.0),
+        epsilon_of_gaussians(shift / fresh_spread, spread / fresh_spread, delta),
+        f"Gaussians fitted to {seen.size} canaries that took part and {fresh.size} fresh ones",
+    )
+
+
+def epsilon_of_gaussians(shift: float, scale: float, delta: float) -> float:
+    """ε at which N(shift, scale²) and N(0, 1) are δ apart, in both directions.
+
+    Args:
+      shift: Difference of the means.
+      scale: Ratio of the standard deviations, positive.
+      delta: δ.
+
+    Returns:
+      ε, at least 0.
+    """
+
+    def excess(epsilon: float) -> float:
+        return (
+            max(_beyond(shift, scale, epsilon), _beyond(-shift / scale, 1 / scale, epsilon)) - delta
+        )
+
+    if excess(0.0) <= 0.0:
+        return 0.0
+    high = 1.0
+    while excess(high) > 0.0 and high < _LARGEST_EPSILON:
+        high *= 2.0
+    return math.inf if excess(high) > 0.0 else float(optimize.brentq(excess, 0.0, high))
+
+
+def _beyond(shift: float, scale: float, epsilon: float) -> float:
+    """∫ max(p − e^ε q, 0) of p = N(shift, scale²) and q = N(0, 1)."""
+    # log p/q − ε = a x² + b x + c: its roots bound where p is above e^ε q.
+    a = 0.5 - 0.5 / scale**2
+    b = shift / scale**2
+    c = -0.5 * (shift / scale) ** 2 - math.log(scale) - epsilon
+    if abs(a) < 1e-12:
+        if b == 0.0:
+            return 0.0
+        ends = [(-c / b, math.inf)] if b > 0 else [(-math.inf, -c / b)]
+    else:
+        discriminant = b * b - 4.0 * a * c
+        if discriminant <= 0.0:
+            ends = [(-math.inf, math.inf)] if a > 0.0 else []
+        else:
+            # The stable pair of roots.
+            half = -0.5 * (b + math.copysign(math.sqrt(discriminant), b))
+            first, second = sorted((half / a, c / half))
+            outside = [(-math.inf, first), (second, math.inf)]
+            ends = outside if a > 0.0 else [(first, second)]
+    total = 0.0
+    for low, high in ends:
+        own = _mass((low - shift) / scale, (high - shift) / scale)
+        log_other = math.log(max(_mass(low, high), 5e-324)) + epsilon
+        total += max(0.0, own - math.exp(min(log_other, 700.0)))
+    return total
+
+
+def _mass(low: float, high: float) -> float:
+    """Probability of N(0, 1) between two values, from the tail that is nearer."""
+    if low > 0.0:
+        low, high = -high, -low
+    return float(special.ndtr(high) - special.ndtr(low))
