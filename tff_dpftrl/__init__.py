@@ -39,6 +39,7 @@ _MODULE_OF = {
     "AmplifiedBanded": "accounting.amplified_banded",
     "PrivacyStatement": "accounting.statement",
     "AuditReport": "auditing.report",
+    "audit_aggregator": "auditing.aggregator",
     "dp_ftrl_statement": "accounting.statement",
     "sampled_statement": "accounting.statement",
     "CohortSampler": "participation.cohorts",

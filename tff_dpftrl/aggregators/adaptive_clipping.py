@@ -101,6 +101,11 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         self._report_non_finite_clients = report_non_finite_clients
 
     @property
+    def inner_sum(self) -> inner_sum_lib.InnerSum:
+        """What sums the clipped updates."""
+        return self._sums[0]
+
+    @property
     def strategy(self) -> strategy_lib.Strategy:
         """The strategy C of both streams, with its restarts."""
         return self.private_round.strategy

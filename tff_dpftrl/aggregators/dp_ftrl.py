@@ -75,6 +75,11 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         self._report_non_finite_clients = report_non_finite_clients
 
     @property
+    def inner_sum(self) -> inner_sum_lib.InnerSum:
+        """What sums the clipped updates."""
+        return self._inner_sum
+
+    @property
     def strategy(self) -> strategy_lib.Strategy:
         """The strategy C."""
         return self.private_round.strategy

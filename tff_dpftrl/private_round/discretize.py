@@ -15,7 +15,9 @@ from tff_dpftrl.private_round import seeds, walsh_hadamard
 MAX_TRIES = 64
 """Roundings drawn before truncating instead; all fail with probability below α^64."""
 
-_ROTATION_STREAM = 0
+ROTATION_STREAM = 0
+"""Which sub-seed of a round's public seed its rotation is made of."""
+
 _ROUNDING_STREAM = 1
 _SMALLEST_NORMAL = 2.0**-126
 # float32 norms and rotations err by less: vectors clipped this short of the bound are as
@@ -144,7 +146,7 @@ def encode(
     x = scale_and_clip(x, clip_norm, encoding.scaled_clip_norm)
     rounding_seed = seeds.derive(seeds.derive(round_seed, _ROUNDING_STREAM), _fingerprint(x))
     x = tf.pad(x, [[0, encoding.padded_dim - encoding.dim]])
-    x = walsh_hadamard.rotate(x, seeds.derive(round_seed, _ROTATION_STREAM))
+    x = walsh_hadamard.rotate(x, seeds.derive(round_seed, ROTATION_STREAM))
     x = limit_coordinates(x, encoding.max_coordinate)
     rounded = round_conditionally(x, rounding_seed, encoding.max_squared_norm)
     return rounded + encoding.max_coordinate
@@ -175,7 +177,7 @@ def decode(
     """
     centred = total - num_clients * encoding.max_coordinate
     x = tf.cast(centred, tf.float64) * encoding.granularity(clip_norm)
-    x = walsh_hadamard.unrotate(x, seeds.derive(round_seed, _ROTATION_STREAM))
+    x = walsh_hadamard.unrotate(x, seeds.derive(round_seed, ROTATION_STREAM))
     return x[: encoding.dim]
 
 

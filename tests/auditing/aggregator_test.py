@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_dpftrl
+from tests.auditing import planted_bugs
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.private_round import seeds
+
+# Chance that a correct aggregator is called violated in a test, were its seeds not fixed.
+_ERROR_RATE = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds(monkeypatch):
+    """Root seeds that differ from run to run and are the same whenever a test is repeated."""
+
+    def drawn():
+        return tf.random.uniform([2], maxval=2**62, dtype=tf.int64, seed=5)
+
+    monkeypatch.setattr(seeds, "root_seed_from_os", drawn)
+
+
+def _audit(case, trials=800, **options):
+    arguments = case.arguments() | {"seed": 1, "error_rate": _ERROR_RATE, "trials": trials}
+    return tff_dpftrl.audit_aggregator(**arguments | options)
+
+
+def _outcomes(report):
+    return {finding.test: finding.outcome for finding in report.findings}
+
+
+def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
+    report = _audit(planted_bugs.CORRECT["BLT, restarted"], trials=1200)
+    assert report.verdict == "consistent with the claim", report.to_markdown()
+    assert report.is_ours
+    # Standard error of μ √(4 / 1200) = 0.06; bounds at 1e-4 lie four of them below.
+    assert report.claim.mu - 0.5 < report.mu_at_least < report.claim.mu
+    assert report.confidence == pytest.approx(1 - _ERROR_RATE)
+    assert "not tested" not in _outcomes(report).values()
+
+
+@pytest.mark.parametrize(
+    "name, test",
+    [
+        ("same seed for two tensors", "the noise of different tensors"),
+        ("zero update contributing", "a client that sends zeros counts as nobody"),
+    ],
+)
+def test_planted_bugs_are_found_where_they_are(name, test):
+    report = _audit(planted_bugs.PLANTED[name], trials=400)
+    assert _outcomes(report)[test] == "violated", report.to_markdown()
+    assert not report.is_ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", planted_bugs.PLANTED)
+def test_every_planted_bug_is_found_at_the_default_budget(name):
+    report = _audit(planted_bugs.PLANTED[name], trials=4000, error_rate=0.05)
+    assert report.is_violated, report.to_markdown()
+
+
+@pytest.mark.slow
+def test_a_buffer_that_is_lost_is_found_in_the_round_after_the_resume():
+    report = _audit(planted_bugs.PLANTED["buffer reset at resume"], trials=400)
+    assert _outcomes(report)["a run resumed from its state"] == "violated", report.to_markdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", planted_bugs.CORRECT)
+def test_correct_aggregators_of_every_kind_are_consistent(name):
+    report = _audit(planted_bugs.CORRECT[name], trials=4000)
+    assert report.verdict == "consistent with the claim", report.to_markdown()
+    assert report.is_ours
+
+
+def test_a_mechanism_of_which_nothing_is_known_is_tested_without_numbers():
+    process = (
+        planted_bugs.CORRECT["identity"]
+        .build()
+        .create(tff.to_type([(np.float32, [80]), (np.float32, [3])]))
+    )
+    schema = tff_dpftrl.MinSep(6, 3, 2)
+    claim = claim_lib.Claim(epsilon=8.0, delta=1e-6)
+    report = tff_dpftrl.audit_aggregator(
+        process, schema=schema, claim=claim, trials=240, seed=1, error_rate=_ERROR_RATE
+    )
+    assert report.verdict == "consistent with the claim", report.to_markdown()
+    assert not report.is_ours
+    outcomes = _outcomes(report)
+    assert outcomes["what one client adds, whatever it sends"] == "not tested"
+    assert outcomes["distinguishing game, learned classifier"] == "consistent"
+
+
+@pytest.mark.slow
+def test_tff_s_own_gaussian_draws_new_noise_for_a_repeated_round():
+    factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        noise_multiplier=2.0, clients_per_round=10.0, clip=0.5
+    )
+    mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 2.0, 0.5, 10.0)
+    schema = tff_dpftrl.MinSep(4, 2, 2)
+    arguments = {"schema": schema, "mechanism": mechanism, "trials": 240, "seed": 1}
+    report = tff_dpftrl.audit_aggregator(factory, error_rate=_ERROR_RATE, **arguments)
+    assert _outcomes(report)["a round repeated from its state"] == "violated"
+    assert "noise that is smaller by √2" in report.to_markdown()
+
+
+@pytest.mark.parametrize(
+    "aggregator, message",
+    [
+        (object(), "must be a TFF aggregation factory"),
+        (type("Learning", (), {"get_model_weights": None})(), "audit_training"),
+        (
+            tff_dpftrl.build_dp_ftrl_aggregator(
+                tff_dpftrl.Identity(),
+                noise_multiplier=1.0,
+                clients_per_round=1,
+                clip_norm=1.0,
+                deterministic_seed=3,
+            ),
+            "deterministic_seed",
+        ),
+        (tff.aggregators.SumFactory(), "claim must be given"),
+    ],
+)
+def test_what_cannot_be_audited_is_refused(aggregator, message):
+    with pytest.raises(ValueError, match=message):
+        tff_dpftrl.audit_aggregator(aggregator, schema=planted_bugs.SCHEMA)

@@ -1,0 +1,345 @@
+"""Aggregators with one bug each, for `audit_aggregator` to find; correct ones beside them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest import mock
+
+import tensorflow as tf
+
+import tff_dpftrl
+from tff_dpftrl import execution
+from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.aggregators import adapter, adaptive_clipping, dp_ftrl, inner_sum, secagg_sum
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.mechanisms import restarts
+from tff_dpftrl.private_round import (
+    adaptive_clip,
+    clipping,
+    discretize,
+    fixed_clip,
+    noise_stream,
+    seeds,
+    summation,
+)
+
+SCHEMA = tff_dpftrl.MinSep(num_rounds=32, min_sep=8, max_participations=4)
+DELTA = 1e-6
+CLIENTS_PER_ROUND = 10
+CLIP_NORM = 0.5
+STARTS = (0, 12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is audited, and with what.
+
+    Attributes:
+      build: Makes the aggregator.
+      claim: Makes the claim from it; its own if None.
+      options: Further arguments of `audit_aggregator`.
+      schema: What clients keep to.
+    """
+
+    build: Callable[[], Any]
+    claim: Callable[[Any], Any] | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    schema: tff_dpftrl.MinSep = SCHEMA
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `audit_aggregator`."""
+        aggregator = self.build()
+        claim = None if self.claim is None else self.claim(aggregator)
+        return {
+            "aggregator_or_process": aggregator,
+            "schema": self.schema,
+            "claim": claim,
+            "delta": DELTA,
+            **self.options,
+        }
+
+
+def blt():
+    """A BLT of fixed decays: nothing is optimised."""
+    return tff_dpftrl.Blt(buf_decay=(0.9, 0.4), output_scale=(0.3, 0.2))
+
+
+def restarted(base):
+    """`base`, begun anew in the middle."""
+    return restarts.Restarted(base, STARTS)
+
+
+class _Round(fixed_clip.FixedClipRound):
+    """DP-FTRL in parts, each of which a bug can replace."""
+
+    def noise(self, state, shapes):
+        stream = noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)
+        seed = seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
+        return stream.next(state.buffer, state.round_index, seed)
+
+    def stddev(self):
+        return self.noise_multiplier * self.encoded_norm
+
+    def release(self, state, totals):
+        noise, buffer = self.noise(state, [tensor.shape for tensor in totals.update])
+        stddev = tf.constant(self.stddev(), tf.float64)
+        average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
+        return fixed_clip.FixedClipState(state.round_index + 1, state.seed, buffer), average, {}
+
+
+class _LessNoise(_Round):
+    def stddev(self):
+        return 0.8 * super().stddev()
+
+
+class _NoiseOfTheMean(_Round):
+    """The noise is divided by the clients first, added to the sum, and divided again."""
+
+    def stddev(self):
+        return super().stddev() / self.clients_per_round
+
+
+class _ClippedByTensor(_Round):
+    def clip_client(self, tensors, broadcast, weight=None):
+        clipped = [clipping.clip_by_norm([x], self.clipping.constant_norm)[0][0] for x in tensors]
+        return fixed_clip.interface.Contribution(clipped), tf.constant(True)
+
+
+class _FirstTensorNotClipped(_Round):
+    def clip_client(self, tensors, broadcast, weight=None):
+        first, *others = tensors
+        clipped, _ = clipping.clip_by_norm(others, self.clipping.constant_norm)
+        return fixed_clip.interface.Contribution([tf.cast(first, tf.float64), *clipped]), (
+            tf.constant(True)
+        )
+
+
+class _SameSeedForTensors(_Round):
+    def initial_state(self, shapes):
+        return super().initial_state(shapes[:1])
+
+    def noise(self, state, shapes):
+        (first,), buffer = super().noise(state, shapes[:1])
+        return [tf.reshape(first, shape) for shape in shapes], buffer
+
+
+class _SeedNotAdvanced(_Round):
+    def noise(self, state, shapes):
+        return super().noise(state._replace(round_index=tf.constant(0, tf.int64)), shapes)
+
+
+class _RestartWithOldNoise(_Round):
+    def noise(self, state, shapes):
+        stream = noise_stream.NoiseStream(self._recipe, shapes)
+        _, t = stream.block(state.round_index)
+        block = noise_stream.NoiseStream(self._recipe.recipe, shapes)
+        return block.next(state.buffer, t, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM))
+
+
+class _NewNoiseEveryTime(_Round):
+    def noise(self, state, shapes):
+        return [tf.random.normal(shape) for shape in shapes], state.buffer
+
+
+class _Counting(_Round):
+    """Divides by the number of clients that there were."""
+
+    contribution_type = adaptive_clip.CountedContribution
+
+    def clip_client(self, tensors, broadcast, weight=None):
+        (clipped,), is_finite = super().clip_client(tensors, broadcast)
+        return adaptive_clip.CountedContribution(clipped, tf.constant(1.0, tf.float64)), is_finite
+
+    def release(self, state, totals):
+        state, average, measured = super().release(state, totals)
+        count = tf.maximum(totals.bit, 1.0)
+        return state, [x * (self.clients_per_round / count) for x in average], measured
+
+
+class _BitNotShifted(adaptive_clip.AdaptiveClipRound):
+    def clip_client(self, tensors, broadcast, weight=None):
+        contribution, is_finite = super().clip_client(tensors, broadcast)
+        bit = tf.cast(contribution.bit > 0, tf.float64)
+        return contribution._replace(bit=bit), is_finite
+
+    def release(self, state, totals):
+        shifted = totals.bit - self.clients_per_round / 2
+        return super().release(state, totals._replace(bit=shifted))
+
+
+class _EstimateUsedAtOnce(adaptive_clip.AdaptiveClipRound):
+    def clip_client(self, tensors, broadcast, weight=None):
+        moved = adaptive_clip.ClipState(broadcast.estimate, broadcast.estimate, broadcast.excess)
+        return super().clip_client(tensors, moved)
+
+
+class _ZeroIsUnclipped(adaptive_clip.AdaptiveClipRound):
+    def clip_client(self, tensors, broadcast, weight=None):
+        contribution, is_finite = super().clip_client(tensors, broadcast)
+        is_zero = tf.equal(contribution.bit, 0.0)
+        bit = tf.where(is_zero, tf.constant(0.5, tf.float64), contribution.bit)
+        return contribution._replace(bit=bit), is_finite
+
+
+class _CountedState(NamedTuple):
+    round_index: Any
+    seed: Any
+    buffer: Any
+    sum_state: Any
+    count_state: Any
+
+
+class _CountingFactory(dp_ftrl.DPFTRLFactory):
+    def create(self, value_type):
+        sums = [self.inner_sum, inner_sum.exact_count(None, 1.0)]
+        return adapter.build_process(
+            self.private_round, value_type, sums=sums, state_type=_CountedState
+        )
+
+
+class _UnboundedSecAggSum(secagg_sum.SecAggSumFactory):
+    """Takes the first rounding, however long it is."""
+
+    def create(self, value_type):
+        always = lambda *_: tf.constant(True)  # noqa: E731
+        with mock.patch.object(discretize, "has_norm_at_most", always):
+            return super().create(value_type)
+
+
+class _UninflatedSecAggSum(secagg_sum.SecAggSumFactory):
+    """Declares the norm before rounding."""
+
+    @property
+    def contribution_norm(self):
+        return self.clip_norm
+
+
+def _fixed(round_type, strategy=None, factory_type=dp_ftrl.DPFTRLFactory):
+    def build():
+        return factory_type(
+            round_type(
+                blt() if strategy is None else strategy,
+                noise_multiplier=2.0,
+                clipping=clipping.FlatClipping(CLIP_NORM),
+                clients_per_round=CLIENTS_PER_ROUND,
+            )
+        )
+
+    return build
+
+
+def _adaptive(round_type, strategy=None):
+    def build():
+        return adaptive_clipping.AdaptiveDPFTRLFactory(
+            round_type(
+                restarted(blt()) if strategy is None else strategy,
+                noise_multiplier=2.0,
+                clients_per_round=CLIENTS_PER_ROUND,
+                clipping=adaptive_clip.AdaptiveClipping(
+                    initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
+                ),
+            )
+        )
+
+    return build
+
+
+def encoding(dim: int = 256, scaled_clip_norm: float = 16.0) -> grid.GridEncoding:
+    """A coarse grid: rounding lengthens updates by a third."""
+    return grid.GridEncoding(dim=dim, max_clients=128, scaled_clip_norm=scaled_clip_norm)
+
+
+def _secagg(sum_type, strategy=None):
+    def build():
+        return tff_dpftrl.build_dp_ftrl_aggregator(
+            blt() if strategy is None else strategy,
+            noise_multiplier=2.0,
+            clip_norm=CLIP_NORM,
+            clients_per_round=CLIENTS_PER_ROUND,
+            sum_factory=sum_type(encoding(), CLIP_NORM),
+        )
+
+    return build
+
+
+def _adaptive_secagg():
+    with execution.compiled_only():
+        return tff_dpftrl.build_secagg_adaptive_dp_ftrl_aggregator(
+            restarted(blt()),
+            noise_multiplier=2.0,
+            clients_per_round=CLIENTS_PER_ROUND,
+            encoding=encoding(),
+            clipping=adaptive_clip.AdaptiveClipping(
+                initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
+            ),
+        )
+
+
+def _sampled():
+    return tff_dpftrl.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(CLIP_NORM),
+        noise_multiplier=2.0,
+        estimator=tff_dpftrl.FixedDenominator(0.1, 100.0),
+    )
+
+
+def _forget_buffer(state):
+    """What a program loads that saved everything but the past noise."""
+    return state._replace(buffer=state.buffer * 0.0)
+
+
+def _claim_with_gap(factory):
+    """The claim for somebody who gave the stride where the gap was asked for."""
+    schema = tff_dpftrl.MinSep.from_gap(_CLOSE.num_rounds, _CLOSE.min_sep, _CLOSE.num_rounds)
+    return guarantee.dp_ftrl_guarantee(
+        factory.strategy, noise_multiplier=factory.noise_multiplier, schema=schema, delta=DELTA
+    )
+
+
+_CLOSE = tff_dpftrl.MinSep.as_many_as_fit(32, 3)
+
+PLANTED = {
+    "noise std × 0.8": Case(_fixed(_LessNoise)),
+    "division before noise": Case(_fixed(_NoiseOfTheMean)),
+    "clip per tensor": Case(_fixed(_ClippedByTensor)),
+    "clip missing for one tensor": Case(_fixed(_FirstTensorNotClipped)),
+    "same seed for two tensors": Case(_fixed(_SameSeedForTensors)),
+    "seed not advanced": Case(_fixed(_SeedNotAdvanced, tff_dpftrl.Identity())),
+    "buffer reset at resume": Case(_fixed(_Round), options={"resume": _forget_buffer}),
+    "restart without fresh noise": Case(_fixed(_RestartWithOldNoise, restarted(blt()))),
+    "stride read as gap": Case(_fixed(_Round), _claim_with_gap, schema=_CLOSE),
+    "conditional rounding without its bound": Case(_secagg(_UnboundedSecAggSum)),
+    "inflation forgotten": Case(_secagg(_UninflatedSecAggSum)),
+    "denominators by realised count": Case(_fixed(_Counting, factory_type=_CountingFactory)),
+    "bit sum not shifted": Case(_adaptive(_BitNotShifted)),
+    "adaptive norm used before its restart": Case(_adaptive(_EstimateUsedAtOnce)),
+    "cohort repeated with new noise": Case(_fixed(_NewNoiseEveryTime, tff_dpftrl.Identity())),
+    "zero update contributing": Case(_adaptive(_ZeroIsUnclipped)),
+}
+"""By the name of its bug."""
+
+CORRECT = {
+    "identity": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.Identity())),
+    "identity, restarted": Case(
+        _fixed(fixed_clip.FixedClipRound, restarted(tff_dpftrl.Identity()))
+    ),
+    "tree": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.Tree(32))),
+    "tree, restarted": Case(_fixed(fixed_clip.FixedClipRound, restarted(tff_dpftrl.Tree(32)))),
+    "BLT": Case(_fixed(fixed_clip.FixedClipRound)),
+    "BLT, restarted": Case(_fixed(fixed_clip.FixedClipRound, restarted(blt()))),
+    "adaptive": Case(_adaptive(adaptive_clip.AdaptiveClipRound)),
+    "secure sum": Case(_secagg(secagg_sum.SecAggSumFactory)),
+    "adaptive, secure sum": Case(_adaptive_secagg),
+    "banded": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.BandedToeplitz.fhu(4))),
+    "inverse-banded": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.InverseBanded.bisr(4))),
+    "banded, restarted": Case(
+        _fixed(fixed_clip.FixedClipRound, restarted(tff_dpftrl.BandedToeplitz.fhu(4)))
+    ),
+    "inverse-banded, restarted": Case(
+        _fixed(fixed_clip.FixedClipRound, restarted(tff_dpftrl.InverseBanded.bisr(4)))
+    ),
+    "sampled": Case(_sampled),
+}
+"""By the kind of aggregator."""

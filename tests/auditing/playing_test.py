@@ -1,0 +1,27 @@
+import collections
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_dpftrl.auditing import playing
+
+_TYPE = tff.to_type(
+    collections.OrderedDict(b=tff.TensorType(np.float32, [2]), a=tff.TensorType(np.float64, [1, 2]))
+)
+
+
+def test_clients_and_results_are_flat_vectors_in_the_order_of_the_tensors():
+    player = playing.Player(tff.aggregators.SumFactory().create(_TYPE))
+    assert player.sizes == [2, 2] and player.is_compiled
+    clients = [np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 0.0, 0.0, 0.5])]
+    played = player.next(player.initialize(), [player.client(client) for client in clients])
+    np.testing.assert_array_equal(played.released, [11.0, 2.0, 3.0, 4.5])
+
+
+def test_a_weight_is_the_last_number_of_a_client():
+    factory = tff.aggregators.MeanFactory()
+    player = playing.Player(factory.create(_TYPE, tff.TensorType(np.float32)))
+    clients = [player.client(np.ones(4), 3.0), player.client(np.full(4, 5.0), 1.0)]
+    played = player.next(player.initialize(), clients)
+    np.testing.assert_array_equal(played.released, [2.0] * 4)
+    np.testing.assert_array_equal(player.zeroed(), np.zeros(5))

@@ -1,0 +1,253 @@
+"""Many distinguishing games in one run: canary clients that share no coordinate.
+
+Each canary has a unit direction over all tensors, on coordinates of its own, and sends it at
+many times the clip norm in the rounds of a pattern, or is zeroed out, with equal chances.
+A trial is what all rounds released along its direction. If the noise of different coordinates
+is independent, as the claim says, and clients are clipped one by one, the trials of a run are
+independent, whatever else is wrong: canaries move no coordinate of each other's. A mechanism
+of which that is not known needs a run for each trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.auditing import playing
+from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
+
+FAR_ABOVE = 1e3
+"""Norm of a canary's update, in clip norms."""
+
+_MAX_NORM = 1e15
+_NEGLIGIBLE = 1e-6
+_QUIET = 0.2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Canaries:
+    """Directions without a common coordinate, and coordinates that nobody moves.
+
+    Attributes:
+      owner: int, [dim]: the canary of each coordinate; -1 where there is none.
+      direction: float64, [dim]: each coordinate's entry in its canary's unit direction.
+      number: Number of canaries.
+    """
+
+    owner: np.ndarray
+    direction: np.ndarray
+    number: int
+
+    @classmethod
+    def over(cls, sizes: list[int], at_most: int, seed: int) -> Canaries:
+        """Canaries over all tensors; a small tensor has room for some of them only.
+
+        Args:
+          sizes: Numbers of coordinates of the tensors.
+          at_most: Largest number of canaries.
+          seed: Of the coordinates and their signs.
+
+        Returns:
+          As many as the largest tensor has room for, one in five of its coordinates left
+          quiet.
+        """
+        rng = np.random.default_rng(seed)
+        usable = [size - int(_QUIET * size) for size in sizes]
+        number = max(1, min(at_most, max(usable)))
+        owners = []
+        for size, room in zip(sizes, usable, strict=True):
+            each = room // number
+            some = np.repeat(np.arange(number), each)
+            if each == 0:
+                some = rng.permutation(number)[:room]
+            owners.append(rng.permutation(np.pad(some, (0, size - len(some)), constant_values=-1)))
+        owner = np.concatenate(owners)
+        counts = np.bincount(owner[owner >= 0], minlength=number)
+        signs = rng.choice([-1.0, 1.0], len(owner))
+        direction = np.where(owner < 0, 0.0, signs / np.sqrt(counts[np.maximum(owner, 0)]))
+        return cls(owner, direction, number)
+
+    def of(self, canary: int) -> np.ndarray:
+        """The direction of one canary, float64, [dim]."""
+        return np.where(self.owner == canary, self.direction, 0.0)
+
+    def projections(self, released: np.ndarray) -> np.ndarray:
+        """What was released along each canary's direction, [number]."""
+        has = self.owner >= 0
+        products = released[has] * self.direction[has]
+        return np.bincount(self.owner[has], products, self.number)
+
+    @property
+    def quiet(self) -> np.ndarray:
+        """Coordinates that no canary moves."""
+        return np.flatnonzero(self.owner < 0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Games:
+    """What was recorded.
+
+    Attributes:
+      transcripts: Of all trials, in clip norms if the mechanism is known.
+      noise: float64, [runs, rounds, coordinates]: what was released where no canary is.
+      tensor_of: int, [coordinates]: the tensor of each of them.
+      position_in: int, [coordinates]: its position within the tensor.
+      counts: float64, [runs, rounds]: the noised counts of adaptive clipping, less what
+        they are without clients, in standard deviations of their noise; None without.
+      clip_norms: float64, [runs, rounds]: published clip norms; None without.
+    """
+
+    transcripts: transcripts_lib.Transcripts
+    noise: np.ndarray
+    tensor_of: np.ndarray
+    position_in: np.ndarray
+    counts: np.ndarray | None
+    clip_norms: np.ndarray | None
+
+
+class Scale:
+    """Reads what is released as sums of updates, in clip norms."""
+
+    def __init__(self, mechanism: mechanism_lib.Mechanism | None):
+        """Takes the numbers of the mechanism; if None, everything stays as it is released."""
+        self._mechanism = mechanism
+        self._norm = 1.0 if mechanism is None else mechanism.clip_norm
+
+    def largest_norm(self, before: playing.Played | None) -> float:
+        """What the next round may clip to, from what the last one published."""
+        if before is None or self._mechanism is None or not self._mechanism.publishes_clip_norm:
+            return self._norm
+        measured = before.measurements
+        active = measured["clip_norm"]
+        return min(_MAX_NORM, max(active, measured.get("estimated_clip_norm", active)))
+
+    def norm(self, played: playing.Played) -> float:
+        """What a round clipped to."""
+        if self._mechanism is None or not self._mechanism.publishes_clip_norm:
+            return self._norm
+        return played.measurements["clip_norm"]
+
+    def sums(self, played: playing.Played) -> np.ndarray:
+        """What a round released: the noised sum in clip norms, [dim]."""
+        if self._mechanism is None:
+            return played.released
+        return played.released * (self._mechanism.clients_per_round / self.norm(played))
+
+    def count(self, played: playing.Played) -> float:
+        """The noised count of a round, in standard deviations; 0 without adaptive clipping."""
+        if self._mechanism is None or not self._mechanism.count_stddev:
+            return 0.0
+        fraction = played.measurements["unclipped_fraction"] - 0.5
+        return fraction * self._mechanism.clients_per_round / self._mechanism.count_stddev
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """How games are played.
+
+    Attributes:
+      signal: float64, [rounds]: what a canary that takes part sends, times its direction:
+        1, -1 or, in rounds in which it does not take part, 0.
+      canaries: The canaries of every run.
+      num_runs: Runs of the process, each from a state of its own.
+      resume_at: Round before which each run is saved and goes on in another process; None
+        for never.
+    """
+
+    signal: np.ndarray
+    canaries: Canaries
+    num_runs: int
+    resume_at: int | None
+
+
+def play(
+    player: playing.Player,
+    plan: Plan,
+    mechanism: mechanism_lib.Mechanism | None,
+    *,
+    resumed: playing.Player,
+    resume: playing.Resume,
+    seed: int,
+    say: Callable[[str], None],
+) -> Games:
+    """Plays all games.
+
+    Canaries that are zeroed out send zeros in every second run, and stay away in the others;
+    rounds without anybody are empty, or have one client that sends zeros. With adaptive
+    clipping each canary has somebody beside it who sends next to nothing, so that as many
+    clients are below the estimate as above and it stays where it is.
+
+    Args:
+      player: Runs the process.
+      plan: What is played.
+      mechanism: The numbers of the mechanism; None if nothing is known of it.
+      resumed: Runs the process after it was resumed.
+      resume: From a state as NumPy arrays to the state that is gone on with.
+      seed: Of who takes part.
+      say: Receives progress.
+
+    Returns:
+      What was recorded.
+    """
+    rng = np.random.default_rng(seed)
+    num_rounds, canaries = len(plan.signal), plan.canaries
+    scale = Scale(mechanism)
+    released = np.zeros((plan.num_runs, canaries.number, num_rounds))
+    present = rng.integers(0, 2, (plan.num_runs, canaries.number)).astype(bool)
+    quiet = canaries.quiet if np.any(plan.signal) else np.arange(player.dim)
+    noise = np.zeros((plan.num_runs, num_rounds, len(quiet)))
+    counts, norms = (np.zeros((plan.num_runs, num_rounds)) for _ in range(2))
+    for run in range(plan.num_runs):
+        sends_zeros = run % 2 == 1
+        state, played, current = player.initialize(), None, player
+        for t in range(num_rounds):
+            if t == plan.resume_at:
+                state, current = resume(playing.saved(state)), resumed
+            factor = plan.signal[t] * FAR_ABOVE * scale.largest_norm(played)
+            cohort = _cohort(current, canaries, present[run], factor, sends_zeros, mechanism)
+            played = current.next(state, cohort)
+            state, sums = played.state, scale.sums(played)
+            released[run, :, t] = canaries.projections(sums)
+            noise[run, t] = sums[quiet]
+            counts[run, t], norms[run, t] = scale.count(played), scale.norm(played)
+        say(f"Run {run + 1} of {plan.num_runs}, {canaries.number} canaries each.")
+    tensor_of = np.repeat(np.arange(len(player.sizes)), player.sizes)
+    position_in = np.concatenate([np.arange(size) for size in player.sizes])
+    has_counts = mechanism is not None and mechanism.count_stddev
+    publishes = mechanism is not None and mechanism.publishes_clip_norm
+    return Games(
+        transcripts_lib.Transcripts(released.reshape(-1, num_rounds), present.ravel()),
+        noise,
+        tensor_of[quiet],
+        position_in[quiet],
+        counts if has_counts else None,
+        norms if publishes else None,
+    )
+
+
+def _cohort(
+    player: playing.Player,
+    canaries: Canaries,
+    present: np.ndarray,
+    factor: float,
+    sends_zeros: bool,
+    mechanism: mechanism_lib.Mechanism | None,
+) -> Iterator[np.ndarray]:
+    """The clients of one round; `factor` is 0 if it is not in the pattern."""
+    if factor == 0.0:
+        if sends_zeros:
+            yield player.zeroed()
+        return
+    for canary, takes_part in enumerate(present):
+        if takes_part:
+            yield player.client(factor * canaries.of(canary))
+        elif sends_zeros:
+            yield player.zeroed()
+    if mechanism is not None and mechanism.count_stddev:
+        beside = np.zeros(player.dim)
+        beside[canaries.quiet[:1]] = abs(factor) / FAR_ABOVE * _NEGLIGIBLE
+        for _ in range(int(np.sum(present))):
+            yield player.client(beside)

@@ -1,0 +1,144 @@
+"""What recorded games prove about a claim: findings with bounds, error rates and power."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import scipy.linalg
+from scipy import special, stats
+
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing.evidence import bounds, scores, worst_pattern
+from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
+
+_SURELY = 0.99
+_TRAIN_FRACTION = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """Turns recordings into findings about one claim.
+
+    Attributes:
+      claim: The claim.
+      error_rate: Of each finding.
+      seed: Of the trials that choose thresholds.
+    """
+
+    claim: claim_lib.Claim
+    error_rate: float
+    seed: int
+
+    def likelihood_ratio(
+        self,
+        transcripts: transcripts_lib.Transcripts,
+        pattern: worst_pattern.Pattern,
+        covariance: np.ndarray,
+    ) -> tuple[report.Finding, report.TradeOff | None]:
+        """The game, scored by the best test there is if the mechanism is what it claims.
+
+        Args:
+          transcripts: The games.
+          pattern: When canaries took part.
+          covariance: Of the noise, as claimed, [rounds, rounds].
+
+        Returns:
+          The finding, and the trade-off of the scores.
+        """
+        test = "distinguishing game, likelihood ratio"
+        if not np.all(np.isfinite(transcripts.released)):
+            return self._not_finite(test, transcripts), None
+        signal = pattern.signal(len(covariance))
+        found = scores.likelihood_ratio_scores(transcripts, signal, covariance)
+        true_mu = math.sqrt(float(signal @ scipy.linalg.solve(covariance, signal, assume_a="pos")))
+        rounds = ", ".join(map(str, pattern.rounds[:6])) + ("…" if len(pattern.rounds) > 6 else "")
+        about = (
+            f"Canaries take part in {len(pattern.rounds)} rounds ({rounds}); what the mechanism "
+            f"says of itself makes that μ = {true_mu:.4g}."
+        )
+        return self._bounded(test, about, found, transcripts.present)
+
+    def learned(
+        self, transcripts: transcripts_lib.Transcripts
+    ) -> tuple[report.Finding, report.TradeOff | None]:
+        """The game, scored by a classifier that knows nothing of the mechanism."""
+        test = "distinguishing game, learned classifier"
+        if not np.all(np.isfinite(transcripts.released)):
+            return self._not_finite(test, transcripts), None
+        train, rest = transcripts.split(_TRAIN_FRACTION, self.seed)
+        about = f"It learns from {len(train)} trials and is tested on {len(rest)} others."
+        return self._bounded(test, about, scores.learned_scores(train, rest), rest.present)
+
+    def _bounded(
+        self, test: str, about: str, found: np.ndarray, present: np.ndarray
+    ) -> tuple[report.Finding, report.TradeOff]:
+        bound = bounds.combined(
+            found, present, delta=self.claim.delta, error_rate=self.error_rate, seed=self.seed
+        )
+        is_above = bound.epsilon_at_least > self.claim.epsilon or (
+            self.claim.mu is not None and bound.mu_at_least > self.claim.mu
+        )
+        claimed = f"ε = {self.claim.epsilon:.4g}"
+        if self.claim.mu is not None:
+            claimed = f"μ = {self.claim.mu:.4g}, {claimed}"
+        finding = report.Finding(
+            test,
+            "violated" if is_above else "consistent",
+            f"{about} At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at "
+            f"δ = {self.claim.delta:g} ({bound.method}); claimed is {claimed}.",
+            self.error_rate,
+            trials=len(present),
+            mu_at_least=bound.mu_at_least,
+            epsilon_at_least=bound.epsilon_at_least,
+            power=self._power(present),
+        )
+        return finding, bounds.trade_off(found, present)
+
+    def _power(self, present: np.ndarray) -> str:
+        """By how much μ has to exceed the claim to be found, if scores stay Gaussian."""
+        if self.claim.mu is None:
+            return ""
+        first, second = int(np.sum(present)), int(np.sum(~present))
+        error = math.sqrt(1 / first + 1 / second + self.claim.mu**2 / (2 * len(present)))
+        # Half of the error rate goes to the Gaussian family.
+        errors = special.ndtri(_SURELY) - special.ndtri(self.error_rate / 2)
+        return f"a μ of {self.claim.mu + errors * error:.4g} is found with 99 % probability"
+
+    def _not_finite(self, test: str, transcripts: transcripts_lib.Transcripts) -> report.Finding:
+        return report.Finding(
+            test,
+            "violated",
+            "Some of what was released is not finite: no noise hides that.",
+            trials=len(transcripts),
+        )
+
+    def counts(self, recorded: np.ndarray, unit_covariance: np.ndarray) -> report.Finding:
+        """The noise on the counts of adaptive clipping is as large as it is said to be.
+
+        Args:
+          recorded: [runs, rounds], in standard deviations of the noise as claimed.
+          unit_covariance: Of the noise over rounds, for noise multiplier 1.
+
+        Returns:
+          The finding; more noise than claimed violates nothing.
+        """
+        factor = np.linalg.cholesky(unit_covariance)
+        white = scipy.linalg.solve_triangular(factor, recorded.T, lower=True)
+        number, squares = white.size, float(np.sum(white**2))
+        p_value = stats.chi2.cdf(squares, number)
+        # Smallest deviation below 1 that is found: both quantiles of the same law.
+        found = stats.chi2.ppf(self.error_rate, number) / stats.chi2.ppf(_SURELY, number)
+        return report.Finding(
+            "the noise on the counts of adaptive clipping",
+            "violated" if p_value < self.error_rate else "consistent",
+            f"Whitened by what is claimed, {number} values have standard deviation "
+            f"{math.sqrt(squares / number):.4g}, where 1 is claimed (p-value of less "
+            f"{p_value:.2g}).",
+            self.error_rate,
+            trials=number,
+            power=f"{math.sqrt(found):.3g} times the standard deviation is found with 99 % "
+            "probability",
+        )

@@ -1,0 +1,126 @@
+"""What an aggregator says that it does, in numbers that an audit can hold against it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tff_dpftrl import validation
+from tff_dpftrl.aggregators import (
+    adaptive_clipping,
+    dp_ftrl,
+    inner_sum,
+    sampled_gaussian,
+    secagg_sum,
+)
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.mechanisms import strategy as strategy_lib
+from tff_dpftrl.private_round import estimators
+
+
+@dataclasses.dataclass(frozen=True)
+class Mechanism:
+    """The numbers of a mechanism: (sum of clipped updates + noise) / clients_per_round.
+
+    Attributes:
+      strategy: The strategy C of the noise.
+      noise_multiplier: Standard deviation of z before the division, per unit of
+        `contribution · clip_norm`.
+      clip_norm: L2 norm that updates are clipped to; in the first round, if it is published.
+      clients_per_round: What the noised sum is divided by.
+      contribution: L2 norm of what one client adds at most, over the clip norm: above 1 if
+        updates are encoded.
+      publishes_clip_norm: Whether the measurement "clip_norm" says what a round clipped to.
+      count_stddev: With adaptive clipping, the standard deviation of the noise on the
+        number of clients below the estimate, before the division; measured as
+        "unclipped_fraction".
+      encoding: The grid that updates are rounded to, if any.
+    """
+
+    strategy: strategy_lib.Strategy
+    noise_multiplier: float
+    clip_norm: float
+    clients_per_round: float
+    contribution: float = 1.0
+    publishes_clip_norm: bool = False
+    count_stddev: float | None = None
+    encoding: grid.GridEncoding | None = None
+
+    def __post_init__(self):
+        strategy_lib.check_strategy(self.strategy)
+        validation.positive("noise_multiplier", self.noise_multiplier)
+        validation.positive("clip_norm", self.clip_norm)
+        validation.positive("clients_per_round", self.clients_per_round)
+        validation.number("contribution", self.contribution, at_least=1)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Standard deviation of z before the division, in clip norms."""
+        return self.noise_multiplier * self.contribution
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """First rounds of the blocks of noise."""
+        return tuple(getattr(self.strategy, "starts", (0,)))
+
+    @classmethod
+    def of(cls, factory: Any) -> Mechanism | None:
+        """What one of this package's factories says that it does.
+
+        Args:
+          factory: A factory.
+
+        Returns:
+          Its numbers; None if it is of another kind.
+        """
+        if isinstance(factory, dp_ftrl.DPFTRLFactory):
+            return cls(
+                strategy=factory.strategy,
+                noise_multiplier=factory.noise_multiplier,
+                clip_norm=factory.clip_norm,
+                clients_per_round=factory.clients_per_round,
+                contribution=factory.encoded_norm / factory.clip_norm,
+                encoding=_encoding(factory.inner_sum),
+            )
+        if isinstance(factory, adaptive_clipping.AdaptiveDPFTRLFactory):
+            return cls(
+                strategy=factory.strategy,
+                noise_multiplier=factory.update_noise_multiplier,
+                clip_norm=factory.private_round.clipping.initial_clip_norm,
+                clients_per_round=factory.clients_per_round,
+                contribution=factory.unit_inflation or 1.0,
+                publishes_clip_norm=True,
+                count_stddev=factory.clipped_count_stddev,
+                encoding=_encoding(factory.inner_sum),
+            )
+        if isinstance(factory, sampled_gaussian.SampledGaussianFactory):
+            estimator = factory.private_round.estimator
+            is_fixed = isinstance(estimator, estimators.FixedDenominator)
+            norm = factory.clipping.clip_norm
+            return cls(
+                strategy=identity.Identity(),
+                noise_multiplier=factory.noise_multiplier,
+                clip_norm=norm if isinstance(norm, float) else 1.0,
+                clients_per_round=(
+                    estimator.expected_weight if is_fixed else estimator.min_expected_weight
+                ),
+                contribution=1.0 if is_fixed else 2.0,
+                publishes_clip_norm=True,
+            )
+        return None
+
+
+def is_ours(factory: Any) -> bool:
+    """Whether all code of an aggregator is this package's own, or TFF's plain sum."""
+    parts = [factory, getattr(factory, "private_round", None)]
+    inner = getattr(factory, "inner_sum", None)
+    if inner is not None and not inner.is_exact:
+        parts.append(inner.factory)
+    modules = [type(part).__module__ for part in parts if part is not None]
+    return all(module.partition(".")[0] == "tff_dpftrl" for module in modules)
+
+
+def _encoding(inner: inner_sum.InnerSum) -> grid.GridEncoding | None:
+    is_secure = isinstance(inner.factory, secagg_sum.SecAggSumFactory)
+    return inner.factory.encoding if is_secure else None

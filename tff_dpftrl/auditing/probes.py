@@ -1,0 +1,420 @@
+"""Checks from one saved state of an aggregator, most of them exact.
+
+Where a process can be replayed, that is, where the same state and the same clients release
+the same bits, two rounds from one state share their noise, and their difference is what the
+clients differ in: how much one client adds is seen to a rounding error, under any noise.
+Elsewhere means over many rounds are compared, which sees less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+from scipy import stats
+
+from tff_dpftrl.auditing import games, playing, report
+from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.private_round import discretize, seeds, walsh_hadamard
+
+_TOLERANCE = 1e-5
+_ROUNDINGS = 4 * 2.0**-24
+_REPEATS = 200
+_HALF_GRID_TRIES = 200
+_OTHERS = 3
+_JUST_WITHIN = 2e-5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moment:
+    """A state between two rounds, with what is known of the next one.
+
+    Attributes:
+      round_index: The next round.
+      state: The state.
+      largest_norm: What the next round may clip to.
+    """
+
+    round_index: int
+    state: object
+    largest_norm: float
+
+
+def moments(
+    player: playing.Player,
+    mechanism: mechanism_lib.Mechanism | None,
+    rounds: Sequence[int],
+) -> tuple[list[Moment], list[games.playing.Played]]:
+    """States of one run in which some clients send much in every round.
+
+    Args:
+      player: Runs the process.
+      mechanism: Its numbers, or None.
+      rounds: Rounds before which the state is wanted, increasing.
+
+    Returns:
+      The states, and what the rounds up to the last of them gave.
+    """
+    scale, history, found = games.Scale(mechanism), [], []
+    state, played = player.initialize(), None
+    goal = 1 if mechanism is None else mechanism.clients_per_round
+    senders = max(1, min(20, math.ceil(goal / 2)))
+    for t in range(max(rounds) + 1):
+        if t in rounds:
+            found.append(Moment(t, state, scale.largest_norm(played)))
+        size = games.FAR_ABOVE * scale.largest_norm(played) / math.sqrt(player.dim)
+        played = player.next(state, [player.client(np.full(player.dim, size))] * senders)
+        state = played.state
+        history.append(played)
+    return found, history
+
+
+class Probes:
+    """Runs single rounds from saved states."""
+
+    def __init__(
+        self,
+        player: playing.Player,
+        mechanism: mechanism_lib.Mechanism | None,
+        saved: Sequence[Moment],
+        *,
+        canary_norm: float,
+        seed: int,
+    ):
+        """Initialises the probes.
+
+        Args:
+          player: Runs the process.
+          mechanism: Its numbers, or None.
+          saved: The states to begin at.
+          canary_norm: How much a client sends, over `Moment.largest_norm`.
+          seed: Of the clients' updates.
+        """
+        self._player = player
+        self._mechanism = mechanism
+        self._moments = list(saved)
+        self._scale = games.Scale(mechanism)
+        self._much = canary_norm
+        self._rng = np.random.default_rng(seed)
+        self._replayable: bool | None = None
+
+    def is_replayable(self) -> bool:
+        """Whether the same state and the same clients release the same bits."""
+        if self._replayable is None:
+            self._replayable = all(
+                np.array_equal(self._release(moment).released, self._release(moment).released)
+                for moment in self._moments
+            )
+        return self._replayable
+
+    def repeated_round(self, repeats_rounds: bool) -> report.Finding:
+        """A round that is run again from its saved state has to have the same noise."""
+        test = "a round repeated from its state"
+        if self.is_replayable():
+            return report.Finding(test, "consistent", "It has the same noise, bit by bit.")
+        says = (
+            "It has other noise: whoever sees both has two noised sums of one cohort, and by "
+            "averaging them noise that is smaller by √2."
+        )
+        if repeats_rounds:
+            return report.Finding(test, "violated", says)
+        return report.Finding(test, "not tested", f"{says} No round is said to be repeated.")
+
+    def resumed_round(self, resumed: playing.Player, resume: playing.Resume) -> report.Finding:
+        """A saved state goes on in a new process as in the old one, for two rounds."""
+        test = "a run resumed from its state"
+        if not self.is_replayable():
+            return report.Finding(
+                test, "not tested", "No two rounds of this process have the same noise."
+            )
+        for moment in self._moments:
+            state, other = moment.state, resume(playing.saved(moment.state))
+            for t in range(2):
+                one = self._player.next(state, self._others(moment))
+                two = resumed.next(other, self._others(moment))
+                if not np.array_equal(one.released, two.released):
+                    return report.Finding(
+                        test,
+                        "violated",
+                        f"Round {moment.round_index + t} releases something else after a resume "
+                        f"before round {moment.round_index}: the noise is not the one that was "
+                        "accounted for.",
+                    )
+                state, other = one.state, two.state
+        rounds = ", ".join(str(moment.round_index) for moment in self._moments)
+        return report.Finding(
+            test, "consistent", f"It releases the same bits (resumed before rounds {rounds})."
+        )
+
+    def zero_update(self, error_rate: float) -> report.Finding:
+        """A client that sends zeros counts as nobody, now and in the round after."""
+        return self._counts_as_nobody(
+            "a client that sends zeros counts as nobody", [self._player.zeroed()], error_rate
+        )
+
+    def not_finite(self, error_rate: float) -> report.Finding:
+        """A client that sends NaN or infinity counts as nobody."""
+        clients = []
+        for value in (np.nan, np.inf, -np.inf):
+            update = np.zeros(self._player.dim)
+            update[self._rng.integers(self._player.dim)] = value
+            clients.append(self._player.client(update))
+        return self._counts_as_nobody(
+            "a client that sends NaN or infinity counts as nobody", clients, error_rate
+        )
+
+    def _counts_as_nobody(
+        self, test: str, clients: Sequence[np.ndarray], error_rate: float
+    ) -> report.Finding:
+        if not self.is_replayable():
+            return self._counts_as_nobody_on_average(test, clients, error_rate)
+        for moment in self._moments:
+            without = self._release(moment)
+            later = self._player.next(without.state, [])
+            for client in clients:
+                with_it = self._player.next(moment.state, [*self._others(moment), client])
+                found = _first_difference(without, with_it)
+                if found is None:
+                    after = self._player.next(with_it.state, [])
+                    found = _first_difference(later, after)
+                if found is not None:
+                    return report.Finding(test, "violated", f"Round {moment.round_index}: {found}.")
+        return report.Finding(
+            test,
+            "consistent",
+            f"The same bits are released from {len(self._moments)} states, in the round after too.",
+        )
+
+    def _counts_as_nobody_on_average(
+        self, test: str, clients: Sequence[np.ndarray], error_rate: float
+    ) -> report.Finding:
+        moment = self._moments[0]
+        for client in clients:
+            pairs = [
+                (
+                    self._release(moment).released,
+                    self._player.next(moment.state, [*self._others(moment), client]).released,
+                )
+                for _ in range(_REPEATS)
+            ]
+            without, with_it = (np.stack(released) for released in zip(*pairs, strict=True))
+            if not np.all(np.isfinite(with_it)):
+                return report.Finding(
+                    test, "violated", "What is released with it is not finite.", error_rate
+                )
+            # Means and variances of every coordinate, as two tests.
+            each = error_rate / len(clients) / 2
+            moved = stats.ttest_ind(without, with_it, axis=0).statistic
+            variances = _variance_ratio(without, with_it)
+            means = 2 * stats.norm.sf(np.max(np.abs(moved))) * without.shape[1]
+            if min(means, variances) < each:
+                return report.Finding(
+                    test,
+                    "violated",
+                    f"In {_REPEATS} rounds the released means or variances differ (p-values "
+                    f"{means:.1e} and {variances:.1e}).",
+                    error_rate,
+                    trials=_REPEATS,
+                )
+        return report.Finding(
+            test,
+            "consistent",
+            f"Means and variances of {_REPEATS} rounds do not differ.",
+            error_rate,
+            trials=_REPEATS,
+            power="means that differ by "
+            f"{_detectable(_REPEATS, error_rate):.2g} standard deviations of the noise",
+        )
+
+    def contribution(self, allowed: float, count_weight: float, error_rate: float):
+        """What one client adds, whatever it sends, is what the noise is scaled to.
+
+        Args:
+          allowed: Largest norm in clip norms, by the claim.
+          count_weight: With adaptive clipping, how many clip norms a count of one standard
+            deviation is worth; else 0.
+          error_rate: Of the test where means are compared.
+
+        Returns:
+          The finding.
+        """
+        test = "what one client adds, whatever it sends"
+        if self._mechanism is None:
+            return report.Finding(
+                test, "not tested", "What the noise is scaled to is not known: give mechanism."
+            )
+        if not self.is_replayable():
+            return self._contribution_on_average(test, allowed, error_rate)
+        largest, kind_of_largest, tries, is_above = 0.0, "", 0, False
+        for moment in self._moments:
+            for others in ([], self._others(moment)):
+                without = self._player.next(moment.state, others)
+                updates = self._updates(moment)
+                if moment is self._moments[-1] and not others:
+                    updates = itertools.chain(updates, self._half_grid_updates(moment))
+                for kind, client in updates:
+                    with_it = self._player.next(moment.state, [*others, client])
+                    tries += 1
+                    added = self._scale.sums(with_it) - self._scale.sums(without)
+                    count = self._scale.count(with_it) - self._scale.count(without)
+                    norm = math.hypot(float(np.linalg.norm(added)), count_weight * count)
+                    if not norm <= largest:
+                        largest, kind_of_largest = norm, f"{kind}, round {moment.round_index}"
+                    rounding = _ROUNDINGS * float(
+                        np.linalg.norm(self._scale.sums(with_it))
+                        + np.linalg.norm(self._scale.sums(without))
+                        + count_weight
+                        * self._mechanism.clients_per_round
+                        / (self._mechanism.count_stddev or 1.0)
+                    )
+                    is_above |= not norm <= allowed * (1 + _TOLERANCE) + rounding
+        counted = ", its bit included" if count_weight else ""
+        return report.Finding(
+            test,
+            "violated" if is_above else "consistent",
+            f"The most that one client added{counted} was {largest:.6g} clip norms "
+            f"({kind_of_largest}); the noise covers {allowed:.6g}.",
+            trials=tries,
+        )
+
+    def _contribution_on_average(
+        self, test: str, allowed: float, error_rate: float
+    ) -> report.Finding:
+        moment = self._moments[0]
+        kinds = list(self._updates(moment))
+        each, largest, kind_of_largest = error_rate / len(kinds), 0.0, ""
+        without = np.stack(
+            [self._scale.sums(self._player.next(moment.state, [])) for _ in range(_REPEATS)]
+        )
+        spread = 0.0
+        for kind, client in kinds:
+            update = np.asarray(client[: self._player.dim], np.float64)
+            norm = float(np.linalg.norm(update))
+            with_it = np.stack(
+                [
+                    self._scale.sums(self._player.next(moment.state, [client]))
+                    for _ in range(_REPEATS)
+                ]
+            )
+            if norm == 0.0:
+                continue
+            one, two = with_it @ (update / norm), without @ (update / norm)
+            error = math.sqrt((np.var(one, ddof=1) + np.var(two, ddof=1)) / _REPEATS)
+            least = float(np.mean(one) - np.mean(two) - stats.norm.isf(each) * error)
+            spread = max(spread, error)
+            if not least <= largest:
+                largest, kind_of_largest = least, kind
+        return report.Finding(
+            test,
+            "violated" if not largest <= allowed else "consistent",
+            f"On average over {_REPEATS} rounds one client added at least {largest:.3g} clip "
+            f"norms ({kind_of_largest or 'none'}); the noise covers {allowed:.6g}.",
+            error_rate,
+            trials=_REPEATS,
+            power=f"{_detectable(1, each) * spread:.2g} clip norms too much",
+        )
+
+    def _release(self, moment: Moment) -> playing.Played:
+        return self._player.next(moment.state, self._others(moment))
+
+    def _others(self, moment: Moment) -> list[np.ndarray]:
+        """Some clients of moderate norm, the same whenever they are asked for."""
+        rng = np.random.default_rng(moment.round_index)
+        rows = rng.normal(size=(_OTHERS, self._player.dim))
+        rows *= 0.5 * moment.largest_norm / np.linalg.norm(rows, axis=1, keepdims=True)
+        return [self._player.client(row) for row in rows]
+
+    def _updates(self, moment: Moment) -> Iterator[tuple[str, np.ndarray]]:
+        """Updates that a client may try, with names."""
+        dim, norm = self._player.dim, moment.largest_norm
+        signs = self._rng.choice([-1.0, 1.0], dim) / math.sqrt(dim)
+        one_hot = np.zeros(dim)
+        one_hot[self._rng.integers(dim)] = 1.0
+        for name, factor in (("huge", self._much), ("at the norm", 1.0), ("tiny", 1e-6)):
+            yield (
+                f"a {name} update" if factor != 1.0 else "an update of the clip norm",
+                (self._player.client(signs * factor * norm)),
+            )
+            yield f"a {name} one-hot update", self._player.client(one_hot * factor * norm)
+        ends = np.cumsum(self._player.sizes)
+        for number, (end, size) in enumerate(zip(ends, self._player.sizes, strict=True)):
+            part = np.zeros(dim)
+            part[end - size : end] = signs[end - size : end] * math.sqrt(dim / size)
+            yield f"a huge update of tensor {number}", self._player.client(part * self._much * norm)
+        if self._player.is_weighted:
+            yield "a huge weight", self._player.client(signs * self._much * norm, 1e6)
+            yield "a negative weight", self._player.client(signs * self._much * norm, -1e6)
+
+    def _half_grid_updates(self, moment: Moment) -> Iterator[tuple[str, np.ndarray]]:
+        """Updates whose coordinates all lie between two grid points once they are encoded."""
+        encoding = self._mechanism.encoding if self._mechanism is not None else None
+        if encoding is None:
+            return
+        padded, grid_norm = encoding.padded_dim, encoding.scaled_clip_norm
+        seed = _rotation_seed(moment.state)
+        room = (grid_norm * (1 - _JUST_WITHIN)) ** 2
+        for _ in range(_HALF_GRID_TRIES):
+            halves = self._rng.choice([-1.0, 1.0], padded) * _half_grid(padded, room)
+            halves = self._rng.permutation(halves)
+            turned = _unrotate(halves, seed)[: self._player.dim]
+            update = turned * (moment.largest_norm / grid_norm)
+            yield "an update halfway between grid points", self._player.client(update)
+
+
+def _half_grid(dim: int, squared_norm: float) -> np.ndarray:
+    """Numbers 1/2, 3/2, 5/2, ... whose squares sum up to nearly `squared_norm`, [dim]."""
+    level = math.floor(math.sqrt(squared_norm / dim) - 0.5)
+    if level < 0:
+        number = math.floor(4.0 * squared_norm)
+        return np.where(np.arange(dim) < number, 0.5, 0.0)
+    left = squared_norm - dim * (level + 0.5) ** 2
+    number = math.floor(left / (2.0 * level + 2.0))
+    return np.where(np.arange(dim) < number, level + 1.5, level + 0.5)
+
+
+def _rotation_seed(state) -> np.ndarray:
+    """The public seed of the next round's rotation, of this package's secure sums."""
+    sum_state = state.sum_state
+    round_seed = seeds.derive(
+        tf.convert_to_tensor(sum_state.rotation_seed), tf.convert_to_tensor(sum_state.round_index)
+    )
+    return seeds.derive(round_seed, discretize.ROTATION_STREAM)
+
+
+def _unrotate(vector: np.ndarray, seed) -> np.ndarray:
+    rotated = tf.constant(vector, tf.float32)
+    return walsh_hadamard.unrotate(rotated, seed).numpy().astype(np.float64)
+
+
+def _first_difference(one: playing.Played, two: playing.Played) -> str | None:
+    """In words, what differs in what two rounds released; None if nothing does.
+
+    An exact number of clients that were summed is none of it: neighbouring cohorts have
+    the same clients.
+    """
+    if not np.all(np.isfinite(two.released)):
+        return "what is released is not finite"
+    if not np.array_equal(one.released, two.released):
+        largest = float(np.max(np.abs(one.released - two.released)))
+        return f"released numbers differ by up to {largest:.3g}"
+    for name, value in one.measurements.items():
+        if name != "summed_clients" and value != two.measurements[name]:
+            return f"the measurement {name} is {two.measurements[name]:g} in place of {value:g}"
+    return None
+
+
+def _variance_ratio(one: np.ndarray, two: np.ndarray) -> float:
+    """p-value that two samples of Gaussian noise have one variance, over all coordinates."""
+    squares = [np.sum((rows - rows.mean(axis=0)) ** 2) for rows in (one, two)]
+    freedom = (len(one) - 1) * one.shape[1]
+    ratio = squares[0] / squares[1]
+    return 2 * min(stats.f.sf(ratio, freedom, freedom), stats.f.cdf(ratio, freedom, freedom))
+
+
+def _detectable(trials: int, error_rate: float) -> float:
+    """Standard errors of a difference of means that is found with 99 % probability."""
+    return (stats.norm.isf(error_rate / 2) + stats.norm.ppf(0.99)) * math.sqrt(2 / trials)
