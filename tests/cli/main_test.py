@@ -18,6 +18,7 @@ _COMMANDS = (
     "sweep",
     "personalize",
     "report",
+    "audit",
     "predict",
     "export",
     "optimize",

@@ -30,6 +30,7 @@ _SUBCOMMANDS = (
     "finetune",
     "personalize",
     "report",
+    "audit",
     "predict",
     "export",
     "optimize",
@@ -111,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       The exit status: 0; 1 if a file could not be written; 2 if the user's input cannot be
-      used, or a package that the subcommand needs is not installed; 130 after Ctrl-C, 143
-      after SIGTERM.
+      used, or a package that the subcommand needs is not installed; 3 if `audit` found a
+      claim violated; 130 after Ctrl-C, 143 after SIGTERM.
     """
     stop = interruption.Interruption(_PROGRAM)
     if argv is None:

@@ -1,0 +1,478 @@
+"""A run that nobody touched is consistent; every fault that is planted is found by name."""
+
+import contextlib
+import hashlib
+import json
+import math
+import pathlib
+import shutil
+import sqlite3
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.finetuning import toy_finetuning
+from tests.training import toy_run
+from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing.recount import run_folder
+from tff_dpftrl.finetuning import contributions, own_run
+from tff_dpftrl.finetuning import plan as plan_lib
+from tff_dpftrl.finetuning import run as finetuning_run
+from tff_dpftrl.participation import ledger as ledger_lib
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import committed_rounds
+from tff_dpftrl.training import report, run
+
+corpus = toy_run.corpus
+toy = toy_finetuning.toy
+_DONE_WHEN_KILLED = 4
+_SECRET = {"deterministic_noise_seed": None}
+
+_OPTIONS = "options: config.json and private/manifest.json"
+_NOISE = "noise multiplier: options and what was derived"
+_SEED = "seed of the noise"
+_LEDGER = "ledger: one history of rounds"
+_PARTICIPATION = "participation: ledger and declared schema"
+_CHECKPOINT = "checkpoint: state, ledger and options"
+_STATE = "noise in the checkpoint"
+_STATED_PARTICIPATION = "statement: participation"
+_SENSITIVITY = "statement: sensitivity"
+_EPSILON = "statement: ε"
+_TEXT = "statement: Markdown and JSON"
+_METRICS = "metrics: ε by round"
+_ROWS = "metrics: rows and cohorts"
+_MODEL = "released model and checkpoint"
+_PERMISSIONS = "permissions of private/"
+_SECRETS = "secrets outside of private/"
+_EXACT = "exact figures in files that may be published"
+_FILES = "files: missing or unknown"
+
+
+@pytest.fixture(scope="module")
+def runs(corpus, tmp_path_factory):
+    """A run killed before its fifth round, and the same when it had gone on to its end."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    killed = folder.with_name("killed")
+    # 48 users in cohorts of 15: each is back after three rounds.
+    config = toy_run.config(corpus, clients_per_round=15, **_SECRET)
+    commit = committed_rounds.CommittedRounds.commit
+
+    def killed_commit(self, round_index, *args, **kwargs):
+        if round_index == _DONE_WHEN_KILLED:
+            raise toy_run.Crash
+        return commit(self, round_index, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(committed_rounds.CommittedRounds, "commit", killed_commit)
+        with pytest.raises(toy_run.Crash):
+            run.train(config, folder, say=lambda line: None)
+    shutil.copytree(folder, killed)
+    run.train(None, folder, say=lambda line: None)
+    return folder, killed
+
+
+@pytest.fixture
+def finished(runs, tmp_path):
+    """A copy of the finished run, to be damaged."""
+    return pathlib.Path(shutil.copytree(runs[0], tmp_path / "run"))
+
+
+def _outcomes(folder):
+    found = run_folder.recount_run(folder)
+    return {finding.test: finding.outcome for finding in found.findings}
+
+
+def _violated(folder):
+    return {test for test, outcome in _outcomes(folder).items() if outcome == "violated"}
+
+
+def test_an_untouched_run_is_consistent(runs):
+    before = {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")}
+    said = []
+    found = run_folder.recount_run(runs[0], say=said.append)
+    assert found.verdict == "consistent with the claim"
+    assert {finding.outcome for finding in found.findings} == {"consistent"}
+    assert len(found.findings) == len(said) == 18
+    assert found.confidence == pytest.approx(0.999) and "with 99%" in found.to_markdown()
+    stated = json.loads((runs[0] / "privacy_statement.json").read_text())
+    assert found.claim.epsilon == stated["epsilon"] and stated["observed"]["min_sep"] == 3
+    assert {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")} == before
+
+
+def test_an_interrupted_run_is_consistent_before_and_after_its_report(runs, tmp_path):
+    folder = pathlib.Path(shutil.copytree(runs[1], tmp_path / "run"))
+    found = _outcomes(folder)
+    assert "violated" not in found.values()
+    assert found[_LEDGER] == found[_CHECKPOINT] == "consistent"
+    assert found[_EPSILON] == found[_STATED_PARTICIPATION] == "not tested"
+    assert math.isinf(run_folder.recount_run(folder).claim.epsilon)  # Nothing is claimed yet.
+    report.report(folder)
+    found = _outcomes(folder)
+    assert "violated" not in found.values()
+    assert found[_EPSILON] == found[_STATED_PARTICIPATION] == "consistent"
+    # A statement of an earlier state is no false one.
+    for name in ("privacy_statement.json", "privacy_statement.md"):
+        text = (folder / name).read_text()
+        text = text.replace(
+            '"num_rounds": 5,\n    "min_sep": 3', '"num_rounds": 4,\n    "min_sep": 3'
+        )
+        (folder / name).write_text(text.replace("| observed | 5 |", "| observed | 4 |"))
+    assert _outcomes(folder)[_STATED_PARTICIPATION] == "not tested"
+    assert not _violated(folder)
+
+
+def test_a_run_without_its_secrets_is_recounted_as_far_as_may_be(finished):
+    shutil.rmtree(finished / "private")  # As docs/results_folder.md advises.
+    found = _outcomes(finished)
+    assert "violated" not in found.values()
+    assert found[_EPSILON] == found[_SENSITIVITY] == found[_NOISE] == "consistent"
+    assert found[_LEDGER] == found[_CHECKPOINT] == found[_SECRETS] == "not tested"
+
+
+def _edit(path, **changes):
+    values = json.loads(path.read_text())
+    for name, value in changes.items():
+        *parents, last = name.split("__")
+        part = values
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _statement(**changes):
+    return lambda folder: _edit(folder / "privacy_statement.json", **changes)
+
+
+def _options(**changes):
+    def change(folder):
+        for name in ("config.json", "private/manifest.json"):
+            _edit(folder / name, **changes)
+
+    return change
+
+
+def _text(name, old, new):
+    def change(folder):
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new))
+
+    return change
+
+
+def _both_epsilons(folder):
+    """Half of ε, and what makes it look right but for the noise."""
+    values = json.loads((folder / "privacy_statement.json").read_text())
+    shown = (folder / "privacy_statement.md").read_text().partition("(ε = ")[2].partition(",")[0]
+    _edit(folder / "privacy_statement.json", epsilon=values["epsilon"] / 2)
+    _text("privacy_statement.md", f"(ε = {shown},", f"(ε = {float(shown) / 2:.4g}1,")(folder)
+
+
+def _lower_sensitivity(folder):
+    """S², ρ and ε that fit to each other, and not to the strategy."""
+    squared = json.loads((folder / "privacy_statement.json").read_text())["parameters"]
+    squared = squared["sensitivity_squared"] * 0.81
+    mu = math.sqrt(squared) / 0.5
+    _edit(
+        folder / "privacy_statement.json",
+        parameters__sensitivity_squared=squared,
+        rho_zcdp=mu**2 / 2,
+        epsilon=gaussian.epsilon(mu, 1e-10),
+    )
+
+
+def _sql(*statements):
+    def change(folder):
+        path = folder / "private" / "ledger.sqlite"
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            triggers = connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'")
+            for (name,) in triggers.fetchall():
+                connection.execute(f"DROP TRIGGER {name}")
+            for statement in statements:
+                connection.execute(statement)
+
+    return change
+
+
+def _came_too_early(folder):
+    """Somebody of round 0 is in round 1 too, by a ledger that hangs together."""
+    _sql(
+        "INSERT INTO asked SELECT 1, min(client) FROM asked WHERE round = 0",
+        "UPDATE clients SET participations = participations + 1 "
+        "WHERE client = (SELECT min(client) FROM asked WHERE round = 0)",
+        "UPDATE commits SET smallest_stride = 1 WHERE round = 1",
+    )(folder)
+    path = folder / "private" / "ledger.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        names = connection.execute(
+            "SELECT pseudonym FROM clients JOIN asked USING (client) WHERE round = 1"
+        ).fetchall()
+    cohort = b"".join(sorted(name for (name,) in names))
+    cohort_hash = hashlib.blake2b(cohort, digest_size=32).hexdigest()
+    _sql(f"UPDATE rounds SET cohort_hash = '{cohort_hash}' WHERE round = 1")(folder)
+
+
+def _state(change):
+    """Changes the tensors of the checkpoint; it keeps its name."""
+
+    def changed(folder):
+        (path,) = (folder / "private" / "checkpoints").iterdir()
+        with np.load(path) as archive:
+            tensors = {name: archive[name] for name in archive.files}
+        change(tensors)
+        np.savez(path, **tensors)
+
+    return changed
+
+
+def _scale_noise(tensors):
+    tensors["0008/aggregator/buffer"] *= np.float32(0.7)
+
+
+def _older_noise(tensors):
+    tensors["0006/aggregator/round_index"] -= 1
+
+
+def _known_seed(tensors):
+    tensors["0007/aggregator/seed"] = np.array([7, 0])
+
+
+def _remove_checkpoint(folder):
+    shutil.rmtree(folder / "private" / "checkpoints")
+
+
+def _seed_words(folder):
+    (path,) = (folder / "private" / "checkpoints").iterdir()
+    with np.load(path) as archive:
+        return archive["0007/aggregator/seed"]
+
+
+def _tell_seed(folder):
+    with open(folder / "metrics_README.md", "a") as file:
+        file.write(f"seed: {_seed_words(folder)[1]}\n")
+
+
+def _hide_seed(folder):
+    with np.load(folder / "best_model.npz") as archive:
+        tensors = {name: archive[name] for name in archive.files}
+    np.savez_compressed(folder / "best_model.npz", **tensors, seed=_seed_words(folder))
+
+
+def _tell_key(folder):
+    key = (folder / "private" / "ledger.sqlite.key").read_bytes()
+    _edit(folder / "vocabulary.json", note=key.hex())
+
+
+def _tell_loss(folder):
+    loss = (folder / "metrics.csv").read_text().splitlines()[1].split(",")[1]
+    _edit(folder / "held_out.json", note=f"loss {loss}")
+
+
+def _metrics(column, value):
+    def change(folder):
+        lines = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+        lines[-1][lines[0].index(column)] = value
+        (folder / "metrics.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+
+    return change
+
+
+def _other_model(folder):
+    with np.load(folder / "model.npz") as archive:
+        tensors = {name: archive[name] for name in archive.files}
+    tensors["embedding"][0, 0] += 1.0
+    np.savez(folder / "model.npz", **tensors)
+
+
+def _copy_of_ledger(folder):
+    shutil.copy(folder / "private" / "ledger.sqlite", folder / "ledger_before.sqlite")
+
+
+_LAST = toy_run.NUM_ROUNDS - 1
+
+
+@pytest.mark.parametrize(
+    "plant, found",
+    [
+        (_statement(epsilon=1.0), {_EPSILON, _TEXT}),
+        (_statement(epsilon="small"), {_EPSILON, _TEXT}),
+        (_both_epsilons, {_EPSILON}),
+        (_statement(rho_zcdp=0.5), {_EPSILON}),
+        (_statement(delta=1e-12), {_EPSILON, _TEXT}),
+        (_statement(parameters__noise_multiplier=5.0), {_EPSILON, _TEXT}),
+        (_statement(parameters__clip_norm=0.5), {_EPSILON, _TEXT}),
+        (_statement(parameters__num_users=1000), {_EPSILON, _TEXT}),
+        (_lower_sensitivity, {_SENSITIVITY, _TEXT}),
+        (_statement(accounted__max_participations=1), {_STATED_PARTICIPATION, _SENSITIVITY, _TEXT}),
+        (_statement(observed__min_sep=4), {_STATED_PARTICIPATION, _TEXT}),
+        (_text("privacy_statement.md", "User-level (ε = ", "User-level (ε = 0."), {_TEXT}),
+        (_text("privacy_statement.md", "No random sampling", "Random sampling"), {_TEXT}),
+        (_options(config__deterministic_noise_seed=3), {_SEED, _CHECKPOINT, _EPSILON, _METRICS}),
+        (
+            lambda folder: _edit(folder / "config.json", config__noise_multiplier=5.0),
+            {_OPTIONS, _NOISE},
+        ),
+        (_options(derived__noise_multiplier=5.0), {_NOISE, _CHECKPOINT, _EPSILON, _METRICS}),
+        (_options(config__clip_norm=2.0), {_CHECKPOINT, _EPSILON}),
+        (_sql("DELETE FROM asked WHERE round = 2 AND client < 34"), {_LEDGER, _ROWS}),
+        (_sql("INSERT INTO asked VALUES (4, 1)"), {_LEDGER, _PARTICIPATION, _ROWS}),
+        (
+            _sql(
+                *(f"DELETE FROM {t} WHERE round = {_LAST}" for t in ("rounds", "commits", "asked"))
+            ),
+            {_LEDGER, _CHECKPOINT},
+        ),
+        (_sql("INSERT INTO rounds VALUES (6, 'x', 'y', 'z')"), {_LEDGER, _PARTICIPATION}),
+        (_sql("UPDATE rounds SET continues_checkpoint = 'x' WHERE round = 3"), {_LEDGER}),
+        (_sql("UPDATE rounds SET noise_fingerprint = NULL WHERE round = 3"), {_LEDGER}),
+        (_sql("UPDATE declared SET min_sep = 2"), {_PARTICIPATION, _STATED_PARTICIPATION}),
+        (_came_too_early, {_PARTICIPATION, _STATED_PARTICIPATION, _ROWS}),
+        (_state(_scale_noise), {_CHECKPOINT, _STATE}),
+        (_state(_older_noise), {_CHECKPOINT}),
+        (_state(_known_seed), {_CHECKPOINT, _SEED}),
+        (_remove_checkpoint, {_CHECKPOINT}),
+        (lambda folder: (folder / "private").chmod(0o755), {_PERMISSIONS}),
+        (lambda folder: (folder / "private" / "ledger.sqlite.key").chmod(0o644), {_PERMISSIONS}),
+        (_tell_seed, {_SECRETS}),
+        (_hide_seed, {_SECRETS}),
+        (_tell_key, {_SECRETS}),
+        (_tell_loss, {_EXACT}),
+        (_text("metrics_README.md", "`seconds`", "`minutes`"), {_EXACT}),
+        (_metrics("epsilon", "3.5"), {_METRICS}),
+        (_metrics("epsilon", ""), {_METRICS}),
+        (_metrics("clients", "14"), {_ROWS}),
+        (_other_model, {_MODEL}),
+        (lambda folder: (folder / "vocabulary.json").unlink(), {_FILES}),
+        (lambda folder: (folder / "private" / "ledger.sqlite.key").unlink(), {_FILES}),
+        (lambda folder: (folder / "privacy_statement.json").write_text("{"), {_FILES}),
+        (_copy_of_ledger, {_FILES}),
+    ],
+)
+def test_planted_faults_are_found_by_name(finished, plant, found):
+    plant(finished)
+    assert found <= _violated(finished)
+
+
+def test_a_fault_is_no_more_than_its_own(finished):
+    """Nothing else is called violated where one thing is wrong."""
+    _both_epsilons(finished)
+    assert _violated(finished) == {_EPSILON}
+    found = run_folder.recount_run(finished)
+    assert found.verdict == "VIOLATED with 99.9% confidence: statement: ε"
+    assert "computed anew" in found.to_markdown()
+
+
+def test_what_is_no_run_is_refused(tmp_path, finished):
+    with pytest.raises(ValueError, match="There is no run in .* does not exist"):
+        run_folder.recount_run(tmp_path / "nothing")
+    (finished / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="a part is missing"):
+        run_folder.recount_run(finished)
+
+
+def test_a_run_in_use_is_refused(finished):
+    declared = schema_lib.MinSep(toy_run.NUM_ROUNDS, 3, 2)
+    with ledger_lib.Ledger.open(finished / "private" / "ledger.sqlite", declared):
+        with pytest.raises(ValueError, match="in use by another process"):
+            run_folder.recount_run(finished)
+
+
+_KINDS = {
+    "tree": {
+        "mechanism": "tree",
+        "adaptive_clipping": True,
+        "clipped_count_stddev": 1.0,
+        "restart_warmup": 2,
+        "restart_every": 2,
+    },
+    "bandmf": {"mechanism": "bandmf", "min_sep": 2},
+    "target": {"mechanism": "bisr", "noise_multiplier": None, "target_epsilon": 30.0},
+    "identity": {"mechanism": "identity", "secagg_bits": 16, "iterate_averaging": 0.5},
+    "none": {"mechanism": "none", "noise_multiplier": None},
+    "simulated": {
+        "mechanism": "bandtoep",
+        "simulate_report_goal": 50,
+        "simulate_population": 5000,
+    },
+    "budget": {"mechanism": "lambda-cgd", "max_epsilon": 25.0},
+    "accuracy": {"mechanism": "tree", "stop_at_accuracy": 1e-4},
+    "dp-fedavg": {"algorithm": "dp-fedavg", "min_sep": None},
+    "seeded": {"deterministic_noise_seed": 7},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _KINDS)
+def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
+    folder = tmp_path / "run"
+    options = {"buffers": None, **_SECRET, **_KINDS[kind]}
+    run.train(toy_run.config(corpus, **options), folder, say=lambda line: None)
+    found = _outcomes(folder)
+    assert set(found.values()) <= {"consistent", "not tested"}
+    assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampling": "example", "group_size": 2, "compute_budget": 8, "noise_multiplier": 0.7},
+        {
+            "sampling": "passes",
+            "group_size": 2,
+            "cohort_size": 8,
+            "noise_multiplier": 0.7,
+            "delta": 1e-6,
+        },
+    ],
+    ids=["users", "examples", "passes"],
+)
+def test_fine_tuning_is_consistent(toy, tmp_path, options):
+    folder = tmp_path / "run"
+    config = toy_finetuning.config(toy, **options, **_SECRET)
+    finetuning_run.finetune(config, folder, say=lambda line: None)
+    found = _outcomes(folder)
+    assert set(found.values()) <= {"consistent", "not tested"}
+    assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
+    _edit(folder / "privacy_statement.json", epsilon=0.1)
+    assert _EPSILON in _violated(folder)
+
+
+@pytest.mark.slow
+def test_a_run_of_somebodys_own_model_is_consistent(tmp_path):
+    rows = {f"user {i}": np.full([1 + i % 3, 2], i, np.float32) for i in range(40)}
+    users = contributions.Users(tuple(rows), np.array(list(map(len, rows.values()))))
+    made = plan_lib.make_plan(
+        users,
+        sampling="user",
+        group_size=2,
+        expected_units=10,
+        num_steps=3,
+        delta=1e-4,
+        noise_multiplier=1.5,
+    )
+    own_run.finetune(
+        tmp_path / "run",
+        users,
+        made,
+        lambda weights, batch: tf.reduce_sum(tf.square(weights[0] - batch), axis=1),
+        [np.zeros(2, np.float32)],
+        lambda examples: np.stack([rows[user][example] for user, example in examples]),
+        clip_norm=1.0,
+        optimizer=lambda: tf.keras.optimizers.SGD(0.1),
+        evaluate=lambda weights: {"error": 0.0},
+        eval_every=2,
+        say=lambda line: None,
+    )
+    found = _outcomes(tmp_path / "run")
+    assert set(found.values()) <= {"consistent", "not tested"}
+    assert found[_EPSILON] == found[_CHECKPOINT] == found[_MODEL] == found[_FILES] == "consistent"
+    assert found[_NOISE] == "not tested"
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,119 @@
+"""Tests of `tff-dpftrl audit`."""
+
+import json
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+from tests.training import toy_run
+from tff_dpftrl.accounting import statement
+from tff_dpftrl.auditing import report as report_lib
+from tff_dpftrl.cli import audit, main
+from tff_dpftrl.participation import ledger_file
+from tff_dpftrl.training import run as run_lib
+
+corpus = toy_run.corpus
+
+
+@pytest.fixture(scope="module")
+def trained(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("audit") / "run"
+    config = toy_run.config(corpus, num_rounds=2, min_sep=2, deterministic_noise_seed=None)
+    run_lib.train(config, folder, say=lambda line: None)
+    return folder
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of the run, whose ε can be forged."""
+    return pathlib.Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def _forge(folder):
+    path = folder / "privacy_statement.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"epsilon": 0.01}))
+
+
+def test_a_run_that_keeps_its_promise(run, capsys):
+    assert main.main(["audit", "--run", str(run)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("consistent with the claim\n")
+    assert "consistent   ledger: one history of rounds: 2 rounds are committed" in printed.out
+    assert "statement: ε" in printed.err.splitlines()  # What is being done, as it is done.
+
+
+def test_a_violation_has_a_status_of_its_own(run, capsys):
+    _forge(run)
+    assert main.main(["audit", "--run", str(run)]) == audit.VIOLATED == 3
+    printed = capsys.readouterr().out
+    assert printed.startswith("VIOLATED") and "ε is 0.01 in the statement" in printed
+
+
+def test_json_and_files(run, tmp_path, capsys):
+    folder = tmp_path / "new" / "audit"
+    command = ["audit", "--run", str(run), "--format", "json", "--output", str(folder)]
+    assert main.main(command) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["verdict"] == "consistent with the claim"
+    kept = report_lib.AuditReport.from_json((folder / "audit.json").read_text())
+    assert json.loads(kept.to_json()) == printed
+    assert {file.name for file in folder.iterdir()} == {"audit.md", "audit.json"}
+
+
+def _stated(folder):
+    return statement.PrivacyStatement.from_json((folder / "privacy_statement.json").read_text())
+
+
+def test_it_enters_the_statement_and_leaves_the_claim(run):
+    before = _stated(run)
+    for _ in range(2):  # The second time nothing is new.
+        assert main.main(["audit", "--run", str(run), "--state"]) == 0
+    after = _stated(run)
+    assert set(after.diff(before)) == {"audits"}
+    (entry,) = after.audits
+    assert entry.startswith("audited: recount of the run run: consistent with the claim")
+    assert entry in (run / "privacy_statement.md").read_text()
+
+
+def test_a_refuted_claim_says_so_in_its_statement(run):
+    _forge(run)
+    assert main.main(["audit", "--run", str(run), "--state"]) == audit.VIOLATED
+    assert _stated(run).epsilon == 0.01  # An audit does not mend it.
+    headline = (run / "privacy_statement.md").read_text().split("\n## ")[0]
+    assert "An audit has refuted this claim" in headline
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--run", "nowhere"], "There is no run in nowhere"),
+        (["--run", "."], "There is no run in ."),
+    ],
+)
+def test_what_is_no_run_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main.main(["audit", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tff-dpftrl audit: ") and message in line
+
+
+def test_a_run_in_use_is_one_line(run, capsys):
+    ledger = ledger_file.connect(run / "private" / "ledger.sqlite", exclusive=True)
+    try:
+        assert main.main(["audit", "--run", str(run)]) == 2
+    finally:
+        ledger.close()
+    assert "is in use by another process" in capsys.readouterr().err
+
+
+def test_no_statement_can_be_added_to(run, capsys):
+    (run / "privacy_statement.json").unlink()
+    assert main.main(["audit", "--run", str(run), "--state"]) == 2
+    assert "run tff-dpftrl report on the folder first" in capsys.readouterr().err
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

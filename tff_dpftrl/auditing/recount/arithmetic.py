@@ -1,0 +1,320 @@
+"""Sensitivity and ε, computed from a strategy's parameters alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import dp_accounting
+import numpy as np
+import scipy.linalg
+from dp_accounting import pld
+from scipy import special, stats
+
+_MAX_PATTERNS = 20_000
+_MAX_WORK = 1_500_000_000
+_STARTS_OF_SEARCH = 4
+
+
+class Schema(NamedTuple):
+    """Who may take part: at most `times` times in `rounds` rounds, `stride` apart."""
+
+    rounds: int
+    stride: int
+    times: int
+
+
+class Bounds(NamedTuple):
+    """Of a squared sensitivity, for clip norm 1.
+
+    Attributes:
+      lower: What one allowed pattern of participation comes to.
+      upper: What none exceeds; inf if that was not computed.
+      how: How they were found.
+    """
+
+    lower: float
+    upper: float
+    how: str
+
+
+def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
+    """C, dense, by the definition of the mechanism.
+
+    Args:
+      parameters: What a run has recorded of its strategy.
+      num_rounds: Number of rounds n.
+
+    Returns:
+      float64, [n, n]; of trees one row for each completed node.
+
+    Raises:
+      ValueError: If the mechanism is not known here.
+    """
+    mechanism = parameters["mechanism"]
+    if mechanism == "restarted":
+        starts = [start for start in parameters["starts"] if start < num_rounds]
+        lengths = np.diff([*starts, num_rounds])
+        blocks = [strategy_matrix(parameters["base"], int(length)) for length in lengths]
+        return scipy.linalg.block_diag(*blocks)
+    if mechanism in ("tree", "tree-full"):
+        nodes, size = [], 1
+        while size <= num_rounds:
+            nodes += [(first, first + size) for first in range(0, num_rounds - size + 1, size)]
+            size *= 2
+        t = np.arange(num_rounds)
+        return np.array([(first <= t) & (t < end) for first, end in nodes], float)
+    if mechanism == "banded":
+        matrix = np.zeros((num_rounds, num_rounds))
+        for t, row in enumerate(parameters["rows"][:num_rounds]):
+            for lag, entry in enumerate(row[: t + 1]):
+                matrix[t, t - lag] = entry
+        return matrix
+    if mechanism == "dense":
+        rows = parameters["rows"][:num_rounds]
+        return np.array([[*row, *[0.0] * (num_rounds - len(row))] for row in rows])
+    coefficients = _coefficients(parameters, num_rounds)
+    return scipy.linalg.toeplitz(coefficients, np.zeros(num_rounds))
+
+
+def _coefficients(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray | None:
+    """The first column of a Toeplitz C; None of other strategies."""
+    mechanism = parameters["mechanism"]
+    found = np.zeros(num_rounds)
+    found[0] = 1.0
+    if mechanism == "identity":
+        return found
+    if mechanism == "blt":
+        powers = np.arange(num_rounds - 1)
+        for decay, scale in zip(parameters["buf_decay"], parameters["output_scale"], strict=True):
+            found[1:] += scale * decay**powers
+        return found
+    if mechanism == "banded-toeplitz":
+        bands = parameters["coefficients"][:num_rounds]
+        found[: len(bands)] = bands
+        return found
+    if mechanism == "inverse-banded":
+        inverse = np.zeros(num_rounds)
+        bands = parameters["inverse_coefficients"][:num_rounds]
+        inverse[: len(bands)] = bands
+        matrix = scipy.linalg.toeplitz(inverse, np.zeros(num_rounds))
+        return scipy.linalg.solve_triangular(matrix, found, lower=True)
+    if mechanism in ("tree", "tree-full", "banded", "dense"):
+        return None
+    raise ValueError(f"The mechanism {mechanism!r} is not known to the recount.")
+
+
+def noise_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
+    """C⁻¹ of a square C, [n, n]."""
+    matrix = strategy_matrix(parameters, num_rounds)
+    return scipy.linalg.solve_triangular(matrix, np.eye(num_rounds), lower=True)
+
+
+def squared_sensitivity(parameters: Mapping[str, Any], schema: Schema) -> Bounds:
+    """The largest ‖C u‖² over the allowed patterns u of one client, or bounds of it.
+
+    Args:
+      parameters: What a run has recorded of its strategy.
+      schema: Who may take part when.
+
+    Returns:
+      The bounds; equal where all patterns were tried, or a theorem says which is the worst.
+    """
+    worst = _worst_of_decreasing(parameters, schema)
+    if worst is not None:
+        return Bounds(worst, worst, "coefficients that do not increase: earliest turns are worst")
+    matrix = strategy_matrix(parameters, schema.rounds)
+    gram = matrix.T @ matrix
+    size = np.abs(gram)  # Contributions may point in opposite directions.
+    if _count(schema) <= _MAX_PATTERNS:
+        squares = _all_patterns(size, schema)
+        if np.all(gram >= -1e-12):
+            return Bounds(squares, squares, "all patterns tried")
+        lower = max(_all_patterns(gram, schema), _all_patterns(np.diag(np.diag(gram)), schema))
+        return Bounds(lower, squares, "all patterns tried, with coefficients of both signs")
+    return Bounds(_searched(gram, schema), _bounded(size, schema), "search, and a bound")
+
+
+def _worst_of_decreasing(parameters: Mapping[str, Any], schema: Schema) -> float | None:
+    """By McMahan, Xu & Zhang 2024, Theorem 3.1; None if it does not apply.
+
+    Of a Toeplitz C whose coefficients are not negative and do not increase, turns as early and as
+    near to each other as is allowed are the worst: in each block between restarts. They also end
+    earliest, so that later blocks lose nothing.
+    """
+    starts = [0]
+    if parameters["mechanism"] == "restarted":
+        starts = [start for start in parameters["starts"] if start < schema.rounds]
+        parameters = parameters["base"]
+    column = _coefficients(parameters, schema.rounds)
+    if column is None or np.min(column) < 0.0 or np.any(np.diff(column) > 0.0):
+        return None
+    ends = [*starts[1:], schema.rounds]
+
+    @functools.cache
+    def block(length: int, times: int) -> float:
+        total = np.zeros(length)
+        for turn in range(0, times * schema.stride, schema.stride):
+            total[turn:] += column[: length - turn]
+        return float(total @ total)
+
+    @functools.cache
+    def from_block(number: int, earliest: int, left: int) -> float:
+        if number == len(starts):
+            return 0.0
+        first = max(starts[number], earliest)
+        best, times = from_block(number + 1, earliest, left), 1
+        while times <= left and first + (times - 1) * schema.stride < ends[number]:
+            after = first + times * schema.stride
+            later = from_block(number + 1, after, left - times)
+            best = max(best, block(ends[number] - first, times) + later)
+            times += 1
+        return best
+
+    return from_block(0, 0, schema.times)
+
+
+def _count(schema: Schema) -> int:
+    """Number of allowed patterns."""
+    free = [schema.rounds - (m - 1) * (schema.stride - 1) for m in range(1, schema.times + 1)]
+    return sum(math.comb(n, m) for m, n in enumerate(free, start=1) if n >= m)
+
+
+def _all_patterns(gram: np.ndarray, schema: Schema) -> float:
+    """The largest sum of entries over the patterns, each tried."""
+
+    def extended(pattern: tuple[int, ...], value: float) -> float:
+        best = value
+        if len(pattern) < schema.times:
+            for t in range(pattern[-1] + schema.stride if pattern else 0, schema.rounds):
+                more = value + gram[t, t] + 2.0 * sum(gram[t, s] for s in pattern)
+                best = max(best, extended((*pattern, t), more))
+        return best
+
+    return float(extended((), 0.0))
+
+
+def _searched(gram: np.ndarray, schema: Schema) -> float:
+    """The sum over the worst pattern found: turns at the stride, each then moved while it helps."""
+    rounds, stride, times = schema
+
+    def value(pattern: Sequence[int]) -> float:
+        return float(gram[np.ix_(pattern, pattern)].sum())
+
+    regular = [
+        tuple(range(first, min(rounds, first + times * stride), stride)) for first in range(rounds)
+    ]
+    found = []
+    for start in sorted(regular, key=value, reverse=True)[:_STARTS_OF_SEARCH]:
+        pattern, before = list(start), -1.0
+        while value(pattern) > before:
+            before = value(pattern)
+            for i in range(len(pattern)):
+                low = pattern[i - 1] + stride if i else 0
+                high = pattern[i + 1] - stride if i + 1 < len(pattern) else rounds - 1
+                others = pattern[:i] + pattern[i + 1 :]
+                gain = np.diag(gram)[low : high + 1] + 2.0 * gram[low : high + 1][:, others].sum(1)
+                pattern[i] = low + int(np.argmax(gain))
+        found.append(value(pattern))
+    return max(found)
+
+
+def _bounded(size: np.ndarray, schema: Schema) -> float:
+    """No pattern P has a larger sum than the most that Σ_{i ∈ P} w_i can be.
+
+    w_i is the largest Σ_{j ∈ P} |G_ij| of the patterns that i is in.
+    """
+    rounds, stride, times = schema
+    times = min(times, -(-rounds // stride))
+    if rounds * rounds * times > _MAX_WORK:
+        return math.inf
+    before, after = _best_before(size, stride, times), _best_before(size[::-1, ::-1], stride, times)
+    after = after[:, ::-1]
+    weights = np.diag(size) + np.max(before + after[::-1], axis=0)
+    (best,) = _best_sums(weights[np.newaxis], stride, times)[-1][:, -1:].T
+    return float(best[0])
+
+
+def _best_sums(weights: np.ndarray, stride: int, times: int) -> list[np.ndarray]:
+    """Most that at most 0 ... `times` entries up to j, `stride` apart, sum to: [rows, columns]."""
+    sums = [np.zeros_like(weights)]
+    for _ in range(times):
+        taken = weights.copy()
+        taken[:, stride:] += sums[-1][:, :-stride] if stride < weights.shape[1] else 0.0
+        sums.append(np.maximum.accumulate(np.maximum(taken, 0.0), axis=1))
+    return sums
+
+
+def _best_before(size: np.ndarray, stride: int, times: int) -> np.ndarray:
+    """[times, n]: for m = 0 ... times − 1, the most of row i that m entries before it sum to."""
+    n = len(size)
+    found = np.zeros((times, n))
+    for m, sums in enumerate(_best_sums(size, stride, times - 1)):
+        if stride < n:
+            found[m, stride:] = sums[np.arange(stride, n), np.arange(n - stride)]
+    return found
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """ε of a Gaussian mechanism: the root of Balle & Wang 2018, Theorem 8, by bisection.
+
+    Args:
+      mu: Sensitivity over standard deviation; inf without noise.
+      delta: δ.
+
+    Returns:
+      ε at δ.
+    """
+    if mu == 0.0 or math.isinf(mu):
+        return mu
+
+    def log_delta(epsilon: float) -> float:
+        first = special.log_ndtr(mu / 2.0 - epsilon / mu)
+        second = epsilon + special.log_ndtr(-mu / 2.0 - epsilon / mu)
+        return first + math.log1p(-math.exp(min(second - first, -1e-16)))
+
+    target = math.log(delta)
+    low, high = 0.0, mu * mu / 2.0 + mu * math.sqrt(-2.0 * target)  # Mironov 2017 bounds it.
+    for _ in range(200):
+        middle = (low + high) / 2.0
+        if log_delta(middle) > target:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@functools.lru_cache(maxsize=64)
+def sampled_epsilon(
+    noise_multiplier: float, probability: float, group_size: int, num_steps: int, delta: float
+) -> float:
+    """ε of Gaussian noise on secret Poisson samples, by dp_accounting's privacy loss distribution.
+
+    Args:
+      noise_multiplier: Standard deviation per unit of what one sampled unit contributes.
+      probability: Of a unit to be sampled in a step.
+      group_size: Units of one user.
+      num_steps: Number of steps.
+      delta: δ.
+
+    Returns:
+      ε at δ, within about 1%; inf without noise.
+    """
+    if num_steps == 0:
+        return 0.0
+    if noise_multiplier == 0.0:
+        return math.inf
+    if group_size == 1:
+        step = dp_accounting.PoissonSampledDpEvent(
+            probability, dp_accounting.GaussianDpEvent(noise_multiplier)
+        )
+    else:
+        counts = np.arange(group_size + 1)
+        step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
+            noise_multiplier, counts, stats.binom.pmf(counts, group_size, probability)
+        )
+    accountant = pld.PLDAccountant()
+    accountant.compose(dp_accounting.SelfComposedDpEvent(step, num_steps))
+    return float(accountant.get_epsilon(delta))

@@ -1,0 +1,195 @@
+"""Checks of a run's files: who can read them, and what stands in which."""
+
+from __future__ import annotations
+
+import pathlib
+import stat
+import zipfile
+from collections.abc import Iterator
+
+import numpy as np
+
+from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing.recount import findings, records
+from tff_dpftrl.auditing.recount import terms as terms_lib
+
+_AT_THE_END = (
+    "privacy_statement.json",
+    "privacy_statement.md",
+    "metrics.csv",
+    "metrics_README.md",
+)
+_KNOWN = (
+    *_AT_THE_END,
+    *("config.json", "vocabulary.json", "model.npz", "weights.npz", "best_model.npz"),
+    *("pretrained_model.npz", "held_out.json", "curves.png", "sweep.log"),
+    *("audit.md", "audit.json", "trade_off.png"),
+    *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
+    *("private/cohort_seed", "private/baselines.json"),
+)
+_FOLDERS = ("private", "private/checkpoints", "tensorboard")
+# What may be handed on, by docs/results_folder.md, and holds text.
+_MAY_BE_PUBLISHED = (
+    *("privacy_statement.json", "privacy_statement.md", "config.json", "vocabulary.json"),
+    *("held_out.json", "metrics_README.md"),
+)
+_EXACT = ("loss", "top1", "seconds", "clients")
+_SMALLEST_SECRET = 10**9
+
+
+def _all(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
+    for path in sorted(folder.rglob("*")):
+        yield path.relative_to(folder).as_posix(), path
+
+
+def permissions(test: str, run: records.Records) -> report.Finding:
+    """Only the owner can read what is secret."""
+    private = run.folder / "private"
+    if not private.exists():
+        return findings.skipped(test, "there is no private/")
+    wrong = []
+    for path in [private, *(path for _, path in _all(private))]:
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if mode & 0o077:
+            name = path.relative_to(run.folder).as_posix()
+            wrong.append(f"{name} has mode {mode:04o}, open to others than its owner")
+    return findings.judged(test, wrong, "No file in it is open to others than its owner")
+
+
+def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """No secret of the run stands in a file outside of private/."""
+    if not terms.is_secret:
+        return findings.skipped(test, "the seed is no secret: config.json tells it")
+    sought = dict(_secrets(run))
+    if not sought:
+        return findings.skipped(test, "there is no secret that could be read")
+    wrong, looked_at = [], 0
+    for name, path in _all(run.folder):
+        if name.startswith("private/") or not path.is_file():
+            continue
+        looked_at += 1
+        contents = list(_contents(path))
+        for what, spellings in sought.items():
+            if any(spelling in content for spelling in spellings for content in contents):
+                wrong.append(f"{name} holds {what}")
+    return findings.judged(test, wrong, f"None of {', '.join(sought)} is in {looked_at} files")
+
+
+def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
+    """Each secret by what it is, in the spellings that would be noticed."""
+    state = run.checkpoint
+    seed = None if state is None else state.get("aggregator/seed")
+    if seed is not None and seed.dtype == np.int64:
+        words = [int(word) for word in seed.ravel() if abs(int(word)) > _SMALLEST_SECRET]
+        unsigned = [word % 2**64 for word in words]
+        yield (
+            "the seed of the noise",
+            (
+                seed.tobytes(),
+                *(str(word).encode() for word in (*words, *unsigned)),
+                *(f"{word:016x}".encode() for word in unsigned),
+            ),
+        )
+    for name, what in (
+        ("cohort_seed", "the seed of the cohorts"),
+        ("ledger.sqlite.key", "the key"),
+    ):
+        path = run.folder / "private" / name
+        content = path.read_bytes() if path.is_file() else b""
+        if len(content) >= 16:
+            text = content.strip() if name == "cohort_seed" else content.hex().encode()
+            yield what, (content.strip(), text, str(int(text, 16)).encode())
+
+
+def _contents(path: pathlib.Path) -> Iterator[bytes]:
+    """The bytes of a file, and of what is in it if it is an archive."""
+    yield path.read_bytes()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                yield archive.read(name)
+
+
+def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """The files of a run are there, and no others."""
+    present = {name for name, path in _all(run.folder) if not path.is_dir()}
+    required = ["config.json"] if run.is_own else ["config.json", "vocabulary.json"]
+    if run.rounds_done == terms.num_rounds:
+        required += [*_AT_THE_END, _model_of(run)]
+    if (run.folder / "private").exists():
+        required += ["private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"]
+        if terms.kind == terms_lib.SAMPLED and terms.is_secret:
+            required.append("private/cohort_seed")
+    wrong = [f"{name} is missing" for name in required if name not in present]
+    wrong += list(run.unreadable)
+    kept = None if run.checkpoint is None else f"private/checkpoints/{run.checkpoint.path.name}"
+    for name in sorted(present):
+        is_leftover = name.rpartition("/")[2].startswith(".") and name.endswith(".unfinished")
+        if name in _KNOWN or name == kept or name.startswith("tensorboard/") or is_leftover:
+            continue
+        if name.startswith("private/checkpoints/") and kept is not None:
+            wrong.append(f"{name} is another state than the one committed last: remove it")
+        else:
+            wrong.append(f"{name} is no file of a run, and what it gives away is not known")
+    wrong += [
+        f"{name}/ is no folder of a run, and what it gives away is not known"
+        for name, path in _all(run.folder)
+        if path.is_dir() and name not in _FOLDERS
+    ]
+    return findings.judged(test, wrong, f"All {len(present)} are those of a run")
+
+
+def _model_of(run: records.Records) -> str:
+    return "weights.npz" if run.is_own else "model.npz"
+
+
+def exact_figures(test: str, run: records.Records) -> report.Finding:
+    """Figures of the training cohorts are in no file that may be published."""
+    if not run.metrics:
+        return findings.skipped(test, "there is no metrics.csv, or no row in it")
+    figures = {
+        (column, row[column])
+        for row in run.metrics
+        for column in _EXACT
+        if len(row.get(column) or "") >= 8  # Shorter numbers may be there by chance.
+    }
+    wrong, looked_at = [], 0
+    for name in _MAY_BE_PUBLISHED:
+        path = run.folder / name
+        if not path.is_file():
+            continue
+        looked_at += 1
+        content = path.read_text(encoding="utf-8", errors="replace")
+        found = sorted({column for column, figure in figures if figure in content})
+        wrong += [f"{name} holds values of the column {column}" for column in found]
+    note = run.folder / "metrics_README.md"
+    if note.is_file():
+        told = note.read_text(encoding="utf-8", errors="replace").partition("Do not publish")[2]
+        wrong += [
+            f"metrics_README.md does not say that the column {column} is exact"
+            for column in _EXACT
+            if column in run.metrics[0] and f"`{column}`" not in told
+        ]
+    return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
+
+
+def model(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """The model that is published is that of the state, and nothing besides."""
+    path, state = run.folder / _model_of(run), run.checkpoint
+    if not path.is_file() or state is None:
+        return findings.skipped(test, f"there is no {path.name}, or no checkpoint")
+    if run.rounds_done != terms.num_rounds:
+        return findings.skipped(test, "the run has not done all rounds: its model may be older")
+    if run.config.get("adapter_rank") is not None:
+        return findings.skipped(test, "it is the sum of a public model and of adapters")
+    averaged = run.config.get("iterate_averaging") is not None
+    part = "finalizer/average/" if averaged else "global_model_weights/trainable/"
+    expected = [tensor for name, tensor in state.tensors if name.startswith(part)]
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found = [archive[name] for name in archive.files if archive[name].dtype.kind != "U"]
+    except Exception as error:  # NumPy and zipfile raise a dozen kinds.
+        return findings.judged(test, [f"{path.name} cannot be read: {error}"], "")
+    same = len(found) == len(expected) and all(map(np.array_equal, found, expected))
+    wrong = [] if same else [f"the weights in {path.name} are not those of the committed state"]
+    return findings.judged(test, wrong, f"Its {len(found)} tensors are those of the state")

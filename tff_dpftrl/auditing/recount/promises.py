@@ -1,0 +1,290 @@
+"""Checks of what a run says to others: its statement, and ε in its metrics."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing.recount import arithmetic, books, findings, records
+from tff_dpftrl.auditing.recount import terms as terms_lib
+
+_NO_STATEMENT = "there is no privacy_statement.json: tff-dpftrl report writes it"
+_EARLIER = "the run has gone on since its statement was written: tff-dpftrl report writes it again"
+_ROWS_RECOUNTED = {terms_lib.DP_FTRL: 8, terms_lib.SAMPLED: 2}  # A row costs seconds if sampled.
+_MOST_CLIENTS = 10_000
+
+
+def _earlier(run: records.Records, terms: terms_lib.Terms) -> bool:
+    """Whether an unfinished run has begun rounds since its statement was written."""
+    if run.ledger is None or run.rounds_done == terms.num_rounds:
+        return False
+    return (_stated_rounds(run.statement) or 0) < len(run.ledger.rounds)
+
+
+def _stated_rounds(statement: records.Json) -> int | None:
+    """Rounds that were run, as the statement has it."""
+    parameters = statement.get("parameters", {})
+    observed = statement.get("observed") or {}
+    return observed.get("num_rounds", parameters.get("num_steps", parameters.get("num_rounds")))
+
+
+def _charged(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema:
+    """The participation that the statement must be computed for.
+
+    All that was declared, unless the run has ended for a reason that no data decided.
+    """
+    rounds, stride, times = run.ledger.observed()
+    declared = arithmetic.Schema(*run.ledger.declared)
+    budget, done = run.config.get("max_epsilon"), run.rounds_done
+    ended = done == terms.num_rounds
+    if not ended and budget is not None:
+        following = declared._replace(rounds=min(done + 1, terms.num_rounds))
+        ended = terms.epsilon(following, terms.delta)[1] > budget
+    if not ended or run.config.get("stop_at_accuracy") is not None:
+        return declared
+    return arithmetic.Schema(rounds, rounds if stride is None else stride, max(1, times))
+
+
+def _as_json(schema: arithmetic.Schema) -> records.Json:
+    return {
+        "num_rounds": schema.rounds,
+        "min_sep": schema.stride,
+        "max_participations": schema.times,
+    }
+
+
+def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """The statement is about the participation that the ledger has recorded."""
+    if run.statement is None:
+        return findings.skipped(test, _NO_STATEMENT)
+    if run.ledger is None:
+        return findings.skipped(test, books.GONE)
+    if _earlier(run, terms):
+        return findings.skipped(test, _EARLIER)
+    stated, begun = run.statement, len(run.ledger.rounds)
+    if terms.kind == terms_lib.SAMPLED:
+        parameters = stated["parameters"]
+        name = "num_steps" if "num_steps" in parameters else "num_rounds"
+        expected = {name: begun, f"{name}_charged": _charged(run, terms).rounds}
+        found = {key: parameters.get(key) for key in expected}
+    else:
+        rounds, stride, times = run.ledger.observed()
+        expected = {
+            "declared": _as_json(arithmetic.Schema(*run.ledger.declared)),
+            "observed": _as_json(arithmetic.Schema(rounds, stride, times)),
+            "accounted": _as_json(_charged(run, terms)),
+        }
+        found = {key: stated.get(key) for key in expected}
+    wrong = [
+        f"{key} is {found[key]} in the statement and {value} by the ledger"
+        for key, value in expected.items()
+        if found[key] != value
+    ]
+    return findings.judged(test, wrong, f"It is that of the {begun} rounds in the ledger")
+
+
+def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """The sensitivity that is stated is that of the strategy, and covers every client."""
+    if terms.kind == terms_lib.SAMPLED:
+        return findings.skipped(test, "with sampled cohorts it is 1 by definition")
+    if run.statement is None:
+        return findings.skipped(test, _NO_STATEMENT)
+    parameters = run.statement["parameters"]
+    stated, method = parameters["sensitivity_squared"], parameters["sensitivity_method"]
+    accounted = run.statement["accounted"]
+    schema = arithmetic.Schema(
+        accounted["num_rounds"], accounted["min_sep"], accounted["max_participations"]
+    )
+    strategy = terms.strategy or {"mechanism": "identity"}
+    bounds = arithmetic.squared_sensitivity(strategy, schema)
+    wrong = []
+    if stated < bounds.lower * (1.0 - 1e-9):
+        wrong.append(f"S² = {stated:.9g} is stated, and a client can reach {bounds.lower:.9g}")
+    if stated > bounds.upper * (1.0 + 1e-9) and "upper bound" not in method:
+        wrong.append(f"S² = {stated:.9g} is stated, and no client exceeds {bounds.upper:.9g}")
+    most = 0.0
+    if run.ledger is not None and not _earlier(run, terms):
+        rounds = max(schema.rounds, len(run.ledger.rounds))
+        matrix = arithmetic.strategy_matrix(strategy, rounds)
+        patterns = sorted({tuple(turns) for turns in run.ledger.turns().values()}, key=len)
+        for turns in patterns[-_MOST_CLIENTS:]:
+            most = max(most, float(np.sum(np.square(matrix[:, list(turns)].sum(axis=1)))))
+        if most > stated * (1.0 + 1e-9):
+            wrong.append(f"a client of the ledger has ‖C u‖² = {most:.9g}, above the stated S²")
+    fine = (
+        f"S² = {stated:.9g}, and computed anew it is {bounds.lower:.9g} to {bounds.upper:.9g} "
+        f"({bounds.how}); the clients that took part have {most:.9g} at most"
+    )
+    return findings.judged(test, wrong, fine)
+
+
+def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """ε, δ and ρ follow from the noise, the sensitivity and what was charged."""
+    stated = run.statement
+    if stated is None:
+        return findings.skipped(test, _NO_STATEMENT)
+    parameters = stated["parameters"]
+    wrong = []
+    if findings.differs(parameters.get("noise_multiplier"), terms.noise_multiplier, 1e-12):
+        wrong.append(
+            f"the noise multiplier is {parameters.get('noise_multiplier')!r} in the statement and "
+            f"{terms.noise_multiplier!r} by the options"
+        )
+    delta = stated.get("delta") if terms.delta is None else terms.delta
+    if stated.get("delta") != delta:
+        wrong.append(f"δ is {stated.get('delta')!r} in the statement and {delta!r} by the options")
+    wrong += _other_facts(run, parameters)
+    if not terms.has_guarantee:
+        if stated.get("epsilon") is not None or not stated.get("no_guarantee"):
+            wrong.append("a guarantee is claimed, with noise that is missing or not secret")
+        return findings.judged(test, wrong, "No guarantee is claimed, and none could be")
+    if stated.get("epsilon") is None:
+        fine = "No guarantee is claimed, for a reason that the statement gives"
+        return findings.judged(test, wrong, fine)
+    if terms.kind == terms_lib.SAMPLED:
+        charged = parameters.get("num_steps_charged", parameters.get("num_rounds_charged"))
+        low, high = terms.epsilon(arithmetic.Schema(charged, 1, charged), delta)
+    else:
+        inflation = parameters["clip_norm_inflation"]
+        if inflation < 1.0:
+            wrong.append(f"clip_norm_inflation={inflation!r} would make contributions smaller")
+        mu = math.sqrt(parameters["sensitivity_squared"]) * inflation / terms.noise_multiplier
+        found = arithmetic.gaussian_epsilon(mu, delta)
+        low, high = found * (1.0 - 1e-6), found * (1.0 + 1e-6)
+        if findings.differs(stated.get("rho_zcdp"), mu * mu / 2.0):
+            wrong.append(
+                f"ρ is {stated.get('rho_zcdp')!r} in the statement, computed {mu**2 / 2!r}"
+            )
+    if not low <= stated["epsilon"] <= high:
+        wrong.insert(
+            0, f"ε is {stated['epsilon']!r} in the statement; computed anew {low:.7g} to {high:.7g}"
+        )
+    if "simulated_epsilon" in parameters:
+        low, high = books.epsilon_asked_for(run, terms)
+        if not low <= (parameters["simulated_epsilon"] or math.inf) <= high * (1.0 + 1e-2):
+            wrong.append(f"the run that is simulated has ε = {low:.6g}, and another one is stated")
+    return findings.judged(
+        test, wrong, f"ε = {stated['epsilon']:.6g} at δ = {delta:g} is what the records come to"
+    )
+
+
+def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
+    """Numbers that are copied, not computed."""
+    clip_norm = run.derived.get("clip_norm", run.config.get("clip_norm"))
+    expected = {"num_users": run.num_users}
+    expected |= {
+        name: clip_norm for name in ("clip_norm", "initial_clip_norm") if name in parameters
+    }
+    return [
+        f"{name} is {parameters.get(name)!r} in the statement and {value!r} by the records"
+        for name, value in expected.items()
+        if parameters.get(name) != value
+    ]
+
+
+def text(test: str, run: records.Records) -> report.Finding:
+    """People read the same as programs do."""
+    if run.statement is None or run.statement_text is None:
+        return findings.skipped(test, "one of privacy_statement.md and .json is not there")
+    stated, said = run.statement, run.statement_text
+    wrong = []
+    headline = re.search(r"\(ε = ([0-9.e+-]+), δ = ([0-9.e+-]+)\)", said)
+    if stated.get("epsilon") is None:
+        if headline or "No differential privacy guarantee" not in said:
+            wrong.append("the Markdown claims a guarantee and the JSON none")
+    elif headline is None:
+        wrong.append("the Markdown does not say (ε = ..., δ = ...)")
+    else:
+        shown = float(headline[1])
+        # Rounded up to four digits.
+        if not stated["epsilon"] <= shown * (1.0 + 1e-12) <= stated["epsilon"] * 1.002 + 1e-300:
+            wrong.append(
+                f"ε is {headline[1]} in the Markdown and {stated['epsilon']!r} in the JSON"
+            )
+        if findings.differs(float(headline[2]), stated["delta"], 1e-5):
+            wrong.append(f"δ is {headline[2]} in the Markdown and {stated['delta']!r} in the JSON")
+    for name, value in stated["parameters"].items():
+        # Which is rounded for people.
+        if name != "sampling_probability" and f"- {name}: {value}\n" not in said:
+            wrong.append(f"{name} is not {value} in the Markdown")
+    titles = {"declared": "declared", "accounted": "accounted for", "observed": "observed"}
+    for key, title in titles.items():
+        schema = stated.get(key)
+        if schema is not None and _table_row(title, schema) not in said:
+            wrong.append(f"the {title} participation is another one in the Markdown")
+    missing = [
+        line
+        for key in ("no_guarantee", "headline_caveats", "not_covered", "assumptions", "audits")
+        for line in stated.get(key, ())
+        if line not in said and (key != "headline_caveats" or stated.get("epsilon") is not None)
+    ]
+    wrong += [f"the Markdown leaves out: {line}" for line in missing]
+    return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
+
+
+def _table_row(title: str, schema: dict[str, Any]) -> str:
+    rounds, stride, times = (schema[n] for n in ("num_rounds", "min_sep", "max_participations"))
+    middle = "none took part twice | |" if stride is None else f"{stride} | {stride - 1} |"
+    return f"| {title} | {rounds} | {middle} {times} |"
+
+
+def metrics_epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """The column ε is what the rounds so far have spent, with what was declared."""
+    rows = run.metrics
+    if not rows:
+        return findings.skipped(test, "there is no metrics.csv, or no row in it")
+    values = [row.get("epsilon") for row in rows]
+    if not terms.has_guarantee:
+        wrong = ["it has an ε without a guarantee"] if any(values) else []
+        return findings.judged(test, wrong, "There is no guarantee, and no ε in it")
+    if run.ledger is None and terms.kind == terms_lib.DP_FTRL:
+        return findings.skipped(test, books.GONE)
+    most = _ROWS_RECOUNTED[terms.kind]
+    chosen = sorted(set(np.linspace(0, len(rows) - 1, most).round().astype(int).tolist()))
+    declared = arithmetic.Schema(1, 1, 1)
+    if run.ledger is not None:
+        declared = arithmetic.Schema(*run.ledger.declared)
+    wrong = []
+    for i in chosen:
+        try:
+            t, shown = int(rows[i]["round"]), float(values[i])
+        except (KeyError, TypeError, ValueError):
+            wrong.append(f"row {i + 1} has no ε")
+            continue
+        low, high = terms.epsilon(declared._replace(rounds=t), terms.delta)
+        if not low <= shown <= high:
+            wrong.append(f"ε after round {t} is {shown:.6g}, computed {low:.6g} to {high:.6g}")
+    return findings.judged(test, wrong, f"Computed anew for {len(chosen)} of {len(rows)} rows")
+
+
+def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+    """The rows are those of the committed rounds; a secret cohort's size is not in them."""
+    rows, book = run.metrics, run.ledger
+    if rows is None:
+        return findings.skipped(test, "there is no metrics.csv")
+    if book is None:
+        return findings.skipped(test, books.GONE)
+    numbers = [row.get("round") for row in rows]
+    done = len(book.commits)
+    wrong = []
+    # A killed process may have left its last row out; `report` does not write it either.
+    complete = [str(t + 1) for t in range(done)]
+    if numbers != complete and (done == terms.num_rounds or numbers != complete[:-1]):
+        wrong.append(f"{len(numbers)} rows are there of {done} committed rounds, or out of order")
+    is_secret = terms.kind == terms_lib.SAMPLED
+    for row in rows:
+        size, t = row.get("clients"), row.get("round", "")
+        if is_secret and size:
+            wrong.append(f"row {t} tells the size of a cohort that is secret")
+        if size and t.isdigit() and int(t) - 1 in book.rounds:
+            asked = len(book.asked.get(int(t) - 1, ()))
+            if size != str(asked):
+                wrong.append(f"row {t} has {size} clients, and the ledger {asked}")
+    what = (
+        "the sizes of cohorts are kept secret" if is_secret else "cohorts have the ledger's sizes"
+    )
+    return findings.judged(test, wrong, f"They are those of the {done} committed rounds; {what}")

@@ -1,0 +1,299 @@
+"""The records of a run, as they lie in its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import hashlib
+import json
+import pathlib
+import sqlite3
+from typing import Any
+
+import numpy as np
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ledger:
+    """Rows of `ledger.sqlite`.
+
+    Attributes:
+      declared: Rounds, smallest stride and largest number of participations that were declared.
+      initial_checkpoint: Fingerprint of the state before round 0.
+      rounds: By round: fingerprints of the state it continued from and of its noise, hash of
+        its cohort.
+      commits: By round: fingerprint of the state after it, smallest stride in it.
+      asked: By round: numbers of the clients who were asked.
+      dropped: By round: those of them who did not contribute.
+      clients: By number: pseudonym, participations and last round as the ledger counts them.
+    """
+
+    declared: tuple[int, int, int]
+    initial_checkpoint: str
+    rounds: dict[int, tuple[str, str | None, str]]
+    commits: dict[int, tuple[str, int | None]]
+    asked: dict[int, list[int]]
+    dropped: dict[int, list[int]]
+    clients: dict[int, tuple[bytes, int, int | None]]
+
+    def turns(self) -> dict[int, list[int]]:
+        """By client: the rounds that it counts for, in order.
+
+        A client that was asked counts, unless the ledger says that it did not contribute.
+        """
+        found: dict[int, list[int]] = {}
+        for t in sorted(self.asked):
+            for client in set(self.asked[t]) - set(self.dropped.get(t, ())):
+                found.setdefault(client, []).append(t)
+        return found
+
+    def observed(self) -> tuple[int, int | None, int]:
+        """Rounds begun, smallest stride (None if nobody came twice), most participations."""
+        turns = self.turns().values()
+        strides = [j - i for mine in turns for i, j in zip(mine, mine[1:], strict=False)]
+        return len(self.rounds), min(strides, default=None), max(map(len, turns), default=0)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A state of the run.
+
+    Attributes:
+      path: Its file.
+      tensors: Where each tensor is in the state, and the tensor, in the order of the file.
+    """
+
+    path: pathlib.Path
+    tensors: tuple[tuple[str, np.ndarray], ...]
+
+    def get(self, name: str) -> np.ndarray | None:
+        """The tensor at a place in the state; None if there is none."""
+        return dict(self.tensors).get(name)
+
+    def fingerprint(self, *, part: str = "", binding: str = "") -> str:
+        """What the ledger calls this state, or a part of it, if bound to `binding`."""
+        whole = hashlib.blake2b(_digest(binding.encode("utf-8")), digest_size=16)
+        for name, tensor in self.tensors:
+            if not part or name == part or name.startswith(f"{part}/"):
+                header = f"{tensor.dtype.str}{tensor.shape}".encode()
+                whole.update(_digest(header + tensor.tobytes()))
+        return whole.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Records:
+    """What there is of a run.
+
+    Attributes:
+      folder: Its folder.
+      public: `config.json`.
+      manifest: `private/manifest.json`; None, like all below, if there is no such file.
+      ledger: `private/ledger.sqlite`.
+      checkpoint: The state that the ledger names last.
+      statement: `privacy_statement.json`.
+      statement_text: `privacy_statement.md`.
+      metrics: Rows of `metrics.csv`.
+      unreadable: What is there and cannot be read, a sentence each.
+    """
+
+    folder: pathlib.Path
+    public: Json
+    manifest: Json | None
+    ledger: Ledger | None
+    checkpoint: Checkpoint | None
+    statement: Json | None
+    statement_text: str | None
+    metrics: list[dict[str, str]] | None
+    unreadable: tuple[str, ...]
+
+    @property
+    def config(self) -> Json:
+        """The options."""
+        return self.public["config"]
+
+    @property
+    def derived(self) -> Json:
+        """What the run derived from them."""
+        return self.public["derived"]
+
+    @property
+    def facts(self) -> Json:
+        """What the run found in its data."""
+        return self.public["facts"]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether `finetuning.own_run` made it: of somebody's own model and examples."""
+        return bool(self.config.get("own_model"))
+
+    @property
+    def num_users(self) -> int:
+        """Number of training users."""
+        if "training_users" in self.facts:
+            return self.facts["training_users"]
+        return self.derived["plan"]["num_users"]
+
+    @property
+    def rounds_done(self) -> int | None:
+        """Number of committed rounds; None if that is not known."""
+        return None if self.ledger is None else len(self.ledger.commits)
+
+    @property
+    def binding(self) -> str:
+        """What every fingerprint of a state covers besides: the options, in private and in full."""
+        content = {k: v for k, v in self.manifest.items() if k != "versions"}
+        text = json.dumps(content, sort_keys=True).encode("utf-8")
+        digest = hashlib.blake2b(text, digest_size=16).hexdigest()
+        return f"noise version {self.manifest['noise_version']}, {digest}"
+
+
+def read(folder: pathlib.Path) -> Records:
+    """Reads what there is; nothing in the folder is changed.
+
+    Args:
+      folder: Folder of a run of `train` or `finetune`.
+
+    Returns:
+      Its records.
+
+    Raises:
+      ValueError: If the folder holds no such run, or another process has it open.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(
+            f"There is no run in {folder}: {path} does not exist. Name the folder that train or "
+            "finetune wrote to; a served task keeps its records in its server's store."
+        )
+    unreadable: list[str] = []
+    public = _json(path, unreadable)
+    parts = ("config", "derived", "facts")
+    if public is None or not all(isinstance(public.get(part), dict) for part in parts):
+        raise ValueError(f"{path} is not that of a run of train or finetune: a part is missing.")
+    ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
+    return Records(
+        folder=folder,
+        public=public,
+        manifest=_json(folder / "private" / "manifest.json", unreadable),
+        ledger=ledger,
+        checkpoint=None if ledger is None else _checkpoint(folder, ledger, unreadable),
+        statement=_json(folder / "privacy_statement.json", unreadable),
+        statement_text=_text(folder / "privacy_statement.md", unreadable),
+        metrics=_rows(folder / "metrics.csv", unreadable),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _text(path: pathlib.Path, unreadable: list[str]) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    except (OSError, ValueError) as error:
+        unreadable.append(f"{path.name} cannot be read: {error}")
+        return None
+
+
+def _json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
+    text = _text(path, unreadable)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        unreadable.append(f"{path.name} is no JSON: {error}")
+        return None
+    if not isinstance(found, dict):
+        unreadable.append(f"{path.name} is no JSON object")
+        return None
+    return found
+
+
+def _rows(path: pathlib.Path, unreadable: list[str]) -> list[dict[str, str]] | None:
+    text = _text(path, unreadable)
+    return None if text is None else list(csv.DictReader(text.splitlines()))
+
+
+def _ledger(path: pathlib.Path, unreadable: list[str]) -> Ledger | None:
+    if not path.exists():
+        return None
+    where = f"file:{path.absolute().as_posix().replace('%', '%25').replace('?', '%3f')}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(where, uri=True, timeout=1.0)) as connection:
+            damage = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if damage != "ok":
+                unreadable.append(f"{path.name} is damaged: {' '.join(damage.split())}")
+            return _tables(connection)
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            raise ValueError(
+                f"The run in {path.parents[1]} is in use by another process: wait for it to end, "
+                "or interrupt it."
+            ) from None
+        if "readonly" in str(error):
+            raise ValueError(
+                f"The last process of the run in {path.parents[1]} was killed while it wrote the "
+                "ledger: run tff-dpftrl report on it first, which takes back what was half written."
+            ) from None
+        unreadable.append(f"{path.name} cannot be read: {error}")
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        unreadable.append(f"{path.name} cannot be read: {error}")
+    return None
+
+
+def _tables(connection: sqlite3.Connection) -> Ledger:
+    def rows(query: str) -> list[tuple[Any, ...]]:
+        return connection.execute(query).fetchall()
+
+    def by_round(table: str) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for t, client in rows(f"SELECT round, client FROM {table} ORDER BY round, client"):
+            found.setdefault(t, []).append(client)
+        return found
+
+    ((*declared, initial),) = rows(
+        "SELECT num_rounds, min_sep, max_participations, initial_checkpoint FROM declared"
+    )
+    return Ledger(
+        declared=tuple(declared),
+        initial_checkpoint=initial,
+        rounds={
+            t: tuple(row)
+            for t, *row in rows(
+                "SELECT round, continues_checkpoint, noise_fingerprint, cohort_hash FROM rounds"
+            )
+        },
+        commits={
+            t: tuple(row)
+            for t, *row in rows("SELECT round, checkpoint, smallest_stride FROM commits")
+        },
+        asked=by_round("asked"),
+        dropped=by_round("dropped"),
+        clients={
+            client: tuple(row)
+            for client, *row in rows(
+                "SELECT client, pseudonym, participations, last_round FROM clients"
+            )
+        },
+    )
+
+
+def _checkpoint(folder: pathlib.Path, ledger: Ledger, unreadable: list[str]) -> Checkpoint | None:
+    last = ledger.commits[max(ledger.commits)][0] if ledger.commits else ledger.initial_checkpoint
+    name = f"round_{len(ledger.commits):08d}_{last}.npz"
+    path = folder / "private" / "checkpoints" / name
+    if not path.exists():
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = sorted(name for name in archive.files if "/" in name)
+            # "0006/aggregator/round_index": the number is the tensor's place in the state.
+            return Checkpoint(path, tuple((n.partition("/")[2], archive[n]) for n in names))
+    except Exception as error:  # NumPy and zipfile raise a dozen kinds.
+        unreadable.append(f"{name} cannot be read: {error}")
+        return None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=32).digest()

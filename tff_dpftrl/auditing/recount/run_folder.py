@@ -1,0 +1,91 @@
+"""The recount of a run: every check, and the report of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Callable
+
+from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing.recount import books, files, findings, promises, records
+from tff_dpftrl.auditing.recount import terms as terms_lib
+
+
+def recount_run(
+    folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None
+) -> report.AuditReport:
+    """Derives a run's privacy statement again from its records, and looks through its files.
+
+    What is found is found by reading: whether the noise was drawn as the records say, or a client
+    clipped, is for `audit_aggregator` and `audit_training`. Nothing in the folder is changed.
+
+    Args:
+      folder: Folder that `tff-dpftrl train` or `finetune` wrote to, of a run that is finished or
+        interrupted.
+      say: Receives the name of each test before it begins.
+
+    Returns:
+      The report; all but the test of the noise in the checkpoint are exact.
+
+    Raises:
+      ValueError: If there is no such run in the folder, or another process has it open.
+      OSError: If a file cannot be read.
+    """
+    run = records.read(pathlib.Path(folder))
+    terms = terms_lib.of(run)
+    checks: dict[str, Callable[[str], report.Finding]] = {
+        "options: config.json and private/manifest.json": lambda test: books.options(test, run),
+        "noise multiplier: options and what was derived": lambda test: books.noise_multiplier(
+            test, run, terms
+        ),
+        "seed of the noise": lambda test: books.seed(test, run, terms),
+        "ledger: one history of rounds": lambda test: books.ledger(test, run, terms),
+        "participation: ledger and declared schema": lambda test: books.participation(
+            test, run, terms
+        ),
+        "checkpoint: state, ledger and options": lambda test: books.checkpoint(test, run),
+        "noise in the checkpoint": lambda test: books.noise_state(test, run, terms),
+        "statement: participation": lambda test: promises.participation(test, run, terms),
+        "statement: sensitivity": lambda test: promises.sensitivity(test, run, terms),
+        "statement: ε": lambda test: promises.epsilon(test, run, terms),
+        "statement: Markdown and JSON": lambda test: promises.text(test, run),
+        "metrics: ε by round": lambda test: promises.metrics_epsilon(test, run, terms),
+        "metrics: rows and cohorts": lambda test: promises.metrics_rows(test, run, terms),
+        "released model and checkpoint": lambda test: files.model(test, run, terms),
+        "permissions of private/": lambda test: files.permissions(test, run),
+        "secrets outside of private/": lambda test: files.secrets(test, run, terms),
+        "exact figures in files that may be published": lambda test: files.exact_figures(test, run),
+        "files: missing or unknown": lambda test: files.complete(test, run, terms),
+    }
+    found = []
+    for test, check in checks.items():
+        say(test)
+        try:
+            found.append(check(test))
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+            # Records that are not what any run writes: a claim that nobody can check.
+            found.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
+    return report.AuditReport(
+        subject=f"recount of the run {run.folder.absolute().name}",
+        claim=_claim(run, terms),
+        findings=tuple(found),
+        is_ours=True,
+    )
+
+
+def _claim(run: records.Records, terms: terms_lib.Terms) -> claim_lib.Claim:
+    """What the statement says; no claim if there is none, or none that makes sense."""
+    stated = run.statement or {}
+    epsilon, rho = stated.get("epsilon"), stated.get("rho_zcdp")
+    delta = terms.delta if stated.get("delta") is None else stated["delta"]
+    try:
+        return claim_lib.Claim(
+            math.inf if epsilon is None else epsilon,
+            delta,
+            None if rho is None else gaussian.mu_from_rho(rho),
+        )
+    except (TypeError, ValueError):
+        return claim_lib.Claim(math.inf, terms.delta)
