@@ -40,6 +40,7 @@ _MODULE_OF = {
     "PrivacyStatement": "accounting.statement",
     "AuditReport": "auditing.report",
     "audit_aggregator": "auditing.aggregator",
+    "audit_training": "auditing.training",
     "dp_ftrl_statement": "accounting.statement",
     "sampled_statement": "accounting.statement",
     "CohortSampler": "participation.cohorts",

@@ -141,7 +141,7 @@ def test_directions_belong_to_their_seed():
         _fed_avg,
         pytest.param(_fed_avg_of_adam, marks=pytest.mark.slow),
         pytest.param(_dp_fedavg_of_sgd, marks=pytest.mark.slow),
-        _dp_fedsgd,
+        pytest.param(_dp_fedsgd, marks=pytest.mark.slow),
     ],
 )
 def test_a_canary_moves_the_model_along_its_direction_by_the_clip_norm(build):

@@ -89,6 +89,7 @@ class Canaries:
         self.number = self.directions.number
         self._spec = _with_canary(input_spec, tf.TensorSpec([None], tf.int32))
         self._example = tf.nest.map_structure(self._made_up, input_spec)
+        self._mark = tf.function(_mark, autograph=False)  # Traced once, not for each dataset.
         self.model = wrap(model, self.directions, self.gradient_norm, self._spec)
 
     def _made_up(self, spec: tf.TensorSpec) -> tf.Tensor:
@@ -109,13 +110,7 @@ class Canaries:
         Returns:
           The same batches, marked as no canary's.
         """
-
-        def mark(*batch):
-            batch = batch[0] if len(batch) == 1 else batch
-            rows = tf.shape(tf.nest.flatten(batch)[0])[0]
-            return _with_canary(batch, tf.fill([rows], REAL))
-
-        return dataset.map(tf.autograph.experimental.do_not_convert(mark))
+        return dataset.map(self._mark)
 
     def client(self, canary: int, sign: int = 1) -> tf.data.Dataset:
         """The dataset of a canary: one batch.
@@ -140,8 +135,8 @@ class Canaries:
         return tf.data.Dataset.from_tensors(batch)
 
     def weights(self, model_weights: Any) -> list[np.ndarray]:
-        """The trainable weights of a process' `get_model_weights(state)`, as a flat list."""
-        return [np.asarray(weight) for weight in tf.nest.flatten(model_weights.trainable)]
+        """The trainable weights of a process' `get_model_weights(state)`, as arrays of its own."""
+        return [np.array(weight) for weight in tf.nest.flatten(model_weights.trainable)]
 
 
 def _with_canary(batch: Any, canary: Any) -> Any:
@@ -154,6 +149,13 @@ def _with_canary(batch: Any, canary: Any) -> Any:
         return collections.OrderedDict([("x", both(batch["x"])), ("y", both(batch["y"]))])
     x, y = batch
     return both(x), both(y)
+
+
+def _mark(*batch: Any) -> Any:
+    """A batch of real data, marked as no canary's."""
+    batch = batch[0] if len(batch) == 1 else batch
+    rows = tf.shape(tf.nest.flatten(batch)[0])[0]
+    return _with_canary(batch, tf.fill([rows], REAL))
 
 
 def _canary_of(rows: Mapping[str, Any]) -> tf.Tensor:

@@ -40,6 +40,9 @@ from tff_dpftrl.participation import schema as schema_lib
 
 AnyClaim = claim_lib.Claim | guarantee_lib.Guarantee | statement_lib.PrivacyStatement
 
+_FEWEST = 20
+"""Canaries: fewer than two of a kind, which no bound can do with, have chance 4e-5."""
+
 _FEWEST_TO_LEARN = 60
 """Canaries for learned scores: half of them teach, and of either kind there must be 20."""
 
@@ -59,12 +62,14 @@ class Watched:
       present: bool, [canaries]: whether the canary took part.
       signal: [canaries, rounds]: in which rounds, with which sign, it did or would have.
       total_norm: Norm of the model's change from beginning to end.
+      finite_rounds: Rounds after which the model was still finite; later ones count as 0.
     """
 
     moved: np.ndarray
     present: np.ndarray
     signal: np.ndarray
     total_norm: float
+    finite_rounds: int
 
 
 def audit_training(
@@ -149,6 +154,10 @@ def audit_training(
     covariance = None
     if strategy is not None:
         covariance = worst_pattern.noise_covariance(strategy, schema.num_rounds)
+    if canaries.number < _FEWEST:
+        raise ValueError(
+            f"canaries must be at least {_FEWEST}, got {canaries.number}: fewer prove nothing."
+        )
     present = rng.integers(0, 2, canaries.number).astype(bool)
     if sampling_probability is None:
         signal = _patterns(schema, covariance, present, most_canaries, rng)
@@ -198,7 +207,7 @@ def watch(
     Returns:
       What was seen.
     """
-    num_rounds = signal.shape[1]
+    num_rounds = finite_rounds = signal.shape[1]
     moved = np.zeros(signal.shape)
     state = process.initialize()
     first = before = canaries.weights(process.get_model_weights(state))
@@ -210,11 +219,15 @@ def watch(
         ]
         state = process.next(state, clients).state
         after = canaries.weights(process.get_model_weights(state))
+        if not all(np.all(np.isfinite(weight)) for weight in after):
+            say(f"The model is not finite after round {t + 1}: the audit ends here.")
+            finite_rounds = t
+            break
         moved[:, t] = canaries.directions.project(_difference(after, before))
         before = after
         say(f"Round {t + 1} of {num_rounds}, {len(clients)} clients.")
     total_norm = math.sqrt(sum(float(np.sum(x**2)) for x in _difference(before, first)))
-    return Watched(moved, present, signal, total_norm)
+    return Watched(moved, present, signal, total_norm, finite_rounds)
 
 
 def judge(
@@ -259,14 +272,92 @@ def judge(
         of_all["all iterates, learned score"] = scores.learned_scores(seen, unseen), present[~half]
     strongest = list(of_all)[1 if covariance is not None else 0]
     each = error_rate / (1 + len(of_all))
-    findings = [_one_run(strongest, *of_all[strongest], claim, each)]
-    for name, (values, of_canaries) in of_all.items():
-        if 2 <= of_canaries.sum() <= len(of_canaries) - 2:
-            findings.append(
-                _independent(name, values, of_canaries, claim, each, int(rng.integers(2**31)))
-            )
-    findings.append(_estimate(strongest, *of_all[strongest], claim))
+    about = ""
+    if watched.finite_rounds < watched.moved.shape[1]:
+        about = f" Only {watched.finite_rounds} rounds are judged: then the model was not finite."
+    findings = [_one_run(strongest, *of_all[strongest], claim, each, about)]
+    findings += [
+        _independent(name, *of_canaries, claim, each, int(rng.integers(2**31)), about)
+        for name, of_canaries in of_all.items()
+    ]
+    findings += [
+        _estimate(name, values, of_canaries, claim)
+        for name, (values, of_canaries) in of_all.items()
+        if min(np.ptp(values[of_canaries]), np.ptp(values[~of_canaries])) > 0.0
+    ]
     return findings, bounds.trade_off(*of_all[strongest])
+
+
+def _one_run(
+    name: str,
+    values: np.ndarray,
+    present: np.ndarray,
+    claim: claim_lib.Claim,
+    error_rate: float,
+    about: str,
+) -> report.Finding:
+    """The bound that holds for every mechanism."""
+    epsilon, guesses = one_run.epsilon_at_least(
+        values, present, delta=claim.delta, error_rate=error_rate
+    )
+    all_right = one_run.Guesses(len(present), len(present), len(present))
+    most = all_right.epsilon_at_least(claim.delta, error_rate)
+    return report.Finding(
+        f"one-run bound, {name}",
+        "violated" if epsilon > claim.epsilon else "consistent",
+        f"{guesses.correct} of {guesses.guesses} guesses about {guesses.canaries} canaries were "
+        f"right: at least ε = {epsilon:.4g} at δ = {claim.delta:g}; claimed is ε = "
+        f"{claim.epsilon:.4g}. It holds for every mechanism, and rests on the canaries' coins "
+        f"only (Steinke et al. 2023).{about}",
+        error_rate,
+        trials=guesses.canaries,
+        epsilon_at_least=epsilon,
+        power=f"so few canaries prove no ε above {most:.3g}, whatever is wrong",
+    )
+
+
+def _independent(
+    name: str,
+    values: np.ndarray,
+    present: np.ndarray,
+    claim: claim_lib.Claim,
+    error_rate: float,
+    seed: int,
+    about: str,
+) -> report.Finding:
+    """The larger bounds, if canaries are independent trials."""
+    bound = bounds.combined(values, present, delta=claim.delta, error_rate=error_rate, seed=seed)
+    is_above = bound.epsilon_at_least > claim.epsilon or (
+        claim.mu is not None and bound.mu_at_least > claim.mu
+    )
+    claimed = f"ε = {claim.epsilon:.4g}"
+    if claim.mu is not None:
+        claimed = f"μ = {claim.mu:.4g}, {claimed}"
+    return report.Finding(
+        f"canaries as trials, {name}",
+        "violated" if is_above else "consistent",
+        f"At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at δ = "
+        f"{claim.delta:g} ({bound.method}); claimed is {claimed}. {_CONDITION}{about}",
+        error_rate,
+        trials=bound.trials,
+        mu_at_least=bound.mu_at_least,
+        epsilon_at_least=bound.epsilon_at_least,
+    )
+
+
+def _estimate(
+    name: str, values: np.ndarray, present: np.ndarray, claim: claim_lib.Claim
+) -> report.Finding:
+    """What is likely, without confidence."""
+    found = one_run.estimate(values[present], values[~present], delta=claim.delta)
+    return report.Finding(
+        f"estimate, {name}",
+        "not tested",
+        f"About μ = {found.mu:.4g}, ε = {found.epsilon:.4g} at δ = {claim.delta:g} "
+        f"({found.method}; Andrew et al. 2023). An estimate may be above or below the truth, and "
+        "decides nothing.",
+        trials=len(present),
+    )
 
 
 def _difference(after: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -299,7 +390,7 @@ def _patterns(
     most_canaries: int | None,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """In which rounds each canary takes part, [canaries, rounds]: the pattern, or it begun later."""
+    """In which rounds each canary takes part, [canaries, rounds]: the pattern, or it moved."""
     if covariance is None:
         pattern = worst_pattern.worst_pattern(identity.Identity(), schema)
     else:
@@ -307,23 +398,20 @@ def _patterns(
     signal = pattern.signal(schema.num_rounds)
     if most_canaries is None:
         return np.tile(signal, (len(present), 1))
-    # Moved by less than the stride, patterns of different groups share no round.
-    room = schema.num_rounds
-    if len(pattern.rounds) > 1:
-        room = int(np.min(np.diff(pattern.rounds)))
+    # Moved by less than the least stride, patterns of different groups share no round.
+    room = int(np.min(np.diff(pattern.rounds), initial=schema.num_rounds))
     groups = -(-len(present) // most_canaries)
     if groups > room:
         raise ValueError(
             f"most_canaries={most_canaries} leaves room for {most_canaries * room} canaries in a "
             f"run of this schema, got {len(present)}: take fewer canaries."
         )
-    group = rng.permutation(np.arange(len(present)) % groups)
-    return np.stack([_begun_later(signal, offset) for offset in group])
-
-
-def _begun_later(signal: np.ndarray, offset: int) -> np.ndarray:
-    """The pattern moved within the rounds that there are, around their end."""
-    return np.roll(signal, offset)
+    signals = np.zeros((groups, schema.num_rounds))
+    for offset in range(groups):
+        moved = np.array(pattern.rounds) - pattern.rounds[0] + offset
+        within = moved < schema.num_rounds
+        signals[offset, moved[within]] = np.array(pattern.signs)[within]
+    return signals[rng.permutation(np.arange(len(present)) % groups)]
 
 
 def _likelihood_ratios(

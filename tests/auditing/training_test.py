@@ -1,0 +1,293 @@
+"""One run with canaries: consistent where the code keeps its claim, VIOLATED where it does not."""
+
+import functools
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.aggregators import dp_ftrl, sampled_gaussian, secagg
+from tff_dpftrl.auditing import canaries as canaries_lib
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import training
+from tff_dpftrl.auditing.evidence import worst_pattern
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.execution import compiled_process, contexts
+from tff_dpftrl.learning import dp_fedavg
+from tff_dpftrl.mechanisms import banded_toeplitz, identity
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.private_round import clipping, estimators
+
+_NUM_WEIGHTS = 3000
+_NUM_CANARIES = 120
+_SCHEMA = schema_lib.MinSep(6, 3, 2)
+_STRATEGY = banded_toeplitz.BandedToeplitz((1.0, 0.5, 0.25))
+_CLIP = 0.5
+_DELTA = 1e-6
+_OPTIMIZERS = tff.learning.optimizers
+
+
+def _model():
+    @tf.function(autograph=False)
+    def predict_on_batch(model_weights, x, training):
+        del training
+        return tf.linalg.matvec(x, model_weights[0][0])
+
+    def loss(output, label, sample_weight=None):
+        del sample_weight
+        return tf.reduce_mean((output - label) ** 2)
+
+    return tff.learning.models.FunctionalModel(
+        initial_weights=((np.zeros(_NUM_WEIGHTS, np.float32),), ()),
+        predict_on_batch_fn=predict_on_batch,
+        loss_fn=loss,
+        input_spec=(
+            tf.TensorSpec([None, _NUM_WEIGHTS], tf.float32),
+            tf.TensorSpec([None], tf.float32),
+        ),
+    )
+
+
+@functools.cache
+def _canaries():
+    return canaries_lib.Canaries(_model(), number=_NUM_CANARIES, seed=1)
+
+
+@functools.cache
+def _real_clients():
+    rng = np.random.default_rng(0)
+    return tuple(
+        tf.data.Dataset.from_tensors(
+            (
+                rng.normal(size=(2, _NUM_WEIGHTS)).astype(np.float32),
+                rng.normal(size=2).astype(np.float32),
+            )
+        )
+        for _ in range(3)
+    )
+
+
+def _cohort(round_index):
+    return _real_clients()[round_index % 3 :]
+
+
+def _aggregator(noise_multiplier, clip_norm=_CLIP, strategy=_STRATEGY):
+    return dp_ftrl.build_dp_ftrl_aggregator(
+        strategy, noise_multiplier=noise_multiplier, clip_norm=clip_norm, clients_per_round=10
+    )
+
+
+def _guarantee(noise_multiplier, strategy=_STRATEGY):
+    return guarantee.dp_ftrl_guarantee(
+        strategy, noise_multiplier=noise_multiplier, schema=_SCHEMA, delta=_DELTA
+    )
+
+
+def _process(aggregator, server_optimizer=None):
+    return compiled_process.compile_process(
+        tff.learning.algorithms.build_unweighted_fed_avg(
+            _canaries().model,
+            client_optimizer_fn=_OPTIMIZERS.build_sgdm(0.1),
+            server_optimizer_fn=server_optimizer or _OPTIMIZERS.build_sgdm(0.7),
+            model_aggregator=aggregator,
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        )
+    )
+
+
+def _audit(process, claim, seed=0, **options):
+    options = {"strategy": _STRATEGY, "cohorts": _cohort} | options
+    return training.audit_training(process, canaries=_canaries(), claim=claim, seed=seed, **options)
+
+
+def _mu_estimate(report, test="estimate, all iterates, likelihood ratio"):
+    (says,) = (finding.says for finding in report.findings if finding.test == test)
+    return float(says.split("μ = ")[1].split(",")[0])
+
+
+def test_a_correct_mechanism_is_consistent_and_its_mu_is_estimated():
+    # A large μ, and a server with momentum, which is taken out.
+    claim = _guarantee(0.5)
+    process = _process(_aggregator(0.5), _OPTIMIZERS.build_sgdm(0.7, momentum=0.9))
+    report = _audit(process, claim, server_momentum=0.9)
+    assert not report.is_violated
+    assert report.confidence == pytest.approx(0.95)
+    assert report.claim == claim_lib.Claim.of(claim)
+    # Scores are N(0, 1) and N(μ, 1); real clients' share of the variance is below 9 · 4 / (d z²).
+    error = np.sqrt(4 / _NUM_CANARIES + claim.mu**2 / (2 * _NUM_CANARIES))
+    assert error < claim.mu / 10
+    assert abs(_mu_estimate(report) - claim.mu) < 4.5 * error + 0.03 * claim.mu
+    assert 0.5 * claim.mu < report.mu_at_least <= claim.mu
+    assert report.trade_off is not None
+    valid = report.findings[0]
+    assert valid.test.startswith("one-run bound") and 0.0 < valid.epsilon_at_least < claim.epsilon
+
+
+@pytest.mark.parametrize("bug", ["little noise", pytest.param("no clip", marks=pytest.mark.slow)])
+def test_a_broken_mechanism_is_found(bug):
+    claim = _guarantee(4.0)
+    broken = {
+        "little noise": _aggregator(1.0),
+        "no clip": _aggregator(4e-4, clip_norm=_CLIP * 1e4),  # With the noise that was meant.
+    }[bug]
+    report = _audit(_process(broken), claim)
+    assert report.is_violated
+    assert report.mu_at_least > claim.mu
+    assert report.epsilon_at_least > claim.epsilon
+    if bug == "no clip":  # So bad that the bound for every mechanism shows it.
+        assert report.findings[0].outcome == "violated"
+
+
+class _SameNoise:
+    """A process that does not advance the seed of its noise."""
+
+    def __init__(self, process):
+        self._process = process
+        self.get_model_weights = process.get_model_weights
+
+    def initialize(self):
+        state = self._process.initialize()
+        self._aggregator = state.aggregator
+        return state
+
+    def next(self, state, client_data):
+        state = type(state)(
+            global_model_weights=state.global_model_weights,
+            distributor=state.distributor,
+            client_work=state.client_work,
+            aggregator=self._aggregator,
+            finalizer=state.finalizer,
+        )
+        return self._process.next(state, client_data)
+
+
+@pytest.mark.slow
+def test_noise_that_is_repeated_is_found_by_the_learned_score():
+    strategy = identity.Identity()
+    claim = _guarantee(4.0, strategy)
+    process = _SameNoise(_process(_aggregator(4.0, strategy=strategy)))
+    report = _audit(process, claim, strategy=strategy)
+    outcomes = {finding.test: finding.outcome for finding in report.findings}
+    assert outcomes["canaries as trials, all iterates, learned score"] == "violated"
+
+
+def _watched(rng, claim, covariance, signal, noise=1.0):
+    """What an ideal mechanism would show: noise of the claimed covariance, times `noise`."""
+    factor = np.linalg.cholesky(covariance)
+    present = rng.integers(0, 2, _NUM_CANARIES).astype(bool)
+    moved = noise * rng.normal(size=(_NUM_CANARIES, len(covariance))) @ factor.T
+    moved += present[:, np.newaxis] * signal
+    signals = np.tile(signal, (_NUM_CANARIES, 1))
+    return training.Watched(moved, present, signals, 1.0, len(covariance))
+
+
+@pytest.mark.parametrize(
+    ("num_audits", "mu"),
+    [(40, 0.5), pytest.param(1000, 0.5, marks=pytest.mark.slow)]
+    + [pytest.param(1000, mu, marks=pytest.mark.slow) for mu in (0.1, 2.0)],
+)
+def test_correct_mechanisms_are_called_violated_at_most_as_often_as_said(num_audits, mu):
+    rng = np.random.default_rng(3)
+    covariance = worst_pattern.noise_covariance(_STRATEGY, _SCHEMA.num_rounds)
+    pattern = worst_pattern.strongest_pattern(covariance, _SCHEMA)
+    signal = pattern.signal(_SCHEMA.num_rounds) * mu / pattern.norm
+    claim = claim_lib.Claim.gaussian(mu, _DELTA)
+    violated = {1.0: 0, 0.2: 0}
+    for noise in violated:
+        for _ in range(num_audits if noise == 1.0 else 20):
+            watched = _watched(rng, claim, covariance, signal, noise)
+            findings, _ = training.judge(
+                watched, claim, covariance=covariance, seed=int(rng.integers(2**31))
+            )
+            violated[noise] += any(finding.outcome == "violated" for finding in findings)
+    expected = 0.05 * num_audits
+    assert violated[1.0] <= expected + 4.5 * np.sqrt(expected)
+    assert mu < 0.5 or violated[0.2] == 20  # It is no test that never finds anything.
+
+
+def test_patterns_spread_over_the_rounds_keep_the_schema_and_the_limit():
+    present = np.ones(30, bool)
+    for schema in (schema_lib.MinSep(20, 6, 3), schema_lib.MinSep(20, 19, 2)):
+        covariance = worst_pattern.noise_covariance(_STRATEGY, 20)
+        signal = training._patterns(schema, covariance, present, 6, np.random.default_rng(0))
+        assert signal.shape == (30, 20)
+        assert all(schema.allows(np.flatnonzero(row)) for row in signal)
+        assert np.all(np.any(signal != 0, axis=1))
+        assert np.max(np.sum(signal != 0, axis=0)) <= 6
+    with pytest.raises(ValueError, match="most_canaries=4"):
+        training._patterns(
+            schema_lib.MinSep(20, 6, 3), covariance, present, 4, np.random.default_rng(0)
+        )
+
+
+@pytest.mark.slow
+def test_secure_sums_with_few_canaries_a_round():
+    encoding = grid.for_bits(_NUM_WEIGHTS, 40, 20)
+    aggregator = secagg.build_secagg_dp_ftrl_aggregator(
+        _STRATEGY, encoding=encoding, clip_norm=_CLIP, noise_multiplier=1.0, clients_per_round=10
+    )
+    claim = aggregator.guarantee(_SCHEMA, _DELTA)
+    with contexts.compiled_only():
+        process = _process(aggregator)
+    report = _audit(process, claim, most_canaries=40, cohorts=None)
+    assert not report.is_violated
+    assert report.mu_at_least > 0.2 * claim.mu
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("noise", "is_violated"), [(1.0, False), (0.1, True)])
+def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
+    num_rounds, probability = 20, 0.3
+
+    def aggregator(noise_multiplier):
+        return sampled_gaussian.SampledGaussianFactory(
+            clipping=clipping.FlatClipping(_CLIP),
+            noise_multiplier=noise_multiplier,
+            estimator=estimators.FixedDenominator(probability, 10),
+        )
+
+    process = compiled_process.compile_process(
+        dp_fedavg.build_dp_fedavg(
+            _canaries().model,
+            aggregator=aggregator(2.0 * noise),
+            client_optimizer=_OPTIMIZERS.build_sgdm(0.1),
+        )
+    )
+    epsilon = aggregator(2.0).run_of(num_rounds).epsilon(_DELTA)
+    report = _audit(
+        process,
+        claim_lib.Claim(epsilon, _DELTA),
+        schema=schema_lib.MinSep.unrestricted(num_rounds),
+        sampling_probability=probability,
+        strategy=None,
+    )
+    assert report.is_violated == is_violated
+    assert report.epsilon_at_least > 0.0
+
+
+@pytest.mark.slow
+def test_real_runs_are_called_violated_at_most_as_often_as_said():
+    claim = _guarantee(2.0)
+    process = _process(_aggregator(2.0))
+    violated = [_audit(process, claim, seed).is_violated for seed in range(200)]
+    assert sum(violated) <= 200 * 0.05 + 4.5 * np.sqrt(200 * 0.05)
+
+
+def test_arguments_are_checked():
+    claim = claim_lib.Claim(1.0, _DELTA)
+    with pytest.raises(ValueError, match="schema must be given"):
+        _audit(None, claim)
+    with pytest.raises(ValueError, match="error_rate"):
+        _audit(None, claim, schema=_SCHEMA, error_rate=0.0)
+    with pytest.raises(ValueError, match="server_momentum"):
+        _audit(None, claim, schema=_SCHEMA, server_momentum=1.0)
+    few = canaries_lib.Canaries(_model(), number=19)
+    with pytest.raises(ValueError, match="at least 20, got 19"):
+        training.audit_training(None, canaries=few, claim=claim, schema=_SCHEMA)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

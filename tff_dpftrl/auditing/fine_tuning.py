@@ -1,0 +1,138 @@
+"""Canaries in fine-tuning on texts in one place: units whose gradient is chosen.
+
+    canaries = RowCanaries(row_losses, weights, example, number=100)
+    steps = private_steps.PrivateSteps(
+        private_round, clipped_sums.looped(canaries.row_losses), optimizer, weights, ...)
+    audit_training(Steps(steps), canaries=canaries, cohorts=units_of_step, ...)
+
+A unit is what is clipped as one: a user of ULS, an example of ELS. It works for sums of
+clipped gradients that differentiate the loss of the rows, as `clipped_sums.looped`, and
+not for `ghost`, which computes norms from a model's layers and would see no canary.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_dpftrl import validation
+from tff_dpftrl.auditing import directions as directions_lib
+from tff_dpftrl.finetuning import clipped_sums, private_steps
+
+_REAL = -1
+
+
+class RowCanaries:
+    """Canaries among units of rows; what `audit_training` takes as `canaries`.
+
+    Attributes:
+      directions: The canaries' directions, secret until training is over.
+      number: Number of canaries.
+      gradient_norm: Norm of a canary's gradient.
+    """
+
+    def __init__(
+        self,
+        row_losses: clipped_sums.RowLosses,
+        weights: Sequence[np.ndarray],
+        example: clipped_sums.Rows,
+        *,
+        number: int,
+        gradient_norm: float = 1e6,
+        seed: int | None = None,
+    ):
+        """Draws the directions.
+
+        Args:
+          row_losses: The losses of rows.
+          weights: Where the model begins, float32.
+          example: One row or more, made up or public, whose loss is finite: a canary's unit.
+          number: Number of canaries; at most a twentieth of the weights.
+          gradient_norm: Norm of a canary's gradient, far above the clip norm.
+          seed: Of the directions, an integer in [0, 2^128); the operating system's if
+            None.
+
+        Raises:
+          ValueError: If an argument is out of range.
+        """
+        self.gradient_norm = validation.positive("gradient_norm", gradient_norm)
+        self.directions = directions_lib.Directions(
+            [np.shape(weight) for weight in weights], number=number, seed=seed
+        )
+        self.number = self.directions.number
+        self._row_losses = row_losses
+        self._example = example
+
+    def row_losses(self, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
+        """The losses of marked rows: give it to `clipped_sums.looped`.
+
+        Args:
+          weights: The weights.
+          rows: A pair of the rows of one unit and, int32, the number of its canary.
+
+        Returns:
+          float32, shape [rows]; the gradient of a canary's is its direction's.
+        """
+        own, marks = rows
+        canary = tf.reduce_max(tf.concat([marks, [_REAL]], 0))
+        attached = self.directions.attach(weights, canary, self.gradient_norm)
+        return self._row_losses(attached, own)
+
+    def real(self, unit: clipped_sums.Rows) -> clipped_sums.Rows:
+        """The rows of a user, or of one example, marked as no canary's."""
+        return _marked(unit, _REAL)
+
+    def client(self, canary: int, sign: int = 1) -> clipped_sums.Rows:
+        """The rows of a canary, in the direction `sign`."""
+        return _marked(self._example, canary if sign == 1 else self.number + canary)
+
+    def weights(self, model_weights: Any) -> list[np.ndarray]:
+        """The weights of `Steps.get_model_weights(state)`, as arrays of its own."""
+        return [np.array(weight) for weight in model_weights.trainable]
+
+
+def _marked(rows: clipped_sums.Rows, canary: int) -> clipped_sums.Rows:
+    count = len(tf.nest.flatten(rows)[0])
+    return rows, np.full(count, canary, np.int32)
+
+
+class Steps:
+    """`PrivateSteps` as a process, whose clients are the units of a step."""
+
+    def __init__(self, steps: private_steps.PrivateSteps):
+        """Takes steps that were not taken yet, whose sum is of `RowCanaries.row_losses`."""
+        self._steps = steps
+        self._first = steps.initial_state()
+
+    def initialize(self) -> dict[str, Any]:
+        """The state before the first step, with a new root seed each time."""
+        # What else the steps would return has moved with them.
+        return self._first | {"aggregator": self._steps.initial_state()["aggregator"]}
+
+    def next(self, state: dict[str, Any], units: Sequence[clipped_sums.Rows]) -> Any:
+        """A step.
+
+        Args:
+          state: The state before it.
+          units: The marked rows of each unit; none is a step like any other.
+
+        Returns:
+          What has the new state as its attribute `state`.
+        """
+        sizes = [len(tf.nest.flatten(unit)[0]) for unit in units]
+        row_splits = np.cumsum([0, *sizes])
+        rows = units and tf.nest.map_structure(lambda *parts: np.concatenate(parts), *units)
+
+        def read_rows(begin: int, end: int) -> clipped_sums.Rows:
+            return tf.nest.map_structure(lambda values: values[begin:end], rows)
+
+        state, _ = self._steps.step(state, row_splits, read_rows)
+        return types.SimpleNamespace(state=state)
+
+    def get_model_weights(self, state: dict[str, Any]) -> Any:
+        """The weights in a state, as its attribute `trainable`."""
+        return types.SimpleNamespace(**state["global_model_weights"])
