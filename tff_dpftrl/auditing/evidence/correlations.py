@@ -1,0 +1,94 @@
+"""The largest of many correlations, with a chance that counts all of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import special, stats
+
+from tff_dpftrl.auditing import report
+
+POWER = 0.99
+"""The probability with which what a finding's `power` names is found."""
+
+
+class Scan:
+    """Correlations of vectors that are independent, of independent N(0, σ²), if all is well.
+
+    Attributes:
+      number: How many correlations there were.
+      chance: The p-value of the largest by itself.
+      says: The largest, and which it is.
+    """
+
+    def __init__(self):
+        self.number, self.chance, self.says = 0, 2.0, ""
+        self._fewest = math.inf
+        self._squares = []
+
+    def add(
+        self, first: np.ndarray, second: np.ndarray, label: str, pairs: np.ndarray | None = None
+    ) -> None:
+        """Correlates the rows of two arrays.
+
+        Args:
+          first: [rows, values].
+          second: [other rows, values].
+          label: What a pair is called, with {} for the two rows.
+          pairs: Which pairs to look at, bool, [rows, other rows]; all if None.
+        """
+        lengths = np.linalg.norm(first, axis=1)[:, np.newaxis] * np.linalg.norm(second, axis=1)
+        products = first @ second.T
+        found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
+        pairs = np.ones_like(found, bool) if pairs is None else pairs
+        count, number = first.shape[1], int(pairs.sum())
+        self.number += number
+        self._fewest = min(self._fewest, count)
+        place = np.unravel_index(np.argmax(np.where(pairs, np.abs(found), -1.0)), found.shape)
+        largest = min(abs(float(found[place])), 1.0)
+        self._squares.append((float(np.sum(found[pairs] ** 2)), count, number))
+        # Uncentred, r √((N − 1) / (1 − r²)) of independent Gaussians is a t with N − 1 degrees.
+        statistic = largest * math.sqrt((count - 1) / max(1.0 - largest**2, 1e-300))
+        chance = 2.0 * float(stats.t.sf(statistic, count - 1))
+        if chance < self.chance:
+            self.chance = chance
+            self.says = f"{found[place]:+.3f}, {label.format(*place)}"
+
+    def chance_of_squares(self) -> float:
+        """Chance of a sum of squares as large: r² has mean 1/N and variance 2(N−1)/(N²(N+2))."""
+        total = sum(square for square, _, _ in self._squares)
+        mean = sum(number / count for _, count, number in self._squares)
+        variance = sum(
+            number * 2.0 * (count - 1) / (count**2 * (count + 2.0))
+            for _, count, number in self._squares
+        )
+        # Different pairs are uncorrelated; a gamma distribution has these two moments.
+        return float(stats.gamma.sf(total, mean**2 / variance, scale=variance / mean))
+
+    def finding(self, name: str, share: float, *, together: bool = False) -> report.Finding:
+        """What was found.
+
+        Args:
+          name: Of the test.
+          share: Chance of "violated" if all is well, at most.
+          together: Whether half of it is for the sum of all squares, which finds many
+            correlations that are small.
+        """
+        own = share / 2.0 if together else share
+        violated = self.chance * self.number <= own
+        says = f"Of {self.number} correlations the largest is {self.says}."
+        if together:
+            chance = self.chance_of_squares()
+            violated |= chance <= own
+            says += f" The sum of their squares has a p-value of {chance:.2g}."
+        limit = -float(special.ndtri(own / self.number / 2.0)) + float(special.ndtri(POWER))
+        power = math.tanh(limit / math.sqrt(max(self._fewest - 3, 1)))
+        return report.Finding(
+            f"noise: {name}",
+            "violated" if violated else "consistent",
+            says,
+            share,
+            self.number,
+            power=f"one correlation of {power:.2g}",
+        )

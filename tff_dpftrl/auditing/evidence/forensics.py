@@ -1,0 +1,310 @@
+"""Is recorded noise the noise that is claimed? Tests of its covariance, repeats and tails.
+
+What a mechanism releases when all updates are zero is its noise. Multiplied by the inverse of
+the Cholesky factor of the claimed covariance over rounds it is, if the claim is true, an array
+of independent N(0, 1), and for a square C it is the draws z themselves. Everything here looks
+for what such an array cannot be. Each test has a share of the error rate (Bonferroni), and each
+says what it finds with 99 % probability.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import scipy.linalg
+from scipy import special, stats
+
+from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing.evidence import correlations
+
+_TAILS = (3.0, 4.0, 4.5)
+_FEWEST_COORDINATES = 8
+# Two floats of 32 bits from a good generator are equal far less often than that.
+_EQUAL = 2.0**-20
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recording:
+    """Noise of one tensor, or of one stream, and what is claimed of it.
+
+    Attributes:
+      name: What people call the tensor.
+      noise: float, [runs, rounds, coordinates]: the released sums of zero updates, before
+        any division. Runs are independent initialisations.
+      stddev: Claimed standard deviation of the draws z: noise multiplier times clip norm.
+      covariance: Claimed covariance over rounds for stddev 1, [rounds, rounds], as
+        `worst_pattern.noise_covariance` gives it.
+      grid: Spacing of the values that can be released, as after discretisation; 0 for floats.
+    """
+
+    name: str
+    noise: np.ndarray
+    stddev: float
+    covariance: np.ndarray
+    grid: float = 0.0
+
+    def __post_init__(self):
+        shape = np.shape(self.noise)
+        if len(shape) != 3 or shape[2] < _FEWEST_COORDINATES:
+            raise ValueError(
+                "noise must have shape [runs, rounds, coordinates] with at least "
+                f"{_FEWEST_COORDINATES} coordinates, got {shape}: record a larger tensor."
+            )
+        if np.shape(self.covariance) != (shape[1], shape[1]):
+            raise ValueError(
+                f"covariance must have shape [{shape[1]}, {shape[1]}], one entry for two rounds of "
+                f"noise, got {np.shape(self.covariance)}."
+            )
+        if not np.all(np.isfinite(self.noise)):
+            raise ValueError(f"noise of {self.name} must be finite.")
+        if not self.stddev > 0.0:
+            raise ValueError(f"stddev must be positive, got {self.stddev!r}: nothing is claimed.")
+
+    def whitened(self) -> np.ndarray:
+        """The noise as independent N(0, 1), if the claim is true; same shape."""
+        factor = np.linalg.cholesky(self.covariance) * self.stddev
+        runs, rounds, coordinates = self.noise.shape
+        columns = self.noise.transpose(1, 0, 2).reshape(rounds, runs * coordinates)
+        white = scipy.linalg.solve_triangular(factor, columns, lower=True)
+        return white.reshape(rounds, runs, coordinates).transpose(1, 0, 2)
+
+
+def examine(recordings: Sequence[Recording], *, error_rate: float) -> tuple[report.Finding, ...]:
+    """All tests, on the noise of one or more tensors that were recorded together.
+
+    Too little noise, noise that is repeated or shared, a mean, and tails that are too short are
+    violations. More noise than claimed is said, and is none.
+
+    Args:
+      recordings: Of each tensor and stream, with the same number of runs and rounds.
+      error_rate: Chance that any of them is called violated if all claims are true, at most.
+
+    Returns:
+      A finding for each test.
+
+    Raises:
+      ValueError: If there are none, their runs or rounds differ, or `error_rate` is out of range.
+    """
+    if not 0.0 < error_rate < 1.0:
+        raise ValueError(f"error_rate must be strictly between 0 and 1, got {error_rate!r}.")
+    if not recordings or len({np.shape(one.noise)[:2] for one in recordings}) != 1:
+        raise ValueError(
+            "recordings must be of one or more tensors with the same runs and rounds, got "
+            f"{[np.shape(one.noise) for one in recordings]}."
+        )
+    white = {one.name: one.whitened() for one in recordings}
+    if len(white) != len(recordings):
+        raise ValueError("recordings must have different names.")
+    runs, rounds, _ = next(iter(white.values())).shape
+    tests = [_variance, _variance_by_round, _mean, _neighbours, _tails]
+    left_out = []
+    for test, name, is_possible in (
+        (_rounds, "rounds", rounds > 1),
+        (_tensors, "tensors and streams", len(white) > 1),
+        (_runs, "runs", runs > 1),
+    ):
+        if is_possible:
+            tests.append(test)
+        else:
+            says = f"It takes two {name}."
+            left_out.append(report.Finding(f"noise: correlation of {name}", "not tested", says))
+    found = [test(white, error_rate / len(tests)) for test in tests]
+    return (*found, _equal_values(recordings), *left_out)
+
+
+_White = dict[str, np.ndarray]
+
+
+def _finding(name, violated, says, share, trials, power) -> report.Finding:
+    outcome = "violated" if violated else "consistent"
+    return report.Finding(f"noise: {name}", outcome, says, share, int(trials), power=power)
+
+
+def _variance(white: _White, share: float) -> report.Finding:
+    count = sum(values.size for values in white.values())
+    total = sum(float(np.sum(values**2)) for values in white.values())
+    lowest, highest = stats.chi2.ppf([share, 1.0 - share], count)
+    ratio = math.sqrt(total / count)
+    says = f"The standard deviation is {ratio:.4f} of the claimed one."
+    if total > highest:
+        says += " That is more noise than claimed."
+    power = math.sqrt(lowest / stats.chi2.ppf(correlations.POWER, count))
+    return _finding(
+        "standard deviation",
+        total < lowest,
+        says,
+        share,
+        count,
+        f"a standard deviation of {power:.4f} of the claimed one",
+    )
+
+
+def _variance_by_round(white: _White, share: float) -> report.Finding:
+    ratios, chances, powers = [], [], []
+    for values in white.values():
+        count = values.shape[0] * values.shape[2]
+        totals = np.sum(values**2, axis=(0, 2))
+        ratios.append(np.sqrt(totals / count))
+        chances.append(stats.chi2.cdf(totals, count))
+    number = sum(map(len, chances))
+    for values in white.values():
+        count = values.shape[0] * values.shape[2]
+        lowest = stats.chi2.ppf(share / number, count)
+        powers.append(math.sqrt(lowest / stats.chi2.ppf(correlations.POWER, count)))
+    tensor = int(np.argmin([chance.min() for chance in chances]))
+    worst = int(np.argmin(chances[tensor]))
+    return _finding(
+        "standard deviation of each round",
+        chances[tensor][worst] < share / number,
+        f"The smallest is {ratios[tensor][worst]:.4f} of the claimed one, given earlier rounds, "
+        f"in round {worst} of {list(white)[tensor]}.",
+        share,
+        number,
+        f"{min(powers):.4f} of the claimed one in one round",
+    )
+
+
+def _mean(white: _White, share: float) -> report.Finding:
+    scores, sizes = [], []
+    for values in white.values():
+        runs, rounds, coordinates = values.shape
+        for axes, size in (
+            ((0, 1, 2), values.size),
+            ((0, 2), runs * coordinates),  # Of each round.
+            ((0, 1), runs * rounds),  # Of each coordinate.
+        ):
+            scores.append(np.ravel(np.sum(values, axis=axes)) / math.sqrt(size))
+            sizes.append(size)
+    largest = max(float(np.max(np.abs(score))) for score in scores)
+    number = sum(map(len, scores))
+    limit = -float(special.ndtri(share / number / 2.0))
+    power = (limit + special.ndtri(correlations.POWER)) / math.sqrt(min(sizes))
+    return _finding(
+        "mean",
+        largest > limit,
+        f"The largest mean, of a tensor, a round or a coordinate, is {largest:.2f} standard "
+        "errors from 0.",
+        share,
+        number,
+        f"a mean of {power:.2g} standard deviations in one coordinate or round",
+    )
+
+
+def _tails(white: _White, share: float) -> report.Finding:
+    """Half of the share for counts beyond some values, half for Kolmogorov and Smirnov's test.
+
+    The latter is on values over their own standard deviation: that only makes the statistic
+    smaller (Lilliefors 1967), and more noise than claimed is no short tail.
+    """
+    values = np.sort(np.concatenate([one.ravel() for one in white.values()]))
+    count, each = len(values), share / 2.0 / len(_TAILS)
+    short, says, powers = False, [], []
+    for limit in _TAILS:
+        chance = 2.0 * float(special.ndtr(-limit))
+        beyond = count - int(np.searchsorted(values, limit) - np.searchsorted(values, -limit))
+        short |= bool(stats.binom.cdf(beyond, count, chance) <= each)
+        says.append(f"{beyond} beyond {limit:g} (expected {count * chance:.1f})")
+        fewest = int(stats.binom.ppf(each, count, chance)) - 1
+        if fewest >= 0:
+            # A Clopper–Pearson bound: as few as that with 99 % probability.
+            most = special.betaincinv(fewest + 1, count - fewest, 1.0 - correlations.POWER)
+            powers.append(f"{most / chance:.0%} of the values beyond {limit:g}")
+    spread = math.sqrt(float(np.mean(values**2)))
+    steps = np.arange(count + 1) / count
+    below = special.ndtr(values / spread) if spread > 0.0 else np.full(count, 0.5)
+    distance = float(max(np.max(steps[1:] - below), np.max(below - steps[:-1])))
+    allowed = math.sqrt(math.log(4.0 / share) / (2.0 * count))
+    off = allowed + math.sqrt(-math.log(1.0 - correlations.POWER) / (2.0 * count))
+    powers.append(f"a distribution function that is off by {off:.2g} after scaling")
+    return _finding(
+        "tails",
+        short or distance > allowed,
+        f"{', '.join(says)} standard deviations; largest distance of the distribution function "
+        f"{distance:.2g}.",
+        share,
+        count,
+        ", or ".join(powers),
+    )
+
+
+def _rows(values: np.ndarray) -> np.ndarray:
+    """[runs, rounds, coordinates] to [rounds, runs · coordinates]."""
+    return values.transpose(1, 0, 2).reshape(values.shape[1], -1)
+
+
+def _rounds(white: _White, share: float) -> report.Finding:
+    scan = correlations.Scan()
+    for name, values in white.items():
+        rows = _rows(values)
+        later = np.triu(np.ones((len(rows), len(rows)), bool), 1)
+        scan.add(rows, rows, f"rounds {{}} and {{}} of {name}", later)
+    return scan.finding("correlation of rounds", share, together=True)
+
+
+def _neighbours(white: _White, share: float) -> report.Finding:
+    scan = correlations.Scan()
+    for name, values in white.items():
+        # Values that are used once only, so that all are independent of all.
+        scan.add(
+            _rows(values[..., :-1:2]),
+            _rows(values[..., 1::2][..., : values[..., :-1:2].shape[2]]),
+            f"rounds {{}} and {{}} of {name}, coordinates shifted by one",
+        )
+    return scan.finding("correlation of coordinates", share)
+
+
+def _tensors(white: _White, share: float) -> report.Finding:
+    scan = correlations.Scan()
+    for (name, values), (other, others) in itertools.combinations(white.items(), 2):
+        width = min(values.shape[2], others.shape[2])
+        for shift in (-1, 0, 1):
+            low, high = max(0, -shift), width - max(0, shift)
+            scan.add(
+                _rows(values[..., low:high]),
+                _rows(others[..., low + shift : high + shift]),
+                f"round {{}} of {name} and {{}} of {other}, coordinates shifted by {shift}",
+            )
+    return scan.finding("correlation of tensors and streams", share)
+
+
+def _runs(white: _White, share: float) -> report.Finding:
+    scan = correlations.Scan()
+    for name, values in white.items():
+        for first, second in itertools.combinations(range(len(values)), 2):
+            label = f"rounds {{}} and {{}} of runs {first} and {second} of {name}"
+            scan.add(values[first], values[second], label)
+    return scan.finding("correlation of runs", share)
+
+
+def _equal_values(recordings: Sequence[Recording]) -> report.Finding:
+    """Counts equal values within a round, where floats, or a fine grid, have next to none.
+
+    With probability p of two values being equal, pairs are expected p times. Four times that
+    and twenty more is beyond all chance, so that no error is spent here.
+    """
+    worst, equal_rows = (0.0, ""), ""
+    for one in recordings:
+        runs, rounds, coordinates = one.noise.shape
+        rows = np.ascontiguousarray(one.noise.reshape(runs * rounds, coordinates))
+        repeated = len(rows) - len(np.unique(rows, axis=0))
+        if repeated and not equal_rows:
+            equal_rows = f" {one.name} releases {repeated} whole vectors again."
+        deviations = one.stddev * np.sqrt(np.diagonal(one.covariance))
+        pairs = runs * coordinates * (runs * coordinates - 1) / 2.0
+        for t, deviation in enumerate(deviations):
+            _, counts = np.unique(one.noise[:, t], return_counts=True)
+            equal = float(np.sum(counts * (counts - 1.0)) / 2.0)
+            chance = max(_EQUAL, one.grid / (2.0 * math.sqrt(math.pi) * deviation))
+            excess = equal / (4.0 * pairs * chance + 20.0)
+            if excess > worst[0]:
+                worst = (excess, f"{equal:.0f} equal pairs in round {t} of {one.name}")
+    return report.Finding(
+        "noise: equal values",
+        "violated" if worst[0] > 1.0 or equal_rows else "consistent",
+        f"At most {worst[1] or 'no equal pairs'}.{equal_rows}",
+        trials=sum(one.noise.size for one in recordings),
+    )
