@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg, gaussian, mixture_of_gaussians
+from tff_dpftrl.accounting import gaussian, mixture_of_gaussians
 from tff_dpftrl.auditing.recount import arithmetic
 from tff_dpftrl.mechanisms import banded_toeplitz, blt, dense, restarts, table
 from tff_dpftrl.participation import schema as schema_lib
@@ -94,17 +94,15 @@ def test_epsilon_without_noise_or_contribution():
     assert arithmetic.sampled_epsilon(1.0, 0.1, 1, 0, 1e-6) == 0.0
 
 
-def test_epsilon_of_sampled_users():
-    found = arithmetic.sampled_epsilon(4.0, 0.05, 1, 50, 1e-6)
-    assert found == pytest.approx(dp_fedavg.DpFedAvg(0.05, 4.0, 50).epsilon(1e-6), rel=1e-3)
-
-
-@pytest.mark.slow
-def test_epsilon_of_sampled_examples():
-    found = arithmetic.sampled_epsilon(4.0, 0.05, 3, 50, 1e-6)
-    pair = mixture_of_gaussians.els(4.0, 0.05, 3)
-    expected = mixture_of_gaussians.epsilon(pair, num_steps=50, delta=1e-6)
-    assert found == pytest.approx(expected, rel=1e-3)
+@pytest.mark.parametrize(
+    "noise_multiplier, probability, group_size, num_steps, delta",
+    [(4.0, 0.05, 1, 50, 1e-6), (4.0, 0.05, 3, 50, 1e-6), (20.0, 0.001, 1, 5000, 1e-6)],
+)
+def test_epsilon_of_secret_sampling(noise_multiplier, probability, group_size, num_steps, delta):
+    found = arithmetic.sampled_epsilon(noise_multiplier, probability, group_size, num_steps, delta)
+    pair = mixture_of_gaussians.els(noise_multiplier, probability, group_size)
+    expected = mixture_of_gaussians.epsilon(pair, num_steps=num_steps, delta=delta)
+    assert found == pytest.approx(expected, rel=3e-3)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from scipy import special, stats
 _MAX_PATTERNS = 20_000
 _MAX_WORK = 1_500_000_000
 _STARTS_OF_SEARCH = 4
+_NARROWEST_CELL = 1e-7
 
 
 class Schema(NamedTuple):
@@ -315,6 +316,11 @@ def sampled_epsilon(
         step = dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
             noise_multiplier, counts, stats.binom.pmf(counts, group_size, probability)
         )
-    accountant = pld.PLDAccountant()
-    accountant.compose(dp_accounting.SelfComposedDpEvent(step, num_steps))
-    return float(accountant.get_epsilon(delta))
+    composed = dp_accounting.SelfComposedDpEvent(step, num_steps)
+    interval, before = min(1e-2, 0.03 / math.sqrt(num_steps)), math.inf
+    while True:  # Wide cells can only make ε too large: narrower ones until it stays.
+        accountant = pld.PLDAccountant(value_discretization_interval=interval)
+        found = float(accountant.compose(composed).get_epsilon(delta))
+        if found > before * 0.997 or interval < _NARROWEST_CELL:
+            return found
+        before, interval = found, interval / 4.0

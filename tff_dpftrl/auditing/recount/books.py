@@ -79,7 +79,7 @@ def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[flo
             terms.num_rounds,
             terms.delta,
         )
-        return spent * 0.99 - 1e-3, spent
+        return spent * 0.99 - 1e-4, spent
     schema = arithmetic.Schema(terms.num_rounds, 1, 1)
     if terms.kind == terms_lib.DP_FTRL:
         declared = derived["schema"]

@@ -59,8 +59,8 @@ class Terms:
             sampled = self.other_epsilon + arithmetic.sampled_epsilon(
                 self.noise_multiplier, self.probability, self.group_size, schema.rounds, delta
             )
-            # The other accountant rounds pessimistically on a grid; see its documentation.
-            return sampled * 0.99 - 1e-3, sampled * 1.01 + 1e-3
+            # Each of the two accountants rounds up, on a grid of its own.
+            return sampled * 0.99 - 1e-4, sampled * 1.01 + 1e-4
         bounds = arithmetic.squared_sensitivity(self.strategy, schema)
         low, high = (
             arithmetic.gaussian_epsilon(math.sqrt(squared) / self.noise_multiplier, delta)
