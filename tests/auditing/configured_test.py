@@ -1,0 +1,78 @@
+"""What a config would run is audited: consistent for correct ones of every kind."""
+
+import sys
+
+import pytest
+
+from tff_dpftrl.auditing import configured
+from tff_dpftrl.training import config as config_lib
+
+_COMMON = {"num_rounds": 20, "clients_per_round": 40, "noise_multiplier": 2.0}
+_RESTARTS = {"adaptive_clipping": True, "restart_warmup": 5, "restart_every": 8}
+_NUM_CLIENTS = 400
+
+
+def _audit(**options):
+    config = config_lib.TrainingConfig(**(_COMMON | options))
+    return configured.audit_config(config, num_clients=_NUM_CLIENTS, trials=1000)
+
+
+def test_a_config_that_promises_nothing_is_refused():
+    config = config_lib.TrainingConfig(mechanism="none", clients_per_round=10)
+    with pytest.raises(ValueError, match="config promises nothing"):
+        configured.audit_config(config, num_clients=100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mechanism": "blt", "server_optimizer": "adam"},
+        {"mechanism": "tree", "server_optimizer": "momentum", "deterministic_noise_seed": 7},
+        {"mechanism": "bandmf", "bands": 4, "secagg_bits": 18},
+        {"mechanism": "blt", **_RESTARTS},
+        {"mechanism": "blt", "secagg_bits": 18, **_RESTARTS},
+        {"algorithm": "dp-fedavg"},
+        {"algorithm": "dp-fedsgd", "per_layer_clipping": True},
+    ],
+    ids=str,
+)
+def test_correct_configs_are_consistent(options):
+    report = _audit(**options)
+    assert not report.is_violated, report.verdict
+    assert report.is_ours and report.confidence >= 0.95 - 1e-9
+    assert 0.0 < report.epsilon_at_least < report.claim.epsilon
+    tests = [finding.test for finding in report.findings]
+    assert any(test.startswith("distinguishing game") for test in tests)
+    assert any(test.startswith("training: one-run bound") for test in tests)
+
+
+@pytest.mark.slow
+def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
+    build = configured.process.build_aggregator
+    config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
+
+    def little_noise(config, plan):
+        aggregator = build(config, plan)
+        aggregator.private_round = type(aggregator.private_round)(
+            plan.strategy,
+            noise_multiplier=plan.noise_multiplier / 4,
+            clipping=aggregator.private_round.clipping,
+            clients_per_round=plan.clients_per_round,
+            deterministic_seed=None,
+        )
+        return aggregator
+
+    plan = config.privacy().plan(_NUM_CLIENTS, 100)
+    correct = build(config, plan)
+    claim = correct.guarantee(plan.schema, plan.delta)
+    monkeypatch.setattr(configured.process, "build_aggregator", little_noise)
+    monkeypatch.setattr(type(correct), "guarantee", lambda self, schema, delta: claim)
+    report = configured.audit_config(config, num_clients=_NUM_CLIENTS, trials=1000)
+    violated = [finding.test for finding in report.findings if finding.outcome == "violated"]
+    assert "distinguishing game, likelihood ratio" in violated
+    assert any(test.startswith("training: canaries as trials") for test in violated)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,0 +1,199 @@
+"""Audit of what a training config would run: its aggregator, and a short run with a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_dpftrl.auditing import aggregator as aggregator_lib
+from tff_dpftrl.auditing import canaries as canaries_lib
+from tff_dpftrl.auditing import claim as claim_lib
+from tff_dpftrl.auditing import report, training
+from tff_dpftrl.execution import contexts
+from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus, process
+
+_NUM_WEIGHTS = 4096
+_MOST_CANARIES = 150
+_FEWEST_CANARIES = 20
+_REAL_CLIENTS = 4
+_MOST_ROUNDS = 60
+
+
+def audit_config(
+    config: config_lib.TrainingConfig,
+    *,
+    num_clients: int | None = None,
+    trials: int = 4000,
+    rounds: int = 100,
+    error_rate: float = 0.05,
+    say: Callable[[str], None] | None = None,
+) -> report.AuditReport:
+    """Audits what `train` would run with a config, on small vectors and a tiny model.
+
+    First the aggregator, as the config would build it for its population (mechanism, noise,
+    clipping, encoding), in many games (`audit_aggregator`); then the whole learning process,
+    with the config's algorithm and optimizers, in one short run with canaries
+    (`audit_training`). The seeds of the noise are secret, whatever the config says. A run of
+    fewer rounds than the config has is held against the claim for these rounds.
+
+    It does not say that a run kept to its schema or used this code: for that there is the
+    recount of a run.
+
+    Args:
+      config: Options of a run.
+      num_clients: Number of training users; that of the config's corpus if None.
+      trials: Games with the aggregator, at least.
+      rounds: Rounds that are played of each game, at most.
+      error_rate: Chance that a correct config is called violated, at most.
+      say: Receives progress, in sentences.
+
+    Returns:
+      The report, of both.
+
+    Raises:
+      ValueError: If the config promises nothing, or its population cannot keep what it asks for.
+    """
+    say = say or (lambda sentence: None)
+    config = dataclasses.replace(config, deterministic_noise_seed=None)
+    if num_clients is None:
+        num_clients = len(corpus.read_users(config).train)
+    plan = config.privacy().plan(num_clients, _NUM_WEIGHTS)
+    if not plan.has_guarantee:
+        raise ValueError(
+            "config promises nothing: it has no noise. Give it a mechanism and noise_multiplier "
+            "or target_epsilon."
+        )
+    is_sampled = isinstance(plan, sampled_privacy.SampledPlan)
+    if is_sampled:
+        built = process.build_sampled_aggregator(plan)
+        whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
+        aggregator_claim = None  # Of games in which everybody knows who was sampled.
+    else:
+        built = process.build_aggregator(config, plan)
+        whole = aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.schema, plan.delta))
+    say(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
+    games = aggregator_lib.audit_aggregator(
+        built,
+        schema=plan.declared,
+        claim=aggregator_claim,
+        delta=plan.delta,
+        trials=trials,
+        rounds=min(rounds, plan.num_rounds),
+        error_rate=error_rate / 2.0,
+        say=say,
+    )
+    say("The learning process: a short run of a tiny model, with canaries.")
+    run = _short_run(config, plan, built, error_rate / 2.0, say)
+    name = plan.strategy.name if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else config.algorithm
+    return report.AuditReport(
+        subject=f"what the config runs: {config.algorithm}, {name}, {num_clients} users, and "
+        f"{run.subject}",
+        claim=whole,
+        findings=games.findings + run.findings,
+        is_ours=True,
+        trade_off=games.trade_off,
+    )
+
+
+def _short_run(
+    config: config_lib.TrainingConfig,
+    plan: dp_ftrl_privacy.DpFtrlPlan | sampled_privacy.SampledPlan,
+    built: tff.aggregators.AggregationFactory,
+    error_rate: float,
+    say: Callable[[str], None],
+) -> report.AuditReport:
+    """One run of the config's process with a tiny model."""
+    num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
+    schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
+    number, most_canaries = _MOST_CANARIES, None
+    encoding = getattr(plan, "encoding", None)
+    if encoding is not None:
+        most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
+    canaries = canaries_lib.Canaries(_tiny_model(), number=number)
+    with contexts.compiled_only():
+        learning = process.build_process(plan, config, canaries.model)
+    if isinstance(plan, sampled_privacy.SampledPlan):
+        claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
+        known = {"sampling_probability": plan.sampling_probability}
+    else:
+        claim = claim_lib.Claim.of(built.guarantee(schema, plan.delta))
+        # Of the rounds of a strategy for more rounds, the first ones.
+        known = {"strategy": plan.strategy, "most_canaries": most_canaries}
+    found = training.audit_training(
+        learning,
+        canaries=canaries,
+        claim=claim,
+        schema=schema,
+        cohorts=_real_clients,
+        error_rate=error_rate,
+        server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
+        subject="tiny model",
+        is_ours=True,
+        say=say,
+        **known,
+    )
+    about = f" Of the first {num_rounds} rounds." if num_rounds < plan.num_rounds else ""
+    findings = [
+        dataclasses.replace(finding, test=f"training: {finding.test}", says=finding.says + about)
+        for finding in found.findings
+    ]
+    return dataclasses.replace(found, findings=tuple(findings))
+
+
+def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
+    """Canaries in a round, and in all, of sums that hold so many clients."""
+    stride = min(schema.min_sep, schema.num_rounds)
+    most = max(1, min(room, -(-_MOST_CANARIES // stride)))
+    number = min(_MOST_CANARIES, most * stride)
+    if number < _FEWEST_CANARIES:
+        raise ValueError(
+            f"secagg_bits leaves room for {number} canaries, and {_FEWEST_CANARIES} are needed: "
+            "raise clients_per_round."
+        )
+    return most, number
+
+
+def _tiny_model() -> tff.learning.models.FunctionalModel:
+    """Linear regression without much to learn."""
+
+    @tf.function(autograph=False)
+    def predict_on_batch(model_weights, x, training):
+        del training
+        (weights,), _ = model_weights
+        return tf.linalg.matvec(x, weights)
+
+    def loss(output, label, sample_weight=None):
+        del sample_weight
+        return tf.reduce_mean((output - label) ** 2)
+
+    return tff.learning.models.FunctionalModel(
+        initial_weights=((np.zeros(_NUM_WEIGHTS, np.float32),), ()),
+        predict_on_batch_fn=predict_on_batch,
+        loss_fn=loss,
+        input_spec=(
+            tf.TensorSpec([None, _NUM_WEIGHTS], tf.float32),
+            tf.TensorSpec([None], tf.float32),
+        ),
+    )
+
+
+def _real_clients(round_index: int) -> Sequence[tf.data.Dataset]:
+    """Clients with made-up data, other ones in each round."""
+    rng = np.random.default_rng(round_index)
+    scale = _NUM_WEIGHTS**-0.5
+    return [
+        tf.data.Dataset.from_tensors(
+            (
+                rng.normal(scale=scale, size=(2, _NUM_WEIGHTS)).astype(np.float32),
+                rng.normal(size=2).astype(np.float32),
+            )
+        )
+        for _ in range(_REAL_CLIENTS)
+    ]
