@@ -15,7 +15,7 @@ from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import deficits, games, judging, playing, probes, report
+from tff_dpftrl.auditing import games, judging, playing, probes, report
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing.evidence import worst_pattern
 from tff_dpftrl.mechanisms import identity, noise_split
@@ -39,7 +39,7 @@ def audit_aggregator(
     delta: float = 1e-6,
     mechanism: mechanism_lib.Mechanism | None = None,
     value_type: tff.Type | None = None,
-    trials: int = 4000,
+    trials: int = 8000,
     rounds: int | None = None,
     resume: bool | playing.Resume = True,
     repeats_rounds: bool = True,
@@ -106,7 +106,8 @@ def audit_aggregator(
     rng = np.random.default_rng(seed)
     say = say or (lambda sentence: None)
     make = _maker(aggregator_or_process, mechanism, value_type, trials)
-    player, resumed = playing.Player(make()), playing.Player(make())
+    player = playing.Player(make())
+    resumed = playing.Player(make()) if resume else player
     audit = _Audit(
         player,
         resumed,
@@ -179,12 +180,9 @@ class _Audit:
         finding, learned_trade_off = judge.learned(played.transcripts)
         findings.append(finding)
         if known:
-            recorded = deficits.Recorded.whitened(
-                quiet.noise, covariance, quiet.tensor_of, quiet.position_in
-            )
-            findings += recorded.findings(each)
-        if counted:
             unit = covariance / self.mechanism.noise_stddev**2
+            findings += judge.noise(quiet, self.mechanism.noise_stddev, unit)
+        if counted:
             findings.append(judge.counts(quiet.counts, unit))
         return findings, trade_off or learned_trade_off
 

@@ -63,7 +63,9 @@ class Canaries:
             some = np.repeat(np.arange(number), each)
             if each == 0:
                 some = rng.permutation(number)[:room]
-            owners.append(rng.permutation(np.pad(some, (0, size - len(some)), constant_values=-1)))
+            # Quiet coordinates come first: in all tensors the same ones, and neighbours.
+            others = np.pad(some, (0, room - len(some)), constant_values=-1)
+            owners.append(np.concatenate([np.full(size - room, -1), rng.permutation(others)]))
         owner = np.concatenate(owners)
         counts = np.bincount(owner[owner >= 0], minlength=number)
         signs = rng.choice([-1.0, 1.0], len(owner))
@@ -94,7 +96,6 @@ class Games:
       transcripts: Of all trials, in clip norms if the mechanism is known.
       noise: float64, [runs, rounds, coordinates]: what was released where no canary is.
       tensor_of: int, [coordinates]: the tensor of each of them.
-      position_in: int, [coordinates]: its position within the tensor.
       counts: float64, [runs, rounds]: the noised counts of adaptive clipping, less what
         they are without clients, in standard deviations of their noise; None without.
       clip_norms: float64, [runs, rounds]: published clip norms; None without.
@@ -103,7 +104,6 @@ class Games:
     transcripts: transcripts_lib.Transcripts
     noise: np.ndarray
     tensor_of: np.ndarray
-    position_in: np.ndarray
     counts: np.ndarray | None
     clip_norms: np.ndarray | None
 
@@ -215,14 +215,12 @@ def play(
             counts[run, t], norms[run, t] = scale.count(played), scale.norm(played)
         say(f"Run {run + 1} of {plan.num_runs}, {canaries.number} canaries each.")
     tensor_of = np.repeat(np.arange(len(player.sizes)), player.sizes)
-    position_in = np.concatenate([np.arange(size) for size in player.sizes])
     has_counts = mechanism is not None and mechanism.count_stddev
     publishes = mechanism is not None and mechanism.publishes_clip_norm
     return Games(
         transcripts_lib.Transcripts(released.reshape(-1, num_rounds), present.ravel()),
         noise,
         tensor_of[quiet],
-        position_in[quiet],
         counts if has_counts else None,
         norms if publishes else None,
     )

@@ -10,12 +10,13 @@ import scipy.linalg
 from scipy import special, stats
 
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import report
-from tff_dpftrl.auditing.evidence import bounds, scores, worst_pattern
+from tff_dpftrl.auditing import games, report
+from tff_dpftrl.auditing.evidence import bounds, forensics, scores, worst_pattern
 from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 
 _SURELY = 0.99
 _TRAIN_FRACTION = 0.5
+_FEWEST_QUIET = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +115,36 @@ class Judge:
             "Some of what was released is not finite: no noise hides that.",
             trials=len(transcripts),
         )
+
+    def noise(
+        self, recorded: games.Games, stddev: float, unit_covariance: np.ndarray
+    ) -> tuple[report.Finding, ...]:
+        """What was released where nobody sent anything is the noise that is claimed.
+
+        Args:
+          recorded: The recordings, in clip norms.
+          stddev: Of the draws z, in clip norms, as claimed.
+          unit_covariance: Of the noise over rounds, for noise multiplier 1.
+
+        Returns:
+          The findings of `forensics`, on tensors with enough quiet coordinates.
+        """
+        if not np.all(np.isfinite(recorded.noise)):
+            return (report.Finding("noise", "violated", "What is released is not finite."),)
+        recordings = [
+            forensics.Recording(
+                f"tensor {tensor}",
+                recorded.noise[:, :, recorded.tensor_of == tensor],
+                stddev,
+                unit_covariance,
+            )
+            for tensor in np.unique(recorded.tensor_of)
+            if np.sum(recorded.tensor_of == tensor) >= _FEWEST_QUIET
+        ]
+        if not recordings:
+            says = f"No tensor has {_FEWEST_QUIET} coordinates to spare for it."
+            return (report.Finding("noise", "not tested", says),)
+        return forensics.examine(recordings, error_rate=self.error_rate)
 
     def counts(self, recorded: np.ndarray, unit_covariance: np.ndarray) -> report.Finding:
         """The noise on the counts of adaptive clipping is as large as it is said to be.

@@ -308,14 +308,15 @@ class Probes:
             spread = max(spread, error)
             if not least <= largest:
                 largest, kind_of_largest = least, kind
+        found = (stats.norm.isf(each) + stats.norm.ppf(0.99)) * spread
         return report.Finding(
             test,
             "violated" if not largest <= allowed else "consistent",
-            f"On average over {_REPEATS} rounds one client added at least {largest:.3g} clip "
-            f"norms ({kind_of_largest or 'none'}); the noise covers {allowed:.6g}.",
+            f"By the means of {_REPEATS} rounds one client added at least {largest:.3g} clip "
+            f"norms ({kind_of_largest or 'whatever it sent'}); the noise covers {allowed:.6g}.",
             error_rate,
             trials=_REPEATS,
-            power=f"{_detectable(1, each) * spread:.2g} clip norms too much",
+            power=f"{found:.2g} clip norms too much are found with 99 % probability",
         )
 
     def _release(self, moment: Moment) -> playing.Played:
