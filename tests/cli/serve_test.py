@@ -13,6 +13,7 @@ import sys
 
 import pytest
 
+from tests import small_disk
 from tests.runtime.plans import small_tasks
 from tests.runtime.store import postgresql
 from tests.runtime.tasks import number_devices, small_folder
@@ -24,6 +25,7 @@ from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
 
+disk = small_disk.disk
 server = postgresql.server
 
 
@@ -240,20 +242,28 @@ def _read_until(process, text, said):
     raise AssertionError("".join(said))
 
 
+def _write_served(path):
+    """A task whose rounds need three devices, no more and no fewer."""
+    config = dataclasses.replace(
+        small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
+    )
+    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
+
+
+def _free_address():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 @pytest.mark.slow
 def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
     server, tmp_path_factory, tmp_path
 ):
     path = tmp_path_factory.mktemp("tasks") / "small"
-    config = dataclasses.replace(
-        small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
-    )
-    small_folder.write(path, small_tasks.PROCESSES["blt"](), config=config)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    _write_served(path)
     url, folder = server.new_database(), server_folder.of(tmp_path / "server")
     arguments = ["serve", "--population", "tests", "--task", str(path), "--store", url]
-    arguments += ["--server-folder", str(folder.path), "--address", address, "--until-done"]
+    arguments += ["--server-folder", str(folder.path), "--address", _free_address(), "--until-done"]
     arguments += ["--round-seconds", "0.5", "--population-size", "24"]
     said = []
     process = _serve(arguments)
@@ -282,6 +292,50 @@ def test_a_store_in_postgresql_is_gone_on_with_after_the_death_of_either_server(
     assert "Traceback" not in "".join(said) and server.password not in "".join(said)
     kept = [file for file in folder.path.rglob("*") if file.is_file()]
     assert kept and not any(server.password.encode() in file.read_bytes() for file in kept)
+
+
+@pytest.mark.slow
+def test_a_server_on_a_full_disk_commits_the_next_round_when_there_is_room(disk, tmp_path):
+    _write_served(tmp_path / "small")
+    store, said = disk.folder / "store", []
+    folder = server_folder.of(store / "server")
+    arguments = _arguments(tmp_path / "small", disk.folder, "--address", _free_address())
+    arguments += ["--until-done", "--round-seconds", "0.5", "--population-size", "24"]
+
+    def ended(process):
+        lines = process.communicate(timeout=120)[1].splitlines(keepends=True)
+        said.extend(lines)
+        return process.returncode, lines[-1]
+
+    disk.leave(0)
+    status, line = ended(_serve(arguments))
+    assert status == 1 and line == (
+        "tff-dpftrl serve: [Errno 28] No space left on device: make room on the disk.\n"
+    )
+    disk.give_back()
+    process = _serve(arguments)
+    try:
+        _read_until(process, "Status page:", said)
+        with number_devices.running(folder, count=24):  # Lost attempts count as participation.
+            _read_until(process, "round 1 of 6 committed", said)
+            disk.leave(0)
+            for _ in range(2):
+                _read_until(process, "abandoned: Cannot write to the store", said)
+            disk.give_back()
+            _read_until(process, "round 3 of 6 committed", said)
+            disk.leave(0)
+            _read_until(process, "The store fails", said)
+            process.send_signal(signal.SIGINT)
+            assert ended(process)[0] == 0
+            disk.give_back()
+            process = _serve(arguments)
+            assert ended(process) == (0, "All rounds are done.\n")
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in "".join(said)
+    with sql.SqlStore(store) as found:
+        assert [row["round"] for row in found.history("tests", "small")] == list(range(6))
 
 
 if __name__ == "__main__":

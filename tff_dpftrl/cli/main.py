@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import functools
 import importlib
 import os
@@ -103,6 +104,12 @@ def _show_warning(
     print(f"{command}: warning: {message}", file=file or sys.stderr)
 
 
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{error}: make room on the disk"
+    return str(error)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
@@ -144,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        print(stop.message(str(error)), end="", file=sys.stderr)
+        print(stop.message(_reason(error)), end="", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(stop.message(), end="", file=sys.stderr)

@@ -214,14 +214,23 @@ class Serving:
         if self._server is not None:
             has_served = bool(self._server.address)  # Or the files may be those of another server.
             if has_served:
-                self._unsay_where()
+                self._write(self._unsay_where)
             await self._server.stop()
             if has_served:
-                await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
+                await asyncio.to_thread(
+                    self._write, lambda: self.seen.save_counts(self._folder.sessions)
+                )
             self._server = None
         if self._page is not None:
             await self._page.stop()
             self._page = None
+
+    def _write(self, write: Callable[[], None]) -> None:
+        """Writes a file without which all the rest can be ended."""
+        try:
+            write()
+        except OSError as error:
+            self._say(f"Cannot write to {self._folder.path}: {error}")
 
     def _unsay_where(self) -> None:
         self._folder.remove_endpoint()
@@ -357,7 +366,8 @@ def _told(event: Any, totals: dict[str, int | None]) -> str:
             done = f"round {event.round_index + 1} of {totals[event.task]}"
             return f"{event.task}: {done} committed: {', '.join(figures)}."
         case messages.RoundLost():
-            return f"{event.task}: round {event.round_index + 1} abandoned: {event.reason}."
+            reason = event.reason.removesuffix(".")
+            return f"{event.task}: round {event.round_index + 1} abandoned: {reason}."
         case messages.TooFewDevices():
             return (
                 f"{event.task}: {event.waiting} devices wait, and a round needs {event.least} at "

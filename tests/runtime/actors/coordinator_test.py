@@ -265,6 +265,27 @@ def test_an_abandoned_attempt_is_repeated_after_the_store_was_read():
     assert again.address != spawn.address
 
 
+def test_devices_are_spared_while_the_store_makes_no_commit():
+    made, spawn = running()
+    now, waits = 101.0, []
+    for failure in range(8):
+        failed_at = now
+        abandoned = messages.RoundAbandoned(spawn.address, "disk full", {}, not_stored=True)
+        (asked,) = made.tell(abandoned, now).sent("keeper")
+        made.tell(messages.CommitsRead(asked.request, commits()), now)
+        spawned = made.tell(waiting("s0", 4, made.sent("s0")[0].task, serial=failure + 1), now)
+        while not spawned.spawned():
+            now += SERVED.heartbeat_seconds
+            made.tell(messages.LeaseGranted(3, now), now)
+            spawned = made.heartbeat(now)
+        (spawn,) = made.spawned()
+        waits.append((now - failed_at) / SERVED.heartbeat_seconds)
+    assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
+    made.tell(committed(attempt=spawn.address), now)
+    (wish, *_) = made.sent("s0", messages.SelectDevices)
+    assert made.tell(waiting("s0", 4, wish.task, serial=9), now).spawned()
+
+
 @pytest.mark.parametrize("how", ["notice", "time"])
 def test_a_lost_master_aggregator_may_have_committed(how):
     made, spawn = running()

@@ -134,7 +134,7 @@ def test_what_is_committed_is_told_then():
 def test_a_refused_commit_releases_nothing():
     made = committing().tell(messages.CommitRefused("stale"))
     (told,) = made.sent("leader")
-    assert told == messages.RoundAbandoned("attempt", "stale", told.counts)
+    assert told == messages.RoundAbandoned("attempt", "stale", told.counts, not_stored=True)
     assert "attempt" in made.stopped()
 
 

@@ -10,6 +10,7 @@ from tff_dpftrl.runtime.actors import actor, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
+_LONGEST_PAUSE = 32  # Heartbeats between two attempts while the store makes no commit.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,8 @@ class Coordinator(actor.Actor):
         self._request = 0
         self._abandoned: collections.Counter[str] = collections.Counter()
         self._attempt: _Attempt | None = None
+        self._not_stored = 0  # Attempts since the last commit.
+        self._paused_until = 0.0
         self._serial = 0
         self._forwards: dict[str, int] = {}  # The last serial that each Selector was sent.
         self._next: population.Task | None = None  # Whose devices are being chosen.
@@ -85,6 +88,8 @@ class Coordinator(actor.Actor):
             case messages.RoundCommitted():
                 self._committed(message)
             case messages.RoundAbandoned():
+                if message.not_stored:
+                    self._pause()
                 self._lose_attempt(message.attempt, message.reason, message.counts)
             case messages.Lost():
                 self._lose_attempt(message.address, "its Master Aggregator is lost", {})
@@ -160,6 +165,7 @@ class Coordinator(actor.Actor):
         if known is not None and known.rounds_done >= commit.rounds_done:
             return False
         self._commits[commit.task] = commit
+        self._not_stored, self._paused_until = 0, 0.0
         if commit.rounds_done:
             self.send(
                 messages.OBSERVER,
@@ -250,6 +256,8 @@ class Coordinator(actor.Actor):
         task = self._next
         if task is None or self._attempt is not None or self._is_reading:
             return
+        if self.now < self._paused_until:
+            return
         waiting = sum(self._waiting.values())
         if waiting < task.rounds.wanted:
             if self.now - self._opened_at < task.rounds.selection_timeout:
@@ -294,6 +302,12 @@ class Coordinator(actor.Actor):
                 self.send(selector, forward)
             else:
                 self.send(selector, wish)
+
+    def _pause(self) -> None:
+        """Begins no attempt for a while: each costs devices a participation, as on a full disk."""
+        pause = min(2**self._not_stored, _LONGEST_PAUSE) * self._served.heartbeat_seconds
+        self._paused_until = self.now + pause
+        self._not_stored += 1
 
     def _lose_attempt(self, address: str, reason: str, counts: dict[str, int]) -> None:
         attempt = self._attempt

@@ -68,7 +68,7 @@ class MasterAggregator(actor.Actor):
                 self._stored(message)
             case messages.CommitRefused():
                 if self._phase is _Phase.COMMITTING:
-                    self._abandon(message.reason)
+                    self._abandon(message.reason, not_stored=True)
             case messages.AbandonRound():
                 self._abandon(message.reason)
             case messages.Lost():
@@ -235,13 +235,13 @@ class MasterAggregator(actor.Actor):
             )
             self._end()
 
-    def _abandon(self, reason: str) -> None:
+    def _abandon(self, reason: str, *, not_stored: bool = False) -> None:
         if self._phase is _Phase.SELECTION:
             self._send_away(tuple(self._devices))
         if self._phase is not _Phase.OVER:
             self.send(
                 self._role.coordinator,
-                messages.RoundAbandoned(self.address, reason, dict(self._counts)),
+                messages.RoundAbandoned(self.address, reason, dict(self._counts), not_stored),
             )
             self._end()
 

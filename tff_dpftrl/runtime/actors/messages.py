@@ -306,11 +306,13 @@ class RoundAbandoned:
       attempt: The attempt.
       reason: A few words.
       counts: What became of the devices.
+      not_stored: Whether all was done, and the store has not made the commit.
     """
 
     attempt: str
     reason: str
     counts: Mapping[str, int]
+    not_stored: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
