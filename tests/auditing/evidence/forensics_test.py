@@ -174,6 +174,16 @@ def test_values_on_a_grid_are_no_repeats_but_too_coarse_a_one_is():
         assert _violated([changed], 0.01) == expected
 
 
+def test_half_precision_is_no_repeat_if_it_is_said():
+    recording = _record("a", _draws(0, coordinates=5000), _BLT)
+    half = recording.noise.astype(np.float16)
+    for bits, expected in ((11, set()), (24, {"equal values"})):
+        changed = forensics.Recording(
+            "a", half, _STDDEV, recording.covariance, significant_bits=bits
+        )
+        assert _violated([changed], 0.01) == expected
+
+
 def test_more_noise_is_said_and_is_no_violation():
     found = forensics.examine([_record("a", 1.1 * _draws(0), _BLT)], error_rate=0.05)
     assert all(one.outcome != "violated" for one in found)

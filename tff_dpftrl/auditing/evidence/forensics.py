@@ -39,6 +39,8 @@ class Recording:
       covariance: Claimed covariance over rounds for stddev 1, [rounds, rounds], as
         `worst_pattern.noise_covariance` gives it.
       grid: Spacing of the values that can be released, as after discretisation; 0 for floats.
+      significant_bits: Of the floats that are released: 24 for float32, 11 for float16, 8 for
+        bfloat16.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Recording:
     stddev: float
     covariance: np.ndarray
     grid: float = 0.0
+    significant_bits: int = 24
 
     def __post_init__(self):
         shape = np.shape(self.noise)
@@ -298,7 +301,10 @@ def _equal_values(recordings: Sequence[Recording]) -> report.Finding:
         for t, deviation in enumerate(deviations):
             _, counts = np.unique(one.noise[:, t], return_counts=True)
             equal = float(np.sum(counts * (counts - 1.0)) / 2.0)
-            chance = max(_EQUAL, one.grid / (2.0 * math.sqrt(math.pi) * deviation))
+            # Of two N(0, σ²), rounded to a grid g or to p bits: ∫ f² g, where g = 2^(1−p) |x|.
+            by_grid = one.grid / (2.0 * math.sqrt(math.pi) * deviation)
+            by_bits = 2.0 ** (1 - one.significant_bits) / (2.0 * math.pi)
+            chance = max(_EQUAL, by_grid, by_bits)
             excess = equal / (4.0 * pairs * chance + 20.0)
             if excess > worst[0]:
                 worst = (excess, f"{equal:.0f} equal pairs in round {t} of {one.name}")
