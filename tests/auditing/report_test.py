@@ -9,7 +9,6 @@ import pytest
 
 from tff_dpftrl.accounting import guarantee, statement
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import picture
 from tff_dpftrl.auditing import report as report_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
@@ -60,7 +59,7 @@ def test_a_consistent_report_says_what_was_shown_and_by_what_chance():
 
 
 def test_a_violation_is_said_with_its_confidence():
-    said = "VIOLATED: at least ε = 7.777 with 98% confidence, where ε = 4.89 is claimed"
+    said = "VIOLATED: at least ε = 7.777 with 98% confidence, where ε = 4.887 is claimed"
     assert _violated().verdict == said
     no_bound = _violated(epsilon_at_least=None, mu_at_least=None)
     assert no_bound.verdict == "VIOLATED with 98% confidence: game"
@@ -123,24 +122,32 @@ def test_a_folder_gets_text_numbers_and_picture(tmp_path):
 
 
 def test_the_picture_has_all_curves():
-    def lines(shown):
-        axes = picture.draw(
-            claimed=claim_lib.Claim.gaussian(1.0, 1e-6).least_false_negative_rate,
-            empirical=(_CURVE.false_positive_rate, _CURVE.false_negative_rate),
-            shown=shown,
-            title="a factory",
-        ).axes[0]
+    def lines(found):
+        axes = found.draw().axes[0]
         return {line.get_label(): line for line in axes.get_lines()}
 
-    bound = claim_lib.Claim(2.0, 1e-6).least_false_negative_rate
-    drawn = lines(bound)
+    drawn = lines(_report())
     assert set(drawn) == {"guessing", "claimed", "lower bound found", "tests that were tried"}
-    assert set(drawn) - set(lines(None)) == {"lower bound found"}
     np.testing.assert_array_equal(drawn["tests that were tried"].get_ydata(), [1.0, 0.7, 0.0])
     rates = drawn["claimed"].get_xdata()
-    below = drawn["lower bound found"].get_ydata()
-    np.testing.assert_allclose(below, bound(rates))
     assert (rates[0], rates[-1]) == (0.0, 1.0) and np.all(np.diff(rates) > 0)
+    claimed = _report().claim.least_false_negative_rate(rates)
+    np.testing.assert_allclose(drawn["claimed"].get_ydata(), claimed)
+    below = claim_lib.Claim.gaussian(0.91237, 1e-6).least_false_negative_rate(rates)
+    np.testing.assert_allclose(drawn["lower bound found"].get_ydata(), below)
+
+
+def test_the_bound_in_the_picture_is_what_was_found():
+    def bound(**found):
+        axes = _report(dataclasses.replace(_GAME, **found)).draw().axes[0]
+        return [x for x in axes.get_lines() if x.get_label() == "lower bound found"]
+
+    (line,) = bound(mu_at_least=None, epsilon_at_least=2.0)
+    expected = claim_lib.Claim(2.0, 1e-6).least_false_negative_rate(line.get_xdata())
+    np.testing.assert_allclose(line.get_ydata(), expected)
+    assert not bound(mu_at_least=None, epsilon_at_least=None)
+    with pytest.raises(ValueError, match="No game was played"):
+        _report(trade_off=None).draw()
 
 
 def test_somebodys_own_code_is_named_as_such():

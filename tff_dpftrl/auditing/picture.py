@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
-from tff_dpftrl import durable_files
 
 Curve = Callable[[np.ndarray], np.ndarray]
 """From false positive rates to the smallest false negative rates."""
 
 _POINTS = 401
 _FOOTNOTE = (
-    "Tests below the claimed curve refute the claim, where chance cannot explain them; tests above "
-    "it prove nothing."
+    "Tests below the claimed curve refute the claim, where chance cannot explain them;\n"
+    "tests above it prove nothing."
 )
 
 
@@ -63,23 +59,3 @@ def draw(
     axes.set_title(title, fontsize=9, wrap=True)
     figure.supxlabel(_FOOTNOTE, fontsize=7)
     return figure
-
-
-def write(
-    path: str | os.PathLike[str],
-    *,
-    claimed: Curve,
-    empirical: tuple[Sequence[float], Sequence[float]],
-    shown: Curve | None,
-    title: str,
-) -> None:
-    """Writes the figure of `draw` as a PNG file, in one step.
-
-    Raises:
-      OSError: If it cannot be written.
-    """
-    image = io.BytesIO()
-    draw(claimed=claimed, empirical=empirical, shown=shown, title=title).savefig(
-        image, format="png", dpi=120
-    )
-    durable_files.write(path, image.getvalue())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import os
@@ -128,7 +129,7 @@ class AuditReport:
         if self.epsilon_at_least > self.claim.epsilon:
             return (
                 f"VIOLATED: at least ε = {_round_down(self.epsilon_at_least)}{chance}, where "
-                f"ε = {self.claim.epsilon:.3g} is claimed"
+                f"ε = {display.round_up(self.claim.epsilon)} is claimed"
             )
         violated = [finding.test for finding in self.findings if finding.outcome == "violated"]
         return f"VIOLATED{chance}: {', '.join(violated)}"
@@ -242,18 +243,29 @@ class AuditReport:
         if self.trade_off is None:
             (folder / _PICTURE).unlink(missing_ok=True)  # Of an earlier audit.
         else:
-            picture.write(
-                folder / _PICTURE,
-                claimed=self.claim.least_false_negative_rate,
-                empirical=(
-                    self.trade_off.false_positive_rate,
-                    self.trade_off.false_negative_rate,
-                ),
-                shown=self._shown_curve(),
-                title=f"{self.subject}: {self.verdict}",
-            )
+            image = io.BytesIO()
+            self.draw().savefig(image, format="png", dpi=120)
+            durable_files.write(folder / _PICTURE, image.getvalue())
         durable_files.write(folder / "audit.json", (self.to_json() + "\n").encode("utf-8"))
         durable_files.write(folder / "audit.md", self.to_markdown().encode("utf-8"))
+
+    def draw(self) -> Any:
+        """The picture that `save` writes: claimed and empirical trade-off curves.
+
+        Returns:
+          A `matplotlib.figure.Figure`.
+
+        Raises:
+          ValueError: If no game was played.
+        """
+        if self.trade_off is None:
+            raise ValueError("No game was played in this audit, so there is no curve to draw.")
+        return picture.draw(
+            claimed=self.claim.least_false_negative_rate,
+            empirical=(self.trade_off.false_positive_rate, self.trade_off.false_negative_rate),
+            shown=self._shown_curve(),
+            title=f"{self.subject}: {self.verdict}",
+        )
 
     def _shown_curve(self) -> picture.Curve | None:
         """The best trade-off that what was found leaves possible; None if nothing was."""

@@ -8,7 +8,9 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from tff_dpftrl.cli import output
+from tff_dpftrl.cli import output, train
+from tff_dpftrl.training import options as options_lib
+from tff_dpftrl.training import own_models
 
 if TYPE_CHECKING:
     from tff_dpftrl.auditing import report as report_lib
@@ -17,9 +19,15 @@ VIOLATED = 3
 """Exit status where the claim was refuted: no other outcome has it."""
 
 _DESCRIPTION = """\
-Audit a run that is finished or interrupted: derive everything in its privacy statement again from
-ledger, options, checkpoint and strategy, by code that shares nothing with that which wrote them,
-and look through its files for what should not be there.
+Test whether the code keeps the promise that it prints, in one of two ways.
+
+--config: run what `tff-dpftrl train` would run with a file of options, on small vectors and a tiny
+model, thousands of times with and without one client. How well the two can be told apart gives a
+lower bound on ε. It takes minutes.
+
+--run: of a run that is finished or interrupted, derive everything in its privacy statement again
+from ledger, options, checkpoint and strategy, by code that shares nothing with that which wrote
+them, and look through its files for what should not be there. It takes seconds.
 
 docs/auditing.md says what an audit proves and what it does not.
 
@@ -30,7 +38,13 @@ written.
 
 _EPILOG = """\
 examples:
-  # Recount a finished run; nothing in its folder is changed.
+  # Before a run: would it keep its promise?
+  tff-dpftrl audit --config configs/quickstart.toml --output results/audit
+
+  # The same without reading the corpus, of whose users only the number matters.
+  tff-dpftrl audit --config configs/quickstart.toml --clients 3000 --trials 2000
+
+  # After it: recount; nothing in its folder is changed.
   tff-dpftrl audit --run results/quickstart
 
   # Keep the report, and let the run's statement say how it went.
@@ -40,44 +54,66 @@ examples:
   tff-dpftrl audit --run results/quickstart --format json | jq -r .verdict
 """
 
+_OF_CONFIG = ("clients", "trials", "error_rate")
+
 
 def add_parser(subparsers) -> None:
     """Registers the subcommand."""
     parser = subparsers.add_parser(
         "audit",
-        help="test whether a run keeps the promise that it prints",
+        help="test whether a config or a run keeps the promise that it prints",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", metavar="FILE", help="TOML file of options of train.")
+    what.add_argument(
         "--run",
         metavar="RUN",
         dest="run_folder",
-        required=True,
         help="Folder that train or finetune wrote to, of a run that is not under way.",
-    )
-    parser.add_argument(
-        "--state",
-        action="store_true",
-        help="Add a line to the run's privacy statement that says how the audit went. The claim "
-        "stays what it is; a refuted one says so beside ε. `tff-dpftrl report` takes it away.",
     )
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="Folder for audit.md and audit.json; made if missing. Nothing is written if not "
-        "given.",
+        help="Folder for audit.md, audit.json and, of a config, trade_off.png; made if missing. "
+        "Nothing is written if not given.",
+    )
+    of_config = parser.add_argument_group("with --config")
+    of_config.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="Number of training users. Default: counted in the config's corpus.",
+    )
+    of_config.add_argument(
+        "--trials",
+        type=int,
+        metavar="N",
+        help="Games that are played, at least; more of them see smaller deviations. Default: 4000.",
+    )
+    of_config.add_argument(
+        "--error-rate",
+        type=float,
+        metavar="P",
+        help="Chance that a config that keeps its promise is called VIOLATED, at most. Default: "
+        "0.05.",
+    )
+    of_run = parser.add_argument_group("with --run")
+    of_run.add_argument(
+        "--state",
+        action="store_true",
+        help="Add a line to the run's privacy statement that says how the audit went. The claim "
+        "stays what it is; a refuted one says so beside ε. `tff-dpftrl report` takes it away.",
     )
     output.add_format(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Audits, and returns the exit status."""
-    from tff_dpftrl.auditing.recount import run_folder
-
-    found = run_folder.recount_run(args.run_folder, say=_say)
+    found = _of_config(args) if args.config is not None else _of_run(args)
     if args.output is not None:
         found.save(args.output)
     if args.state:
@@ -87,6 +123,33 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(found)
     return VIOLATED if found.is_violated else 0
+
+
+def _of_config(args: argparse.Namespace) -> report_lib.AuditReport:
+    if args.state:
+        raise ValueError("--state is for --run: there is no statement yet, leave it out.")
+    config = options_lib.config_from_mapping(options_lib.read_toml(args.config), args.config)
+    own_models.refuse_here(config.model, None)
+    given = {"trials": args.trials, "error_rate": args.error_rate, "num_clients": args.clients}
+    train.silence_tensorflow()
+    _say("Loading TensorFlow ...")
+    from tff_dpftrl.auditing import configured
+
+    return configured.audit_config(
+        config,
+        say=_say,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _of_run(args: argparse.Namespace) -> report_lib.AuditReport:
+    for name in _OF_CONFIG:
+        if getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{flag} is for --config, not for a recount: leave it out.")
+    from tff_dpftrl.auditing.recount import run_folder
+
+    return run_folder.recount_run(args.run_folder, say=_say)
 
 
 def _say(line: str) -> None:
