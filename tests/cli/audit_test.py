@@ -91,13 +91,58 @@ def test_a_refuted_claim_says_so_in_its_statement(run):
     [
         (["--run", "nowhere"], "There is no run in nowhere"),
         (["--run", "."], "There is no run in ."),
+        (["--run", ".", "--trials", "10"], "--trials is for --config"),
+        (["--run", ".", "--error-rate", "0.1"], "--error-rate is for --config"),
+        (["--config", "options.toml", "--state"], "--state is for --run"),
+        (["--config", "nowhere.toml"], "nowhere.toml"),
+        (["--config", "wrong.toml"], "unknown option 'nois'"),
+        (["--config", "own.toml"], "has to be given in Python"),
     ],
 )
-def test_what_is_no_run_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_audited_is_one_line(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "options.toml").write_text("noise_multiplier = 1.0")
+    (tmp_path / "wrong.toml").write_text("nois = 1.0")
+    (tmp_path / "own.toml").write_text("noise_multiplier = 1.0\nmodel = 'own'")
     assert main.main(["audit", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tff-dpftrl audit: ") and message in line
+
+
+@pytest.mark.parametrize("arguments", [[], ["--run", ".", "--config", "options.toml"]])
+def test_either_a_run_or_a_config_is_audited(arguments, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(["audit", *arguments])
+    assert exit_info.value.code == 2
+    assert "--config" in capsys.readouterr().err
+
+
+_OPTIONS = """\
+num_rounds = 12
+clients_per_round = 20
+mechanism = "{}"
+"""
+
+
+def test_a_config_that_promises_nothing(tmp_path, capsys):
+    file = tmp_path / "options.toml"
+    file.write_text(_OPTIONS.format("none"))
+    assert main.main(["audit", "--config", str(file), "--clients", "100"]) == 2
+    assert "config promises nothing" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_config_that_keeps_its_promise(tmp_path, capsys):
+    file, folder = tmp_path / "options.toml", tmp_path / "audit"
+    file.write_text(_OPTIONS.format("identity") + "noise_multiplier = 2.0")
+    flags = ["--clients", "200", "--trials", "500", "--error-rate", "0.01", "--format", "json"]
+    command = ["audit", "--config", str(file), "--output", str(folder), *flags]
+    assert main.main(command) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["verdict"] == "consistent with the claim"
+    assert printed["confidence"] == pytest.approx(0.99)
+    names = {"audit.md", "audit.json", "trade_off.png"}
+    assert {file.name for file in folder.iterdir()} == names
 
 
 def test_a_run_in_use_is_one_line(run, capsys):
