@@ -141,7 +141,11 @@ def test_a_warning_is_one_line_without_source(stub, capsys):
     "error, status, said",
     [
         (ValueError("z is negative."), 2, "tff-dpftrl account: z is negative."),
-        (OSError(28, "No space left"), 1, "tff-dpftrl account: [Errno 28] No space left. Kept: x"),
+        (
+            OSError(28, "No space left"),
+            1,
+            "tff-dpftrl account: [Errno 28] No space left: make room on the disk. Kept: x",
+        ),
         (KeyboardInterrupt(), 130, "tff-dpftrl account: interrupted. Kept: x"),
     ],
 )
