@@ -76,8 +76,8 @@ class Judge:
     def _bounded(
         self, test: str, about: str, found: np.ndarray, present: np.ndarray
     ) -> tuple[report.Finding, report.TradeOff]:
-        bound = bounds.combined(
-            found, present, delta=self.claim.delta, error_rate=self.error_rate, seed=self.seed
+        bound = bounds.for_claim(
+            found, present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
         is_above = bound.epsilon_at_least > self.claim.epsilon or (
             self.claim.mu is not None and bound.mu_at_least > self.claim.mu

@@ -326,7 +326,7 @@ def _independent(
     about: str,
 ) -> report.Finding:
     """The larger bounds, if canaries are independent trials."""
-    bound = bounds.combined(values, present, delta=claim.delta, error_rate=error_rate, seed=seed)
+    bound = bounds.for_claim(values, present, claim, error_rate=error_rate, seed=seed)
     is_above = bound.epsilon_at_least > claim.epsilon or (
         claim.mu is not None and bound.mu_at_least > claim.mu
     )

@@ -9,6 +9,7 @@ import pytest
 from scipy import special, stats
 
 from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import bounds
 
 _DELTA = 1e-5
@@ -124,7 +125,10 @@ def test_bounds_reach_most_of_the_truth_in_four_thousand_trials(mu, least):
     for seed in range(8):
         scores, present = _scores(mu, 4000, seed)
         arguments = {"delta": _DELTA, "error_rate": 0.05}
-        both.append(bounds.combined(scores, present, seed=seed, **arguments).mu_at_least)
+        claimed = claim_lib.Claim.gaussian(mu, _DELTA)
+        both.append(
+            bounds.for_claim(scores, present, claimed, error_rate=0.05, seed=seed).mu_at_least
+        )
         found = bounds.from_gaussian_family(scores, present, **arguments)
         if found is not None:
             family.append(found.mu_at_least)
@@ -136,6 +140,17 @@ def test_bounds_reach_most_of_the_truth_in_four_thousand_trials(mu, least):
     margin = 5.0 * np.sqrt(4.0 / 4000 * (1.0 + mu**2 / 8.0) / 8.0)
     assert np.mean(family) >= 0.9 * mu - margin / 2
     assert np.mean(both) >= least * mu - margin / 2
+
+
+def test_a_claim_without_gaussian_tails_is_not_refuted_by_them():
+    # Beyond -3 and 4 nothing is told apart: log Φ(-3) / Φ(-4) is the largest log ratio.
+    scores, present = _scores(1.0, 4000, 0)
+    scores = np.clip(scores, -3.0, 4.0)
+    kept = claim_lib.Claim(stats.norm.logsf(3.0) - stats.norm.logsf(4.0), _DELTA)
+    family = bounds.from_gaussian_family(scores, present, delta=_DELTA, error_rate=0.05)
+    assert family.epsilon_at_least > kept.epsilon
+    found = bounds.for_claim(scores, present, kept, error_rate=0.05, seed=0)
+    assert 1.0 < found.epsilon_at_least <= kept.epsilon
 
 
 def test_of_a_test_without_noise_the_bound_grows_with_the_trials():

@@ -17,6 +17,7 @@ from scipy import optimize, special, stats
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import report
 
 CHOOSING_FRACTION = 0.15
@@ -141,13 +142,36 @@ def from_gaussian_family(
     )
 
 
-def combined(
-    scores: np.ndarray, present: np.ndarray, *, delta: float, error_rate: float, seed: int
+def for_claim(
+    scores: np.ndarray,
+    present: np.ndarray,
+    claim: claim_lib.Claim,
+    *,
+    error_rate: float,
+    seed: int,
 ) -> Bound:
-    """The larger bounds of both kinds, each with half of the error.
+    """The bounds that may refute a claim, at the claim's δ.
 
-    Arguments and errors as for `from_counts`.
+    Of a Gaussian mechanism the larger bounds of both kinds, each with half of the error. If
+    only (ε, δ) is claimed, those from counts: scores of a mechanism that keeps its claim by
+    having no Gaussian tails, as after truncation, may look Gaussian all the same.
+
+    Args:
+      scores: Larger where the canary seems to have taken part, [trials].
+      present: Whether it did, bool, [trials].
+      claim: The claim.
+      error_rate: Chance that either bound exceeds the truth, at most.
+      seed: Of the choice of the trials that choose thresholds.
+
+    Returns:
+      The bounds.
+
+    Raises:
+      ValueError: As for `from_counts`.
     """
+    delta = claim.delta
+    if claim.mu is None:
+        return from_counts(scores, present, delta=delta, error_rate=error_rate, seed=seed)
     counts = from_counts(scores, present, delta=delta, error_rate=error_rate / 2.0, seed=seed)
     family = from_gaussian_family(scores, present, delta=delta, error_rate=error_rate / 2.0)
     if family is None:
