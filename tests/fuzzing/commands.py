@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 
 from tests.fuzzing import files, judging, mutations
-from tests.training import toy_model
+from tests.training import toy_model, toy_run
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime.server import server_folder
 
@@ -104,7 +104,76 @@ def _kind(
     return files.kind(name, write, changes, run, writes=True, refusals=())
 
 
+def _write_run(folder: pathlib.Path, number: int) -> None:
+    from tff_dpftrl.training import run
+
+    corpus = folder / "corpus"
+    corpus.mkdir()
+    toy_run.write_corpus(corpus)
+    config = toy_run.config(
+        corpus, num_rounds=2, min_sep=2, eval_every=1, deterministic_noise_seed=number
+    )
+    run.train(config, folder / "run", say=lambda line: None)
+
+
+def _write_served(folder: pathlib.Path, number: int) -> None:
+    """A task with its server's folder and store, of which rounds are committed."""
+    from tests.runtime.plans import small_tasks
+    from tests.runtime.tasks import small_folder
+    from tff_dpftrl.runtime.store import sql
+    from tff_dpftrl.runtime.tasks import planned_task
+
+    small_folder.write(folder / "task", small_tasks.PROCESSES["blt"]())
+    task = planned_task.load(folder / "task")
+    with sql.SqlStore(folder / "store") as store:
+        rounds = small_folder.Rounds(task, store)
+        for seed in range(number):
+            reports = [
+                small_folder.report(
+                    small_folder.device_of(task), rounds.commit.model, small_folder.examples(seed)
+                )
+            ]
+            rounds.run(reports * 3)
+    here = server_folder.of(folder / "store" / "server")
+    here.make(["localhost"])
+    here.keep_plan_keys([small_tasks.KEY.public_key()])
+    here.keep_rounds({task.name: (task.folder.terms.server_plan, number)})
+
+
+def _serve(folder: pathlib.Path) -> str:
+    nowhere = ("--address", "256.0.0.1:1")  # All is read, and nobody is served.
+    task = ("--population", "tests", "--task", folder / "task")
+    return _run("serve", *task, "--store", folder / "store", *nowhere)
+
+
 _json, _sqlite = mutations.json_text, mutations.sqlite
+_RUN = {
+    "manifest.json": _json,
+    "config.json": _json,
+    "vocabulary.json": _json,
+    "baselines.json": _json,
+    "metrics.csv": mutations.lines_of_text,
+    "ledger.sqlite": _sqlite,
+    "ledger.sqlite.key": mutations.scattered,
+    "round_*.npz": mutations.archive,
+    "model.npz": mutations.archive,
+    "best_model.npz": mutations.archive,
+    "held_out.json": _json,
+    "privacy_statement.json": _json,
+}
+_SERVED = {
+    "config.json": _json,
+    "vocabulary.json": _json,
+    "task.pb": mutations.protobuf,
+    "terms.json": _json,
+    "terms.sig": mutations.scattered,
+    "*.pub": mutations.pem,
+    "store.sqlite": _sqlite,
+    "rounds.json": _json,
+    "certificate.pem": mutations.pem,
+    "private_key.pem": mutations.pem,
+    "attestation_issuer": mutations.pem,
+}
 KINDS = (
     _kind("tff-dpftrl account", files.write_strategy, {"s.json": _json}, _account),
     _kind(
@@ -134,5 +203,7 @@ KINDS = (
         {"model.npz": mutations.archive, "vocabulary.json": _json},
         lambda folder: _run("predict", folder, "the front"),
     ),
+    _kind("tff-dpftrl report", _write_run, _RUN, lambda folder: _run("report", folder / "run")),
+    _kind("tff-dpftrl serve", _write_served, _SERVED, _serve),
 )
 """All of them; slower than what they call."""

@@ -28,7 +28,7 @@ from tff_dpftrl.runtime.server import server_folder, tls
 from tff_dpftrl.runtime.store import interface, sql
 from tff_dpftrl.runtime.tasks import task_state
 from tff_dpftrl.sweeps import folder as sweep_folder
-from tff_dpftrl.training import config, options, warm_start
+from tff_dpftrl.training import config, options, report, warm_start
 
 _DEEP = "[" * 100_000 + "]" * 100_000
 
@@ -388,6 +388,15 @@ class _Connection:
 
     def addresses(self, generator):
         return ["anywhere"]
+
+
+@pytest.mark.parametrize("content", ["[", "[1]", '{"round": 1}', '{"round": 1, "head_words": []}'])
+def test_figures_of_a_run_that_were_changed_are_named(content, tmp_path):
+    (tmp_path / "private").mkdir()
+    (tmp_path / "held_out.json").write_text(content)
+    (tmp_path / "private" / "baselines.json").write_text(content.replace("1", '"x"'))
+    _refuses(ValueError, "held_out.json is damaged", report._read_held_out, tmp_path, 1)
+    _refuses(ValueError, "baselines.json is damaged", report._read_baselines, tmp_path)
 
 
 if __name__ == "__main__":

@@ -79,6 +79,8 @@ _HELD_OUT_NOTE = (
 )
 _BASELINES = pathlib.PurePath("private", "baselines.json")
 _HELD_OUT = "held_out.json"
+# What comes of reading JSON that has other values than were written.
+_NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class ReportedConfig(stopping.StoppingConfig, Protocol):
@@ -270,7 +272,17 @@ def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> Non
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
     path = output / _BASELINES
-    return json_text.parse(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        found = json_text.parse(path.read_text(encoding="utf-8"))
+        return {name: float(accuracy) for name, accuracy in found.items()}
+    except _NOT_AS_WRITTEN:
+        raise _damaged(path) from None
+
+
+def _damaged(path: pathlib.Path) -> ValueError:
+    return ValueError(f"{path} is damaged: restore it, or remove it to report without it.")
 
 
 def write_held_out(output: pathlib.Path, rounds_done: int, found: Mapping[str, Any]) -> None:
@@ -292,8 +304,14 @@ def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | N
     path = output / _HELD_OUT
     if not path.exists():
         return None
-    found = json_text.parse(path.read_text(encoding="utf-8"))
-    return found if found["round"] == rounds_done else None
+    try:
+        found = json_text.parse(path.read_text(encoding="utf-8"))
+        if found["round"] != rounds_done:
+            return None
+        _on_held_out_users(found)  # It reads all that is needed.
+    except _NOT_AS_WRITTEN:
+        raise _damaged(path) from None
+    return found
 
 
 def _on_held_out_users(found: Mapping[str, Any]) -> str:
