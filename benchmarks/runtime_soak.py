@@ -85,7 +85,7 @@ SHAPES = {
 }
 
 
-def sample_process(pid: int) -> dict[str, float | None]:
+def sample_process(pid: int) -> dict[str, Any]:
     """What a process uses, as the system sees it.
 
     Args:
@@ -93,8 +93,8 @@ def sample_process(pid: int) -> dict[str, float | None]:
 
     Returns:
       Memory in MB ("rss_mb", its "anonymous_mb", "pss_mb", which shares what is shared), "fds",
-      "threads" and "cpu_s"; None where looking is not allowed, as at a server's memory and
-      files for who is not root.
+      "threads" and of each name how many ("thread_names"), and "cpu_s"; None where looking is
+      not allowed, as at a server's memory and files for who is not root.
     """
     folder = pathlib.Path("/proc", str(pid))
     status = dict(
@@ -112,8 +112,18 @@ def sample_process(pid: int) -> dict[str, float | None]:
         "pss_mb": pss,
         "fds": fds,
         "threads": int(status["Threads"]),
+        "thread_names": _thread_names(folder),
         "cpu_s": (int(fields[11]) + int(fields[12])) / _TICKS,
     }
+
+
+def _thread_names(process: pathlib.Path) -> dict[str, int]:
+    """How many threads of each name; those of Python and its libraries have the process's."""
+    names: collections.Counter[str] = collections.Counter()
+    for thread in (process / "task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It has ended.
+            names[(thread / "comm").read_text().strip()] += 1
+    return dict(sorted(names.items()))
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
@@ -586,6 +596,10 @@ def to_markdown(figures: Mapping[str, Any]) -> str:
         cells = [moment[name] for moment in moments.values()]
         shown = ["?" if cell is None else f"{cell:.6g}" for cell in cells]
         lines.append(f"| {name.replace('_mb', ', MB')} | {' | '.join(shown)} |")
+    lines.append("")
+    for when, moment in moments.items():
+        threads = ", ".join(f"{count} {name}" for name, count in moment["thread_names"].items())
+        lines.append(f"- threads {when}: {threads}")
     names = {**soak_devices.LATENCIES, "page": "status page, as its onlooker sees it"}
     head = " | ".join(f"{p:g} %" for p in _PERCENTILES)
     minutes = figures["window_s"] / 60
