@@ -1,13 +1,20 @@
 """Tests of `tff-dpftrl finetune` and of what works on its folder."""
 
+import itertools
 import json
+import re
+import shutil
 import sys
 
 import pytest
 
+from tests import small_disk
 from tests.finetuning import toy_finetuning
+from tests.training import toy_run
 from tff_dpftrl.cli import main
+from tff_dpftrl.runs import manifest
 
+disk = small_disk.disk
 toy = toy_finetuning.toy
 
 
@@ -78,6 +85,50 @@ def test_a_missing_model_is_refused_before_tensorflow(tmp_path, capsys):
     assert "initial_weights cannot be read" in capsys.readouterr().err
     assert main.main(["finetune", "--resume", "--output", str(tmp_path), "--steps", "3"]) == 2
     assert "leave out --num-steps" in capsys.readouterr().err
+
+
+_MADE = ("model.npz", "best_model.npz", "held_out.json", "vocabulary.json", "privacy_statement.md")
+
+
+def _content(output):
+    statement = json.loads((output / "privacy_statement.json").read_text())
+    return [(output / name).read_bytes() for name in _MADE], toy_run.rows(output), statement
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_same_bits_from_wherever_the_disk_was_full(
+    disk, toy, tmp_path, capsys
+):
+    options = toy_finetuning.config(toy, num_steps=3).to_dict()
+    lines = [f"{k} = {json.dumps(v)}" for k, v in options.items() if v is not None]
+    (tmp_path / "config.toml").write_text("\n".join(lines))
+    new = ["--config", str(tmp_path / "config.toml")]
+
+    def run(folder, *flags):
+        return main.main(["finetune", *flags, "--output", str(folder / "run")])
+
+    assert run(tmp_path, *new) == 0
+    expected = _content(tmp_path / "run")
+    capsys.readouterr()
+
+    def finetune(folder):
+        if run(folder, *new):
+            raise OSError(capsys.readouterr().err)
+
+    begun = failures = 0
+    for folder, failure in small_disk.at_every_page(disk, finetune, itertools.count(0, 8)):
+        if failure is not None:
+            failures += 1
+            (said,) = [s for s in str(failure).splitlines() if "tff-dpftrl finetune: " in s]
+            assert re.search("No space left on device|disk is full|I/O error", said)
+            assert "Traceback" not in str(failure)
+            is_run = manifest.exists(folder / "run")
+            begun += is_run
+            assert run(folder, *(["--resume"] if is_run else new)) == 0
+            capsys.readouterr()
+        assert _content(folder / "run") == expected
+        shutil.rmtree(folder)
+    assert 2 < begun < failures
 
 
 if __name__ == "__main__":
