@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import argparse
 import collections
+import itertools
 import pathlib
 import statistics
 import sys
 import time
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from tests.auditing import planted_bugs  # noqa: E402
-from tff_dpftrl.auditing import aggregator, mechanism  # noqa: E402
+from tff_dpftrl.auditing import aggregator, mechanism, playing  # noqa: E402
 from tff_dpftrl.auditing.evidence import worst_pattern  # noqa: E402
 
+_PLAYER = playing.Player
 _KINDS = {
     "correct": planted_bugs.CORRECT,
     "planted": planted_bugs.PLANTED,
@@ -38,15 +41,31 @@ def _described_mu(case: planted_bugs.Case) -> float | None:
     return worst_pattern.strongest_pattern(covariance, case.schema).norm / numbers.noise_stddev
 
 
+class _Compiled:
+    """Players in place of `playing.Player`: two of them, compiled once, in turn."""
+
+    def __init__(self):
+        self._players: list[playing.Player] = []
+        self._turn = itertools.cycle((0, 1))
+
+    def __call__(self, process):
+        index = next(self._turn)
+        if index == len(self._players):
+            self._players.append(_PLAYER(process))
+        return self._players[index]
+
+
 def _row(name: str, case: planted_bugs.Case, arguments: argparse.Namespace) -> str:
     described, seconds, ratios = _described_mu(case), [], []
     violated: collections.Counter[str] = collections.Counter()
     num_violated = 0
+    compiled = _Compiled() if arguments.compile_once else playing.Player
     for index in range(arguments.audits):
         start = time.perf_counter()
-        report = aggregator.audit_aggregator(
-            **case.arguments(), trials=arguments.trials, seed=arguments.seed + index
-        )
+        with mock.patch.object(playing, "Player", compiled):
+            report = aggregator.audit_aggregator(
+                **case.arguments(), trials=arguments.trials, seed=arguments.seed + index
+            )
         seconds.append(time.perf_counter() - start)
         num_violated += report.is_violated
         violated.update(f.test for f in report.findings if f.outcome == "violated")
@@ -70,6 +89,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first audit; then one more")
     parser.add_argument("--only", default="", help="part of the names to audit")
     parser.add_argument("--trials", type=int, default=8000)
+    parser.add_argument(
+        "--compile-once", action="store_true", help="the same compiled process in all audits"
+    )
     parser.add_argument("--reports", action="store_true", help="all reports to standard error")
     arguments = parser.parse_args()
     print("| aggregator | VIOLATED | μ shown / described | seconds | by |")

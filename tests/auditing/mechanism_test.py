@@ -1,0 +1,43 @@
+import math
+
+import pytest
+import tensorflow_federated as tff
+
+import tff_dpftrl
+from tests.auditing import planted_bugs
+from tff_dpftrl.auditing import mechanism
+
+
+def _of(name):
+    return mechanism.Mechanism.of(planted_bugs.CORRECT[name].build())
+
+
+def test_numbers_are_those_of_the_factory():
+    plain = _of("BLT")
+    assert (plain.noise_stddev, plain.clip_norm, plain.clients_per_round) == (2.0, 0.5, 10)
+    secure = _of("secure sum")
+    assert secure.noise_stddev == pytest.approx(2.0 * planted_bugs.encoding().inflation)
+    assert secure.encoding == planted_bugs.encoding()
+    adaptive = _of("adaptive")
+    # z⁻² = z_Δ⁻² + (2 σ_b)⁻² with z = σ_b = 2.
+    assert adaptive.noise_multiplier == pytest.approx(1 / math.sqrt(1 / 4 - 1 / 16))
+    assert (adaptive.count_stddev, adaptive.starts) == (2.0, planted_bugs.STARTS)
+    assert _of("sampled").clients_per_round == pytest.approx(10.0)
+
+
+def test_nothing_is_known_of_other_factories():
+    assert mechanism.Mechanism.of(tff.aggregators.SumFactory()) is None
+
+
+def test_ours_is_what_has_no_foreign_part():
+    assert all(mechanism.is_ours(case.build()) for case in planted_bugs.CORRECT.values())
+    foreign = tff_dpftrl.build_dp_ftrl_aggregator(
+        tff_dpftrl.Identity(),
+        noise_multiplier=1.0,
+        clients_per_round=1,
+        clip_norm=1.0,
+        sum_factory=tff.aggregators.clipping_factory(1.0, tff.aggregators.SumFactory()),
+        encoded_norm=1.0,
+    )
+    assert not mechanism.is_ours(foreign)
+    assert not mechanism.is_ours(planted_bugs.PLANTED["noise std × 0.8"].build())
