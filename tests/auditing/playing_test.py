@@ -13,6 +13,7 @@ _TYPE = tff.to_type(
 def test_clients_and_results_are_flat_vectors_in_the_order_of_the_tensors():
     player = playing.Player(tff.aggregators.SumFactory().create(_TYPE))
     assert player.sizes == [2, 2] and player.is_compiled
+    assert player.significant_bits == [24, 24]
     clients = [np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 0.0, 0.0, 0.5])]
     played = player.next(player.initialize(), [player.client(client) for client in clients])
     np.testing.assert_array_equal(played.released, [11.0, 2.0, 3.0, 4.5])

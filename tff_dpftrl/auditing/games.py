@@ -96,6 +96,7 @@ class Games:
       transcripts: Of all trials, in clip norms if the mechanism is known.
       noise: float64, [runs, rounds, coordinates]: what was released where no canary is.
       tensor_of: int, [coordinates]: the tensor of each of them.
+      significant_bits: Of the floats of each tensor.
       counts: float64, [runs, rounds]: the noised counts of adaptive clipping, less what
         they are without clients, in standard deviations of their noise; None without.
       clip_norms: float64, [runs, rounds]: published clip norms; None without.
@@ -104,6 +105,7 @@ class Games:
     transcripts: transcripts_lib.Transcripts
     noise: np.ndarray
     tensor_of: np.ndarray
+    significant_bits: list[int]
     counts: np.ndarray | None
     clip_norms: np.ndarray | None
 
@@ -221,6 +223,7 @@ def play(
         transcripts_lib.Transcripts(released.reshape(-1, num_rounds), present.ravel()),
         noise,
         tensor_of[quiet],
+        player.significant_bits,
         counts if has_counts else None,
         norms if publishes else None,
     )

@@ -137,6 +137,7 @@ class Judge:
                 recorded.noise[:, :, recorded.tensor_of == tensor],
                 stddev,
                 unit_covariance,
+                significant_bits=recorded.significant_bits[tensor],
             )
             for tensor in np.unique(recorded.tensor_of)
             if np.sum(recorded.tensor_of == tensor) >= _FEWEST_QUIET

@@ -21,6 +21,7 @@ from tff_dpftrl.aggregators import updates
 from tff_dpftrl.execution import leaves
 
 _CLIENTS_A_CALL = 64
+_SIGNIFICANT_BITS = {tf.float16: 11, tf.bfloat16: 8}
 
 Resume = Callable[[Any], Any]
 """Saves a state and loads it again, as a program would that goes on after a crash."""
@@ -46,6 +47,7 @@ class Player:
 
     Attributes:
       sizes: Numbers of coordinates of the update's tensors.
+      significant_bits: Of the floats of each of them, 24 at most: noise is drawn in float32.
       dim: Their sum.
       is_weighted: Whether each client has a weight too: the last number of its vector.
       is_compiled: Whether rounds run in this process, without TFF's executor.
@@ -64,6 +66,9 @@ class Player:
         value_type = leaves.member(parameters[1])
         self._update = updates.UpdateType(value_type)
         self.sizes = [int(np.prod(shape)) for shape in self._update.shapes]
+        self.significant_bits = [
+            _SIGNIFICANT_BITS.get(spec.dtype, 24) for spec in self._update.specs
+        ]
         self.dim = sum(self.sizes)
         self.is_weighted = len(parameters) > 2
         self._weight_type = leaves.member(parameters[2]) if self.is_weighted else None

@@ -22,7 +22,7 @@ from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.private_round import discretize, seeds, walsh_hadamard
 
 _TOLERANCE = 1e-5
-_ROUNDINGS = 4 * 2.0**-24
+_ROUNDINGS = 4
 _REPEATS = 200
 _NOBODY_REPEATS = 400
 _HALF_GRID_TRIES = 200
@@ -101,6 +101,7 @@ class Probes:
         self._scale = games.Scale(mechanism)
         self._much = canary_norm
         self._rng = np.random.default_rng(seed)
+        self._rounding = _ROUNDINGS * 2.0 ** -min(player.significant_bits)
         self._replayable: bool | None = None
 
     def is_replayable(self) -> bool:
@@ -277,7 +278,7 @@ class Probes:
                     norm = math.hypot(float(np.linalg.norm(added)), count_weight * count)
                     if not norm <= largest:
                         largest, kind_of_largest = norm, f"{kind}, round {moment.round_index}"
-                    rounding = _ROUNDINGS * float(
+                    rounding = self._rounding * float(
                         np.linalg.norm(self._scale.sums(with_it))
                         + np.linalg.norm(self._scale.sums(without))
                         + count_weight
