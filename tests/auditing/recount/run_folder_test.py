@@ -380,6 +380,27 @@ def test_a_run_in_use_is_refused(finished):
             run_folder.recount_run(finished)
 
 
+def test_a_ledger_that_was_half_written_is_left_to_its_run(finished, tmp_path):
+    path = finished / "private" / "ledger.sqlite"
+    journal = path.with_name("ledger.sqlite-journal")
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA cache_size = 1")  # Pages go to the file before the commit.
+        connection.execute("BEGIN IMMEDIATE")
+        for client in range(3000):
+            connection.execute("INSERT INTO asked VALUES (6, ?)", (client,))
+        killed = path.read_bytes(), journal.read_bytes()
+        connection.execute("ROLLBACK")
+    path.write_bytes(killed[0])
+    journal.write_bytes(killed[1])
+    with pytest.raises(ValueError, match="killed while it wrote the ledger: run tff-dpftrl report"):
+        run_folder.recount_run(finished)
+    assert (path.read_bytes(), journal.read_bytes()) == killed
+    report.report(finished)  # It takes back what was half written.
+    journal.touch()  # An empty one, which undoes nothing.
+    journal.chmod(0o600)
+    assert not _violated(finished)
+
+
 _KINDS = {
     "tree": {
         "mechanism": "tree",

@@ -26,6 +26,7 @@ _KNOWN = (
     *("audit.md", "audit.json", "trade_off.png"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/baselines.json"),
+    "private/ledger.sqlite-journal",  # A killed process leaves one even where nothing is undone.
 )
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")
 # What may be handed on, by docs/results_folder.md, and holds text.
