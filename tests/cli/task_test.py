@@ -1,18 +1,22 @@
 """Tests of `tff-dpftrl task`: options, keys, groups, and its errors."""
 
 import dataclasses
+import json
 import stat
 import sys
 import types
 
 import pytest
 
+from tests import small_disk
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import small_folder
+from tests.runtime.tasks import small_folder, toy_task
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.status import session_table
-from tff_dpftrl.runtime.tasks import making, report
+from tff_dpftrl.runtime.tasks import making, planned_task, report
+
+disk = small_disk.disk
 
 _OPTIONS = """
 population = "keyboard"
@@ -184,6 +188,28 @@ def test_the_help_of_a_part_says_what_it_takes(capsys):
     assert "--over-selection" in printed and "--proxy-data" in printed
     assert "--stop-at-accuracy" not in printed
     assert "Default: ." not in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pages", [0, 10])
+def test_a_task_is_made_when_there_is_room_again(disk, tmp_path, capsys, pages):
+    toy_task.write_corpora(tmp_path)
+    options = toy_task.config(tmp_path).to_dict()
+    lines = [f"{k} = {json.dumps(v)}" for k, v in options.items() if v is not None]
+    (tmp_path / "task.toml").write_text("\n".join(lines))
+    output = disk.folder / "tasks" / "toy"
+    disk.leave(pages)
+    assert _new("--config", tmp_path / "task.toml", "--output", output) == 1
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said == "tff-dpftrl task: [Errno 28] No space left on device: make room on the disk."
+    disk.give_back()
+    left = {file.name for file in output.parent.iterdir()} if output.parent.exists() else set()
+    assert left <= {"signing_key", "signing_key.pub"}
+    keys = {name: (output.parent / name).read_bytes() for name in left}
+    assert _new("--config", tmp_path / "task.toml", "--output", output) == 0
+    if "signing_key" in left:
+        assert {name: (output.parent / name).read_bytes() for name in left} == keys
+    assert planned_task.load(output).name == "toy"
 
 
 if __name__ == "__main__":
