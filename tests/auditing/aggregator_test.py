@@ -42,6 +42,19 @@ def test_a_correct_aggregator_is_consistent_and_its_mu_nearly_reached():
     assert "not tested" not in _outcomes(report).values()
 
 
+def test_fewer_rounds_are_held_to_what_the_claim_says_of_them():
+    aggregator = planted_bugs.CORRECT["identity"].build()
+    declared, played = tff_dpftrl.MinSep(12, 3, 4), tff_dpftrl.MinSep(6, 3, 4)
+    report = tff_dpftrl.audit_aggregator(
+        aggregator, schema=declared, rounds=6, trials=200, seed=1, error_rate=_ERROR_RATE
+    )
+    claimed = aggregator.guarantee(played, report.claim.delta)
+    assert report.claim.mu == pytest.approx(np.sqrt(2.0) * claimed.mu)
+    for finding in report.findings:
+        if finding.test.startswith("distinguishing game"):
+            assert f"claimed is μ = {claimed.mu:.4g}" in finding.says
+
+
 @pytest.mark.parametrize(
     "name, test",
     [

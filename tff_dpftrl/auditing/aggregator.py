@@ -77,7 +77,8 @@ def audit_aggregator(
         a secure sum's encoding; a process has its own. Canaries share no coordinate, so
         that small tensors have room for few of them.
       trials: How many games are played, at least.
-      rounds: How many rounds are played of each; all of the schema if None.
+      rounds: How many rounds are played of each; all of the schema if None. If fewer, a
+        Gaussian claim is held to what it says of these rounds.
       resume: Whether runs are saved in the middle, as NumPy arrays, and go on in a new process;
         or a function from such a state to the state that is gone on with, to test how a
         program of yours saves and loads it.
@@ -172,7 +173,7 @@ class _Audit:
         if counted:
             findings.append(self._published_clip_norm())
         played, quiet = self._play(pattern, trials)
-        judge = judging.Judge(self.claim, each, int(self.rng.integers(2**31)))
+        judge = judging.Judge(self._played_claim(), each, int(self.rng.integers(2**31)))
         trade_off = None
         if known:
             finding, trade_off = judge.likelihood_ratio(played.transcripts, pattern, covariance)
@@ -185,6 +186,16 @@ class _Audit:
         if counted:
             findings.append(judge.counts(quiet.counts, unit))
         return findings, trade_off or learned_trade_off
+
+    def _played_claim(self) -> claim_lib.Claim:
+        """What is claimed of the rounds that are played: a Gaussian claim is of a noise."""
+        if self.mechanism is None or self.claim.mu is None or self.schema == self.declared:
+            return self.claim
+        played, declared = (
+            self.mechanism.strategy.sensitivity(schema).value
+            for schema in (self.schema, self.declared)
+        )
+        return claim_lib.Claim.gaussian(self.claim.mu * played / declared, self.claim.delta)
 
     def _probes(self) -> probes.Probes:
         last = self.schema.num_rounds - 3  # Two rounds follow each of them.

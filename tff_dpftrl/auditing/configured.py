@@ -31,7 +31,7 @@ def audit_config(
     *,
     num_clients: int | None = None,
     trials: int = 4000,
-    rounds: int = 100,
+    rounds: int = 200,
     error_rate: float = 0.05,
     say: Callable[[str], None] | None = None,
 ) -> report.AuditReport:

@@ -24,7 +24,7 @@ class Judge:
     """Turns recordings into findings about one claim.
 
     Attributes:
-      claim: The claim.
+      claim: The claim, of the rounds that were played.
       error_rate: Of each finding.
       seed: Of the trials that choose thresholds.
     """
