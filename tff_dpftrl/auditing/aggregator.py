@@ -61,7 +61,10 @@ def audit_aggregator(
     nothing is known (no `mechanism`) may be called violated for its dependences between
     coordinates alone. "Consistent" says that nothing was found, no more.
 
-    4,000 trials of 100 rounds take about ten seconds on two cores.
+    10,000 trials of 100 rounds of a BLT take 11 seconds of one core, compilation included. With
+    8,000 trials the bound is at least 0.9 of μ in most audits, if μ is 1 or more. With adaptive
+    clipping the games are about the updates; of the bits it is tested how far one client
+    moves them, and how much noise they get.
 
     Args:
       aggregator_or_process: A TFF aggregation factory, unweighted or weighted, or an

@@ -5,7 +5,9 @@ many times the clip norm in the rounds of a pattern, or is zeroed out, with equa
 A trial is what all rounds released along its direction. If the noise of different coordinates
 is independent, as the claim says, and clients are clipped one by one, the trials of a run are
 independent, whatever else is wrong: canaries move no coordinate of each other's. A mechanism
-of which that is not known needs a run for each trial.
+of which that is not known needs a run for each trial. In a discretised secure sum the rounding
+of all clients reaches all coordinates, as noise beside the one that is claimed: it hides canaries
+further, and depends a little on the other trials of the run.
 """
 
 from __future__ import annotations
