@@ -182,11 +182,10 @@ def _functional(
 
     @tf.function(autograph=False)
     def update_metrics(state, labels, batch_output, sample_weight=None):
-        return tf.cond(
-            _canary_of(labels) >= 0,
-            lambda: tf.nest.map_structure(tf.identity, state),
-            lambda: model.update_metrics_state(state, labels[_VALUES], batch_output, sample_weight),
-        )
+        # No `tf.cond`: what loss and metrics have in common is computed once without.
+        updated = model.update_metrics_state(state, labels[_VALUES], batch_output, sample_weight)
+        counts = _canary_of(labels) < 0
+        return tf.nest.map_structure(lambda old, new: tf.where(counts, new, old), state, updated)
 
     return tff.learning.models.FunctionalModel(
         initial_weights=model.initial_weights,

@@ -70,8 +70,20 @@ def audit_config(
             "config promises nothing: it has no noise. Give it a mechanism and noise_multiplier "
             "or target_epsilon."
         )
-    is_sampled = isinstance(plan, sampled_privacy.SampledPlan)
-    if is_sampled:
+    with contexts.compiled_only():  # Secure sums, too, are run in this process.
+        return _audit(config, plan, trials, rounds, error_rate, say)
+
+
+def _audit(
+    config: config_lib.TrainingConfig,
+    plan: dp_ftrl_privacy.DpFtrlPlan | sampled_privacy.SampledPlan,
+    trials: int,
+    rounds: int,
+    error_rate: float,
+    say: Callable[[str], None],
+) -> report.AuditReport:
+    """Both audits of a plan."""
+    if isinstance(plan, sampled_privacy.SampledPlan):
         built = process.build_sampled_aggregator(plan)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
         aggregator_claim = None  # Of games in which everybody knows who was sampled.
@@ -93,7 +105,7 @@ def audit_config(
     run = _short_run(config, plan, built, error_rate / 2.0, say)
     name = plan.strategy.name if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else config.algorithm
     return report.AuditReport(
-        subject=f"what the config runs: {config.algorithm}, {name}, {num_clients} users, and "
+        subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
         f"{run.subject}",
         claim=whole,
         findings=games.findings + run.findings,
@@ -117,8 +129,6 @@ def _short_run(
     if encoding is not None:
         most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
     canaries = canaries_lib.Canaries(_tiny_model(), number=number)
-    with contexts.compiled_only():
-        learning = process.build_process(plan, config, canaries.model)
     if isinstance(plan, sampled_privacy.SampledPlan):
         claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
         known = {"sampling_probability": plan.sampling_probability}
@@ -127,7 +137,7 @@ def _short_run(
         # Of the rounds of a strategy for more rounds, the first ones.
         known = {"strategy": plan.strategy, "most_canaries": most_canaries}
     found = training.audit_training(
-        learning,
+        process.build_process(plan, config, canaries.model),
         canaries=canaries,
         claim=claim,
         schema=schema,
