@@ -103,14 +103,22 @@ def _audit(
     )
     say("The learning process: a short run of a tiny model, with canaries.")
     run = _short_run(config, plan, built, error_rate / 2.0, say)
+    found, trade_off = games.findings, games.trade_off
+    if isinstance(plan, sampled_privacy.SampledPlan):  # Held against a claim of their own.
+        about = " Here everybody knows who was sampled; the claim is of a secret sample."
+        found = tuple(
+            dataclasses.replace(one, says=one.says + about, mu_at_least=None, epsilon_at_least=None)
+            for one in found
+        )
+        trade_off = run.trade_off
     name = plan.strategy.name if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else config.algorithm
     return report.AuditReport(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
         f"{run.subject}",
         claim=whole,
-        findings=games.findings + run.findings,
+        findings=found + run.findings,
         is_ours=True,
-        trade_off=games.trade_off,
+        trade_off=trade_off,
     )
 
 
