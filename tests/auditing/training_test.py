@@ -226,12 +226,16 @@ def test_patterns_spread_over_the_rounds_keep_the_schema_and_the_limit():
 @pytest.mark.slow
 def test_secure_sums_with_few_canaries_a_round():
     encoding = grid.for_bits(_NUM_WEIGHTS, 40, 20)
-    aggregator = secagg.build_secagg_dp_ftrl_aggregator(
-        _STRATEGY, encoding=encoding, clip_norm=_CLIP, noise_multiplier=1.0, clients_per_round=10
-    )
-    claim = aggregator.guarantee(_SCHEMA, _DELTA)
     with contexts.compiled_only():
+        aggregator = secagg.build_secagg_dp_ftrl_aggregator(
+            _STRATEGY,
+            encoding=encoding,
+            clip_norm=_CLIP,
+            noise_multiplier=1.0,
+            clients_per_round=10,
+        )
         process = _process(aggregator)
+    claim = aggregator.guarantee(_SCHEMA, _DELTA)
     report = _audit(process, claim, most_canaries=40, cohorts=None)
     assert not report.is_violated
     assert report.mu_at_least > 0.2 * claim.mu
@@ -252,11 +256,11 @@ def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
     process = compiled_process.compile_process(
         dp_fedavg.build_dp_fedavg(
             _canaries().model,
-            aggregator=aggregator(2.0 * noise),
+            aggregator=aggregator(6.0 * noise),
             client_optimizer=_OPTIMIZERS.build_sgdm(0.1),
         )
     )
-    epsilon = aggregator(2.0).run_of(num_rounds).epsilon(_DELTA)
+    epsilon = aggregator(6.0).run_of(num_rounds).epsilon(_DELTA)
     report = _audit(
         process,
         claim_lib.Claim(epsilon, _DELTA),
@@ -264,8 +268,7 @@ def test_dp_fedavg_with_sampled_canaries(noise, is_violated):
         sampling_probability=probability,
         strategy=None,
     )
-    assert report.is_violated == is_violated
-    assert report.epsilon_at_least > 0.0
+    assert report.is_violated == is_violated, report
 
 
 @pytest.mark.slow
