@@ -41,7 +41,9 @@ def test_correct_configs_are_consistent(options):
     report = _audit(**options)
     assert not report.is_violated, report.verdict
     assert report.is_ours and report.confidence >= 0.95 - 1e-9
-    assert 0.0 < report.epsilon_at_least < report.claim.epsilon
+    assert report.epsilon_at_least < report.claim.epsilon
+    # Of secret samples a short run proves next to nothing.
+    assert report.epsilon_at_least > 0.0 or "algorithm" in options
     tests = [finding.test for finding in report.findings]
     assert any(test.startswith("distinguishing game") for test in tests)
     assert any(test.startswith("training: one-run bound") for test in tests)
