@@ -30,7 +30,7 @@ def audit_config(
     config: config_lib.TrainingConfig,
     *,
     num_clients: int | None = None,
-    trials: int = 4000,
+    trials: int = 8000,
     rounds: int = 200,
     error_rate: float = 0.05,
     say: Callable[[str], None] | None = None,

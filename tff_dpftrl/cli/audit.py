@@ -92,7 +92,7 @@ def add_parser(subparsers) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="Games that are played, at least; more of them see smaller deviations. Default: 4000.",
+        help="Games that are played, at least; more of them see smaller deviations. Default: 8000.",
     )
     of_config.add_argument(
         "--error-rate",
