@@ -12,7 +12,13 @@ from tff_dpftrl import json_text
 _PACKAGE = pathlib.Path(json_text.__file__).parent
 # They read what this package has just written, by another process of it.
 _OWN = {"data/docstrings.py", "runtime/plans/measured_run.py", "sweeps/population_check.py"}
-_COPIES = {"cli/report.py", "cli/task.py", "finetuning/own_run.py", "runtime/store/memory.py"}
+_COPIES = {
+    "cli/audit.py",
+    "cli/report.py",
+    "cli/task.py",
+    "finetuning/own_run.py",
+    "runtime/store/memory.py",
+}
 
 
 @pytest.mark.parametrize("value", [None, 1.5, "ß", [], {"a": [{}, [1, "]"]]}, ["[" * 200]])

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -141,3 +143,7 @@ def test_tff_s_own_gaussian_draws_new_noise_for_a_repeated_round():
 def test_what_cannot_be_audited_is_refused(aggregator, message):
     with pytest.raises(ValueError, match=message):
         tff_dpftrl.audit_aggregator(aggregator, schema=planted_bugs.SCHEMA)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 
@@ -31,3 +33,7 @@ def test_projections_are_scalar_products():
     released = np.random.default_rng(0).normal(size=40)
     expected = [canaries.of(canary) @ released for canary in range(canaries.number)]
     np.testing.assert_allclose(canaries.projections(released), expected, atol=1e-12)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import tensorflow_federated as tff
@@ -41,3 +42,7 @@ def test_ours_is_what_has_no_foreign_part():
     )
     assert not mechanism.is_ours(foreign)
     assert not mechanism.is_ours(planted_bugs.PLANTED["noise std × 0.8"].build())
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -1,6 +1,8 @@
 import collections
+import sys
 
 import numpy as np
+import pytest
 import tensorflow_federated as tff
 
 from tff_dpftrl.auditing import playing
@@ -26,3 +28,7 @@ def test_a_weight_is_the_last_number_of_a_client():
     played = player.next(player.initialize(), clients)
     np.testing.assert_array_equal(played.released, [2.0] * 4)
     np.testing.assert_array_equal(player.zeroed(), np.zeros(5))
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))

@@ -67,6 +67,18 @@ def test_a_violation_is_said_with_its_confidence():
     assert by_sight.verdict == "VIOLATED: zero update"
 
 
+def test_what_is_no_matter_of_chance_has_no_confidence():
+    exact = dataclasses.replace(_EXACT, outcome="violated")
+    assert _report(_GAME, exact).verdict == "VIOLATED: zero update"
+    assert _report(_GAME).confidence < 1.0
+
+
+def test_estimates_are_no_tests():
+    estimate = report_lib.Finding("estimate", "estimate", "About μ = 9.")
+    assert _report(_GAME, _EXACT, estimate).verdict == "consistent with the claim"
+    assert "2 of 2 tests" in _report(_GAME, _EXACT, estimate).entry()
+
+
 def test_lower_bounds_are_never_rounded_up():
     for value in np.random.default_rng(1).lognormal(0.0, 3.0, 200).tolist():
         (line,) = [

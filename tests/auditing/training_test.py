@@ -164,6 +164,14 @@ class _SameNoise:
         return self._process.next(state, client_data)
 
 
+def test_of_a_model_that_is_not_finite_at_once_nothing_is_said():
+    signal = np.zeros((_NUM_CANARIES, 6))
+    present = np.arange(_NUM_CANARIES) % 2 == 0
+    watched = training.Watched(np.zeros_like(signal), present, signal, 0.0, 0)
+    findings, trade_off = training.judge(watched, claim_lib.Claim.gaussian(1.0, _DELTA))
+    assert [finding.outcome for finding in findings] == ["not tested"] and trade_off is None
+
+
 @pytest.mark.slow
 def test_noise_that_is_repeated_is_found_by_the_learned_score():
     strategy = identity.Identity()

@@ -171,6 +171,7 @@ class _Audit:
         findings += [
             probing.zero_update(each),
             probing.not_finite(each),
+            probing.stays_finite(),
             probing.contribution(self._allowed(), self._count_weight(), each),
         ]
         if counted:

@@ -28,6 +28,9 @@ _NOBODY_REPEATS = 400
 _HALF_GRID_TRIES = 200
 _OTHERS = 3
 _JUST_WITHIN = 2e-5
+_MUCH = 1e100
+_OVERFLOWING = (1e20, 1e38)
+"""Finite float32 values whose squares are not, or whose sum is not."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,6 +161,25 @@ class Probes:
             "a client that sends zeros counts as nobody", [self._player.zeroed()], error_rate
         )
 
+    def stays_finite(self) -> report.Finding:
+        """Nobody makes what is released infinite, or no number."""
+        test = "what is released is finite, whatever a client sends"
+        moment = self._moments[0]
+        tried = list(self._updates(moment))
+        if self._player.is_weighted:
+            update = np.full(self._player.dim, moment.largest_norm / math.sqrt(self._player.dim))
+            tried += [
+                (f"a weight of {weight}", self._player.client(update, weight))
+                for weight in (np.nan, np.inf)
+            ]
+        for kind, client in tried:
+            played = self._player.next(moment.state, [*self._others(moment), client])
+            if not np.all(np.isfinite(played.released)):
+                return report.Finding(
+                    test, "violated", f"It is not after {kind}: no noise hides that."
+                )
+        return report.Finding(test, "consistent", f"{len(tried)} updates were tried.")
+
     def not_finite(self, error_rate: float) -> report.Finding:
         """A client that sends NaN or infinity counts as nobody."""
         clients = []
@@ -195,6 +217,9 @@ class Probes:
         self, test: str, clients: Sequence[np.ndarray], error_rate: float
     ) -> report.Finding:
         moment = self._moments[0]
+        # Means and spread of every coordinate, and means of what is measured.
+        each = error_rate / len(clients) / 3
+        smallest = each / self._player.dim
         for client in clients:
             pairs = [
                 (
@@ -211,8 +236,6 @@ class Probes:
                 return report.Finding(
                     test, "violated", "What is released with it is not finite.", error_rate
                 )
-            # Means and variances of every coordinate, and means of what is measured.
-            each = error_rate / len(clients) / 3
             measured = _measured_apart(pairs)
             if measured is not None and measured[1] < each:
                 return report.Finding(
@@ -224,7 +247,7 @@ class Probes:
                     trials=_NOBODY_REPEATS,
                 )
             means = _means_apart(without, with_it)
-            variances = _variance_ratio(without, with_it)
+            variances = _variances_apart(without, with_it)
             if min(means, variances) < each:
                 return report.Finding(
                     test,
@@ -241,7 +264,8 @@ class Probes:
             error_rate,
             trials=_NOBODY_REPEATS,
             power="means that differ by "
-            f"{_detectable(_NOBODY_REPEATS, error_rate):.2g} standard deviations of the noise",
+            f"{_detectable(_NOBODY_REPEATS, smallest):.2g} standard deviations of the noise, "
+            "in one coordinate, are found with 99 % probability",
         )
 
     def contribution(self, allowed: float, count_weight: float, error_rate: float):
@@ -357,9 +381,13 @@ class Probes:
             yield f"a {name} one-hot update", self._player.client(one_hot * factor * norm)
         ends = np.cumsum(self._player.sizes)
         for number, (end, size) in enumerate(zip(ends, self._player.sizes, strict=True)):
+            if size == 0:
+                continue
             part = np.zeros(dim)
             part[end - size : end] = signs[end - size : end] * math.sqrt(dim / size)
             yield f"a huge update of tensor {number}", self._player.client(part * self._much * norm)
+        for size in _OVERFLOWING:
+            yield f"an update of entries {size:g}", self._player.client(np.full(dim, size))
         if self._player.is_weighted:
             yield "a huge weight", self._player.client(signs * self._much * norm, 1e6)
             yield "a negative weight", self._player.client(signs * self._much * norm, -1e6)
@@ -367,7 +395,7 @@ class Probes:
     def _half_grid_updates(self, moment: Moment) -> Iterator[tuple[str, np.ndarray]]:
         """Updates whose coordinates all lie between two grid points once they are encoded."""
         encoding = self._mechanism.encoding if self._mechanism is not None else None
-        if encoding is None:
+        if encoding is None or not hasattr(moment.state, "sum_state"):
             return
         padded, grid_norm = encoding.padded_dim, encoding.scaled_clip_norm
         seed = _rotation_seed(moment.state)
@@ -418,17 +446,31 @@ def _first_difference(one: playing.Played, two: playing.Played) -> str | None:
         largest = float(np.max(np.abs(one.released - two.released)))
         return f"released numbers differ by up to {largest:.3g}"
     for name, value in one.measurements.items():
-        if name not in ("summed_clients", "non_finite_clients") and value != two.measurements[name]:
+        if name in ("summed_clients", "non_finite_clients"):
+            continue
+        if not np.array_equal(value, two.measurements[name], equal_nan=True):
             return f"the measurement {name} is {two.measurements[name]:g} in place of {value:g}"
     return None
 
 
+def _chance_of_swaps(differences: np.ndarray) -> np.ndarray:
+    """p-values that the two rounds of each pair have one law, by columns.
+
+    If they have, each pair may as well be swapped: the sum of a column of differences has the
+    law of Σ ±d with independent signs, given their sizes, whatever the noise is and however
+    columns depend on each other. The chance of as large a sum is at most
+    2 exp(−(Σ d)² / (2 Σ d²)) (Hoeffding 1963).
+    """
+    differences = np.nan_to_num(differences, nan=0.0, posinf=_MUCH, neginf=-_MUCH)
+    squares = np.sum(differences**2, axis=0)
+    total = np.sum(differences, axis=0) ** 2
+    exponent = np.divide(total, 2.0 * squares, out=np.zeros_like(squares), where=squares > 0.0)
+    return np.minimum(1.0, 2.0 * np.exp(-exponent))
+
+
 def _means_apart(one: np.ndarray, two: np.ndarray) -> float:
-    """p-value that two samples have the same means in all columns."""
-    statistics = stats.ttest_ind(one, two, axis=0).statistic
-    largest = float(np.max(np.abs(statistics), initial=0.0))
-    freedom = 2 * (len(one) - 1)
-    return min(1.0, 2 * float(stats.t.sf(largest, freedom)) * one.shape[1])
+    """p-value that two samples of pairs have the same means in all columns."""
+    return min(1.0, float(np.min(_chance_of_swaps(two - one))) * one.shape[1])
 
 
 def _measured_apart(
@@ -438,7 +480,7 @@ def _measured_apart(
     found = []
     for name in pairs[0][0].measurements:
         one, two = (np.array([pair[i].measurements[name] for pair in pairs]) for i in (0, 1))
-        if np.std(one) > 0.0 and np.std(two) > 0.0:
+        if not np.array_equal(one, two, equal_nan=True):
             found.append((name, _means_apart(one[:, np.newaxis], two[:, np.newaxis])))
     if not found:
         return None
@@ -446,14 +488,20 @@ def _measured_apart(
     return name, min(1.0, p_value * len(found))
 
 
-def _variance_ratio(one: np.ndarray, two: np.ndarray) -> float:
-    """p-value that two samples of Gaussian noise have one variance, over all coordinates."""
-    squares = [np.sum((rows - rows.mean(axis=0)) ** 2) for rows in (one, two)]
-    freedom = (len(one) - 1) * one.shape[1]
-    ratio = squares[0] / squares[1]
-    return 2 * min(stats.f.sf(ratio, freedom, freedom), stats.f.cdf(ratio, freedom, freedom))
+def _variances_apart(one: np.ndarray, two: np.ndarray) -> float:
+    """p-value that two samples of pairs spread alike, over all columns together."""
+    centre = (one.mean(axis=0) + two.mean(axis=0)) / 2.0
+    squares = (two - centre) ** 2 - (one - centre) ** 2
+    total = np.sum((two - centre) ** 2 + (one - centre) ** 2, axis=0)
+    return float(_chance_of_swaps(squares[:, total > 0.0] @ (1.0 / total[total > 0.0])))
 
 
 def _detectable(trials: int, error_rate: float) -> float:
-    """Standard errors of a difference of means that is found with 99 % probability."""
-    return (stats.norm.isf(error_rate / 2) + stats.norm.ppf(0.99)) * math.sqrt(2 / trials)
+    """Standard deviations by which means have to differ to be found with 99 % probability.
+
+    Args:
+      trials: Pairs of rounds.
+      error_rate: Of one column.
+    """
+    needed = math.sqrt(2.0 * math.log(2.0 / error_rate)) + float(stats.norm.ppf(0.99))
+    return needed * math.sqrt(2.0 / trials)

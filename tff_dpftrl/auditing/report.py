@@ -9,14 +9,15 @@ import math
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from tff_dpftrl import durable_files, json_text, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import picture
 
-Outcome = Literal["consistent", "violated", "not tested"]
+Outcome = Literal["consistent", "violated", "not tested", "estimate"]
+_OUTCOMES = get_args(Outcome)
 
 _PICTURE = "trade_off.png"
 _NOT_OURS = "not of this package: it is somebody's own, and what was not tested is theirs to answer"
@@ -35,7 +36,8 @@ class Finding:
 
     Attributes:
       test: Name of the test, as "distinguishing game, likelihood ratio".
-      outcome: "violated" if the claim cannot be true as stated.
+      outcome: "violated" if the claim, or what the mechanism says of itself, cannot be true
+        as stated; "estimate" of what has no confidence and decides nothing.
       says: One or two sentences with the numbers, for people.
       error_rate: Chance of "violated" for code that keeps its claim, at most; 0 for
         what is no matter of chance.
@@ -56,10 +58,8 @@ class Finding:
     power: str = ""
 
     def __post_init__(self):
-        if self.outcome not in ("consistent", "violated", "not tested"):
-            raise ValueError(
-                f"outcome must be 'consistent', 'violated' or 'not tested', got {self.outcome!r}."
-            )
+        if self.outcome not in _OUTCOMES:
+            raise ValueError(f"outcome must be one of {_OUTCOMES}, got {self.outcome!r}.")
         if not 0.0 <= self.error_rate < 1.0:
             raise ValueError(f"error_rate must be in [0, 1), got {self.error_rate!r}.")
 
@@ -125,18 +125,23 @@ class AuditReport:
         """One line: "consistent with the claim", or "VIOLATED: ..." with what was found."""
         if not self.is_violated:
             return "consistent with the claim"
-        chance = "" if self.confidence == 1.0 else f" with {_percent(self.confidence)} confidence"
-        if self.epsilon_at_least > self.claim.epsilon:
+        violated = [finding for finding in self.findings if finding.outcome == "violated"]
+        is_above = self.epsilon_at_least > self.claim.epsilon
+        is_exact = not is_above and any(finding.error_rate == 0.0 for finding in violated)
+        chance = f" with {_percent(self.confidence)} confidence"
+        if is_exact or self.confidence == 1.0:
+            chance = ""
+        if is_above:
             return (
                 f"VIOLATED: at least ε = {_round_down(self.epsilon_at_least)}{chance}, where "
                 f"ε = {display.round_up(self.claim.epsilon)} is claimed"
             )
-        violated = [finding.test for finding in self.findings if finding.outcome == "violated"]
-        return f"VIOLATED{chance}: {', '.join(violated)}"
+        return f"VIOLATED{chance}: {', '.join(finding.test for finding in violated)}"
 
     def entry(self) -> str:
         """One line for a privacy statement; see `PrivacyStatement.with_audit`."""
-        tested = sum(finding.outcome != "not tested" for finding in self.findings)
+        tests = [finding.outcome for finding in self.findings if finding.outcome != "estimate"]
+        tested = len(tests) - tests.count("not tested")
         bound = ""
         if not self.is_violated and self.epsilon_at_least > 0.0:
             bound = (
@@ -144,7 +149,7 @@ class AuditReport:
             )
         text = (
             f"audited: {self.subject}{'' if self.is_ours else _NOT_OURS_SHORT}: "
-            f"{self.verdict}{bound} ({tested} of {len(self.findings)} tests could be done; "
+            f"{self.verdict}{bound} ({tested} of {len(tests)} tests could be done; "
             f"tff_dpftrl {self.code_version})"
         )
         return " ".join(text.split())

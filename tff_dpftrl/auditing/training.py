@@ -238,7 +238,7 @@ def judge(
     server_momentum: float = 0.0,
     error_rate: float = 0.05,
     seed: int = 0,
-) -> tuple[list[report.Finding], report.TradeOff]:
+) -> tuple[list[report.Finding], report.TradeOff | None]:
     """What a run proves about its claim.
 
     Args:
@@ -251,8 +251,11 @@ def judge(
       seed: Of what is chosen at random: the trials that choose thresholds.
 
     Returns:
-      Findings, and the trade-off curve of the strongest score.
+      Findings, and the trade-off curve of the strongest score; None if nothing was seen.
     """
+    if watched.finite_rounds == 0:
+        says = "The model was not finite after the first round, so that no canary could be seen."
+        return [report.Finding("canaries in a training run", "not tested", says)], None
     present = watched.present
     final = watched.moved.sum(axis=1) / max(watched.total_norm, np.finfo(float).tiny)
     released = watched.moved.copy()
@@ -300,8 +303,7 @@ def _one_run(
     epsilon, guesses = one_run.epsilon_at_least(
         values, present, delta=claim.delta, error_rate=error_rate
     )
-    all_right = one_run.Guesses(len(present), len(present), len(present))
-    most = all_right.epsilon_at_least(claim.delta, error_rate)
+    most = one_run.largest_epsilon(len(present), delta=claim.delta, error_rate=error_rate)
     return report.Finding(
         f"one-run bound, {name}",
         "violated" if epsilon > claim.epsilon else "consistent",
@@ -352,7 +354,7 @@ def _estimate(
     found = one_run.estimate(values[present], values[~present], delta=claim.delta)
     return report.Finding(
         f"estimate, {name}",
-        "not tested",
+        "estimate",
         f"About μ = {found.mu:.4g}, ε = {found.epsilon:.4g} at δ = {claim.delta:g} "
         f"({found.method}; Andrew et al. 2023). An estimate may be above or below the truth, and "
         "decides nothing.",

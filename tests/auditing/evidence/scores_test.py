@@ -54,6 +54,12 @@ def test_a_classifier_that_knows_nothing_finds_nearly_as_much(name):
     assert learned > 0.85 * best
 
 
+def test_releases_that_never_vary_say_nothing():
+    present = np.arange(80) % 2 == 0
+    constant = transcripts.Transcripts(np.ones((80, 4)), present)
+    np.testing.assert_array_equal(scores.learned_scores(constant, constant), np.zeros(80))
+
+
 @pytest.mark.parametrize("where", ["all rounds", "one round"])
 def test_noise_whose_scale_depends_on_the_canary_is_found(where):
     played, _, covariance = _game("blt", 1.0, 8000, 2)

@@ -10,6 +10,7 @@ says what it finds with 99 % probability.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -115,7 +116,11 @@ def examine(recordings: Sequence[Recording], *, error_rate: float) -> tuple[repo
         else:
             says = f"It takes two {name}."
             left_out.append(report.Finding(f"noise: correlation of {name}", "not tested", says))
-    found = [test(white, error_rate / len(tests)) for test in tests]
+    share = error_rate / len(tests)
+    tests[tests.index(_tails)] = functools.partial(
+        _tails, rounded=max(_moved_by_rounding(one) for one in recordings)
+    )
+    found = [test(white, share) for test in tests]
     return (*found, _equal_values(recordings), *left_out)
 
 
@@ -197,11 +202,21 @@ def _mean(white: _White, share: float) -> report.Finding:
     )
 
 
-def _tails(white: _White, share: float) -> report.Finding:
+def _moved_by_rounding(recording: Recording) -> float:
+    """By how much rounding to the released floats can move a distribution function, about."""
+    factor = np.linalg.cholesky(recording.covariance)
+    # A value r moves by r 2^-bits at most, and what is left of it after whitening is smaller.
+    larger = np.max(np.sqrt(np.diagonal(recording.covariance)) / np.diagonal(factor))
+    steepest = math.exp(-0.5) / math.sqrt(2.0 * math.pi)  # The largest |x| times density.
+    return float(larger) * steepest * 2.0 ** (1 - recording.significant_bits)
+
+
+def _tails(white: _White, share: float, rounded: float) -> report.Finding:
     """Half of the share for counts beyond some values, half for Kolmogorov and Smirnov's test.
 
     The latter is on values over their own standard deviation: that only makes the statistic
-    smaller (Lilliefors 1967), and more noise than claimed is no short tail.
+    smaller (Lilliefors 1967), and more noise than claimed is no short tail. `rounded` is what
+    rounding may add to the statistic.
     """
     values = np.sort(np.concatenate([one.ravel() for one in white.values()]))
     count, each = len(values), share / 2.0 / len(_TAILS)
@@ -220,7 +235,7 @@ def _tails(white: _White, share: float) -> report.Finding:
     steps = np.arange(count + 1) / count
     below = special.ndtr(values / spread) if spread > 0.0 else np.full(count, 0.5)
     distance = float(max(np.max(steps[1:] - below), np.max(below - steps[:-1])))
-    allowed = math.sqrt(math.log(4.0 / share) / (2.0 * count))
+    allowed = math.sqrt(math.log(4.0 / share) / (2.0 * count)) + rounded
     off = allowed + math.sqrt(-math.log(1.0 - correlations.POWER) / (2.0 * count))
     powers.append(f"a distribution function that is off by {off:.2g} after scaling")
     return _finding(

@@ -16,6 +16,9 @@ from scipy import optimize, special, stats
 
 from tff_dpftrl import validation
 
+FRACTIONS = (0.05, 0.2, 0.5)
+"""Numbers of guesses that are tried, as parts of the canaries."""
+
 _LARGEST_EPSILON = 700.0
 _STEP = 0.05
 
@@ -140,7 +143,7 @@ def epsilon_at_least(
     *,
     delta: float,
     error_rate: float,
-    fractions: Sequence[float] = (0.05, 0.2, 0.5),
+    fractions: Sequence[float] = FRACTIONS,
 ) -> tuple[float, Guesses]:
     """The best bound of a few numbers of guesses, with the error split between them.
 
@@ -161,11 +164,26 @@ def epsilon_at_least(
     Raises:
       ValueError: If an argument is out of range.
     """
-    numbers = sorted({max(1, round(fraction * len(scores))) for fraction in fractions})
+    numbers = _numbers(len(scores), fractions)
     tried = [guess(scores, present, number) for number in numbers]
     bounds = [one.epsilon_at_least(delta, error_rate / len(tried)) for one in tried]
     best = int(np.argmax(bounds))
     return bounds[best], tried[best]
+
+
+def largest_epsilon(
+    canaries: int, *, delta: float, error_rate: float, fractions: Sequence[float] = FRACTIONS
+) -> float:
+    """What `epsilon_at_least` gives if all guesses about so many canaries are right."""
+    numbers = _numbers(canaries, fractions)
+    return max(
+        Guesses(canaries, number, number).epsilon_at_least(delta, error_rate / len(numbers))
+        for number in numbers
+    )
+
+
+def _numbers(canaries: int, fractions: Sequence[float]) -> list[int]:
+    return sorted({max(1, round(fraction * canaries)) for fraction in fractions})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,7 @@ def learned_scores(
 
     Returns:
       float64, shape [trials of test], in arbitrary units; larger where the canary seems to
-      have taken part.
+      have taken part. Zeros if nothing varies.
 
     Raises:
       ValueError: If `train` has fewer than 20 trials of either kind.
@@ -76,6 +76,8 @@ def learned_scores(
         )
     location, scale = train.released.mean(axis=0), train.released.std(axis=0)
     kept = scale > 0.0  # A round that releases the same in every trial says nothing.
+    if not np.any(kept):
+        return np.zeros(len(test))
     features = _Features(train.released[:, kept], location[kept], scale[kept])
     seen, unseen = features(train.released[:, kept]), features(test.released[:, kept])
     parts = []

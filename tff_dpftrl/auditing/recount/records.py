@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tff_dpftrl import json_text
+
 Json = dict[str, Any]
 
 
@@ -200,8 +202,8 @@ def _json(path: pathlib.Path, unreadable: list[str]) -> Json | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        found = json_text.parse(text)
+    except ValueError as error:
         unreadable.append(f"{path.name} is no JSON: {error}")
         return None
     if not isinstance(found, dict):

@@ -1,0 +1,114 @@
+"""Probes from one state: the statistics where a process cannot be replayed, and odd updates."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+import tff_dpftrl
+from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.auditing import playing, probes
+
+_TYPE = tff.to_type([tff.TensorType(np.float32, [60]), tff.TensorType(np.float32, [4])])
+
+
+def _pairs(rng, noise, pairs=400, columns=64):
+    return noise(rng, (pairs, columns)), noise(rng, (pairs, columns))
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda rng, shape: rng.laplace(size=shape),
+        # One scale a coordinate, and coordinates that are nearly equal.
+        lambda rng, shape: rng.normal(size=shape) * np.geomspace(1.0, 1e3, shape[1]),
+        lambda rng, shape: rng.normal(size=(shape[0], 1)) + 0.1 * rng.normal(size=shape),
+    ],
+)
+def test_equal_laws_are_told_apart_no_more_often_than_said(noise):
+    rng, level = np.random.default_rng(0), 0.05
+    found = np.zeros(2)
+    for _ in range(300):
+        one, two = _pairs(rng, noise)
+        found += [
+            probes._means_apart(one, two) < level,
+            probes._variances_apart(one, two) < level,
+        ]
+    # Five standard errors above 15 of 300.
+    assert np.all(found <= 300 * level + 5.0 * np.sqrt(300 * level))
+
+
+def test_other_means_and_other_spreads_are_told_apart():
+    rng = np.random.default_rng(1)
+    one, two = _pairs(rng, lambda rng, shape: rng.normal(size=shape))
+    moved = two.copy()
+    moved[:, 3] += 0.6
+    assert probes._means_apart(one, moved) < 1e-3
+    assert probes._variances_apart(one, 1.05 * two) < 1e-3
+    # A coordinate without noise hides nothing, here or elsewhere.
+    one[:, 0], moved[:, 0] = 1.0, 1.0
+    assert probes._means_apart(one, moved) < 1e-3
+    two[:, 0] = 1.0 + 1e-3
+    assert probes._means_apart(one, two) < 1e-50
+
+
+def test_the_stated_power_is_had():
+    rng, trials, level, columns = np.random.default_rng(2), 400, 1e-3, 64
+    shift = probes._detectable(trials, level / columns)
+    found = 0
+    for _ in range(200):
+        one, two = _pairs(rng, lambda rng, shape: rng.normal(size=shape), trials, columns)
+        two[:, 5] += shift
+        found += probes._means_apart(one, two) < level
+    assert found >= 190  # 198 expected; below 190 has a chance of 1e-5.
+
+
+def _probes(aggregator, mechanism=None):
+    player = playing.Player(aggregator.create(_TYPE))
+    mechanism = mechanism or mechanism_lib.Mechanism.of(aggregator)
+    saved, _ = probes.moments(player, mechanism, [0])
+    return probes.Probes(player, mechanism, saved, canary_norm=1e3, seed=0)
+
+
+def test_updates_whose_squares_overflow_are_clipped_or_count_as_nothing():
+    aggregator = tff_dpftrl.build_dp_ftrl_aggregator(
+        tff_dpftrl.Identity(), noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
+    )
+    assert _probes(aggregator).stays_finite().outcome == "consistent"
+
+
+class _ClipsInFloat32(tff.aggregators.UnweightedAggregationFactory):
+    """Drops what is not finite, then clips: the norm of finite numbers may be infinite."""
+
+    def create(self, value_type):
+        inner = tff.aggregators.SumFactory().create(value_type)
+
+        @tff.tensorflow.computation(value_type)
+        def clip(value):
+            tensors = tf.nest.flatten(value)
+            is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(x)) for x in tensors])
+            clipped, _ = tf.clip_by_global_norm(tensors, 1.0)
+            kept = [tf.where(is_finite, x, tf.zeros_like(x)) for x in clipped]
+            return tf.nest.pack_sequence_as(value, kept)
+
+        @tff.federated_computation(
+            inner.initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            return inner.next(state, tff.federated_map(clip, value))
+
+        return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+
+def test_a_finite_update_that_makes_what_is_released_no_number_is_found():
+    mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 1.0, 1.0, 1.0)
+    found = _probes(_ClipsInFloat32(), mechanism)
+    assert found.not_finite(0.01).outcome == "consistent"
+    finding = found.stays_finite()
+    assert finding.outcome == "violated" and "1e+20" in finding.says
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
