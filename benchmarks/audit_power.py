@@ -48,10 +48,10 @@ class _Compiled:
         self._players: list[playing.Player] = []
         self._turn = itertools.cycle((0, 1))
 
-    def __call__(self, process):
+    def __call__(self, process, client_weight):
         index = next(self._turn)
         if index == len(self._players):
-            self._players.append(_PLAYER(process))
+            self._players.append(_PLAYER(process, client_weight))
         return self._players[index]
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import sys
 
 import numpy as np
@@ -9,7 +10,7 @@ import tff_dpftrl
 from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.private_round import seeds
+from tff_dpftrl.private_round import clipping, seeds
 
 # Chance that a correct aggregator is called violated in a test, were its seeds not fixed.
 _ERROR_RATE = 1e-3
@@ -120,6 +121,77 @@ def test_tff_s_own_gaussian_draws_new_noise_for_a_repeated_round():
     report = tff_dpftrl.audit_aggregator(factory, error_rate=_ERROR_RATE, **arguments)
     assert _outcomes(report)["a round repeated from its state"] == "violated"
     assert "noise that is smaller by √2" in report.to_markdown()
+
+
+def _weighted(estimator, weight_cap=1.0):
+    return tff_dpftrl.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(0.5),
+        noise_multiplier=0.5,
+        estimator=estimator,
+        weight_cap=weight_cap,
+    )
+
+
+def _half_precision():
+    return tff_dpftrl.build_dp_ftrl_aggregator(
+        tff_dpftrl.Identity(), noise_multiplier=0.5, clients_per_round=10, clip_norm=200.0
+    )
+
+
+_SHORT = tff_dpftrl.MinSep(4, 1, 4)
+_GAME = "distinguishing game, likelihood ratio"
+
+
+@pytest.mark.parametrize(
+    "aggregator, mu, options",
+    [
+        # Twice the noise that is needed where the denominator stays.
+        (_weighted(tff_dpftrl.ClippedDenominator(0.1, 200.0)), 2.0, {}),
+        (_weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0), 4.0, {}),
+        (_half_precision(), 4.0, {"value_type": tff.to_type([(np.float16, [80])] * 2)}),
+    ],
+    ids=["clipped denominator", "weight cap", "half precision"],
+)
+def test_canaries_count_in_full_whatever_clients_are_weighted_with_or_made_of(
+    aggregator, mu, options
+):
+    report = tff_dpftrl.audit_aggregator(
+        aggregator, schema=_SHORT, trials=400, seed=1, error_rate=_ERROR_RATE, **options
+    )
+    assert report.verdict == "consistent with the claim", report.to_markdown()
+    (game,) = (finding for finding in report.findings if finding.test == _GAME)
+    assert f"by that μ is {mu:.4g}." in game.says and game.outcome == "consistent"
+    # Standard error of μ √(4 / 400 + μ² / 800) is 0.12 and 0.17.
+    assert 0.7 * mu < report.mu_at_least < mu
+
+
+def test_games_whose_canaries_hardly_count_test_nothing():
+    aggregator = _weighted(tff_dpftrl.FixedDenominator(0.1, 100.0), weight_cap=100.0)
+    believed = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), client_weight=1.0)
+    report = tff_dpftrl.audit_aggregator(
+        aggregator, schema=_SHORT, trials=200, seed=1, error_rate=_ERROR_RATE, mechanism=believed
+    )
+    games = [one for one in report.findings if one.test.startswith("distinguishing game")]
+    assert [game.outcome for game in games] == ["not tested"] * 2
+    assert all("a canary adds 0.01 clip norms, where" in game.says for game in games)
+    assert "each was seen to add 0.01 clip norms, and by that μ is 0.04." in games[0].says
+
+
+@pytest.mark.parametrize(
+    "num_rounds, rounds, message",
+    [
+        (2, None, r"schema\.num_rounds must be at least 3, got 2\. A saved state"),
+        (2, 5, r"schema\.num_rounds must be at least 3, got 2\."),
+        (8, 2, r"^rounds must be at least 3, got 2\. None plays all rounds"),
+    ],
+)
+def test_too_few_rounds_are_refused_by_the_argument_that_is_too_small(num_rounds, rounds, message):
+    with pytest.raises(ValueError, match=message):
+        tff_dpftrl.audit_aggregator(
+            planted_bugs.CORRECT["identity"].build(),
+            schema=tff_dpftrl.MinSep(num_rounds, 1, 1),
+            rounds=rounds,
+        )
 
 
 @pytest.mark.parametrize(

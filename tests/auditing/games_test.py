@@ -2,8 +2,12 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
-from tff_dpftrl.auditing import games
+import tff_dpftrl
+from tff_dpftrl.auditing import games, playing
+from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.private_round import clipping
 
 
 @pytest.mark.parametrize("sizes", [[40, 60], [1, 30], [5]])
@@ -33,6 +37,43 @@ def test_projections_are_scalar_products():
     released = np.random.default_rng(0).normal(size=40)
     expected = [canaries.of(canary) @ released for canary in range(canaries.number)]
     np.testing.assert_allclose(canaries.projections(released), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_not_read(is_known):
+    value_type = tff.to_type([(np.float32, [size]) for size in (10_000, 40, 20_000)])
+    player = playing.Player(tff.aggregators.SumFactory().create(value_type))
+    canaries = games.Canaries.over(player.sizes, at_most=3, seed=0)
+    mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 1.0, 1.0, 1.0)
+    played = games.play(
+        player,
+        games.Plan(np.array([1.0, 0.0]), canaries, num_runs=2, resume_at=None),
+        mechanism if is_known else None,
+        resumed=player,
+        resume=lambda state: state,
+        seed=0,
+        say=lambda sentence: None,
+    )
+    kept = [2000, 10, 2000] if is_known else [0, 0, 0]
+    assert played.noise.shape == (2, 2, sum(kept))
+    np.testing.assert_array_equal(np.bincount(played.tensor_of, minlength=3), kept)
+    assert not np.any(played.noise)  # A plain sum has none, and canaries are elsewhere.
+
+
+@pytest.mark.parametrize("weight, signal", [(1.0, 0.25), (4.0, 1.0)])
+def test_what_canaries_add_is_measured(weight, signal):
+    factory = tff_dpftrl.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(0.5),
+        noise_multiplier=2.0,
+        estimator=tff_dpftrl.FixedDenominator(0.5, 10.0),
+        weight_cap=4.0,
+    )
+    process = factory.create(tff.to_type([(np.float32, [40])]), tff.TensorType(np.float32))
+    player = playing.Player(process, weight)
+    canaries = games.Canaries.over(player.sizes, at_most=5, seed=0)
+    mechanism = mechanism_lib.Mechanism.of(factory)
+    found = games.measured_signal(player, player.initialize(), canaries, mechanism)
+    assert found == pytest.approx(signal, abs=1e-4)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 import tff_dpftrl
 from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import mechanism
+from tff_dpftrl.private_round import clipping
 
 
 def _of(name):
@@ -24,6 +25,20 @@ def test_numbers_are_those_of_the_factory():
     assert adaptive.noise_multiplier == pytest.approx(1 / math.sqrt(1 / 4 - 1 / 16))
     assert (adaptive.count_stddev, adaptive.starts) == (2.0, planted_bugs.STARTS)
     assert _of("sampled").clients_per_round == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("weight, most", [(12.5, 12), (0.5, 1)])
+def test_a_denominator_that_is_clipped_stays_where_it_is_for_some_clients(weight, most):
+    factory = tff_dpftrl.SampledGaussianFactory(
+        clipping=clipping.FlatClipping(0.5),
+        noise_multiplier=2.0,
+        estimator=tff_dpftrl.ClippedDenominator(0.1, 10.0 * weight),
+        weight_cap=2.5,
+    )
+    found = mechanism.Mechanism.of(factory)
+    assert (found.most_clients, found.contribution) == (most, 2.0)
+    assert found.client_weight == 3.0
+    assert (_of("sampled").most_clients, _of("sampled").client_weight) == (None, 1.0)
 
 
 def test_nothing_is_known_of_other_factories():

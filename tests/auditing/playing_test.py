@@ -30,5 +30,23 @@ def test_a_weight_is_the_last_number_of_a_client():
     np.testing.assert_array_equal(player.zeroed(), np.zeros(5))
 
 
+def test_clients_weigh_what_the_player_is_told():
+    process = tff.aggregators.MeanFactory().create(_TYPE, tff.TensorType(np.int32))
+    player = playing.Player(process, client_weight=3.0)
+    clients = [player.client(np.ones(4)), player.client(np.full(4, 5.0), 1.0)]
+    played = player.next(player.initialize(), clients)
+    np.testing.assert_array_equal(played.released, [2.0] * 4)
+
+
+@pytest.mark.parametrize("dtype, largest", [(np.float16, 65504.0), (np.float64, 2.0**128)])
+def test_the_largest_value_is_one_of_all_floats_that_a_client_goes_through(dtype, largest):
+    value_type = tff.to_type([tff.TensorType(np.float32, [2]), tff.TensorType(dtype, [1])])
+    player = playing.Player(tff.aggregators.SumFactory().create(value_type))
+    assert player.largest_value == pytest.approx(largest)
+    client = player.client(np.full(3, player.largest_value))
+    released = player.next(player.initialize(), [client]).released
+    np.testing.assert_array_equal(released, [player.largest_value] * 3)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -26,6 +26,7 @@ AnyClaim = claim_lib.Claim | guarantee_lib.Guarantee | statement_lib.PrivacyStat
 _MOST_CANARIES = 500
 _FEWEST_RUNS = 4
 _FEWEST_ROUNDS = 3
+_FEWEST_COORDINATES = 64  # Of a tensor: a fifth of them shows the noise.
 _FEWEST_TRIALS = 200
 _QUIET_RUNS = 4
 _ROUNDING = 1e-6
@@ -64,7 +65,8 @@ def audit_aggregator(
     10,000 trials of 100 rounds of a BLT take 11 seconds of one core, compilation included. With
     8,000 trials the bound is at least 0.9 of μ in most audits, if μ is 1 or more. With adaptive
     clipping the games are about the updates; of the bits it is tested how far one client
-    moves them, and how much noise they get.
+    moves them, and how much noise they get. Where a `ClippedDenominator` divides by the weight
+    that shows up, a run has no more canaries than its smallest divisor, and there are more runs.
 
     Args:
       aggregator_or_process: A TFF aggregation factory, unweighted or weighted, or an
@@ -80,8 +82,8 @@ def audit_aggregator(
         a secure sum's encoding; a process has its own. Canaries share no coordinate, so
         that small tensors have room for few of them.
       trials: How many games are played, at least.
-      rounds: How many rounds are played of each; all of the schema if None. If fewer, a
-        Gaussian claim is held to what it says of these rounds.
+      rounds: How many rounds are played of each, 3 at least; all of the schema if None. If
+        fewer, a Gaussian claim is held to what it says of these rounds.
       resume: Whether runs are saved in the middle, as NumPy arrays, and go on in a new process;
         or a function from such a state to the state that is gone on with, to test how a
         program of yours saves and loads it.
@@ -101,17 +103,16 @@ def audit_aggregator(
     trials = validation.integer("trials", trials, minimum=_FEWEST_TRIALS)
     error_rate = validation.number("error_rate", error_rate, above=0, below=1)
     _refuse(aggregator_or_process)
+    rounds = _num_rounds(schema, rounds)
     if mechanism is None:
         mechanism = mechanism_lib.Mechanism.of(aggregator_or_process)
     found_claim = _claim(aggregator_or_process, claim, schema, delta, mechanism)
-    rounds = validation.integer(
-        "rounds", schema.num_rounds if rounds is None else rounds, minimum=_FEWEST_ROUNDS
-    )
     rng = np.random.default_rng(seed)
     say = say or (lambda sentence: None)
     make = _maker(aggregator_or_process, mechanism, value_type, trials)
-    player = playing.Player(make())
-    resumed = playing.Player(make()) if resume else player
+    weight = 1.0 if mechanism is None else mechanism.client_weight
+    player = playing.Player(make(), weight)
+    resumed = playing.Player(make(), weight) if resume else player
     audit = _Audit(
         player,
         resumed,
@@ -120,7 +121,7 @@ def audit_aggregator(
         mechanism,
         found_claim,
         schema,
-        dataclasses.replace(schema, num_rounds=min(rounds, schema.num_rounds)),
+        dataclasses.replace(schema, num_rounds=rounds),
         rng,
         say,
     )
@@ -148,6 +149,7 @@ class _Audit:
     schema: schema_lib.MinSep
     rng: np.random.Generator
     say: Callable[[str], None]
+    moments: list[probes.Moment] = dataclasses.field(default_factory=list)
     history: list[playing.Played] = dataclasses.field(default_factory=list)
 
     def findings(
@@ -176,8 +178,17 @@ class _Audit:
         ]
         if counted:
             findings.append(self._published_clip_norm())
-        played, quiet = self._play(pattern, trials)
-        judge = judging.Judge(self._played_claim(), each, int(self.rng.integers(2**31)))
+        canaries = games.Canaries.over(
+            self.player.sizes,
+            _num_canaries(self.mechanism, trials),
+            int(self.rng.integers(2**31)),
+        )
+        signal = None
+        if known and is_replayable:
+            first = self.moments[0].state
+            signal = games.measured_signal(self.player, first, canaries, self.mechanism)
+        played, quiet = self._play(canaries, pattern, trials)
+        judge = judging.Judge(self._played_claim(), each, int(self.rng.integers(2**31)), signal)
         trade_off = None
         if known:
             finding, trade_off = judge.likelihood_ratio(played.transcripts, pattern, covariance)
@@ -207,12 +218,14 @@ class _Audit:
         restarts = [t for start in starts[1:2] for t in (start - 1, start)]
         rounds = sorted({t for t in (0, 1, last // 2, *restarts) if 0 <= t <= last})
         saved, history = probes.moments(self.player, self.mechanism, rounds)
+        self.moments.extend(saved)
         self.history.extend(history)
+        norm = max(moment.largest_norm for moment in saved)
         return probes.Probes(
             self.player,
             self.mechanism,
             saved,
-            canary_norm=games.FAR_ABOVE,
+            canary_norm=games.canary_norm(self.player, norm) / norm,
             seed=int(self.rng.integers(2**31)),
         )
 
@@ -229,16 +242,13 @@ class _Audit:
             return worst_pattern.worst_pattern(identity.Identity(), self.schema)
         return worst_pattern.strongest_pattern(self._covariance(), self.schema)
 
-    def _play(self, pattern: worst_pattern.Pattern, trials: int) -> tuple[games.Games, games.Games]:
+    def _play(
+        self, canaries: games.Canaries, pattern: worst_pattern.Pattern, trials: int
+    ) -> tuple[games.Games, games.Games]:
         """The games, and recordings of noise alone."""
         num_rounds = self.schema.num_rounds
         starts = () if self.mechanism is None else self.mechanism.starts
         middle = num_rounds // 2 + (num_rounds // 2 in starts)
-        canaries = games.Canaries.over(
-            self.player.sizes,
-            _num_canaries(self.mechanism, trials),
-            int(self.rng.integers(2**31)),
-        )
         plan = games.Plan(
             signal=pattern.signal(num_rounds),
             canaries=canaries,
@@ -367,12 +377,29 @@ def _claim(
 
 def _num_canaries(mechanism: mechanism_lib.Mechanism | None, trials: int) -> int:
     """Canaries of a run: as many as a round may have clients, for several runs in any case."""
-    number = min(_MOST_CANARIES, -(-trials // _FEWEST_RUNS))
-    if mechanism is None or mechanism.encoding is None:
-        return number
-    # With adaptive clipping each of them has another client beside it.
-    room = mechanism.encoding.max_clients // (2 if mechanism.count_stddev else 1)
-    return max(1, min(number, room))
+    rooms = [min(_MOST_CANARIES, -(-trials // _FEWEST_RUNS))]
+    if mechanism is not None and mechanism.encoding is not None:
+        # With adaptive clipping each of them has another client beside it.
+        rooms.append(mechanism.encoding.max_clients // (2 if mechanism.count_stddev else 1))
+    if mechanism is not None and mechanism.most_clients is not None:
+        rooms.append(mechanism.most_clients)
+    return max(1, min(rooms))
+
+
+def _num_rounds(schema: schema_lib.MinSep, rounds: int | None) -> int:
+    """How many rounds are played."""
+    validation.integer(
+        "schema.num_rounds",
+        schema.num_rounds,
+        minimum=_FEWEST_ROUNDS,
+        remedy="A saved state is followed by two rounds: audit under a schema of more rounds.",
+    )
+    if rounds is None:
+        return schema.num_rounds
+    rounds = validation.integer(
+        "rounds", rounds, minimum=_FEWEST_ROUNDS, remedy="None plays all rounds of the schema."
+    )
+    return min(rounds, schema.num_rounds)
 
 
 def _maker(
@@ -388,7 +415,7 @@ def _maker(
         return lambda: aggregator
     if value_type is None:
         # Of both tensors a part stays quiet, and each canary has a coordinate in both.
-        size = _num_canaries(mechanism, trials) * 4 // 3 + 4
+        size = max(_FEWEST_COORDINATES, _num_canaries(mechanism, trials) * 4 // 3 + 4)
         sizes = [size, size]
         if mechanism is not None and mechanism.encoding is not None:
             dim = mechanism.encoding.dim

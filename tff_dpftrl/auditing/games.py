@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 FAR_ABOVE = 1e3
 """Norm of a canary's update, in clip norms."""
 
+_MOST_QUIET = 2000  # Of each tensor.
+_FEWEST_QUIET = 16
+_MOST_NOISE = 30_000_000  # Numbers, 240 MB.
 _MAX_NORM = 1e15
 _NEGLIGIBLE = 1e-6
 _QUIET = 0.2
@@ -96,7 +100,8 @@ class Games:
 
     Attributes:
       transcripts: Of all trials, in clip norms if the mechanism is known.
-      noise: float64, [runs, rounds, coordinates]: what was released where no canary is.
+      noise: float64, [runs, rounds, coordinates]: what was released where no canary is, on
+        up to some thousand coordinates of each tensor; on none if no mechanism is known.
       tensor_of: int, [coordinates]: the tensor of each of them.
       significant_bits: Of the floats of each tensor.
       counts: float64, [runs, rounds]: the noised counts of adaptive clipping, less what
@@ -201,7 +206,7 @@ def play(
     scale = Scale(mechanism)
     released = np.zeros((plan.num_runs, canaries.number, num_rounds))
     present = rng.integers(0, 2, (plan.num_runs, canaries.number)).astype(bool)
-    quiet = canaries.quiet if np.any(plan.signal) else np.arange(player.dim)
+    quiet = _quiet(player, plan, mechanism)
     noise = np.zeros((plan.num_runs, num_rounds, len(quiet)))
     counts, norms = (np.zeros((plan.num_runs, num_rounds)) for _ in range(2))
     for run in range(plan.num_runs):
@@ -210,7 +215,7 @@ def play(
         for t in range(num_rounds):
             if t == plan.resume_at:
                 state, current = resume(playing.saved(state)), resumed
-            factor = plan.signal[t] * FAR_ABOVE * scale.largest_norm(played)
+            factor = plan.signal[t] * canary_norm(player, scale.largest_norm(played))
             cohort = _cohort(current, canaries, present[run], factor, sends_zeros, mechanism)
             played = current.next(state, cohort)
             state, sums = played.state, scale.sums(played)
@@ -228,6 +233,56 @@ def play(
         player.significant_bits,
         counts if has_counts else None,
         norms if publishes else None,
+    )
+
+
+def canary_norm(player: playing.Player, largest_norm: float) -> float:
+    """Norm of a canary's update, far above what is clipped to, but no infinity in its floats."""
+    return min(FAR_ABOVE * largest_norm, player.largest_value)
+
+
+def measured_signal(
+    player: playing.Player,
+    state: Any,
+    canaries: Canaries,
+    mechanism: mechanism_lib.Mechanism,
+) -> float:
+    """What canaries add along their directions, where a round can be replayed.
+
+    Args:
+      player: Runs the process.
+      state: Before the first round.
+      canaries: Every second of them takes part, as in the games, in two rounds from this
+        state, once in its direction and once in the opposite one.
+      mechanism: The numbers of the mechanism.
+
+    Returns:
+      Half of the difference, in clip norms, on average: 1 if the mechanism does what it says.
+    """
+    scale = Scale(mechanism)
+    present = np.arange(canaries.number) % 2 == 0
+    norm = canary_norm(player, scale.largest_norm(None))
+    forth, back = (
+        scale.sums(player.next(state, _cohort(player, canaries, present, factor, True, mechanism)))
+        for factor in (norm, -norm)
+    )
+    return float(np.mean(canaries.projections(forth - back)[present])) / 2.0
+
+
+def _quiet(
+    player: playing.Player, plan: Plan, mechanism: mechanism_lib.Mechanism | None
+) -> np.ndarray:
+    """Coordinates whose noise is kept: the first of each tensor that no canary moves."""
+    if mechanism is None:
+        return np.arange(0)
+    quiet = plan.canaries.quiet if np.any(plan.signal) else np.arange(player.dim)
+    room = _MOST_NOISE // (plan.num_runs * len(plan.signal) * len(player.sizes))
+    most = min(_MOST_QUIET, max(_FEWEST_QUIET, room))
+    ends = np.cumsum(player.sizes)
+    starts = np.searchsorted(quiet, ends - player.sizes)
+    stops = np.searchsorted(quiet, ends)
+    return np.concatenate(
+        [quiet[start : min(stop, start + most)] for start, stop in zip(starts, stops, strict=True)]
     )
 
 

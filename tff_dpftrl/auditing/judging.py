@@ -17,6 +17,7 @@ from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 _SURELY = 0.99
 _TRAIN_FRACTION = 0.5
 _FEWEST_QUIET = 8
+_LEAST_SIGNAL = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,11 +28,14 @@ class Judge:
       claim: The claim, of the rounds that were played.
       error_rate: Of each finding.
       seed: Of the trials that choose thresholds.
+      signal: What canaries were seen to add along their directions, in clip norms; None if it
+        was not measured.
     """
 
     claim: claim_lib.Claim
     error_rate: float
     seed: int
+    signal: float | None = None
 
     def likelihood_ratio(
         self,
@@ -55,10 +59,14 @@ class Judge:
         signal = pattern.signal(len(covariance))
         found = scores.likelihood_ratio_scores(transcripts, signal, covariance)
         true_mu = math.sqrt(float(signal @ scipy.linalg.solve(covariance, signal, assume_a="pos")))
+        seen = "if each adds one clip norm, as the mechanism says of itself,"
+        if self.signal is not None:
+            true_mu *= abs(self.signal)
+            seen = f"each was seen to add {self.signal:.4g} clip norms, and by that"
         rounds = ", ".join(map(str, pattern.rounds[:6])) + ("…" if len(pattern.rounds) > 6 else "")
         about = (
-            f"Canaries take part in {len(pattern.rounds)} rounds ({rounds}); what the mechanism "
-            f"says of itself makes that μ = {true_mu:.4g}."
+            f"Canaries take part in {len(pattern.rounds)} rounds ({rounds}); {seen} μ is "
+            f"{true_mu:.4g}."
         )
         return self._bounded(test, about, found, transcripts.present)
 
@@ -82,19 +90,25 @@ class Judge:
         is_above = bound.epsilon_at_least > self.claim.epsilon or (
             self.claim.mu is not None and bound.mu_at_least > self.claim.mu
         )
+        is_tested = self.signal is None or self.signal >= _LEAST_SIGNAL
+        if not is_tested:
+            about += (
+                f" That tests little: a canary adds {self.signal:.4g} clip norms, where the "
+                "numbers of the mechanism say 1."
+            )
         claimed = f"ε = {self.claim.epsilon:.4g}"
         if self.claim.mu is not None:
             claimed = f"μ = {self.claim.mu:.4g}, {claimed}"
         finding = report.Finding(
             test,
-            "violated" if is_above else "consistent",
+            "violated" if is_above else "consistent" if is_tested else "not tested",
             f"{about} At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at "
             f"δ = {self.claim.delta:g} ({bound.method}); claimed is {claimed}.",
             self.error_rate,
             trials=len(present),
             mu_at_least=bound.mu_at_least,
             epsilon_at_least=bound.epsilon_at_least,
-            power=self._power(present),
+            power=self._power(present) if is_tested else "",
         )
         return finding, bounds.trade_off(found, present)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from tff_dpftrl import validation
@@ -36,6 +37,9 @@ class Mechanism:
         number of clients below the estimate, before the division; measured as
         "unclipped_fraction".
       encoding: The grid that updates are rounded to, if any.
+      client_weight: Weight from which on a client counts in full, where clients have one.
+      most_clients: Clients of weight 1 in a round up to which it is divided by
+        `clients_per_round`, and not by more; None if any number.
     """
 
     strategy: strategy_lib.Strategy
@@ -46,6 +50,8 @@ class Mechanism:
     publishes_clip_norm: bool = False
     count_stddev: float | None = None
     encoding: grid.GridEncoding | None = None
+    client_weight: float = 1.0
+    most_clients: int | None = None
 
     def __post_init__(self):
         strategy_lib.check_strategy(self.strategy)
@@ -53,6 +59,9 @@ class Mechanism:
         validation.positive("clip_norm", self.clip_norm)
         validation.positive("clients_per_round", self.clients_per_round)
         validation.number("contribution", self.contribution, at_least=1)
+        validation.positive("client_weight", self.client_weight)
+        if self.most_clients is not None:
+            validation.integer("most_clients", self.most_clients, minimum=1)
 
     @property
     def noise_stddev(self) -> float:
@@ -98,15 +107,17 @@ class Mechanism:
             estimator = factory.private_round.estimator
             is_fixed = isinstance(estimator, estimators.FixedDenominator)
             norm = factory.clipping.clip_norm
+            weight = estimator.expected_weight if is_fixed else estimator.min_expected_weight
             return cls(
                 strategy=identity.Identity(),
                 noise_multiplier=factory.noise_multiplier,
                 clip_norm=norm if isinstance(norm, float) else 1.0,
-                clients_per_round=(
-                    estimator.expected_weight if is_fixed else estimator.min_expected_weight
-                ),
+                clients_per_round=weight,
                 contribution=1.0 if is_fixed else 2.0,
                 publishes_clip_norm=True,
+                # Weights may be integers.
+                client_weight=float(math.ceil(factory.private_round.weight_cap)),
+                most_clients=None if is_fixed else max(1, math.floor(weight)),
             )
         return None
 

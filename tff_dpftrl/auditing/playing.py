@@ -49,15 +49,18 @@ class Player:
       sizes: Numbers of coordinates of the update's tensors.
       significant_bits: Of the floats of each of them, 24 at most: noise is drawn in float32.
       dim: Their sum.
+      largest_value: Largest number that all of its floats can be; float32's at most, which
+        clients are made of.
       is_weighted: Whether each client has a weight too: the last number of its vector.
       is_compiled: Whether rounds run in this process, without TFF's executor.
     """
 
-    def __init__(self, process: tff.templates.AggregationProcess):
+    def __init__(self, process: tff.templates.AggregationProcess, client_weight: float = 1.0):
         """Compiles the process, which takes a second.
 
         Args:
           process: The process. Its updates are floats of static shapes.
+          client_weight: Weight of clients of which nothing else is said.
 
         Raises:
           ValueError: If its values are of another type, or its weights no numbers.
@@ -69,8 +72,12 @@ class Player:
         self.significant_bits = [
             _SIGNIFICANT_BITS.get(spec.dtype, 24) for spec in self._update.specs
         ]
+        self.largest_value = min(
+            float(dtype.max) for dtype in [tf.float32, *(spec.dtype for spec in self._update.specs)]
+        )
         self.dim = sum(self.sizes)
         self.is_weighted = len(parameters) > 2
+        self._client_weight = client_weight
         self._weight_type = leaves.member(parameters[2]) if self.is_weighted else None
         if self.is_weighted and not isinstance(self._weight_type, tff.TensorType):
             raise ValueError(
@@ -111,9 +118,10 @@ class Player:
         parts = [np.ravel(leaf).astype(np.float64) for leaf in tf.nest.flatten(result)]
         return Played(state, np.concatenate(parts), _scalars(measured))
 
-    def client(self, update: np.ndarray, weight: float = 1.0) -> np.ndarray:
-        """The vector of a client with this update."""
+    def client(self, update: np.ndarray, weight: float | None = None) -> np.ndarray:
+        """The vector of a client with this update; of `client_weight` if None is given."""
         vector = np.asarray(update, np.float32)
+        weight = self._client_weight if weight is None else weight
         return np.append(vector, np.float32(weight)) if self.is_weighted else vector
 
     def zeroed(self) -> np.ndarray:
