@@ -47,7 +47,7 @@ def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_no
     mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 1.0, 1.0, 1.0)
     played = games.play(
         player,
-        games.Plan(np.array([1.0, 0.0]), canaries, num_runs=2, resume_at=None),
+        games.Plan(np.array([1.0, 0.0]), canaries, num_runs=66, resume_at=None),
         mechanism if is_known else None,
         resumed=player,
         resume=lambda state: state,
@@ -55,7 +55,7 @@ def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_no
         say=lambda sentence: None,
     )
     kept = [2000, 10, 2000] if is_known else [0, 0, 0]
-    assert played.noise.shape == (2, 2, sum(kept))
+    assert played.noise.shape == (64, 2, sum(kept))
     np.testing.assert_array_equal(np.bincount(played.tensor_of, minlength=3), kept)
     assert not np.any(played.noise)  # A plain sum has none, and canaries are elsewhere.
 

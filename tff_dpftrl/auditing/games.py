@@ -26,6 +26,7 @@ FAR_ABOVE = 1e3
 """Norm of a canary's update, in clip norms."""
 
 _MOST_QUIET = 2000  # Of each tensor.
+_MOST_QUIET_RUNS = 64  # All pairs of them are compared.
 _FEWEST_QUIET = 16
 _MOST_NOISE = 30_000_000  # Numbers, 240 MB.
 _MAX_NORM = 1e15
@@ -100,8 +101,8 @@ class Games:
 
     Attributes:
       transcripts: Of all trials, in clip norms if the mechanism is known.
-      noise: float64, [runs, rounds, coordinates]: what was released where no canary is, on
-        up to some thousand coordinates of each tensor; on none if no mechanism is known.
+      noise: float64, [runs, rounds, coordinates]: what the first runs released where no canary
+        is, on up to some thousand coordinates of each tensor; on none if no mechanism is known.
       tensor_of: int, [coordinates]: the tensor of each of them.
       significant_bits: Of the floats of each tensor.
       counts: float64, [runs, rounds]: the noised counts of adaptive clipping, less what
@@ -207,7 +208,7 @@ def play(
     released = np.zeros((plan.num_runs, canaries.number, num_rounds))
     present = rng.integers(0, 2, (plan.num_runs, canaries.number)).astype(bool)
     quiet = _quiet(player, plan, mechanism)
-    noise = np.zeros((plan.num_runs, num_rounds, len(quiet)))
+    noise = np.zeros((min(plan.num_runs, _MOST_QUIET_RUNS), num_rounds, len(quiet)))
     counts, norms = (np.zeros((plan.num_runs, num_rounds)) for _ in range(2))
     for run in range(plan.num_runs):
         sends_zeros = run % 2 == 1
@@ -220,7 +221,8 @@ def play(
             played = current.next(state, cohort)
             state, sums = played.state, scale.sums(played)
             released[run, :, t] = canaries.projections(sums)
-            noise[run, t] = sums[quiet]
+            if run < len(noise):
+                noise[run, t] = sums[quiet]
             counts[run, t], norms[run, t] = scale.count(played), scale.norm(played)
         say(f"Run {run + 1} of {plan.num_runs}, {canaries.number} canaries each.")
     tensor_of = np.repeat(np.arange(len(player.sizes)), player.sizes)
@@ -276,7 +278,8 @@ def _quiet(
     if mechanism is None:
         return np.arange(0)
     quiet = plan.canaries.quiet if np.any(plan.signal) else np.arange(player.dim)
-    room = _MOST_NOISE // (plan.num_runs * len(plan.signal) * len(player.sizes))
+    runs = min(plan.num_runs, _MOST_QUIET_RUNS)
+    room = _MOST_NOISE // (runs * len(plan.signal) * len(player.sizes))
     most = min(_MOST_QUIET, max(_FEWEST_QUIET, room))
     ends = np.cumsum(player.sizes)
     starts = np.searchsorted(quiet, ends - player.sizes)
