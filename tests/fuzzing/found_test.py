@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import functools
 import json
 import sqlite3
 import sys
@@ -126,6 +127,15 @@ def test_a_manifest_may_lack_a_part(tmp_path, name):
         content.pop(name, None)
         path.write_text(json.dumps(content))
     _refuses(ValueError, "of version None|a part of it", manifest.read, tmp_path)
+
+
+def test_what_was_changed_is_named_in_one_line(tmp_path):
+    files._write_manifest(tmp_path, 0)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    content["derived"]["a name\u2028of two\rlines"] = 1
+    path.write_text(json.dumps(content))
+    _refuses(ValueError, "no longer what the run began with", manifest.read, tmp_path)
 
 
 def test_a_manifest_may_lack_an_identity():
@@ -264,6 +274,14 @@ def test_a_commit_in_a_store_may_hold_other_types(tmp_path, change):
         _refuses(interface.StoreError, "is damaged", store.last_commit, "tests", "task")
 
 
+def test_an_epoch_may_be_the_largest_of_all(tmp_path):
+    files._write_store(tmp_path, 1)
+    _execute(tmp_path / "store.sqlite", f"UPDATE leases SET epoch = {2**63 - 1}, expires_at = 0")
+    with contextlib.closing(sql.SqlStore(tmp_path)) as store:
+        take = functools.partial(store.acquire, now=1e9, duration=60.0)
+        _refuses(interface.StoreError, "too large", take, "tests", "me")
+
+
 def test_a_lease_and_a_round_may_hold_other_types(tmp_path):
     files._write_store(tmp_path, 1)
     _execute(
@@ -322,12 +340,21 @@ def test_the_damage_of_a_ledger_is_told_in_one_line(tmp_path):
     _refuses(ValueError, "is damaged", recount.recount, path)
 
 
-def test_a_certificate_may_be_of_an_unknown_curve(tmp_path):
+def test_tables_of_a_ledger_may_be_written_over(tmp_path):
+    files._write_rounds(tmp_path, 1)
+    path = tmp_path / "ledger.sqlite"
+    head, dropped = path.read_bytes().split(b"CREATE TABLE dropped", 1)
+    # A quote that nothing ends: SQLite tells of all that follows, with its lines.
+    path.write_bytes(head + b"CREATE TABLE dropped" + dropped.replace(b"PRIM", b'"RIM', 1))
+    _refuses(OSError, "malformed", ledger.Ledger.open, path, files.SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["2a8648ce3d030107", "a003020102"])
+def test_a_certificate_may_be_of_an_unknown_curve_or_version(tmp_path, name):
     files._write_keys(tmp_path, 0)
     certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
-    content = certificate.public_bytes(Encoding.DER)
-    name = bytes.fromhex("2a8648ce3d030107")  # Of the curve.
-    changed = base64.encodebytes(content.replace(name, name[:-1] + b"\x63"))
+    content, name = certificate.public_bytes(Encoding.DER), bytes.fromhex(name)
+    changed = base64.encodebytes(content.replace(name, name[:-1] + b"\x22", 1))
     (tmp_path / "server.pem").write_bytes(
         b"-----BEGIN CERTIFICATE-----\n" + changed + b"-----END CERTIFICATE-----\n"
     )

@@ -210,7 +210,7 @@ def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise OSError(f"The ledger {path} cannot be used: {error}.") from error
+        raise OSError(f"The ledger {path} cannot be used: {_one_line(error)}.") from error
 
 
 def damaged(path: str | os.PathLike[str], reason: str) -> ValueError:
@@ -220,5 +220,9 @@ def damaged(path: str | os.PathLike[str], reason: str) -> ValueError:
       path: Its file.
       reason: What, a few words.
     """
-    reason = " ".join(reason.split())  # SQLite's own may have several lines.
-    return ValueError(f"The ledger {path} is damaged: {reason}. Restore a backup.")
+    return ValueError(f"The ledger {path} is damaged: {_one_line(reason)}. Restore a backup.")
+
+
+def _one_line(reason: object) -> str:
+    """What SQLite says, which may quote a damaged file and so have several lines."""
+    return " ".join(str(reason).split())

@@ -152,7 +152,7 @@ def read(output: pathlib.Path) -> Manifest:
         )
     copy = _read(output / _COPY)
     differences = [
-        f"{name}: {json.dumps(then)} → {json.dumps(now)}"
+        f"{json.dumps(name)[1:-1]}: {json.dumps(then)} → {json.dumps(now)}"
         for name, then, now in _differences(_bound(copy), _bound(public))
     ]
     if differences:

@@ -104,7 +104,7 @@ class ServerConnection:
         self._addresses = _addresses(address)
         try:
             x509.load_pem_x509_certificates(root_certificates)
-        except ValueError:
+        except (ValueError, x509.InvalidVersion):
             raise ValueError(
                 "root_certificates holds no certificate in PEM: give the server's certificate, or "
                 "that of who signed it."

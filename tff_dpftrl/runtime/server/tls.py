@@ -124,7 +124,7 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
     try:
         own = x509.load_pem_x509_certificates(certificate_pem)[0]
         public, valid_until = own.public_key(), own.not_valid_after_utc
-    except (ValueError, exceptions.UnsupportedAlgorithm):
+    except (ValueError, x509.InvalidVersion, exceptions.UnsupportedAlgorithm):
         raise ValueError(f"{certificate} holds no certificate in PEM.") from None
     try:
         private = serialization.load_pem_private_key(key_pem, password=None)

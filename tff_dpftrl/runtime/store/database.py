@@ -106,6 +106,8 @@ def one_line_errors(action: str) -> Iterator[None]:
         lines = str(origin).strip().splitlines() if origin is not None else []
         reason = lines[0].rstrip(".") if lines else type(error).__name__
         raise interface.StoreError(f"Cannot {action}: {reason}.") from None
+    except OverflowError:  # What a damaged file makes of a number, given back to it.
+        raise interface.StoreError(f"Cannot {action}: a number in it is too large.") from None
 
 
 def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str]:
