@@ -3,27 +3,17 @@ import sys
 
 import numpy as np
 import pytest
-import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_dpftrl
 from tests.auditing import planted_bugs
+from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
-from tff_dpftrl.private_round import clipping, seeds
+from tff_dpftrl.private_round import clipping
 
 # Chance that a correct aggregator is called violated in a test, were its seeds not fixed.
 _ERROR_RATE = 1e-3
-
-
-@pytest.fixture(autouse=True)
-def _fixed_seeds(monkeypatch):
-    """Root seeds that differ from run to run and are the same whenever a test is repeated."""
-
-    def drawn():
-        return tf.random.uniform([2], maxval=2**62, dtype=tf.int64, seed=5)
-
-    monkeypatch.setattr(seeds, "root_seed_from_os", drawn)
 
 
 def _audit(case, trials=800, **options):
