@@ -12,16 +12,12 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
-from tff_dpftrl.accounting import guarantee as guarantee_lib
-from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import games, judging, playing, probes, report
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing.evidence import worst_pattern
 from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
-
-AnyClaim = claim_lib.Claim | guarantee_lib.Guarantee | statement_lib.PrivacyStatement
 
 _MOST_CANARIES = 500
 _FEWEST_RUNS = 4
@@ -36,7 +32,7 @@ def audit_aggregator(
     aggregator_or_process: Any,
     *,
     schema: schema_lib.MinSep,
-    claim: AnyClaim | None = None,
+    claim: claim_lib.AnyClaim | None = None,
     delta: float = 1e-6,
     mechanism: mechanism_lib.Mechanism | None = None,
     value_type: tff.Type | None = None,
@@ -357,7 +353,7 @@ def _refuse(aggregator: Any) -> None:
 
 def _claim(
     aggregator: Any,
-    claim: AnyClaim | None,
+    claim: claim_lib.AnyClaim | None,
     schema: schema_lib.MinSep,
     delta: float,
     mechanism: mechanism_lib.Mechanism | None,

@@ -26,9 +26,6 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import directions as directions_lib
 
-REAL = -1
-"""The number beside an example that is no canary's."""
-
 _VALUES = "values"
 _CANARY = "canary"
 
@@ -155,12 +152,12 @@ def _mark(*batch: Any) -> Any:
     """A batch of real data, marked as no canary's."""
     batch = batch[0] if len(batch) == 1 else batch
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
-    return _with_canary(batch, tf.fill([rows], REAL))
+    return _with_canary(batch, tf.fill([rows], directions_lib.REAL))
 
 
 def _canary_of(rows: Mapping[str, Any]) -> tf.Tensor:
     """The number of a batch's canary, as `Directions.of` has it; −1 of real data and no rows."""
-    return tf.reduce_max(tf.concat([rows[_CANARY], [REAL]], 0))
+    return tf.reduce_max(tf.concat([rows[_CANARY], [directions_lib.REAL]], 0))
 
 
 def _functional(

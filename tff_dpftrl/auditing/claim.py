@@ -40,7 +40,7 @@ class Claim:
         return cls(gaussian.epsilon(mu, delta), delta, mu)
 
     @classmethod
-    def of(cls, claim: Claim | guarantee.Guarantee | statement.PrivacyStatement) -> Claim:
+    def of(cls, claim: AnyClaim) -> Claim:
         """The claim that a guarantee or a privacy statement makes.
 
         Args:
@@ -76,6 +76,15 @@ class Claim:
             )
         return found
 
+    def is_refuted_by(self, mu_at_least: float, epsilon_at_least: float) -> bool:
+        """Whether a lower bound of μ, if a Gaussian is claimed, or of ε at δ is above the claim."""
+        is_above = self.mu is not None and mu_at_least > self.mu
+        return is_above or epsilon_at_least > self.epsilon
+
+    def __str__(self) -> str:
+        epsilon = f"ε = {self.epsilon:.4g}"
+        return epsilon if self.mu is None else f"μ = {self.mu:.4g}, {epsilon}"
+
     def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
         """The claimed trade-off curve: which tests the claim allows.
 
@@ -93,3 +102,7 @@ class Claim:
         first = 1.0 - self.delta - np.exp(self.epsilon) * rate
         second = np.exp(-self.epsilon) * (1.0 - self.delta - rate)
         return np.maximum(0.0, np.maximum(first, second))
+
+
+AnyClaim = Claim | guarantee.Guarantee | statement.PrivacyStatement
+"""What `Claim.of` takes."""

@@ -23,6 +23,9 @@ import tensorflow as tf
 from tff_dpftrl import validation
 from tff_dpftrl.private_round import seeds
 
+REAL = -1
+"""The number beside an example that is no canary's."""
+
 COORDINATES_EACH = 20
 """Least coordinates per canary on average: some canary has none with chance < m·e^-20."""
 

@@ -23,8 +23,6 @@ from tff_dpftrl import validation
 from tff_dpftrl.auditing import directions as directions_lib
 from tff_dpftrl.finetuning import clipped_sums, private_steps
 
-_REAL = -1
-
 
 class RowCanaries:
     """Canaries among units of rows; what `audit_training` takes as `canaries`.
@@ -78,13 +76,13 @@ class RowCanaries:
           float32, shape [rows]; the gradient of a canary's is its direction's.
         """
         own, marks = rows
-        canary = tf.reduce_max(tf.concat([marks, [_REAL]], 0))
+        canary = tf.reduce_max(tf.concat([marks, [directions_lib.REAL]], 0))
         attached = self.directions.attach(weights, canary, self.gradient_norm)
         return self._row_losses(attached, own)
 
     def real(self, unit: clipped_sums.Rows) -> clipped_sums.Rows:
         """The rows of a user, or of one example, marked as no canary's."""
-        return _marked(unit, _REAL)
+        return _marked(unit, directions_lib.REAL)
 
     def client(self, canary: int, sign: int = 1) -> clipped_sums.Rows:
         """The rows of a canary, in the direction `sign`."""

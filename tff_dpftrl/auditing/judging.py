@@ -87,23 +87,18 @@ class Judge:
         bound = bounds.for_claim(
             found, present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
-        is_above = bound.epsilon_at_least > self.claim.epsilon or (
-            self.claim.mu is not None and bound.mu_at_least > self.claim.mu
-        )
+        is_above = self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
         is_tested = self.signal is None or self.signal >= _LEAST_SIGNAL
         if not is_tested:
             about += (
                 f" That tests little: a canary adds {self.signal:.4g} clip norms, where the "
                 "numbers of the mechanism say 1."
             )
-        claimed = f"ε = {self.claim.epsilon:.4g}"
-        if self.claim.mu is not None:
-            claimed = f"μ = {self.claim.mu:.4g}, {claimed}"
         finding = report.Finding(
             test,
             "violated" if is_above else "consistent" if is_tested else "not tested",
             f"{about} At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at "
-            f"δ = {self.claim.delta:g} ({bound.method}); claimed is {claimed}.",
+            f"δ = {self.claim.delta:g} ({bound.method}); claimed is {self.claim}.",
             self.error_rate,
             trials=len(present),
             mu_at_least=bound.mu_at_least,

@@ -28,7 +28,6 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
-from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import report
@@ -37,8 +36,6 @@ from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
-
-AnyClaim = claim_lib.Claim | guarantee_lib.Guarantee | statement_lib.PrivacyStatement
 
 _FEWEST = 20
 """Canaries: fewer than two of a kind, which no bound can do with, have chance 4e-5."""
@@ -76,7 +73,7 @@ def audit_training(
     process: Any,
     *,
     canaries: canaries_lib.Canaries,
-    claim: AnyClaim,
+    claim: claim_lib.AnyClaim,
     schema: schema_lib.MinSep | None = None,
     cohorts: Callable[[int], Sequence[Any]] | None = None,
     strategy: strategy_lib.Strategy | None = None,
@@ -329,17 +326,12 @@ def _independent(
 ) -> report.Finding:
     """The larger bounds, if canaries are independent trials."""
     bound = bounds.for_claim(values, present, claim, error_rate=error_rate, seed=seed)
-    is_above = bound.epsilon_at_least > claim.epsilon or (
-        claim.mu is not None and bound.mu_at_least > claim.mu
-    )
-    claimed = f"ε = {claim.epsilon:.4g}"
-    if claim.mu is not None:
-        claimed = f"μ = {claim.mu:.4g}, {claimed}"
+    is_above = claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
     return report.Finding(
         f"canaries as trials, {name}",
         "violated" if is_above else "consistent",
         f"At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at δ = "
-        f"{claim.delta:g} ({bound.method}); claimed is {claimed}. {_CONDITION}{about}",
+        f"{claim.delta:g} ({bound.method}); claimed is {claim}. {_CONDITION}{about}",
         error_rate,
         trials=bound.trials,
         mu_at_least=bound.mu_at_least,
