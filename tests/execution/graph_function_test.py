@@ -27,8 +27,11 @@ def _run(process, clients, num_rounds=2, num_threads=2):
 
 def _count_up(x):
     variable = tf.Variable(tf.cast(x, tf.float32))
+    result = variable.read_value()
     for _ in range(20):
-        with tf.control_dependencies([variable.assign_add(1.0)]):
+        with tf.control_dependencies([result]):
+            added = variable.assign_add(1.0)
+        with tf.control_dependencies([added]):
             result = variable.read_value()
     return result
 
@@ -67,6 +70,31 @@ def test_variables_are_freed_also_when_a_client_fails(fails):
     # 500 calls with a variable of 1 MiB each; ru_maxrss is in KiB.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024
     assert compiled.next(0.0, [1])[1] == 2.0
+
+
+def _built_like_a_keras_model(x):
+    """Looks up a variable at an input that nobody feeds, and again at one that is fed."""
+    variable = tf.Variable(tf.range(10, dtype=tf.float32))
+    tf.gather(variable, tf.compat.v1.placeholder(tf.int32, [None]))
+    return tf.gather(variable, x)
+
+
+def _last_of_many_additions(x):
+    """Only the last addition is what the result waits for."""
+    variable = tf.Variable(tf.cast(x, tf.float32))
+    for _ in range(20):
+        with tf.control_dependencies([variable.assign_add(1.0)]):
+            result = variable.read_value()
+    return result
+
+
+@pytest.mark.parametrize(
+    "client_fn, expected", [(_built_like_a_keras_model, 5.0), (_last_of_many_additions, 7.0)]
+)
+def test_what_no_output_needs_does_not_run_as_in_tff_s_executor(client_fn, expected):
+    process = small_processes.build(client_fn)
+    np.testing.assert_array_equal(_run(process, [2, 3]), [expected, expected])
+    assert process.next(0.0, [2, 3])[1] == expected
 
 
 def _look_up(values):

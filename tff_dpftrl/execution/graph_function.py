@@ -90,6 +90,7 @@ class GraphFunction:
             graph_def.ParseFromString(self.graph)
         except message.DecodeError as error:
             raise UnsupportedGraphError(f"its graph cannot be read: {error}.") from error
+        _prune(graph_def, [*self.outputs, *self.inputs, self.initialize_op])
         # TensorFlow's eager context may know functions of these names, from when the graph was
         # traced, and forgets them when that graph is collected. And two threads, or two
         # processes of one process tree, never share a name.
@@ -97,7 +98,7 @@ class GraphFunction:
         names = [function.signature.name for function in graph_def.library.function]
         rename_functions(graph_def, {name: name + suffix for name in names})
         _separate_resources(graph_def)
-        _initialize_first(graph_def, self.initialize_op.partition(":")[0])
+        _initialize_first(graph_def, _operation(self.initialize_op))
         # TensorFlow's eager context must know the functions, also after this graph is gone.
         library = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
         tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(library), [])
@@ -148,6 +149,19 @@ def called_by(node: tf.compat.v1.NodeDef) -> Iterator:
         yield from [attr.func] if attr.HasField("func") else attr.list.func
 
 
+def _prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
+    """Drops what nothing wanted depends on, as a session does of what it is not asked for.
+
+    A function runs all that has state: a Keras model looks its embeddings up once while it is
+    built, for an input that nobody feeds.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    kept = set().union(*(_ancestors(nodes, _operation(name)) for name in wanted if name))
+    nodes_kept = [node for node in graph_def.node if node.name in kept]
+    del graph_def.node[:]
+    graph_def.node.extend(nodes_kept)
+
+
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
     """Lets no two runs share state through a resource, which they would find by its name.
 
@@ -192,5 +206,10 @@ def _ancestors(nodes: dict, name: str) -> set[str]:
         current = waiting.pop()
         if current not in found:
             found.add(current)
-            waiting += [entry.lstrip("^").partition(":")[0] for entry in nodes[current].input]
+            waiting += [_operation(entry) for entry in nodes[current].input]
     return found
+
+
+def _operation(name: str) -> str:
+    """The operation of a tensor, or of a control input."""
+    return name.lstrip("^").partition(":")[0]
