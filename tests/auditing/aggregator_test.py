@@ -3,6 +3,7 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_dpftrl
@@ -100,17 +101,73 @@ def test_a_mechanism_of_which_nothing_is_known_is_tested_without_numbers():
     assert outcomes["distinguishing game, learned classifier"] == "consistent"
 
 
-@pytest.mark.slow
-def test_tff_s_own_gaussian_draws_new_noise_for_a_repeated_round():
-    factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-        noise_multiplier=2.0, clients_per_round=10.0, clip=0.5
+class _NoiseOfAll(tff.aggregators.UnweightedAggregationFactory):
+    """Adds one number to all coordinates: of no mechanism that keeps them apart."""
+
+    def __init__(self, stddev):
+        self._stddev = stddev
+
+    def create(self, value_type):
+        inner = tff.aggregators.SumFactory().create(value_type)
+        stddev = self._stddev
+
+        @tff.tensorflow.computation(value_type)
+        def clip(value):
+            return tf.clip_by_global_norm(value, 1.0)[0]
+
+        @tff.tensorflow.computation(value_type)
+        def with_noise(value):
+            noise = tf.random.normal([], stddev=stddev)
+            return tf.nest.map_structure(lambda x: x + noise, value)
+
+        @tff.federated_computation(
+            inner.initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
+        )
+        def next_fn(state, value):
+            summed = inner.next(state, tff.federated_map(clip, value))
+            released = tff.federated_map(with_noise, summed.result)
+            return tff.templates.MeasuredProcessOutput(summed.state, released, summed.measurements)
+
+        return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+
+@pytest.mark.parametrize(
+    "stddev, canaries_per_run, is_violated",
+    [
+        (1e-3, None, True),
+        pytest.param(1e6, None, False, marks=pytest.mark.slow),
+        pytest.param(1e-3, 1, True, marks=pytest.mark.slow),
+    ],
+)
+def test_of_a_black_box_only_bounds_that_hold_for_every_mechanism_decide(
+    stddev, canaries_per_run, is_violated
+):
+    report = tff_dpftrl.audit_aggregator(
+        _NoiseOfAll(stddev),
+        schema=tff_dpftrl.MinSep(3, 3, 1),
+        claim=claim_lib.Claim(epsilon=1.0, delta=1e-6),
+        trials=240,
+        seed=1,
+        error_rate=_ERROR_RATE,
+        canaries_per_run=canaries_per_run,
     )
-    mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 2.0, 0.5, 10.0)
-    schema = tff_dpftrl.MinSep(4, 2, 2)
-    arguments = {"schema": schema, "mechanism": mechanism, "trials": 240, "seed": 1}
-    report = tff_dpftrl.audit_aggregator(factory, error_rate=_ERROR_RATE, **arguments)
-    assert _outcomes(report)["a round repeated from its state"] == "violated"
-    assert "noise that is smaller by √2" in report.to_markdown()
+    assert _outcomes(report)["a round repeated from its state"] == "not tested"
+    (game,) = (finding for finding in report.findings if "learned" in finding.test)
+    assert (game.outcome == "violated") == is_violated, game.says
+    is_one_run = canaries_per_run is None
+    assert ("It holds for every mechanism" in game.says) == is_one_run
+    assert ("give mechanism, or canaries_per_run=1" in game.says) == is_one_run
+    assert (game.mu_at_least is None) == is_one_run
+
+
+@pytest.mark.slow
+def test_that_somebody_else_s_rounds_are_repeated_has_to_be_said():
+    arguments = planted_bugs.OF_TFF["TFF's gaussian_fixed"].arguments()
+    arguments |= {"trials": 200, "seed": 1, "schema": tff_dpftrl.MinSep(3, 3, 1)}
+    for said, outcome in ((None, "not tested"), (True, "violated")):
+        report = tff_dpftrl.audit_aggregator(**arguments, repeats_rounds=said)
+        assert _outcomes(report)["a round repeated from its state"] == outcome
+        assert "noise that is smaller by √2" in report.to_markdown()
 
 
 def _weighted(estimator, weight_cap=1.0):

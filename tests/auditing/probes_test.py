@@ -65,8 +65,8 @@ def test_the_stated_power_is_had():
     assert found >= 190  # 198 expected; below 190 has a chance of 1e-5.
 
 
-def _probes(aggregator, mechanism=None):
-    player = playing.Player(aggregator.create(_TYPE))
+def _probes(aggregator, mechanism=None, value_type=_TYPE):
+    player = playing.Player(aggregator.create(value_type))
     mechanism = mechanism or mechanism_lib.Mechanism.of(aggregator)
     saved, _ = probes.moments(player, mechanism, [0])
     return probes.Probes(player, mechanism, saved, canary_norm=1e3, seed=0)
@@ -77,6 +77,23 @@ def test_updates_whose_squares_overflow_are_clipped_or_count_as_nothing():
         tff_dpftrl.Identity(), noise_multiplier=1.0, clip_norm=1.0, clients_per_round=4
     )
     assert _probes(aggregator).stays_finite().outcome == "consistent"
+
+
+@pytest.mark.parametrize(
+    "dtype, outcome, says",
+    [
+        (np.float32, "consistent", "the noise covers 1."),
+        (tf.bfloat16.as_numpy_dtype, "not tested", "clip norms more pass."),
+    ],
+)
+def test_a_contribution_that_rounding_hides_is_not_tested(dtype, outcome, says):
+    # Noise of 10 clip norms in each of 60 coordinates, of which bfloat16 keeps 8 bits.
+    aggregator = tff_dpftrl.build_dp_ftrl_aggregator(
+        tff_dpftrl.Identity(), noise_multiplier=10.0, clip_norm=1.0, clients_per_round=4
+    )
+    found = _probes(aggregator, value_type=tff.to_type([tff.TensorType(dtype, [60])]))
+    finding = found.contribution(1.0, 0.0, 0.01)
+    assert finding.outcome == outcome and finding.says.endswith(says), finding.says
 
 
 class _ClipsInFloat32(tff.aggregators.UnweightedAggregationFactory):

@@ -11,13 +11,53 @@ from scipy import special, stats
 
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import games, report
-from tff_dpftrl.auditing.evidence import bounds, forensics, scores, worst_pattern
+from tff_dpftrl.auditing.evidence import bounds, forensics, one_run, scores, worst_pattern
 from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 
 _SURELY = 0.99
 _TRAIN_FRACTION = 0.5
 _FEWEST_QUIET = 8
 _LEAST_SIGNAL = 0.5
+
+
+def one_run_bound(
+    test: str,
+    values: np.ndarray,
+    present: np.ndarray,
+    claim: claim_lib.Claim,
+    *,
+    error_rate: float,
+    about: str = "",
+) -> report.Finding:
+    """The bound that holds for every mechanism: Steinke et al. 2023.
+
+    Args:
+      test: Name of the finding.
+      values: Scores of the canaries, from what was released alone, [canaries].
+      present: Whether each took part, by a fair coin of its own, bool, [canaries].
+      claim: The claim.
+      error_rate: Of the finding.
+      about: Further sentences, after a space.
+
+    Returns:
+      The finding.
+    """
+    epsilon, guesses = one_run.epsilon_at_least(
+        values, present, delta=claim.delta, error_rate=error_rate
+    )
+    most = one_run.largest_epsilon(len(present), delta=claim.delta, error_rate=error_rate)
+    return report.Finding(
+        test,
+        "violated" if epsilon > claim.epsilon else "consistent",
+        f"{guesses.correct} of {guesses.guesses} guesses about {guesses.canaries} canaries were "
+        f"right: at least ε = {epsilon:.4g} at δ = {claim.delta:g}; claimed is ε = "
+        f"{claim.epsilon:.4g}. It holds for every mechanism, and rests on the canaries' coins "
+        f"only (Steinke et al. 2023).{about}",
+        error_rate,
+        trials=guesses.canaries,
+        epsilon_at_least=epsilon,
+        power=f"so many canaries prove no ε above {most:.3g}, whatever is wrong",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,15 +111,38 @@ class Judge:
         return self._bounded(test, about, found, transcripts.present)
 
     def learned(
-        self, transcripts: transcripts_lib.Transcripts
+        self, transcripts: transcripts_lib.Transcripts, are_independent: bool = True
     ) -> tuple[report.Finding, report.TradeOff | None]:
-        """The game, scored by a classifier that knows nothing of the mechanism."""
+        """The game, scored by a classifier that knows nothing of the mechanism.
+
+        Args:
+          transcripts: The games.
+          are_independent: Whether trials are, if the claim is true; else the one-run bound
+            decides, of all runs together: a coin of one run has no part in the others.
+
+        Returns:
+          The finding, and the trade-off of the scores; None if what was released is not finite.
+        """
         test = "distinguishing game, learned classifier"
         if not np.all(np.isfinite(transcripts.released)):
             return self._not_finite(test, transcripts), None
         train, rest = transcripts.split(_TRAIN_FRACTION, self.seed)
         about = f"It learns from {len(train)} trials and is tested on {len(rest)} others."
-        return self._bounded(test, about, scores.learned_scores(train, rest), rest.present)
+        found = scores.learned_scores(train, rest)
+        if are_independent:
+            return self._bounded(test, about, found, rest.present)
+        bound = bounds.for_claim(
+            found, rest.present, self.claim, error_rate=self.error_rate, seed=self.seed
+        )
+        about = (
+            f" {about} Were trials independent, which nobody says of the noise, it were μ = "
+            f"{bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at least: give mechanism, "
+            "or canaries_per_run=1."
+        )
+        finding = one_run_bound(
+            test, found, rest.present, self.claim, error_rate=self.error_rate, about=about
+        )
+        return finding, bounds.trade_off(found, rest.present)
 
     def _bounded(
         self, test: str, about: str, found: np.ndarray, present: np.ndarray

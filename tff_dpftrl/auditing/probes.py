@@ -23,6 +23,9 @@ from tff_dpftrl.private_round import discretize, seeds, walsh_hadamard
 
 _TOLERANCE = 1e-5
 _ROUNDINGS = 4
+_SMALL_BLUR, _LARGEST_BLUR = 1e-3, 0.05
+"""Rounding of what is released, over what is allowed: from where it is told, and too much."""
+
 _REPEATS = 200
 _NOBODY_REPEATS = 400
 _HALF_GRID_TRIES = 200
@@ -127,7 +130,9 @@ class Probes:
         )
         if repeats_rounds:
             return report.Finding(test, "violated", says)
-        return report.Finding(test, "not tested", f"{says} No round is said to be repeated.")
+        return report.Finding(
+            test, "not tested", f"{says} Nobody says that a program repeats one (repeats_rounds)."
+        )
 
     def resumed_round(self, resumed: playing.Player, resume: playing.Resume) -> report.Finding:
         """A saved state goes on in a new process as in the old one, for two rounds."""
@@ -287,7 +292,7 @@ class Probes:
             )
         if not self.is_replayable():
             return self._contribution_on_average(test, allowed, error_rate)
-        largest, kind_of_largest, tries, is_above = 0.0, "", 0, False
+        largest, kind_of_largest, tries, is_above, blur = 0.0, "", 0, False, 0.0
         for moment in self._moments:
             for others in ([], self._others(moment)):
                 without = self._player.next(moment.state, others)
@@ -310,14 +315,17 @@ class Probes:
                         / (self._mechanism.count_stddev or 1.0)
                     )
                     is_above |= not norm <= allowed * (1 + _TOLERANCE) + rounding
+                    blur = max(blur, rounding)
         counted = ", its bit included" if count_weight else ""
-        return report.Finding(
-            test,
-            "violated" if is_above else "consistent",
+        says = (
             f"The most that one client added{counted} was {largest:.6g} clip norms "
-            f"({kind_of_largest}); the noise covers {allowed:.6g}.",
-            trials=tries,
+            f"({kind_of_largest}); the noise covers {allowed:.6g}."
         )
+        if blur > _SMALL_BLUR * allowed:
+            says += f" What is released is rounded: up to {blur:.2g} clip norms more pass."
+        is_blurred = blur > _LARGEST_BLUR * allowed
+        outcome = "violated" if is_above else "not tested" if is_blurred else "consistent"
+        return report.Finding(test, outcome, says, trials=tries)
 
     def _contribution_on_average(
         self, test: str, allowed: float, error_rate: float

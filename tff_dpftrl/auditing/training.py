@@ -30,7 +30,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing import judging, report
 from tff_dpftrl.auditing.evidence import bounds, one_run, scores, transcripts, worst_pattern
 from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.mechanisms import identity
@@ -275,7 +275,15 @@ def judge(
     about = ""
     if watched.finite_rounds < watched.moved.shape[1]:
         about = f" Only {watched.finite_rounds} rounds are judged: then the model was not finite."
-    findings = [_one_run(strongest, *of_all[strongest], claim, each, about)]
+    findings = [
+        judging.one_run_bound(
+            f"one-run bound, {strongest}",
+            *of_all[strongest],
+            claim,
+            error_rate=each,
+            about=about,
+        )
+    ]
     findings += [
         _independent(name, *of_canaries, claim, each, int(rng.integers(2**31)), about)
         for name, of_canaries in of_all.items()
@@ -286,33 +294,6 @@ def judge(
         if min(np.ptp(values[of_canaries]), np.ptp(values[~of_canaries])) > 0.0
     ]
     return findings, bounds.trade_off(*of_all[strongest])
-
-
-def _one_run(
-    name: str,
-    values: np.ndarray,
-    present: np.ndarray,
-    claim: claim_lib.Claim,
-    error_rate: float,
-    about: str,
-) -> report.Finding:
-    """The bound that holds for every mechanism."""
-    epsilon, guesses = one_run.epsilon_at_least(
-        values, present, delta=claim.delta, error_rate=error_rate
-    )
-    most = one_run.largest_epsilon(len(present), delta=claim.delta, error_rate=error_rate)
-    return report.Finding(
-        f"one-run bound, {name}",
-        "violated" if epsilon > claim.epsilon else "consistent",
-        f"{guesses.correct} of {guesses.guesses} guesses about {guesses.canaries} canaries were "
-        f"right: at least ε = {epsilon:.4g} at δ = {claim.delta:g}; claimed is ε = "
-        f"{claim.epsilon:.4g}. It holds for every mechanism, and rests on the canaries' coins "
-        f"only (Steinke et al. 2023).{about}",
-        error_rate,
-        trials=guesses.canaries,
-        epsilon_at_least=epsilon,
-        power=f"so few canaries prove no ε above {most:.3g}, whatever is wrong",
-    )
 
 
 def _independent(

@@ -69,6 +69,15 @@ def test_bounds_from_counts_are_wrong_as_seldom_as_stated(mu, repetitions):
     assert wrong <= _most(repetitions, rate)
 
 
+def test_trials_that_are_too_few_to_choose_by_still_prove_what_they_show():
+    present = np.arange(120) % 2 == 0
+    scores = present + np.random.default_rng(0).normal(scale=0.01, size=120)
+    found = bounds.from_counts(scores, present, delta=1e-6, error_rate=2e-4, seed=1)
+    # Of either kind 51 trials, all told rightly: more than two bounds apart, less than one of both.
+    apart, both = special.logit((1e-4 / 2) ** (1 / 51)), special.logit(1e-4 ** (1 / 102))
+    assert apart < found.epsilon_at_least < both
+
+
 def test_bounds_from_counts_hold_for_randomized_response():
     """Scores of two values, where ε is exact at δ = 0 and the family of Gaussians is wrong."""
     epsilon, rate, repetitions = 1.0, 0.2, 100

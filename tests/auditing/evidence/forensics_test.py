@@ -166,14 +166,6 @@ def test_a_generator_of_sixteen_bits_is_found():
     assert "equal values" in _violated([_record("a", draws, _BLT)], 0.01)
 
 
-def test_values_on_a_grid_are_no_repeats_but_too_coarse_a_one_is():
-    recording = _record("a", _draws(0, coordinates=2000), _BLT)
-    rounded = np.round(recording.noise / 0.01) * 0.01
-    for grid, expected in ((0.01, set()), (0.0, {"equal values"})):
-        changed = forensics.Recording("a", rounded, _STDDEV, recording.covariance, grid)
-        assert _violated([changed], 0.01) == expected
-
-
 def test_half_precision_is_no_repeat_if_it_is_said():
     recording = _record("a", _draws(0, coordinates=5000), _BLT)
     half = recording.noise.astype(np.float16)

@@ -89,7 +89,10 @@ def from_counts(
         counts = _counts(candidates, choosing_without, choosing_with)
         # A few corners are enough to choose by.
         expected = bound(*rates_region(*counts, error_rate / 2.0, num_corners=8))
-        counts = _counts(candidates[[np.argmax(expected)]], without, with_)
+        # Too few to prove anything may still show where the rates are furthest apart.
+        apart = counts[2] / counts[3] - counts[0] / counts[1]
+        best = np.argmax(expected if np.any(expected > 0.0) else apart)
+        counts = _counts(candidates[[best]], without, with_)
         found.append(float(bound(*rates_region(*counts, error_rate / 2.0))[0]))
     return Bound(
         *found,

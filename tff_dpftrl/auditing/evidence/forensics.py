@@ -39,7 +39,6 @@ class Recording:
       stddev: Claimed standard deviation of the draws z: noise multiplier times clip norm.
       covariance: Claimed covariance over rounds for stddev 1, [rounds, rounds], as
         `worst_pattern.noise_covariance` gives it.
-      grid: Spacing of the values that can be released, as after discretisation; 0 for floats.
       significant_bits: Of the floats that are released: 24 for float32, 11 for float16, 8 for
         bfloat16.
     """
@@ -48,7 +47,6 @@ class Recording:
     noise: np.ndarray
     stddev: float
     covariance: np.ndarray
-    grid: float = 0.0
     significant_bits: int = 24
 
     def __post_init__(self):
@@ -299,7 +297,7 @@ def _runs(white: _White, share: float) -> report.Finding:
 
 
 def _equal_values(recordings: Sequence[Recording]) -> report.Finding:
-    """Counts equal values within a round, where floats, or a fine grid, have next to none.
+    """Counts equal values within a round, where floats have next to none.
 
     With probability p of two values being equal, pairs are expected p times. Four times that
     and twenty more is beyond all chance, so that no error is spent here.
@@ -311,15 +309,12 @@ def _equal_values(recordings: Sequence[Recording]) -> report.Finding:
         repeated = len(rows) - len(np.unique(rows, axis=0))
         if repeated and not equal_rows:
             equal_rows = f" {one.name} releases {repeated} whole vectors again."
-        deviations = one.stddev * np.sqrt(np.diagonal(one.covariance))
         pairs = runs * coordinates * (runs * coordinates - 1) / 2.0
-        for t, deviation in enumerate(deviations):
+        for t in range(rounds):
             _, counts = np.unique(one.noise[:, t], return_counts=True)
             equal = float(np.sum(counts * (counts - 1.0)) / 2.0)
-            # Of two N(0, σ²), rounded to a grid g or to p bits: ∫ f² g, where g = 2^(1−p) |x|.
-            by_grid = one.grid / (2.0 * math.sqrt(math.pi) * deviation)
-            by_bits = 2.0 ** (1 - one.significant_bits) / (2.0 * math.pi)
-            chance = max(_EQUAL, by_grid, by_bits)
+            # Of two N(0, σ²), rounded to p bits: ∫ f² g, where g = 2^(1−p) |x|.
+            chance = max(_EQUAL, 2.0 ** (1 - one.significant_bits) / (2.0 * math.pi))
             excess = equal / (4.0 * pairs * chance + 20.0)
             if excess > worst[0]:
                 worst = (excess, f"{equal:.0f} equal pairs in round {t} of {one.name}")

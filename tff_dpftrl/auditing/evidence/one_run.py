@@ -201,34 +201,14 @@ class Estimate:
     method: str
 
 
-def cosines(directions: np.ndarray, moved: np.ndarray) -> np.ndarray:
-    """Cosines of the canaries' directions with how far the model moved.
-
-    Args:
-      directions: Of the canaries, [canaries, parameters].
-      moved: Final less first weights, [parameters]; or what each round released,
-        [rounds, parameters], for which the largest of a canary's cosines is kept
-        (Andrew et al. 2023, Algorithms 1 to 3).
-
-    Returns:
-      float64, [canaries].
-    """
-    moved = np.atleast_2d(np.asarray(moved, float))
-    directions = np.asarray(directions, float)
-    lengths = np.linalg.norm(directions, axis=1)[:, np.newaxis] * np.linalg.norm(moved, axis=1)
-    products = directions @ moved.T
-    return np.max(
-        np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0), axis=1
-    )
-
-
 def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
-    """Andrew et al. 2023's estimate from a statistic of canaries, such as their cosines.
+    """Andrew et al. 2023's estimate from a statistic of canaries.
 
     Gaussians are fitted to the statistic of canaries that took part and of fresh ones that did
-    not, and ε is that at which δ tells those two apart. In the paper the fresh ones of the
-    final model need no canaries, their cosines being N(0, 1/d); here they are always measured,
-    for the model's own movement is no random direction.
+    not, and ε is that at which δ tells those two apart. In the paper the statistic is the
+    cosine of a canary's direction with the model's movement, and the fresh ones of the final
+    model need no canaries, theirs being N(0, 1/d); here they are always measured, for the
+    model's own movement is no random direction.
 
     Args:
       seen: Of canaries that took part, at least two.
