@@ -160,6 +160,7 @@ def test_a_step_is_a_function_of_its_state(optimizer):
         tf.nest.map_structure(np.testing.assert_array_equal, repeated, second)
     assert np.abs(_weight(first) - _weight(second)).max() > 0
     np.testing.assert_array_equal(_weight(before), _WEIGHT)
+    tf.nest.map_structure(np.testing.assert_array_equal, steps.initial_state(), before)
 
 
 def test_pieces_of_a_batch_add_up():

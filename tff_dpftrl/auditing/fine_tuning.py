@@ -102,14 +102,12 @@ class Steps:
     """`PrivateSteps` as a process, whose clients are the units of a step."""
 
     def __init__(self, steps: private_steps.PrivateSteps):
-        """Takes steps that were not taken yet, whose sum is of `RowCanaries.row_losses`."""
+        """Takes steps whose sum is of `RowCanaries.row_losses`."""
         self._steps = steps
-        self._first = steps.initial_state()
 
     def initialize(self) -> dict[str, Any]:
         """The state before the first step, with a new root seed each time."""
-        # What else the steps would return has moved with them.
-        return self._first | {"aggregator": self._steps.initial_state()["aggregator"]}
+        return self._steps.initial_state()
 
     def next(self, state: dict[str, Any], units: Sequence[clipped_sums.Rows]) -> Any:
         """A step.

@@ -86,6 +86,7 @@ class PrivateSteps:
         self._weights = [tf.Variable(weight, dtype=tf.float32) for weight in weights]
         self._optimizer = optimizer
         self._optimizer.build(self._weights)
+        self._first = _values(self._weights), _values(self._optimizer.variables)
         self._scale = 1.0 / self._clip_norm if normalised else 1.0
         self._averaging = iterate_averaging
         self._learning_rate = learning_rate
@@ -93,12 +94,13 @@ class PrivateSteps:
 
     def initial_state(self) -> dict[str, Any]:
         """The state before the first step, with a new root seed each time."""
+        weights, of_optimizer = self._first
         shapes = [weight.shape for weight in self._weights]
-        finalizer: dict[str, Any] = {"optimizer": _values(self._optimizer.variables)}
+        finalizer: dict[str, Any] = {"optimizer": list(of_optimizer)}
         if self._averaging is not None:
-            finalizer["average"] = [np.zeros_like(weight.numpy()) for weight in self._weights]
+            finalizer["average"] = [np.zeros_like(weight) for weight in weights]
         return {
-            "global_model_weights": {"trainable": _values(self._weights)},
+            "global_model_weights": {"trainable": list(weights)},
             "finalizer": finalizer,
             "aggregator": self._round.initial_state(shapes),
         }
