@@ -124,7 +124,8 @@ def test_a_correct_mechanism_is_consistent_and_its_mu_is_estimated():
     assert 0.5 * claim.mu < report.mu_at_least <= claim.mu
     assert report.trade_off is not None
     valid = report.findings[0]
-    assert valid.test.startswith("one-run bound") and 0.0 < valid.epsilon_at_least < claim.epsilon
+    assert valid.test.startswith("one-run bound") and "for every mechanism" in valid.says
+    assert 0.0 < valid.mu_at_least < claim.mu and 0.0 < valid.epsilon_at_least < claim.epsilon
 
 
 @pytest.mark.parametrize("bug", ["little noise", pytest.param("no clip", marks=pytest.mark.slow)])

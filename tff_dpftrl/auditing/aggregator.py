@@ -56,9 +56,9 @@ def audit_aggregator(
 
     "VIOLATED" is wrong at most as often as `error_rate`, if the noise of different coordinates
     is independent: that many trials are played in a run rests on it. Of a mechanism of which
-    nothing is known (no `mechanism`) it is not taken for granted: there the one-run bound of
-    Steinke et al. 2023 decides, which holds for every mechanism and is weaker, or, with
-    `canaries_per_run=1`, the counts of trials of which each has a run of its own.
+    nothing is known (no `mechanism`) it is not taken for granted: there a one-run bound
+    decides, which holds for every mechanism and is weaker (Steinke et al. 2023; Mahloujifar
+    et al. 2024), or, with `canaries_per_run=1`, trials of which each has a run of its own.
     "Consistent" says that nothing was found, no more.
 
     10,000 trials of 100 rounds of a BLT take 11 seconds of one core, compilation included. With

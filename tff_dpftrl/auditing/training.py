@@ -4,8 +4,9 @@ Canaries are a few clients more, with random unit directions at the clip norm
 (`canaries.Canaries`). A coin decides for each whether it takes part, and how well its part
 can be told from what was released afterwards bounds ε from below:
 
-- The one-run bound (Steinke, Nasr & Jagielski 2023) holds for every (ε, δ)-DP mechanism. It
-  rests on the coins only, and cannot prove a large ε with few canaries.
+- The one-run bound (Steinke, Nasr & Jagielski 2023; of a Gaussian claim Mahloujifar, Melis &
+  Chaudhuri 2024) holds for every mechanism. It rests on the coins only, and cannot prove a
+  large ε with few canaries.
 - Bounds that count canaries as independent trials prove more. They hold if the noise of
   different coordinates is independent, as it is said to be, and real clients' updates do not
   follow the canaries' directions, which were drawn without them.

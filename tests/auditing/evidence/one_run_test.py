@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import optimize, special, stats
 
 from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.auditing.evidence import one_run
@@ -70,6 +70,61 @@ def _runs(mu, canaries, repetitions):
     for _ in range(repetitions):
         present = rng.random(canaries) < 0.5
         yield rng.normal(size=canaries) + mu * present, present
+
+
+def _largest_chance(counted, mu):
+    """The largest P[v or more right] under all conditions of a μ-GDP mechanism, as tangents."""
+    m, r, z = counted.canaries, counted.guesses, np.linspace(-7.0, 7.0, 400)
+    right = np.arange(r + 1)
+    rows, limits = [], []
+    for c in range(1, r + 1):
+        alpha, beta = np.where(right >= c, right, 0) / m, np.where(right >= c - 1, r - right, 0) / m
+        slope = np.exp((z**2 - (z + mu) ** 2) / 2.0)
+        rows.append(alpha - slope[:, np.newaxis] * beta)
+        limits.append(special.ndtr(z + mu) - slope * special.ndtr(z))
+    found = optimize.linprog(
+        -(right >= counted.correct).astype(float),
+        A_ub=np.concatenate(rows),
+        b_ub=np.concatenate(limits),
+        A_eq=np.ones((1, r + 1)),
+        b_eq=[1.0],
+    )
+    return -found.fun
+
+
+@pytest.mark.parametrize(
+    "canaries, guesses, correct, mu",
+    [(8, 8, 7, 1.0), (8, 8, 8, 0.5), (6, 4, 4, 2.0), (5, 5, 3, 0.3), (40, 20, 17, 0.7)],
+)
+def test_the_chance_of_right_guesses_is_the_largest_that_a_gaussian_claim_allows(
+    canaries, guesses, correct, mu
+):
+    counted = one_run.Guesses(canaries, guesses, correct)
+    largest = _largest_chance(counted, mu)
+    assert counted.contradicts(mu, 1.002 * largest)
+    assert not counted.contradicts(mu, 0.998 * largest)
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
+def test_randomized_response_keeps_the_gaussian_claim_that_follows_from_it(epsilon):
+    # Its trade-off curve touches that of μ where both rates are 1 / (1 + e^ε).
+    chance = special.expit(epsilon)
+    mu = 2.0 * special.ndtri(chance)
+    for correct in range(1, 31):
+        tail = stats.binom.sf(correct - 1, 30, chance)
+        assert not one_run.Guesses(50, 30, correct).contradicts(mu, 0.999 * tail)
+
+
+def test_bounds_of_mu_are_wrong_no_more_often_than_stated_and_above_those_of_epsilon():
+    mu, delta, rate, repetitions = 1.0, 1e-6, 0.1, 200
+    wrong, larger = 0, 0
+    for scores, present in _runs(mu, 300, repetitions):
+        bound, _ = one_run.mu_at_least(scores, present, error_rate=rate)
+        wrong += bound > mu
+        epsilon, _ = one_run.epsilon_at_least(scores, present, delta=delta, error_rate=rate)
+        larger += bound > 0.0 and gaussian.epsilon(bound, delta) > epsilon
+    assert wrong <= stats.binom.isf(1e-6, repetitions, rate)
+    assert larger > 0.95 * repetitions
 
 
 def test_a_gaussian_mechanism_is_called_too_weak_no_more_often_than_stated():

@@ -1,7 +1,9 @@
 """What one training run with many canaries proves, or suggests.
 
-A valid bound, of any mechanism whatever its noise: Steinke, Nasr & Jagielski 2023, "Privacy
-auditing with one (1) training run". An estimate: Andrew, Kairouz, Oh, Oprea, McMahan &
+Valid bounds, of any mechanism whatever its noise: of ε by Steinke, Nasr & Jagielski 2023,
+"Privacy auditing with one (1) training run"; of μ, where a Gaussian mechanism is claimed, by
+Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-differential privacy in one run". An estimate:
+Andrew, Kairouz, Oh, Oprea, McMahan &
 Suriyakumar 2023, "One-shot empirical privacy estimation for federated learning".
 """
 
@@ -21,6 +23,8 @@ FRACTIONS = (0.05, 0.2, 0.5)
 
 _LARGEST_EPSILON = 700.0
 _STEP = 0.05
+_LARGEST_MU = 100.0
+_HALVINGS = 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,17 +95,72 @@ class Guesses:
         Raises:
           ValueError: If an argument is out of range.
         """
-        if not 0.0 < error_rate < 1.0:
-            raise ValueError(f"error_rate must be strictly between 0 and 1, got {error_rate!r}.")
+        validation.number("error_rate", error_rate, above=0, below=1)
         if self.p_value(0.0, delta) > error_rate:
             return 0.0
         # Up to the first ε that is not refused: with δ the p-value need not rise everywhere.
         low, high = 0.0, _STEP
         while high < _LARGEST_EPSILON and self.p_value(high, delta) <= error_rate:
             low, high = high, high + _STEP
-        for _ in range(30):
+        for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
             if self.p_value(middle, delta) <= error_rate:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def contradicts(self, mu: float, error_rate: float) -> bool:
+        """Whether a μ-GDP mechanism lets so many guesses be right with a chance below the rate.
+
+        Let p_i be the chance of i right guesses of r. Flipping the coin of canary j turns "j is
+        guessed rightly, and c or more are" into "j is guessed wrongly, and c − 1 or more are
+        guessed rightly" of the same output, so that the chance of the former is at most
+        F(x) = Φ(Φ⁻¹(x) + μ) of that of the latter. F is concave: on average over canaries and
+        coins, α_c ≤ F(β_{c−1}) for all c, where α_c = Σ_{i ≥ c} i p_i / m and
+        β_c = Σ_{i ≥ c} (r − i) p_i / m (Mahloujifar et al. 2024, Theorem 3.2 and Algorithm 3).
+        Mass that is moved to fewer right guesses raises β and lowers α. So the distributions
+        that have P[v or more] = τ and need the least mass have τ at v, and below it what the
+        constraints ask for; where that is more than 1, there is none.
+
+        Args:
+          mu: μ, positive.
+          error_rate: τ, in (0, 1).
+
+        Returns:
+          Whether P[v or more are right] is less than τ.
+        """
+        alpha = error_rate * self.correct / self.canaries
+        beta = error_rate * (self.guesses - self.correct) / self.canaries
+        whole = self.guesses / self.canaries
+        for i in range(self.correct - 1, -1, -1):
+            needed = float(special.ndtr(special.ndtri(alpha) - mu))
+            if needed > beta:
+                alpha += (needed - beta) * i / (self.guesses - i)
+                beta = needed
+            if alpha + beta > whole:
+                return True
+        return False
+
+    def mu_at_least(self, error_rate: float) -> float:
+        """Lower bound of the smallest μ of which the mechanism can be μ-GDP.
+
+        Args:
+          error_rate: Chance that the bound exceeds the truth, at most.
+
+        Returns:
+          The bound; 0 if nothing is proven.
+
+        Raises:
+          ValueError: If the argument is out of range.
+        """
+        validation.number("error_rate", error_rate, above=0, below=1)
+        low, high = 0.0, 1.0
+        while high < _LARGEST_MU and self.contradicts(high, error_rate):
+            low, high = high, 2.0 * high
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            if self.contradicts(middle, error_rate):
                 low = middle
             else:
                 high = middle
@@ -171,15 +230,37 @@ def epsilon_at_least(
     return bounds[best], tried[best]
 
 
-def largest_epsilon(
-    canaries: int, *, delta: float, error_rate: float, fractions: Sequence[float] = FRACTIONS
-) -> float:
-    """What `epsilon_at_least` gives if all guesses about so many canaries are right."""
-    numbers = _numbers(canaries, fractions)
-    return max(
-        Guesses(canaries, number, number).epsilon_at_least(delta, error_rate / len(numbers))
-        for number in numbers
-    )
+def mu_at_least(
+    scores: np.ndarray,
+    present: np.ndarray,
+    *,
+    error_rate: float,
+    fractions: Sequence[float] = FRACTIONS,
+) -> tuple[float, Guesses]:
+    """As `epsilon_at_least`, of the smallest μ of which the mechanism can be μ-GDP.
+
+    Args:
+      scores: Of each canary, from what was released alone, [canaries].
+      present: Whether it took part, bool, [canaries].
+      error_rate: Chance that the bound exceeds the truth, at most.
+      fractions: Numbers of guesses to try, as parts of the canaries.
+
+    Returns:
+      The bound and the guesses that gave it.
+
+    Raises:
+      ValueError: If an argument is out of range.
+    """
+    numbers = _numbers(len(scores), fractions)
+    tried = [guess(scores, present, number) for number in numbers]
+    bounds = [one.mu_at_least(error_rate / len(tried)) for one in tried]
+    best = int(np.argmax(bounds))
+    return bounds[best], tried[best]
+
+
+def all_right(canaries: int, fractions: Sequence[float] = FRACTIONS) -> tuple[Guesses, ...]:
+    """What the bounds see at best of so many canaries: every guess is right."""
+    return tuple(Guesses(canaries, number, number) for number in _numbers(canaries, fractions))
 
 
 def _numbers(canaries: int, fractions: Sequence[float]) -> list[int]:
