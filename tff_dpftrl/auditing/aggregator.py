@@ -20,6 +20,7 @@ from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
 
 _MOST_CANARIES = 500
+_MOST_NUMBERS = 250_000_000  # Of a round's clients: 1 GB.
 _FEWEST_RUNS = 4
 _FEWEST_ROUNDS = 3
 _FEWEST_COORDINATES = 64  # Of a tensor: a fifth of them shows the noise.
@@ -79,7 +80,7 @@ def audit_aggregator(
         None. Of others nothing is known without: then only what needs no numbers is tested.
       value_type: Type of an update. If None, two tensors with room for the canaries, or for
         a secure sum's encoding; a process has its own. Canaries share no coordinate, so
-        that small tensors have room for few of them.
+        that small tensors have room for few of them; tensors of millions take long.
       trials: How many games are played, at least.
       rounds: How many rounds are played of each, 3 at least; all of the schema if None. If
         fewer, a Gaussian claim is held to what it says of these rounds.
@@ -185,7 +186,7 @@ class _Audit:
             findings.append(self._published_clip_norm())
         canaries = games.Canaries.over(
             self.player.sizes,
-            num_canaries,
+            min(num_canaries, max(1, _MOST_NUMBERS // self.player.dim)),
             int(self.rng.integers(2**31)),
         )
         signal = None
