@@ -21,6 +21,12 @@ def test_clients_and_results_are_flat_vectors_in_the_order_of_the_tensors():
     np.testing.assert_array_equal(played.released, [11.0, 2.0, 3.0, 4.5])
 
 
+def test_numbers_that_are_measured_have_names_of_their_own():
+    measured = {"sum": {"norm": np.float32(2.5), "by_tensor": np.array([1, 2])}, "text": "none"}
+    assert playing._numbers(measured) == {"norm": 2.5, "by_tensor[0]": 1.0, "by_tensor[1]": 2.0}
+    assert playing._numbers(()) == {}
+
+
 def test_a_weight_is_the_last_number_of_a_client():
     factory = tff.aggregators.MeanFactory()
     player = playing.Player(factory.create(_TYPE, tff.TensorType(np.float32)))

@@ -97,6 +97,18 @@ def test_what_no_output_needs_does_not_run_as_in_tff_s_executor(client_fn, expec
     assert process.next(0.0, [2, 3])[1] == expected
 
 
+def test_what_is_left_is_placed_beside_nothing_that_is_gone():
+    with tf.Graph().as_default() as graph:
+        gone = tf.compat.v1.placeholder(tf.float32, [], name="gone")
+        with tf.compat.v1.colocate_with(gone):
+            tf.constant(2.0, name="left")
+    graph_def = graph.as_graph_def()
+    graph_function.prune(graph_def, ["left:0"])
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    assert [operation.name for operation in graph.get_operations()] == ["left"]
+
+
 def _look_up(values):
     """A client's work with a table; names of tensors are the same for all values."""
 

@@ -21,6 +21,7 @@ from tff_dpftrl.aggregators import updates
 from tff_dpftrl.execution import leaves
 
 _CLIENTS_A_CALL = 64
+_MOST_NUMBERS = 1000  # Of one measurement.
 _SIGNIFICANT_BITS = {tf.float16: 11, tf.bfloat16: 8}
 
 Resume = Callable[[Any], Any]
@@ -34,7 +35,7 @@ class Played:
     Attributes:
       state: The process's state after it.
       released: float64, [dim]: the result, flat, as the process returned it.
-      measurements: Scalars that it measured, by their last names.
+      measurements: Numbers that it measured, by their last names; of vectors "name[index]".
     """
 
     state: Any
@@ -116,7 +117,7 @@ class Player:
             clients = [tf.nest.map_structure(np.array, self._value(client)) for client in clients]
         state, (result, measured) = self._process.next(state, clients)
         parts = [np.ravel(leaf).astype(np.float64) for leaf in tf.nest.flatten(result)]
-        return Played(state, np.concatenate(parts), _scalars(measured))
+        return Played(state, np.concatenate(parts), _numbers(measured))
 
     def client(self, update: np.ndarray, weight: float | None = None) -> np.ndarray:
         """The vector of a client with this update; of `client_weight` if None is given."""
@@ -171,18 +172,25 @@ def _of_one_argument(
     return tff.templates.IterativeProcess(process.initialize, next_fn)
 
 
-def _scalars(measured: Any) -> dict[str, float]:
+def _numbers(measured: Any) -> dict[str, float]:
     """Numbers among measurements, by name."""
     if not isinstance(measured, dict):
         return {}
     found = {}
     for name, value in measured.items():
-        found |= _scalars(value)
-        if not isinstance(value, dict) and np.ndim(value) == 0:
-            try:
-                found[name] = float(value)
-            except (TypeError, ValueError):
-                continue
+        if isinstance(value, dict):
+            found |= _numbers(value)
+            continue
+        try:
+            values = np.asarray(value, float)
+        except (TypeError, ValueError):
+            continue
+        if values.ndim == 0:
+            found[name] = float(values)
+        else:
+            found |= {
+                f"{name}[{i}]": float(x) for i, x in enumerate(values.ravel()[:_MOST_NUMBERS])
+            }
     return found
 
 

@@ -90,7 +90,6 @@ class GraphFunction:
             graph_def.ParseFromString(self.graph)
         except message.DecodeError as error:
             raise UnsupportedGraphError(f"its graph cannot be read: {error}.") from error
-        _prune(graph_def, [*self.outputs, *self.inputs, self.initialize_op])
         # TensorFlow's eager context may know functions of these names, from when the graph was
         # traced, and forgets them when that graph is collected. And two threads, or two
         # processes of one process tree, never share a name.
@@ -115,6 +114,27 @@ class GraphFunction:
             return [tf.identity(output) for output in outputs]
 
         return call
+
+
+def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
+    """Drops operations that nothing wanted depends on, as a session does not run them.
+
+    A function would, if they have state: a Keras model looks its embeddings up once while it is
+    built, for an input that nobody feeds.
+
+    Args:
+      graph_def: The graph, which is changed.
+      wanted: Names of tensors and operations.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    kept = set().union(*(_ancestors(nodes, _operation(name)) for name in wanted))
+    nodes_kept = [node for node in graph_def.node if node.name in kept]
+    for node in nodes_kept:
+        beside = node.attr["_class"].list.s if "_class" in node.attr else ()
+        if any(_colocated(name) not in kept for name in beside):
+            del node.attr["_class"]  # A place to run at: everything runs on one device.
+    del graph_def.node[:]
+    graph_def.node.extend(nodes_kept)
 
 
 def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str]) -> None:
@@ -147,19 +167,6 @@ def called_by(node: tf.compat.v1.NodeDef) -> Iterator:
     for key in sorted(node.attr):
         attr = node.attr[key]
         yield from [attr.func] if attr.HasField("func") else attr.list.func
-
-
-def _prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
-    """Drops what nothing wanted depends on, as a session does of what it is not asked for.
-
-    A function runs all that has state: a Keras model looks its embeddings up once while it is
-    built, for an input that nobody feeds.
-    """
-    nodes = {node.name: node for node in graph_def.node}
-    kept = set().union(*(_ancestors(nodes, _operation(name)) for name in wanted if name))
-    nodes_kept = [node for node in graph_def.node if node.name in kept]
-    del graph_def.node[:]
-    graph_def.node.extend(nodes_kept)
 
 
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
@@ -208,6 +215,11 @@ def _ancestors(nodes: dict, name: str) -> set[str]:
             found.add(current)
             waiting += [_operation(entry) for entry in nodes[current].input]
     return found
+
+
+def _colocated(name: bytes) -> str:
+    """The operation of an entry of the attribute "_class"."""
+    return name.decode().removeprefix("loc:@")
 
 
 def _operation(name: str) -> str:

@@ -131,10 +131,14 @@ def graph_of(computation: tff.Computation) -> graph_function.GraphFunction:
     content = message.tensorflow
     graph = tf.compat.v1.GraphDef()
     content.graph_def.Unpack(graph)
+    inputs = _tensor_names(content.parameter) if content.HasField("parameter") else []
+    outputs = _tensor_names(content.result)
+    initialize_ops = [content.initialize_op] if content.initialize_op else []
+    graph_function.prune(graph, [*inputs, *outputs, *initialize_ops])
     return graph_function.GraphFunction(
         graph.SerializeToString(),
-        tuple(_tensor_names(content.parameter)) if content.HasField("parameter") else (),
-        tuple(_tensor_names(content.result)),
+        tuple(inputs),
+        tuple(outputs),
         tuple(leaves.specs(computation.type_signature.parameter)),
         content.initialize_op,
     )
