@@ -135,9 +135,10 @@ class Guesses:
         whole = self.guesses / self.canaries
         for i in range(self.correct - 1, -1, -1):
             needed = float(special.ndtr(special.ndtri(alpha) - mu))
-            if needed > beta:
-                alpha += (needed - beta) * i / (self.guesses - i)
-                beta = needed
+            if needed <= beta:
+                return False  # And so it stays: α is what it was.
+            alpha += (needed - beta) * i / (self.guesses - i)
+            beta = needed
             if alpha + beta > whole:
                 return True
         return False
