@@ -36,16 +36,42 @@ def test_a_mechanism_that_ties_its_coordinates_is_not_called_violated_for_it(are
     assert violated == 0 if not are_independent else violated > 2
 
 
-def test_what_is_not_hidden_at_all_is_violated_without_independence():
+def _not_hidden(claim, trials=400):
+    """The finding about releases almost without noise."""
     rng = np.random.default_rng(2)
-    present = rng.integers(0, 2, 400).astype(bool)
-    released = np.stack([present, ~present], axis=1) + rng.normal(scale=0.01, size=(400, 2))
-    judge = judging.Judge(claim_lib.Claim(epsilon=2.0, delta=1e-6), 0.01, seed=1)
-    finding, _ = judge.learned(transcripts_lib.Transcripts(released, present), False)
+    present = rng.integers(0, 2, trials).astype(bool)
+    released = np.stack([present, ~present], axis=1) + rng.normal(scale=0.01, size=(trials, 2))
+    judge = judging.Judge(claim, 0.01, seed=1)
+    return [
+        judge.learned(transcripts_lib.Transcripts(released, present), are_independent)[0]
+        for are_independent in (False, True)
+    ]
+
+
+def test_what_is_not_hidden_at_all_is_violated_without_independence():
+    finding, _ = _not_hidden(claim_lib.Claim(epsilon=2.0, delta=1e-6))
     assert finding.outcome == "violated" and finding.mu_at_least is None
     # Three numbers of guesses were tried; all of the 100 were right: q^100 = 0.01 / 3.
-    assert "100 of 100 guesses about 200 canaries were right" in finding.says
+    assert "Of 200 canaries 100 of 100 guesses show" in finding.says
     assert finding.epsilon_at_least == pytest.approx(special.logit((0.01 / 3) ** 0.01), abs=0.01)
+
+
+@pytest.mark.parametrize("epsilon, mu", [(2.0, 0.5), (8.0, 1.5)])
+def test_trials_that_could_not_refute_a_claim_do_not_test_it(epsilon, mu):
+    can_refute = epsilon == 2.0
+    outcome = "violated" if can_refute else "not tested"
+    for finding in _not_hidden(claim_lib.Claim(epsilon, 1e-6)):
+        assert finding.outcome == outcome
+        assert ("so many cannot refute it" in finding.says) != can_refute
+        most = float(finding.power.partition("no ε above ")[2].partition(",")[0])
+        assert 0.9 * most < finding.epsilon_at_least < most + 0.005
+    one_run, independent = _not_hidden(claim_lib.Claim.gaussian(mu, 1e-6))
+    assert one_run.outcome == outcome and independent.outcome == "violated"
+    assert ("give mechanism, or canaries_per_run=1" in one_run.says) != can_refute
+    # The bound of ε is one of its own, not that of a Gaussian mechanism of the bound of μ.
+    each = 0.01 / 2 / 3
+    assert one_run.epsilon_at_least == pytest.approx(special.logit(each**0.01), abs=0.01)
+    assert 0.5 < one_run.mu_at_least < 1.5
 
 
 if __name__ == "__main__":

@@ -96,6 +96,16 @@ def test_a_contribution_that_rounding_hides_is_not_tested(dtype, outcome, says):
     assert finding.outcome == outcome and finding.says.endswith(says), finding.says
 
 
+def test_measurements_may_come_and_go():
+    one, two = (
+        playing.Played(None, np.zeros(1), {"always": 1.0} | more) for more in ({}, {"at[0]": 2.0})
+    )
+    assert probes._first_difference(one, one) is None
+    assert probes._first_difference(two, one) == "the measurement at[0] is nan in place of 2"
+    name, p_value = probes._measured_apart([(one, two)] * 5)
+    assert name == "at[0]" and p_value == 1.0
+
+
 class _ClipsInFloat32(tff.aggregators.UnweightedAggregationFactory):
     """Drops what is not finite, then clips: the norm of finite numbers may be infinite."""
 

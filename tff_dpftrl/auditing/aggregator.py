@@ -58,12 +58,13 @@ def audit_aggregator(
     "VIOLATED" is wrong at most as often as `error_rate`, if the noise of different coordinates
     is independent: that many trials are played in a run rests on it. Of a mechanism of which
     nothing is known (no `mechanism`) it is not taken for granted: there a one-run bound
-    decides, which holds for every mechanism and is weaker (Steinke et al. 2023; Mahloujifar
-    et al. 2024), or, with `canaries_per_run=1`, trials of which each has a run of its own.
+    decides, which holds for every mechanism and mostly proves less (Steinke et al. 2023;
+    Mahloujifar et al. 2024), or, with `canaries_per_run=1`, trials that have a run each.
     "Consistent" says that nothing was found, no more.
 
     10,000 trials of 100 rounds of a BLT take 11 seconds of one core, compilation included. With
-    8,000 trials the bound is at least 0.9 of μ in most audits, if μ is 1 or more. With adaptive
+    8,000 trials the bound is at least 0.9 of μ in most audits, if μ is 1 or more and the
+    mechanism is known. With adaptive
     clipping the games are about the updates; of the bits it is tested how far one client
     moves them, and how much noise they get. Where a `ClippedDenominator` divides by the weight
     that shows up, a run has no more canaries than its smallest divisor, and there are more runs.
@@ -100,13 +101,18 @@ def audit_aggregator(
       The report.
 
     Raises:
-      ValueError: If an argument is out of range, if there is no claim, or if the aggregator is
-        of another kind, a learning process for example, or its noise has a seed that was given.
+      ValueError: If an argument is out of range or of another type, if there is no claim, or
+        if the aggregator is of another kind, a learning process for example, or its noise has a
+        seed that was given.
     """
     trials = validation.integer("trials", trials, minimum=_FEWEST_TRIALS)
     error_rate = validation.number("error_rate", error_rate, above=0, below=1)
     _refuse(aggregator_or_process)
     rounds = _num_rounds(schema, rounds)
+    if not (isinstance(resume, bool) or callable(resume)):
+        raise ValueError(f"resume must be True, False or a function of a state, got {resume!r}.")
+    if not (repeats_rounds is None or isinstance(repeats_rounds, bool)):
+        raise ValueError(f"repeats_rounds must be True, False or None, got {repeats_rounds!r}.")
     own = mechanism_lib.Mechanism.of(aggregator_or_process)
     if repeats_rounds is None:
         repeats_rounds = own is not None

@@ -47,7 +47,8 @@ class Claim:
           claim: A claim, a guarantee, or a statement.
 
         Returns:
-          The claim; of a guarantee, and of a statement with ρ, that of a Gaussian.
+          The claim; of a guarantee, and of a statement with ρ, that of a Gaussian: of another
+          mechanism, of which ρ is true as well, give `Claim(epsilon, delta)`.
 
         Raises:
           ValueError: If it is of another type, or promises nothing: a claim without an ε

@@ -9,7 +9,6 @@ import numpy as np
 import scipy.linalg
 from scipy import special, stats
 
-from tff_dpftrl.accounting import gaussian
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import games, report
 from tff_dpftrl.auditing.evidence import bounds, forensics, one_run, scores, worst_pattern
@@ -19,6 +18,7 @@ _SURELY = 0.99
 _TRAIN_FRACTION = 0.5
 _FEWEST_QUIET = 8
 _LEAST_SIGNAL = 0.5
+TOO_FEW = " That is no test of this claim: so many cannot refute it, whatever is wrong."
 
 
 def one_run_bound(
@@ -30,10 +30,10 @@ def one_run_bound(
     error_rate: float,
     about: str = "",
 ) -> report.Finding:
-    """The bound that holds for every mechanism.
+    """The bounds that hold for every mechanism.
 
-    Of μ by Mahloujifar et al. 2024 where a Gaussian mechanism is claimed, and of ε by Steinke
-    et al. 2023 where (ε, δ) is.
+    Of ε by Steinke et al. 2023, and where a Gaussian mechanism is claimed of μ by Mahloujifar
+    et al. 2024, each with half of the error.
 
     Args:
       test: Name of the finding.
@@ -44,37 +44,57 @@ def one_run_bound(
       about: Further sentences, after a space.
 
     Returns:
-      The finding.
+      The finding; "not tested" if the claim is more than so many canaries can refute.
     """
     best = one_run.all_right(len(present))
-    each = error_rate / len(best)
-    mu = None
-    if claim.mu is None:
-        source = "Steinke et al. 2023"
-        epsilon, guesses = one_run.epsilon_at_least(
-            values, present, delta=claim.delta, error_rate=error_rate
+    mu, most_mu, shown, most = None, 0.0, "", ""
+    each = error_rate if claim.mu is None else error_rate / 2.0
+    if claim.mu is not None:
+        mu, guesses = one_run.mu_at_least(values, present, error_rate=each)
+        most_mu = max(one.mu_at_least(each / len(best)) for one in best)
+        shown = (
+            f"{guesses.correct} of {guesses.guesses} guesses show at least μ = {mu:.4g} "
+            "(Mahloujifar et al. 2024), "
         )
-        shown = f"ε = {epsilon:.4g}"
-        most = max(guesses.epsilon_at_least(claim.delta, each) for guesses in best)
-        power = f"ε above {most:.3g}"
-    else:
-        source = "Mahloujifar et al. 2024"
-        mu, guesses = one_run.mu_at_least(values, present, error_rate=error_rate)
-        epsilon = gaussian.epsilon(mu, claim.delta) if mu else 0.0
-        shown = f"μ = {mu:.4g}, ε = {epsilon:.4g}"
-        power = f"μ above {max(guesses.mu_at_least(each) for guesses in best):.3g}"
+        most = f" μ above {most_mu:.3g}, and no"
+    epsilon, guesses = one_run.epsilon_at_least(values, present, delta=claim.delta, error_rate=each)
+    most_epsilon = max(one.epsilon_at_least(claim.delta, each / len(best)) for one in best)
+    can_refute = claim.is_refuted_by(most_mu, most_epsilon)
+    is_above = claim.is_refuted_by(mu or 0.0, epsilon)
     return report.Finding(
         test,
-        "violated" if claim.is_refuted_by(mu or 0.0, epsilon) else "consistent",
-        f"{guesses.correct} of {guesses.guesses} guesses about {guesses.canaries} canaries were "
-        f"right: at least {shown} at δ = {claim.delta:g}; claimed is {claim}. It holds for every "
-        f"mechanism, and rests on the canaries' coins only ({source}).{about}",
+        "violated" if is_above else "consistent" if can_refute else "not tested",
+        f"Of {len(present)} canaries {shown}{guesses.correct} of {guesses.guesses} guesses show at "
+        f"least ε = {epsilon:.4g} at δ = {claim.delta:g} (Steinke et al. 2023); claimed is "
+        f"{claim}. It holds for every mechanism, and rests on the canaries' coins only."
+        f"{'' if can_refute else TOO_FEW}{about}",
         error_rate,
-        trials=guesses.canaries,
+        trials=len(present),
         mu_at_least=mu,
         epsilon_at_least=epsilon,
-        power=f"so many canaries prove no {power}, whatever is wrong",
+        power=f"so many canaries prove no{most} ε above {most_epsilon:.3g}, whatever is wrong",
     )
+
+
+def at_best(
+    present: np.ndarray, claim: claim_lib.Claim, *, error_rate: float, seed: int
+) -> tuple[bool, str]:
+    """What counts prove of a claim of (ε, δ) alone if scores are never wrong.
+
+    Args:
+      present: Whether canaries took part, bool, [trials].
+      claim: The claim.
+      error_rate: Of the bound.
+      seed: Of the trials that choose thresholds.
+
+    Returns:
+      Whether that refutes the claim, and the power in words.
+    """
+    perfect = bounds.from_counts(
+        present.astype(float), present, delta=claim.delta, error_rate=error_rate, seed=seed
+    )
+    most = perfect.epsilon_at_least
+    return most > claim.epsilon, f"so many trials prove no ε above {most:.3g}, whatever is wrong"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,11 +171,13 @@ class Judge:
         bound = bounds.for_claim(
             found, rest.present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
-        about = (
-            f" {about} Were trials independent, which nobody says of the noise, it were μ = "
-            f"{bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at least: give mechanism, "
-            "or canaries_per_run=1."
-        )
+        about = f" {about}"
+        if self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least):
+            about += (
+                " Were trials independent, which nobody says of the noise, it were "
+                f"μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at least, and the "
+                "claim refuted: give mechanism, or canaries_per_run=1."
+            )
         finding = one_run_bound(
             test, found, rest.present, self.claim, error_rate=self.error_rate, about=about
         )
@@ -168,8 +190,15 @@ class Judge:
             found, present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
         is_above = self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
-        is_tested = self.signal is None or self.signal >= _LEAST_SIGNAL
-        if not is_tested:
+        if self.claim.mu is not None:
+            is_tested, power = True, self._power(present)
+        else:
+            is_tested, power = at_best(
+                present, self.claim, error_rate=self.error_rate, seed=self.seed
+            )
+            about += "" if is_tested else TOO_FEW
+        if self.signal is not None and self.signal < _LEAST_SIGNAL:
+            is_tested, power = False, ""
             about += (
                 f" That tests little: a canary adds {self.signal:.4g} clip norms, where the "
                 "numbers of the mechanism say 1."
@@ -183,14 +212,12 @@ class Judge:
             trials=len(present),
             mu_at_least=bound.mu_at_least,
             epsilon_at_least=bound.epsilon_at_least,
-            power=self._power(present) if is_tested else "",
+            power=power,
         )
         return finding, bounds.trade_off(found, present)
 
     def _power(self, present: np.ndarray) -> str:
         """By how much μ has to exceed the claim to be found, if scores stay Gaussian."""
-        if self.claim.mu is None:
-            return ""
         first, second = int(np.sum(present)), int(np.sum(~present))
         error = math.sqrt(1 / first + 1 / second + self.claim.mu**2 / (2 * len(present)))
         # Half of the error rate goes to the Gaussian family.

@@ -453,11 +453,12 @@ def _first_difference(one: playing.Played, two: playing.Played) -> str | None:
     if not np.array_equal(one.released, two.released):
         largest = float(np.max(np.abs(one.released - two.released)))
         return f"released numbers differ by up to {largest:.3g}"
-    for name, value in one.measurements.items():
+    for name in one.measurements | two.measurements:
         if name in ("summed_clients", "non_finite_clients"):
             continue
-        if not np.array_equal(value, two.measurements[name], equal_nan=True):
-            return f"the measurement {name} is {two.measurements[name]:g} in place of {value:g}"
+        value, other = (played.measurements.get(name, math.nan) for played in (one, two))
+        if not np.array_equal(value, other, equal_nan=True):
+            return f"the measurement {name} is {other:g} in place of {value:g}"
     return None
 
 
@@ -486,8 +487,11 @@ def _measured_apart(
 ) -> tuple[str, float] | None:
     """The measurement whose means differ most, and the p-value; None if nothing varies."""
     found = []
-    for name in pairs[0][0].measurements:
-        one, two = (np.array([pair[i].measurements[name] for pair in pairs]) for i in (0, 1))
+    names = {name for pair in pairs for played in pair for name in played.measurements}
+    for name in sorted(names):
+        one, two = (
+            np.array([pair[i].measurements.get(name, math.nan) for pair in pairs]) for i in (0, 1)
+        )
         if not np.array_equal(one, two, equal_nan=True):
             found.append((name, _means_apart(one[:, np.newaxis], two[:, np.newaxis])))
     if not found:

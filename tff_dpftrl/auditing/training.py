@@ -309,15 +309,20 @@ def _independent(
     """The larger bounds, if canaries are independent trials."""
     bound = bounds.for_claim(values, present, claim, error_rate=error_rate, seed=seed)
     is_above = claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
+    can_refute, power = True, ""
+    if claim.mu is None:
+        can_refute, power = judging.at_best(present, claim, error_rate=error_rate, seed=seed)
+        about += "" if can_refute else judging.TOO_FEW
     return report.Finding(
         f"canaries as trials, {name}",
-        "violated" if is_above else "consistent",
+        "violated" if is_above else "consistent" if can_refute else "not tested",
         f"At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at δ = "
         f"{claim.delta:g} ({bound.method}); claimed is {claim}. {_CONDITION}{about}",
         error_rate,
         trials=bound.trials,
         mu_at_least=bound.mu_at_least,
         epsilon_at_least=bound.epsilon_at_least,
+        power=power,
     )
 
 

@@ -119,9 +119,11 @@ class Guesses:
         F(x) = Φ(Φ⁻¹(x) + μ) of that of the latter. F is concave: on average over canaries and
         coins, α_c ≤ F(β_{c−1}) for all c, where α_c = Σ_{i ≥ c} i p_i / m and
         β_c = Σ_{i ≥ c} (r − i) p_i / m (Mahloujifar et al. 2024, Theorem 3.2 and Algorithm 3).
-        Mass that is moved to fewer right guesses raises β and lowers α. So the distributions
-        that have P[v or more] = τ and need the least mass have τ at v, and below it what the
-        constraints ask for; where that is more than 1, there is none.
+        Of the distributions with P[v or more] = τ the least mass is needed with all of τ at v,
+        which leaves no condition for c > v, and then, from v − 1 downwards, with as little as
+        the condition of c = i + 1 asks for at i: what is more may as well be one guess lower,
+        where it raises β and lowers α of all conditions that remain. Where that is more mass
+        than 1, no distribution keeps the conditions.
 
         Args:
           mu: μ, positive.
