@@ -168,19 +168,20 @@ class Judge:
         found = scores.learned_scores(train, rest)
         if are_independent:
             return self._bounded(test, about, found, rest.present)
+        finding = one_run_bound(
+            test, found, rest.present, self.claim, error_rate=self.error_rate, about=f" {about}"
+        )
         bound = bounds.for_claim(
             found, rest.present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
-        about = f" {about}"
-        if self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least):
-            about += (
+        is_above = self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
+        if is_above and finding.outcome != "violated":
+            advice = (
                 " Were trials independent, which nobody says of the noise, it were "
                 f"μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at least, and the "
                 "claim refuted: give mechanism, or canaries_per_run=1."
             )
-        finding = one_run_bound(
-            test, found, rest.present, self.claim, error_rate=self.error_rate, about=about
-        )
+            finding = dataclasses.replace(finding, says=finding.says + advice)
         return finding, bounds.trade_off(found, rest.present)
 
     def _bounded(
