@@ -1,5 +1,6 @@
 """Probes from one state: the statistics where a process cannot be replayed, and odd updates."""
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -8,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_dpftrl
+from tests.auditing import planted_bugs
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing import playing, probes
 
@@ -96,13 +98,29 @@ def test_a_contribution_that_rounding_hides_is_not_tested(dtype, outcome, says):
     assert finding.outcome == outcome and finding.says.endswith(says), finding.says
 
 
+@pytest.mark.parametrize(
+    "clip_norm, outcome",
+    [
+        (planted_bugs.CLIP_NORM / 10.0, "violated"),
+        pytest.param(planted_bugs.CLIP_NORM, "consistent", marks=pytest.mark.slow),
+    ],
+)
+def test_contributions_are_bounded_by_means_where_no_round_can_be_replayed(clip_norm, outcome):
+    # Fresh noise in every round, of standard deviation 2 clip norms.
+    aggregator = planted_bugs.PLANTED["cohort repeated with new noise"].build()
+    numbers = dataclasses.replace(mechanism_lib.Mechanism.of(aggregator), clip_norm=clip_norm)
+    found = _probes(aggregator, numbers)
+    assert not found.is_replayable()
+    assert found.contribution(1.0, 0.0, 1e-3).outcome == outcome
+
+
 def test_measurements_may_come_and_go():
     one, two = (
         playing.Played(None, np.zeros(1), {"always": 1.0} | more) for more in ({}, {"at[0]": 2.0})
     )
     assert probes._first_difference(one, one) is None
     assert probes._first_difference(two, one) == "the measurement at[0] is nan in place of 2"
-    name, p_value = probes._measured_apart([(one, two)] * 5)
+    name, p_value = probes._measured_apart([(one.measurements, two.measurements)] * 5)
     assert name == "at[0]" and p_value == 1.0
 
 

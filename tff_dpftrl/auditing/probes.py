@@ -27,7 +27,8 @@ _SMALL_BLUR, _LARGEST_BLUR = 1e-3, 0.05
 """Rounding of what is released, over what is allowed: from where it is told, and too much."""
 
 _REPEATS = 200
-_NOBODY_REPEATS = 400
+_NOBODY_REPEATS = 1200
+_MOST_COLUMNS = 4096  # Coordinates whose means are compared.
 _HALF_GRID_TRIES = 200
 _OTHERS = 3
 _JUST_WITHIN = 2e-5
@@ -224,24 +225,22 @@ class Probes:
         moment = self._moments[0]
         # Means and spread of every coordinate, and means of what is measured.
         each = error_rate / len(clients) / 3
-        smallest = each / self._player.dim
+        dim = self._player.dim
+        columns = self._rng.choice(dim, min(dim, _MOST_COLUMNS), replace=False)
+        smallest = each / len(columns)
         for client in clients:
-            pairs = [
-                (
-                    self._release(moment),
-                    self._player.next(moment.state, [*self._others(moment), client]),
-                )
-                for _ in range(_NOBODY_REPEATS)
-            ]
-            without, with_it = (
-                np.stack([played.released for played in rounds])
-                for rounds in zip(*pairs, strict=True)
-            )
-            if not np.all(np.isfinite(with_it)):
-                return report.Finding(
-                    test, "violated", "What is released with it is not finite.", error_rate
-                )
-            measured = _measured_apart(pairs)
+            without, with_it = np.zeros((2, _NOBODY_REPEATS, len(columns)))
+            measurements = []
+            for repeat in range(_NOBODY_REPEATS):
+                one = self._release(moment)
+                two = self._player.next(moment.state, [*self._others(moment), client])
+                if not np.all(np.isfinite(two.released)):
+                    return report.Finding(
+                        test, "violated", "What is released with it is not finite.", error_rate
+                    )
+                without[repeat], with_it[repeat] = one.released[columns], two.released[columns]
+                measurements.append((one.measurements, two.measurements))
+            measured = _measured_apart(measurements)
             if measured is not None and measured[1] < each:
                 return report.Finding(
                     test,
@@ -318,7 +317,7 @@ class Probes:
                     blur = max(blur, rounding)
         counted = ", its bit included" if count_weight else ""
         says = (
-            f"The most that one client added{counted} was {largest:.6g} clip norms "
+            f"The most that one client added{counted} was {_amount(largest)} clip norms "
             f"({kind_of_largest}); the noise covers {allowed:.6g}."
         )
         if blur > _SMALL_BLUR * allowed:
@@ -331,24 +330,20 @@ class Probes:
         self, test: str, allowed: float, error_rate: float
     ) -> report.Finding:
         moment = self._moments[0]
-        kinds = list(self._updates(moment))
-        each, largest, kind_of_largest = error_rate / len(kinds), 0.0, ""
-        without = np.stack(
-            [self._scale.sums(self._player.next(moment.state, [])) for _ in range(_REPEATS)]
-        )
-        spread = 0.0
-        for kind, client in kinds:
-            update = np.asarray(client[: self._player.dim], np.float64)
-            norm = float(np.linalg.norm(update))
-            with_it = np.stack(
-                [
-                    self._scale.sums(self._player.next(moment.state, [client]))
-                    for _ in range(_REPEATS)
-                ]
-            )
-            if norm == 0.0:
-                continue
-            one, two = with_it @ (update / norm), without @ (update / norm)
+        updates = [
+            (kind, client, np.asarray(client[: self._player.dim], np.float64))
+            for kind, client in self._updates(moment)
+        ]
+        moving = [(kind, client, x / np.linalg.norm(x)) for kind, client, x in updates if np.any(x)]
+        directions = np.stack([direction for _, _, direction in moving])
+        each, largest, kind_of_largest, spread = error_rate / len(moving), 0.0, "", 0.0
+
+        def along(directions: np.ndarray, clients: Sequence[np.ndarray]) -> np.ndarray:
+            return directions @ self._scale.sums(self._player.next(moment.state, clients))
+
+        without = np.stack([along(directions, []) for _ in range(_REPEATS)], axis=1)
+        for two, (kind, client, direction) in zip(without, moving, strict=True):
+            one = np.array([along(direction, [client]) for _ in range(_REPEATS)])
             error = math.sqrt((np.var(one, ddof=1) + np.var(two, ddof=1)) / _REPEATS)
             least = float(np.mean(one) - np.mean(two) - stats.norm.isf(each) * error)
             spread = max(spread, error)
@@ -358,8 +353,8 @@ class Probes:
         return report.Finding(
             test,
             "violated" if not largest <= allowed else "consistent",
-            f"By the means of {_REPEATS} rounds one client added at least {largest:.3g} clip "
-            f"norms ({kind_of_largest or 'whatever it sent'}); the noise covers {allowed:.6g}.",
+            f"By the means of {_REPEATS} rounds one client added {_amount(largest)} clip norms or "
+            f"more ({kind_of_largest or 'whatever it sent'}); the noise covers {allowed:.6g}.",
             error_rate,
             trials=_REPEATS,
             power=f"{found:.2g} clip norms too much are found with 99 % probability",
@@ -441,6 +436,10 @@ def _unrotate(vector: np.ndarray, seed) -> np.ndarray:
     return walsh_hadamard.unrotate(rotated, seed).numpy().astype(np.float64)
 
 
+def _amount(norm: float) -> str:
+    return f"{norm:.6g}" if math.isfinite(norm) else "no finite number of"
+
+
 def _first_difference(one: playing.Played, two: playing.Played) -> str | None:
     """In words, what differs in what two rounds released; None if nothing does.
 
@@ -483,15 +482,12 @@ def _means_apart(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def _measured_apart(
-    pairs: Sequence[tuple[playing.Played, playing.Played]],
+    pairs: Sequence[tuple[dict[str, float], dict[str, float]]],
 ) -> tuple[str, float] | None:
     """The measurement whose means differ most, and the p-value; None if nothing varies."""
     found = []
-    names = {name for pair in pairs for played in pair for name in played.measurements}
-    for name in sorted(names):
-        one, two = (
-            np.array([pair[i].measurements.get(name, math.nan) for pair in pairs]) for i in (0, 1)
-        )
+    for name in sorted({name for pair in pairs for measured in pair for name in measured}):
+        one, two = (np.array([pair[i].get(name, math.nan) for pair in pairs]) for i in (0, 1))
         if not np.array_equal(one, two, equal_nan=True):
             found.append((name, _means_apart(one[:, np.newaxis], two[:, np.newaxis])))
     if not found:
