@@ -382,7 +382,8 @@ def _claim(
     if mechanism is None:
         raise ValueError(
             "claim must be given for an aggregator that is not this package's: "
-            "auditing.claim.Claim(epsilon, delta), a Guarantee or a PrivacyStatement."
+            "auditing.claim.Claim.gaussian(mu, delta), Claim(epsilon, delta), a Guarantee or a "
+            "PrivacyStatement."
         )
     mu = mechanism.strategy.sensitivity(schema).value / mechanism.noise_multiplier
     return claim_lib.Claim.gaussian(mu, delta)
