@@ -11,6 +11,7 @@ from tests.auditing import planted_bugs
 from tests.auditing.fixed_seeds import fixed_seeds  # noqa: F401
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
+from tff_dpftrl.auditing import probes
 from tff_dpftrl.private_round import clipping
 
 # Chance that a correct aggregator is called violated in a test, were its seeds not fixed.
@@ -141,8 +142,9 @@ class _NoiseOfAll(tff.aggregators.UnweightedAggregationFactory):
     ],
 )
 def test_of_a_black_box_only_bounds_that_hold_for_every_mechanism_decide(
-    stddev, canaries_per_run, is_violated
+    monkeypatch, stddev, canaries_per_run, is_violated
 ):
+    monkeypatch.setattr(probes, "_NOBODY_REPEATS", 20)  # It is the games that are looked at.
     report = tff_dpftrl.audit_aggregator(
         _NoiseOfAll(stddev),
         schema=tff_dpftrl.MinSep(3, 3, 1),
