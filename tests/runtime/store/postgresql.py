@@ -98,8 +98,15 @@ class Server:
             )
 
     def kill(self) -> None:
-        """Ends it with SIGKILL, as a machine that runs out of memory does."""
+        """Ends it and all that it has started with SIGKILL, as a machine that loses power does."""
+        pid = self._process.pid
+        self._process.send_signal(signal.SIGSTOP)  # It starts no more.
+        children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         self._process.kill()
+        # Left to themselves they would answer on for a moment.
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(child), signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
