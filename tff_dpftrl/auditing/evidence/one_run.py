@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -226,11 +226,12 @@ def epsilon_at_least(
     Raises:
       ValueError: If an argument is out of range.
     """
-    numbers = _numbers(len(scores), fractions)
-    tried = [guess(scores, present, number) for number in numbers]
-    bounds = [one.epsilon_at_least(delta, error_rate / len(tried)) for one in tried]
-    best = int(np.argmax(bounds))
-    return bounds[best], tried[best]
+    return _best(
+        scores,
+        present,
+        fractions,
+        lambda one, parts: one.epsilon_at_least(delta, error_rate / parts),
+    )
 
 
 def mu_at_least(
@@ -254,16 +255,25 @@ def mu_at_least(
     Raises:
       ValueError: If an argument is out of range.
     """
-    numbers = _numbers(len(scores), fractions)
-    tried = [guess(scores, present, number) for number in numbers]
-    bounds = [one.mu_at_least(error_rate / len(tried)) for one in tried]
-    best = int(np.argmax(bounds))
-    return bounds[best], tried[best]
+    return _best(scores, present, fractions, lambda one, parts: one.mu_at_least(error_rate / parts))
 
 
 def all_right(canaries: int, fractions: Sequence[float] = FRACTIONS) -> tuple[Guesses, ...]:
     """What the bounds see at best of so many canaries: every guess is right."""
     return tuple(Guesses(canaries, number, number) for number in _numbers(canaries, fractions))
+
+
+def _best(
+    scores: np.ndarray,
+    present: np.ndarray,
+    fractions: Sequence[float],
+    bound: Callable[[Guesses, int], float],
+) -> tuple[float, Guesses]:
+    """The largest bound of some numbers of guesses, and its guesses; `bound` takes how many."""
+    tried = [guess(scores, present, number) for number in _numbers(len(scores), fractions)]
+    bounds = [bound(one, len(tried)) for one in tried]
+    best = int(np.argmax(bounds))
+    return bounds[best], tried[best]
 
 
 def _numbers(canaries: int, fractions: Sequence[float]) -> list[int]:
