@@ -102,13 +102,7 @@ class Guesses:
         low, high = 0.0, _STEP
         while high < _LARGEST_EPSILON and self.p_value(high, delta) <= error_rate:
             low, high = high, high + _STEP
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            if self.p_value(middle, delta) <= error_rate:
-                low = middle
-            else:
-                high = middle
-        return low
+        return _halved(low, high, lambda epsilon: self.p_value(epsilon, delta) <= error_rate)
 
     def contradicts(self, mu: float, error_rate: float) -> bool:
         """Whether a μ-GDP mechanism lets so many guesses be right with a chance below the rate.
@@ -161,13 +155,18 @@ class Guesses:
         low, high = 0.0, 1.0
         while high < _LARGEST_MU and self.contradicts(high, error_rate):
             low, high = high, 2.0 * high
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2.0
-            if self.contradicts(middle, error_rate):
-                low = middle
-            else:
-                high = middle
-        return low
+        return _halved(low, high, lambda mu: self.contradicts(mu, error_rate))
+
+
+def _halved(low: float, high: float, is_refused: Callable[[float], bool]) -> float:
+    """The last value that is refused, as `low` is, from below; `high` is not."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        if is_refused(middle):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def guess(scores: np.ndarray, present: np.ndarray, guesses: int) -> Guesses:
