@@ -80,6 +80,9 @@ class _Step(population.ServerStep):
         new = np.frombuffer(model) + total / num_reports
         return population.StepResult(new.tobytes(), state, {"num_reports": num_reports})
 
+    def skip(self, model, state):
+        return population.StepResult(model, state, {population.SKIPPED: True})
+
 
 class _Rounds(observer.Observer):
     """Times rounds, from the choice of their devices until they are committed."""

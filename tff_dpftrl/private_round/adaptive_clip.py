@@ -249,10 +249,8 @@ class AdaptiveClipRound(interface.PrivateRound):
         `unclipped_fraction` (noised), `noise_stddev` (on the updates, before the
         division) and `num_restarts`.
         """
-        stream = self._stream([tensor.shape for tensor in totals.update])
-        noise, buffer = stream.next(
-            state.buffer, state.round_index, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
-        )
+        shapes = [tensor.shape for tensor in totals.update]
+        noise, count_noise, skipped = self._noise(state, shapes)
         active = tf.cast(state.clip.active, tf.float64)
         update, multiplier = totals.update, self.update_noise_multiplier
         if self.unit_inflation is not None:
@@ -260,9 +258,6 @@ class AdaptiveClipRound(interface.PrivateRound):
             multiplier *= self.unit_inflation
         stddev = multiplier * active
         average = summation.noised_mean(update, noise, stddev, self.clients_per_round)
-        (count_noise,), count_buffer = self._stream([()]).next(
-            state.count_buffer, state.round_index, seeds.derive(state.seed, COUNT_STREAM)
-        )
         count_stddev = tf.constant(self.clipped_count_stddev, tf.float64)
         (fraction,) = summation.noised_mean(
             [totals.bit], [count_noise], count_stddev, self.clients_per_round
@@ -270,21 +265,46 @@ class AdaptiveClipRound(interface.PrivateRound):
         fraction = tf.cast(fraction + noise_split.COUNT_SENSITIVITY, tf.float32)
         excess = state.clip.excess + fraction - self.clipping.target_unclipped_quantile
         estimate = self.clipping.estimate(excess)
-        _, next_in_block = stream.block(state.round_index + 1)
-        clip = ClipState(
-            active=tf.where(tf.equal(next_in_block, 0), estimate, state.clip.active),
-            estimate=estimate,
-            excess=excess,
-        )
+        clip = self._next_clip(state, estimate, excess)
         measurements = {
             "clip_norm": state.clip.active,
             "estimated_clip_norm": estimate,
             "unclipped_fraction": fraction,
             "noise_stddev": tf.cast(stddev, tf.float32),
-            "num_restarts": stream.block(state.round_index)[0],
+            "num_restarts": self._stream(shapes).block(state.round_index)[0],
         }
-        new_state = AdaptiveClipState(state.round_index + 1, state.seed, buffer, count_buffer, clip)
-        return new_state, average, measurements
+        return skipped._replace(clip=clip), average, measurements
+
+    def skip(self, state, shapes):
+        """See base class; a restart takes over the estimate as it stands."""
+        return self._noise(state, shapes)[-1]
+
+    def _noise(self, state, shapes):
+        """Draws a round's unit noise of both streams; returns it with the state if it is skipped.
+
+        Args:
+          state: The state before the round.
+          shapes: Static shapes of an update's tensors.
+
+        Returns:
+          Noise of the update, float32 tensors; noise of the count, a float32 scalar; and the
+          state after the round if nothing of it is released.
+        """
+        noise, buffer = self._stream(shapes).next(
+            state.buffer, state.round_index, seeds.derive(state.seed, fixed_clip.UPDATE_STREAM)
+        )
+        (count_noise,), count_buffer = self._stream([()]).next(
+            state.count_buffer, state.round_index, seeds.derive(state.seed, COUNT_STREAM)
+        )
+        clip = self._next_clip(state, state.clip.estimate, state.clip.excess)
+        skipped = AdaptiveClipState(state.round_index + 1, state.seed, buffer, count_buffer, clip)
+        return noise, count_noise, skipped
+
+    def _next_clip(self, state, estimate, excess):
+        """Returns the clip norms after a round, a `ClipState`."""
+        _, next_in_block = self._stream([()]).block(state.round_index + 1)
+        active = tf.where(tf.equal(next_in_block, 0), estimate, state.clip.active)
+        return ClipState(active, estimate, excess)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
         return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)

@@ -110,16 +110,24 @@ class FixedClipRound(interface.PrivateRound):
 
     def release(self, state, totals):
         """See base class; measures `clip_norm` and `noise_stddev`, before the division."""
-        stream = self._stream([tensor.shape for tensor in totals.update])
-        stream_seed = seeds.derive(state.seed, UPDATE_STREAM)
-        noise, buffer = stream.next(state.buffer, state.round_index, stream_seed)
+        noise, new_state = self._noise(state, [tensor.shape for tensor in totals.update])
         stddev = tf.constant(self.noise_multiplier * self.encoded_norm, tf.float64)
         average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
         measurements = {
             "clip_norm": tf.constant(self.clipping.constant_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),
         }
-        return FixedClipState(state.round_index + 1, state.seed, buffer), average, measurements
+        return new_state, average, measurements
+
+    def skip(self, state, shapes):
+        """See base class."""
+        return self._noise(state, shapes)[1]
+
+    def _noise(self, state, shapes):
+        """Draws the unit noise of a round; returns it with the state after the round."""
+        stream_seed = seeds.derive(state.seed, UPDATE_STREAM)
+        noise, buffer = self._stream(shapes).next(state.buffer, state.round_index, stream_seed)
+        return noise, FixedClipState(state.round_index + 1, state.seed, buffer)
 
     def _stream(self, shapes) -> noise_stream.NoiseStream:
         return noise_stream.NoiseStream(self._recipe, shapes, max_rounds=self.strategy.max_rounds)

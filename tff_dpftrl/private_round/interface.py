@@ -103,6 +103,24 @@ class PrivateRound(abc.ABC):
           measurements: float32 or integer scalars that the guarantee covers.
         """
 
+    @abc.abstractmethod
+    def skip(self, state: Any, shapes: Sequence[Sequence[int]]) -> Any:
+        """Passes over a round of which nothing is released.
+
+        A round may collect updates and fail before its release. Its index is then used up: the
+        noise of that index is drawn, kept where later noise is correlated with it, and never
+        released. What remains is the mechanism without one of its outputs, in which nobody took
+        part: post-processing of the mechanism that is accounted for.
+
+        Args:
+          state: The state before the round.
+          shapes: Static shapes of an update's tensors.
+
+        Returns:
+          The state after the round. The noise of all later rounds is what it would have been
+          after `release`. Whatever a release estimates from the clients stays as it was.
+        """
+
     def no_contribution(self, shapes: Sequence[Sequence[int]]) -> Any:
         """What a client adds that does not take part: zeros, in float64."""
         num_scalars = len(self.contribution_type._fields) - 1

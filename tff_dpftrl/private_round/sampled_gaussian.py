@@ -136,5 +136,9 @@ class SampledGaussianRound(interface.PrivateRound):
             "clip_norm": tf.cast(clip_norm, tf.float32),
             "noise_stddev": tf.cast(stddev, tf.float32),
         }
-        new_state = SampledGaussianState(state.round_index + 1, state.seed)
-        return new_state, estimate, measurements
+        return self.skip(state, shapes), estimate, measurements
+
+    def skip(self, state, shapes):
+        """See base class; the noise of rounds is independent."""
+        del shapes
+        return SampledGaussianState(state.round_index + 1, state.seed)

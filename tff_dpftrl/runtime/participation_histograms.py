@@ -182,16 +182,19 @@ class ObservedRounds:
       min_sep: Lower bound of the smallest stride; None if nobody took part twice.
       max_participations: Upper bound of the largest number of times.
       unknown_rounds: How many of the rounds had sums that no devices could have made.
+      skipped_rounds: How many of the rounds were skipped: nothing of them was released.
     """
 
     num_rounds: int = 0
     min_sep: int | None = None
     max_participations: int = 0
     unknown_rounds: int = 0
+    skipped_rounds: int = 0
 
     def __post_init__(self):
         self.participation()  # Checks them.
         validation.integer("unknown_rounds", self.unknown_rounds, minimum=0)
+        validation.integer("skipped_rounds", self.skipped_rounds, minimum=0)
 
     def with_round(
         self, buckets: ParticipationBuckets, strides: np.ndarray, times: np.ndarray
@@ -234,6 +237,12 @@ class ObservedRounds:
             min_sep=1 if self.num_rounds else self.min_sep,
             max_participations=self.max_participations + 1,
             unknown_rounds=self.unknown_rounds + 1,
+        )
+
+    def with_skipped_round(self) -> ObservedRounds:
+        """Adds a round of which nothing is released: no report is in any sum of it."""
+        return dataclasses.replace(
+            self, num_rounds=self.num_rounds + 1, skipped_rounds=self.skipped_rounds + 1
         )
 
     def participation(self) -> observed_lib.Participation:

@@ -341,16 +341,17 @@ class Narrator(observations.Observations):
         if self.is_quiet:
             return
         line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})
-        if isinstance(event, messages.RoundReleased) and self._commits() == before:
+        is_commit = isinstance(event, (messages.RoundReleased, messages.RoundSkipped))
+        if is_commit and self._commits() == before:
             line = ""
         if line and line != self._last:
             self._last = line
             self._say(line)
-        if isinstance(event, messages.RoundReleased):
+        if is_commit:
             self._after(event.task)
 
     def _commits(self) -> int:
-        return sum(task.committed for task in self.tasks.values())
+        return sum(task.committed + task.skipped for task in self.tasks.values())
 
 
 def _told(event: Any, totals: dict[str, int | None]) -> str:
@@ -365,6 +366,9 @@ def _told(event: Any, totals: dict[str, int | None]) -> str:
             ]
             done = f"round {event.round_index + 1} of {totals[event.task]}"
             return f"{event.task}: {done} committed: {', '.join(figures)}."
+        case messages.RoundSkipped():
+            done = f"round {event.round_index + 1} of {totals[event.task]}"
+            return f"{event.task}: {done} skipped: nothing of it is released."
         case messages.RoundLost():
             reason = event.reason.removesuffix(".")
             return f"{event.task}: round {event.round_index + 1} abandoned: {reason}."

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.runtime.actors import actor, coordinator, messages
+from tff_dpftrl.runtime.actors import actor, coordinator, messages, population
 from tff_dpftrl.runtime.schedules import simulation
 from tff_dpftrl.runtime.store import interface
 
@@ -250,38 +250,131 @@ def test_only_what_is_committed_is_released():
     assert not made.tell(committed(rounds_done=2, epoch=2)).effects
 
 
-def test_an_abandoned_attempt_is_repeated_after_the_store_was_read():
+def reread(made, now=101.0, **rounds_done):
+    """Answers the last question for the commits."""
+    (asked,) = made.sent("keeper", messages.ReadCommits)
+    return made.tell(messages.CommitsRead(asked.request, commits(**rounds_done)), now)
+
+
+def skipped(attempt, rounds_done=1):
+    metrics = {"attempt": attempt, population.SKIPPED: True}
+    commit = interface.Commit("training", rounds_done, 3, b"model 0", b"secret", metrics)
+    return messages.RoundCommitted(attempt, 3, commit)
+
+
+def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
     made, spawn = running()
     made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {"dropped": 2}))
-    (lost,) = made.sent(messages.OBSERVER)
+    (lost,) = made.sent(messages.OBSERVER, messages.RoundLost)
     assert (lost.round_index, lost.reason, lost.counts) == (0, "too few reports", {"dropped": 2})
     (asked,) = made.sent("keeper")
     assert not made.tell(waiting("s0", 4, serial=1)).spawned()
     made.tell(messages.CommitsRead(asked.request - 1, commits(5)))
     assert not made.effects  # The answer to an earlier question.
-    made.tell(messages.CommitsRead(asked.request, commits()))
-    made.tell(waiting("s0", 4, made.sent("s0")[0].task, serial=1))
-    (again,) = made.spawned()
-    assert again.address != spawn.address
+    (skip,) = made.tell(messages.CommitsRead(asked.request, commits())).spawned()
+    assert (skip.role.skips, skip.role.commit.rounds_done, skip.role.expected) == (
+        True,
+        0,
+        frozenset(),
+    )
+    # Devices are chosen for the round after it, and wait while it is skipped.
+    (wish, *_) = made.sent("s0", messages.SelectDevices)
+    assert wish.accepting
+    assert not made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
+    made.tell(skipped(skip.address))
+    assert made.sent(messages.OBSERVER, messages.RoundSkipped) == [
+        messages.RoundSkipped("training", 0, skip.address)
+    ]
+    (wish, *_) = made.sent("s0", messages.SelectDevices)
+    (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
+    assert again.address not in (spawn.address, skip.address)
+    assert not again.role.skips
+
+
+def test_an_attempt_that_has_used_no_device_is_repeated():
+    made, spawn = running()
+    reason = "devices were not forwarded in time"
+    made.tell(messages.RoundAbandoned(spawn.address, reason, {}, used_devices=False))
+    assert not reread(made).spawned()
+    (wish, *_) = made.sent("s0", messages.SelectDevices)
+    (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
+    assert not again.role.skips
+
+
+def test_a_task_whose_plan_cannot_skip_repeats_its_round():
+    tasks = [dataclasses.replace(task, can_skip=False) for task in SERVED.tasks]
+    made = leading(dataclasses.replace(SERVED, tasks=tuple(tasks))).tell(waiting("s0", 4))
+    (spawn,) = made.spawned()
+    made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {}))
+    assert not reread(made).spawned()
+    (wish, *_) = made.sent("s0", messages.SelectDevices)
+    (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
+    assert not again.role.skips and again.role.commit.rounds_done == 0
+
+
+def test_a_commit_that_was_made_after_all_is_not_skipped():
+    made, spawn = running()
+    made.tell(messages.Lost(spawn.address))
+    assert not reread(made, training=1).spawned()
+    assert made.sent(messages.OBSERVER, messages.RoundReleased)
+
+
+def resting(count, waits=1, selector="s0"):
+    return messages.DevicesWaiting(selector, 3, "training", 0, waits, count)
+
+
+def test_a_round_for_which_devices_have_to_rest_is_skipped_but_not_for_ever():
+    training = dataclasses.replace(SERVED.task("training"), min_sep=3, pipelined=False)
+    served = dataclasses.replace(SERVED, tasks=(training,))
+    made, now, rounds, came = leading(served, training=5), 101.0, [], 0
+    for _ in range(8):
+        came += 2
+        made.tell(resting(came), now)
+        now += training.rounds.selection_timeout
+        made.tell(messages.LeaseGranted(3, now), now)
+        made.heartbeat(now)
+        for skip in made.spawned():
+            assert skip.role.skips
+            rounds.append(skip.role.commit.rounds_done)
+            made.tell(skipped(skip.address, rounds[-1] + 1), now)
+        assert made.tell(resting(came), now).spawned() == []
+    # An earlier Coordinator may have made an attempt at round 5: its devices rest up to round 7.
+    assert rounds == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("waits", "came"), [(1, 0), (0, 1)])
+def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
+    training = dataclasses.replace(SERVED.task("training"), min_sep=3)
+    made = leading(dataclasses.replace(SERVED, tasks=(training,))).tell(resting(came, waits))
+    made.tell(messages.LeaseGranted(3, 107.0), 107.0)
+    assert not made.heartbeat(107.0).spawned()
+    assert made.sent(messages.OBSERVER, messages.TooFewDevices)
 
 
 def test_devices_are_spared_while_the_store_makes_no_commit():
     made, spawn = running()
     now, waits = 101.0, []
-    for failure in range(8):
+    made.tell(messages.RoundAbandoned(spawn.address, "disk full", {}, not_stored=True), now)
+    reread(made, now)
+    for _ in range(8):
         failed_at = now
-        abandoned = messages.RoundAbandoned(spawn.address, "disk full", {}, not_stored=True)
-        (asked,) = made.tell(abandoned, now).sent("keeper")
-        made.tell(messages.CommitsRead(asked.request, commits()), now)
-        spawned = made.tell(waiting("s0", 4, made.sent("s0")[0].task, serial=failure + 1), now)
-        while not spawned.spawned():
+        while not made.spawned():
             now += SERVED.heartbeat_seconds
             made.tell(messages.LeaseGranted(3, now), now)
-            spawned = made.heartbeat(now)
-        (spawn,) = made.spawned()
+            made.heartbeat(now)
+        (skip,) = made.spawned()
+        assert skip.role.skips  # Nothing but this is tried: no device is asked for anything.
         waits.append((now - failed_at) / SERVED.heartbeat_seconds)
+        made.tell(waiting("s0", 4, serial=1), now)
+        abandoned = messages.RoundAbandoned(skip.address, "disk full", {}, not_stored=True)
+        reread(made.tell(abandoned, now), now)
     assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
-    made.tell(committed(attempt=spawn.address), now)
+    while not made.spawned():
+        now += SERVED.heartbeat_seconds
+        made.tell(messages.LeaseGranted(3, now), now)
+        made.heartbeat(now)
+    (skip,) = made.spawned()
+    made.tell(skipped(skip.address), now)
     (wish, *_) = made.sent("s0", messages.SelectDevices)
     assert made.tell(waiting("s0", 4, wish.task, serial=9), now).spawned()
 
@@ -305,7 +398,6 @@ def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
     made.tell(messages.RoundAbandoned(first.address, "the store did not answer", {}))
     (asked,) = made.sent("keeper")
     made.tell(messages.CommitsRead(asked.request, commits(evaluation=3)))
-    made.tell(waiting("s0", 4, serial=1))
     (second,) = made.spawned()
     made.tell(committed(attempt=first.address))
     assert made.sent(second.address) == [messages.AbandonRound("the round is committed")]

@@ -128,7 +128,8 @@ class Seen:
 
 def history(deployed, task="sum"):
     with sql.SqlStore(deployed.store) as store:
-        return store.history(deployed.population, task)
+        rows = store.history(deployed.population, task)
+    return [row for row in rows if not row.get("skipped")]
 
 
 def lease(deployed):

@@ -5,64 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-import threading
 
 import pytest
 
-from tests.runtime.fleet import text_service
-from tff_dpftrl.runtime import signing_keys
+from tests.runtime.fleet import fleets, text_service
 from tff_dpftrl.runtime.device import session
 from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.server import server_folder
 
-_PERFECT = behaviour.Rates(drop_outs=0.0, stragglers=0.0)
-
-
-def _server(folder, address, where=None):
-    return fleet.Server(
-        address,
-        (folder / "server.pem").read_bytes(),
-        (signing_keys.raw(signing_keys.load_public(folder / "plans.pem.pub")),),
-        signing_keys.load_private(folder / "issuer.pem").private_bytes_raw(),
-        issuers=(signing_keys.raw(signing_keys.load_public(folder / "issuer.pem.pub")),),
-        folder=where,
-    )
-
-
-def _fleet(folder, address, **options):
-    data = text_service.write_corpus(folder)
-    values = {
-        "num_devices": 20,
-        "rates": _PERFECT,
-        "start_within_s": 0.2,
-        "usual_wait_s": 1.0,
-    }
-    return fleet.Fleet(
-        _server(folder, address), text_service.POPULATION, str(data), **(values | options)
-    )
-
-
-def _run(made, *, rounds, seconds=60.0, until=lambda counts: False, **options):
-    counts, ends, stop = tally.Tally(), [], threading.Event()
-
-    def hear(end):
-        ends.append(end)
-        counts.add(end)
-        if until(counts):
-            stop.set()
-
-    ending = fleet.Ending(rounds=rounds, seconds=seconds)
-    fleet.run(made, ending, stop=stop, hear=hear, **options)
-    assert stop.is_set()
-    return counts, ends
-
 
 def test_rounds_are_committed_with_the_texts_of_users(tmp_path):
     served = text_service.Served(tmp_path, over_selection=1.0, least_fraction=1.0)
     with served.running() as address:
-        counts, ends = _run(_fleet(tmp_path, address), rounds=3)
-    history = served.store.history(text_service.POPULATION, "letters")
+        counts, ends = fleets.run(fleets.of(tmp_path, address), rounds=3)
+    history = served.released()
     assert len(history) >= 3
     assert all(row["reports"] == 6 and row["letters"] > 0 for row in history[:3])
     assert counts.shapes["-v[]+^"] == sum(counts.rounds.values()) >= 18
@@ -76,8 +33,8 @@ def test_faults_and_attacks_cost_reports_and_no_round(tmp_path):
     served = text_service.Served(tmp_path)
     rates = behaviour.Rates(drop_outs=0.2, stragglers=0.3, straggler_s=0.4, malicious=0.3)
     with served.running() as address:
-        counts, _ = _run(_fleet(tmp_path, address, rates=rates, num_devices=30), rounds=6)
-    history = served.store.history(text_service.POPULATION, "letters")
+        counts, _ = fleets.run(fleets.of(tmp_path, address, rates=rates, num_devices=30), rounds=6)
+    history = served.released()
     assert len(history) >= 6
     assert all(math.isfinite(row["letters"]) for row in history)
     shapes = set(counts.shapes)
@@ -97,12 +54,12 @@ def test_secure_sums_go_on_whatever_devices_do(tmp_path, threat_model):
     served = text_service.Served(tmp_path, threat_model=threat_model)
     rates = behaviour.Rates(drop_outs=0.3, stragglers=0.3, straggler_s=0.4, malicious=0.2)
     with served.running() as address:
-        counts, ends = _run(
-            _fleet(tmp_path, address, rates=rates, num_devices=30),
+        counts, ends = fleets.run(
+            fleets.of(tmp_path, address, rates=rates, num_devices=30),
             rounds=100,
             until=lambda counts: len(counts.rounds) > 6 and counts.shapes["-v[]+!"],
         )
-    history = served.store.history(text_service.POPULATION, "letters")
+    history = served.released()
     assert len(history) >= 6
     assert all(3 <= row["reports"] <= 9 and row["letters"] > 0 for row in history)
     assert all(row["devices/summed_groups"] == 1 for row in history)
@@ -133,15 +90,15 @@ def test_every_attack_is_refused_by_name(tmp_path, attack, is_secure):
     served = text_service.Served(tmp_path, threat_model=_HONEST if is_secure else None)
     rates = behaviour.Rates(drop_outs=0, stragglers=0, malicious=1.0, attacks=(attack,))
     with served.running() as address:
-        counts, ends = _run(
-            _fleet(tmp_path, address, rates=rates),
+        counts, ends = fleets.run(
+            fleets.of(tmp_path, address, rates=rates),
             rounds=1,
             until=lambda counts: sum((counts.refusals + counts.failures).values()) >= 12,
         )
     reasons = " ".join({*counts.refusals, *counts.failures})
     assert _REASONS[attack][is_secure] in reasons, reasons
     assert not counts.rounds
-    assert not served.store.history(text_service.POPULATION, "letters")
+    assert not served.released()
     if attack is behaviour.Attack.TOKEN:
         assert {end.outcome for end in ends} == {session.Outcome.ATTESTATION_FAILED}
 
@@ -149,7 +106,7 @@ def test_every_attack_is_refused_by_name(tmp_path, attack, is_secure):
 def test_devices_rest_as_long_as_the_plan_says(tmp_path):
     served = text_service.Served(tmp_path, min_sep=3, over_selection=1.0)
     with served.running() as address:
-        counts, _ = _run(_fleet(tmp_path, address, num_devices=40), rounds=8)
+        counts, _ = fleets.run(fleets.of(tmp_path, address, num_devices=40), rounds=8)
     assert len(counts.rounds) >= 8
     # Who rests lets turns go, rather than come and be refused by its own timer.
     resting = counts.others[session.Outcome.RESTING]
@@ -160,7 +117,9 @@ def test_devices_rest_as_long_as_the_plan_says(tmp_path):
 def test_several_processes_share_the_devices(tmp_path):
     served = text_service.Served(tmp_path)
     with served.running() as address:
-        counts, _ = _run(_fleet(tmp_path, address), rounds=4, num_processes=2, seconds=90.0)
+        counts, _ = fleets.run(
+            fleets.of(tmp_path, address), rounds=4, num_processes=2, seconds=90.0
+        )
     assert len(counts.rounds) >= 4
 
 
@@ -168,8 +127,8 @@ def test_a_server_that_is_gone_ends_nothing_but_sessions(tmp_path):
     served = text_service.Served(tmp_path)
     with served.running() as address:
         pass
-    counts, _ = _run(
-        _fleet(tmp_path, address, num_devices=3),
+    counts, _ = fleets.run(
+        fleets.of(tmp_path, address, num_devices=3),
         rounds=1,
         until=lambda counts: counts.others[session.Outcome.FAILED] >= 3,
     )
@@ -210,9 +169,9 @@ def test_a_fleet_finds_its_server_where_the_folder_says_now(tmp_path):
     served = text_service.Served(tmp_path, over_selection=1.0, least_fraction=1.0)
     with served.running() as address:
         folder.write_endpoint(f"{gone},{address}", "")
-        made = _fleet(tmp_path, gone)
-        found = _server(tmp_path, gone, str(folder.path))
-        counts, _ = _run(dataclasses.replace(made, server=found), rounds=1)
+        made = fleets.of(tmp_path, gone)
+        found = fleets.server(tmp_path, gone, str(folder.path))
+        counts, _ = fleets.run(dataclasses.replace(made, server=found), rounds=1)
     assert counts.rounds and "-*" not in counts.shapes
 
 

@@ -85,6 +85,9 @@ class Step(population.ServerStep):
         metrics = {"letters": float(total[0]), "texts": int(total[1][0]), "reports": num_reports}
         return population.StepResult(model=model, state=state, metrics=metrics)
 
+    def skip(self, model, state):
+        return population.StepResult(model, state, {population.SKIPPED: True})
+
 
 def plan(min_sep=1, threat_model=None):
     """The plan; of reports that are summed securely if there is a threat model."""
@@ -130,8 +133,10 @@ def write_corpus(folder, num_users=40):
 class Served:
     """The running server, and what it keeps."""
 
-    def __init__(self, folder, *, pace=(0.3,), min_sep=1, threat_model=None, **settings):
-        self.store = memory.MemoryStore()
+    def __init__(
+        self, folder, *, pace=(0.3,), min_sep=1, threat_model=None, store=None, **settings
+    ):
+        self.store = memory.MemoryStore() if store is None else store
         self.observer = toy_service.Notes()
         model = tensor_values.to_bytes(plain_plans.SCALE)
         self.store.add_task(POPULATION, "letters", model=model, state=b"-")
@@ -155,6 +160,7 @@ class Served:
             Total(made.graph.outputs) if threat_model is None else SecureTotal(),
             Step(),
             secure_sum=_secure_sum(made),
+            min_sep=min_sep,
         )
         issuer = signing_keys.load_public(folder / "issuer.pem.pub")
         self._options = {
@@ -171,6 +177,14 @@ class Served:
             "observer": self.observer,
             "randomness": random.Random(1),
         }
+
+    def released(self):
+        """Rows of the rounds that were not skipped."""
+        return [row for row in self.rows() if not row.get(population.SKIPPED)]
+
+    def rows(self):
+        """Rows of all committed rounds."""
+        return self.store.history(POPULATION, "letters")
 
     def running(self):
         """Runs the server in a thread; yields its address."""

@@ -44,6 +44,49 @@ def test_a_repeated_finish_repeats_its_noise(blt):
     assert not np.array_equal(server.weights(without_update)["trainable/0"], 0)  # Noise alone.
 
 
+def _skipping(name):
+    plans = small_tasks.plans(
+        small_tasks.PROCESSES[name](), private_round=small_tasks.AGGREGATORS[name]().private_round
+    )
+    return server_work.ServerWork(plans.server)
+
+
+def _by_label(server, state):
+    return dict(zip([tensor.label for tensor in server.state], state, strict=True))
+
+
+@pytest.mark.parametrize("name", small_tasks.AGGREGATORS)
+def test_a_skipped_round_passes_over_its_noise_and_keeps_the_model(name):
+    server = _skipping(name)
+    before = server.finish(server.initialize(), server.zero())[0]
+    after, again = server.skip(before), server.skip(before)
+    for one, other in zip(after, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    released = _by_label(server, server.finish(before, server.zero())[0])
+    kept, moved = _by_label(server, before), _by_label(server, after)
+    for label, array in moved.items():
+        is_noise = label.startswith("aggregator/") and "/clip/" not in label
+        np.testing.assert_array_equal(array, (released if is_noise else kept)[label], label)
+    assert moved["aggregator/round_index"] == 2
+    # The noise of the next round is what it would have been.
+    third = server.finish(after, server.zero())[0]
+    expected = server.finish(server.finish(before, server.zero())[0], server.zero())[0]
+    weights = [server.weights(state)["trainable/0"] for state in (before, after, third)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    second = server.finish(before, server.zero())[0]
+    step = server.weights(expected)["trainable/0"] - server.weights(second)["trainable/0"]
+    np.testing.assert_allclose(weights[2] - weights[1], step, rtol=1e-5, atol=1e-6)
+
+
+def test_a_plan_of_an_earlier_version_cannot_skip(blt):
+    plan = type(blt[0].plan).FromString(blt[0].plan.SerializeToString())
+    plan.ClearField("skip")
+    server = server_work.ServerWork(plan)
+    assert blt[0].can_skip and not server.can_skip
+    with pytest.raises(ValueError, match="make the task anew"):
+        server.skip(blt[1])
+
+
 @pytest.mark.slow
 def test_a_round_of_secure_sums_alone():
     with contexts.secure_sum_simulation():

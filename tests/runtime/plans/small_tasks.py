@@ -77,12 +77,20 @@ def _dp_fedavg():
     return dp_fedavg.build_dp_fedavg(model(), aggregator=aggregator, client_optimizer=_SGD)
 
 
+def _adaptive():
+    return aggregators.build_adaptive_dp_ftrl_aggregator(_BLT, clipping=_CLIPPING, **_COMMON)
+
+
+# Aggregators of processes; their `private_round` says what a skipped round is.
+AGGREGATORS = {
+    "blt": lambda: fixed(0.5),
+    "tree": lambda: fixed(0.5, tree_mechanism.Tree(8)),
+    "adaptive": _adaptive,
+}
 PROCESSES = {
     "blt": lambda: federated_averaging(fixed(0.5)),
     "tree": lambda: federated_averaging(fixed(0.5, tree_mechanism.Tree(8))),
-    "adaptive": lambda: federated_averaging(
-        aggregators.build_adaptive_dp_ftrl_aggregator(_BLT, clipping=_CLIPPING, **_COMMON)
-    ),
+    "adaptive": lambda: federated_averaging(_adaptive()),
     "dp_fedavg": _dp_fedavg,
 }
 

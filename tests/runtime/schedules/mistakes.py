@@ -70,10 +70,11 @@ class ShowsMetricsBeforeTheCommit(master_aggregator.MasterAggregator):
 
     def _try_to_commit(self):
         made = self._result
-        self.send(
-            messages.OBSERVER,
-            messages.RoundReleased(made.task, made.round_index, self.address, made.metrics),
-        )
+        if not self._role.skips:
+            self.send(
+                messages.OBSERVER,
+                messages.RoundReleased(made.task, made.round_index, self.address, made.metrics),
+            )
         super()._try_to_commit()
 
 
@@ -116,9 +117,9 @@ class CountsWhoWasThere(secure_aggregator.SecureAggregator):
 
 
 class NeverReadsAgain(coordinator.Coordinator):
-    def _lose_attempt(self, address, reason, counts):
+    def _lose_attempt(self, address, reason, counts, used_devices=True):
         was_reading = self._is_reading
-        super()._lose_attempt(address, reason, counts)
+        super()._lose_attempt(address, reason, counts, used_devices)
         self._is_reading = was_reading
 
 
@@ -128,6 +129,23 @@ class NeverGivesUp(coordinator.Coordinator):
     def _make_attempt(self, task):
         super()._make_attempt(task)
         self._attempt = dataclasses.replace(self._attempt, deadline=math.inf)
+
+
+class TriesTheSameRoundAgain(coordinator.Coordinator):
+    """Makes the next attempt at the round whose devices have counted it already."""
+
+    def _lose_attempt(self, address, reason, counts, used_devices=True):
+        super()._lose_attempt(address, reason, counts, False)
+
+    def _is_held_up_by_rests(self, task, waiting):
+        return False
+
+
+class SkipsWithoutEnd(coordinator.Coordinator):
+    """Skips rounds as long as too few devices wait."""
+
+    def _is_held_up_by_rests(self, task, waiting):
+        return True
 
 
 class DoesNotCareWhoLeads(selector.Selector):
@@ -148,6 +166,8 @@ CASTS = {
     "CountsReportsTwice": cast_with(roles.AggregatorRole, CountsReportsTwice),
     "NeverReadsAgain": cast_with(roles.CoordinatorRole, NeverReadsAgain),
     "NeverGivesUp": cast_with(roles.CoordinatorRole, NeverGivesUp),
+    "TriesTheSameRoundAgain": cast_with(roles.CoordinatorRole, TriesTheSameRoundAgain),
+    "SkipsWithoutEnd": cast_with(roles.CoordinatorRole, SkipsWithoutEnd),
     "DoesNotCareWhoLeads": cast_with(selector.Selector, DoesNotCareWhoLeads),
 }
 SECURE_CASTS = {

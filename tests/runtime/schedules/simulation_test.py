@@ -14,6 +14,7 @@ SCHEDULES_BY_DEFAULT = 1_000
 SECURE_SCHEDULES = 1_000
 SECURE_BY_DEFAULT = 100
 SCHEDULES_PER_MISTAKE = 200
+RESTING_SCHEDULES = 25
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,21 @@ def test_secure_sums_are_exact_or_lost_in_every_schedule(schedules):
         assert seen[what] > schedules // 20, what
 
 
+@pytest.mark.parametrize("is_secure", [False, True], ids=["plain", "secure"])
+@pytest.mark.parametrize("min_sep", [1, 2, 3])
+@pytest.mark.parametrize("num_devices", [3, 4, 5, 8])
+def test_devices_that_rest_are_enough_for_a_round_again(num_devices, min_sep, is_secure):
+    """Whatever went wrong, and however few devices there are, rounds are released again."""
+    served = simulation.resting_population(min_sep, is_secure=is_secure)
+    seen = collections.Counter()
+    for seed in range(RESTING_SCHEDULES):
+        simulated = simulation.Simulation(seed, served=served, num_devices=num_devices)
+        watched = simulated.run()
+        assert not watched.broken, f"schedule {seed}: {watched.broken}"
+        seen.update(watched.seen)
+    assert seen["skipped rounds of training"] > RESTING_SCHEDULES // 10
+
+
 def test_rounds_follow_one_another_when_nothing_goes_wrong():
     for seed in range(20):
         watched = simulation.Simulation(seed, going_wrong=faults.NONE).run()
@@ -93,14 +109,18 @@ FOUND_BY = {
     "CommitsWithoutLookingAtTheRound": watch.Law.ONE_COMMIT,
     "GivesTheSameEpochAgain": watch.Law.ONE_OWNER,
     "ReleasesBeforeTheCommit": watch.Law.COMMIT_FIRST,
-    "ShowsMetricsBeforeTheCommit": watch.Law.ONE_COHORT,
+    "ShowsMetricsBeforeTheCommit": watch.Law.COMMIT_FIRST,
     "CountsReportsTwice": watch.Law.COUNTED_ONCE,
     "CountsSumsTwice": watch.Law.COUNTED_ONCE,
     "TakesTooFewReports": watch.Law.ENOUGH_REPORTS,
     "NeverReadsAgain": watch.Law.PROGRESS,
     "NeverGivesUp": watch.Law.PROGRESS,
+    "TriesTheSameRoundAgain": watch.Law.PROGRESS,
+    "SkipsWithoutEnd": watch.Law.FEW_SKIPS,
     "DoesNotCareWhoLeads": watch.Law.PROGRESS,
 }
+# Found where devices are few and rest.
+NEEDS_REST = ("TriesTheSameRoundAgain", "SkipsWithoutEnd")
 
 
 SECURE_FOUND_BY = {
@@ -121,6 +141,8 @@ def test_a_planted_mistake_is_found(mistake):
             seed,
             cast_type=mistakes.CASTS.get(mistake, cast.Cast),
             store=mistakes.STORES[mistake]() if mistake in mistakes.STORES else None,
+            served=simulation.resting_population(2) if mistake in NEEDS_REST else None,
+            num_devices=4 if mistake in NEEDS_REST else simulation.NUM_DEVICES,
         ).run()
         if FOUND_BY[mistake] in {law for law, _ in watched.broken}:
             print(f"found by schedule {seed}")

@@ -46,7 +46,7 @@ async def one_step(devices):
 
 async def committed(store, count=1):
     await toy.until(lambda: len(toy.totals(store)) == count)
-    return store.history(toy.POPULATION, "sum")[-1]
+    return toy.released(store)[-1]
 
 
 async def round_goes_on(channel, store, *, done=0):

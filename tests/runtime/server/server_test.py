@@ -139,7 +139,7 @@ def test_a_task_that_the_store_lacks_is_one_line(tmp_path):
         asyncio.run(toy.make(tmp_path, [toy.served()], memory.MemoryStore()).start())
 
 
-def test_a_store_that_fails_in_the_middle_costs_attempts_and_no_round(tmp_path):
+def test_a_store_that_fails_in_the_middle_costs_one_round_that_is_skipped(tmp_path):
     task = toy.served()
     notes = toy.Notes()
 
@@ -151,8 +151,8 @@ def test_a_store_that_fails_in_the_middle_costs_attempts_and_no_round(tmp_path):
             await toy.until(lambda: notes.of(messages.RoundLost))
             store.is_broken = False
             again = await a_round(tmp_path, made.address)
-            # The same round, from the same model.
-            assert all(c.round_index == 0 and c.broadcast == b"0" for c, _ in again)
+            # The next round, from the same model.
+            assert all(c.round_index == 1 and c.broadcast == b"0" for c, _ in again)
             await toy.until(lambda: toy.totals(store))
         assert notes.of(messages.StoreFailed)[0].reason.endswith("the disk is full.")
         assert len(toy.totals(store)) == 1

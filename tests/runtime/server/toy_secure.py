@@ -53,6 +53,11 @@ class Keep(population.ServerStep):
             metrics={"total": total[1:], "num_reports": num_reports},
         )
 
+    def skip(self, model, state):
+        return population.StepResult(
+            model, str(int(state) + 1).encode(), {population.SKIPPED: True}
+        )
+
 
 def demanded(threat_model=HONEST, least_devices=3, size=3):
     return parameters.Parameters(layout(size), threat_model, least_devices)

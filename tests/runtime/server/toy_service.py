@@ -50,6 +50,11 @@ class Add(population.ServerStep):
             metrics={"total": total, "num_reports": num_reports},
         )
 
+    def skip(self, model, state):
+        return population.StepResult(
+            model, str(int(state) + 1).encode(), {population.SKIPPED: True}
+        )
+
 
 def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
     rounds = {
@@ -249,5 +254,10 @@ async def until(is_so, seconds=10.0):
     raise AssertionError("it has not happened in time")
 
 
+def released(store, task="sum"):
+    """Rows of the rounds that were not skipped."""
+    return [row for row in store.history(POPULATION, task) if not row.get(population.SKIPPED)]
+
+
 def totals(store, task="sum"):
-    return [row["total"] for row in store.history(POPULATION, task)]
+    return [row["total"] for row in released(store, task)]

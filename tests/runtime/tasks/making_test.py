@@ -119,7 +119,7 @@ def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
 
 def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     rounds = toy_task.begun(folder, memory.MemoryStore())
-    with pytest.raises(ValueError, match="has not committed a round"):
+    with pytest.raises(ValueError, match="has not released a round"):
         report.write(folder, rounds.store, tmp_path)
     for _ in range(2):
         toy_task.run_round(rounds)

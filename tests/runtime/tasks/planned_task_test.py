@@ -61,6 +61,23 @@ def test_rounds_go_on_from_what_was_committed(task, device, rounds):
     assert rounds.store.history("tests", "small")[2]["privacy/delta"] == 1e-5
 
 
+def test_a_skipped_round_is_counted_and_charged(task, device, rounds):
+    step, before = task.served.task.server_step, rounds.run(_reports(device, rounds))
+    skipped = step.skip(before.model, before.state)
+    assert skipped.model == before.model
+    assert skipped.metrics[population_lib.SKIPPED] is True
+    commit = dataclasses.replace(before, rounds_done=2, state=skipped.state)
+    seen = task.observed(commit)
+    assert (seen.num_rounds, seen.skipped_rounds, seen.max_participations) == (2, 1, 1)
+    assert task.privacy(commit).epsilon == skipped.metrics["privacy/epsilon"]
+    statement = privacy.TaskPrivacy(task.folder.terms).statement(seen)
+    assert statement.parameters["num_rounds_skipped"] == 1
+    assert statement.parameters["num_rounds_done"] == 2
+    with pytest.raises(ValueError, match="has released no round"):
+        first = participation_histograms.ObservedRounds().with_skipped_round()
+        privacy.TaskPrivacy(task.folder.terms).statement(first)
+
+
 def test_a_step_that_is_repeated_gives_equal_bytes(task, device, rounds):
     step, summation = task.served.task.server_step, task.served.task.summation
     reports = _reports(device, rounds)

@@ -226,7 +226,7 @@ def test_what_begins_with_other_peoples_weights_says_so():
 
 
 def test_there_is_no_statement_of_nothing():
-    with pytest.raises(ValueError, match="committed no round"):
+    with pytest.raises(ValueError, match="released no round"):
         privacy.TaskPrivacy(_terms()).statement(_SEEN())
     evaluation = _terms(kind="evaluation", model_of="small", strategy=None)
     with pytest.raises(ValueError, match="no privacy statement"):

@@ -5,22 +5,25 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
+from collections.abc import Mapping
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
+_SKIP_EXCHANGES = 6  # Exchanges with the store that a skipped round may take.
 _LONGEST_PAUSE = 32  # Heartbeats between two attempts while the store makes no commit.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Attempt:
-    """The attempt that runs."""
+    """The attempt that runs; it may be one at skipping the round."""
 
     address: str
     task: str
     round_index: int
     deadline: float
+    skips: bool = False
 
 
 class Coordinator(actor.Actor):
@@ -28,6 +31,12 @@ class Coordinator(actor.Actor):
 
     One attempt runs at a time, while the devices of the next one are chosen. Everything it
     knows is from the store; when it dies, the next one reads the same.
+
+    The devices of an attempt may have counted the round as their participation, whatever became
+    of it. An attempt that fails therefore uses its round up: the round is committed as skipped,
+    so that the separations of the devices run on. So is a round for which too few devices wait
+    while others come by that have to rest: at most `min_sep` rounds in a row, after which no
+    device has to rest any more.
     """
 
     def __init__(
@@ -50,7 +59,9 @@ class Coordinator(actor.Actor):
         self._commits: dict[str, interface.Commit] = {}
         self._is_reading = False
         self._request = 0
-        self._abandoned: collections.Counter[str] = collections.Counter()
+        self._abandoned: collections.Counter[str] = collections.Counter()  # And not skipped.
+        self._to_skip: dict[str, int] = {}  # Rounds that were used up by failed attempts, by task.
+        self._last_used: dict[str, int] = {}  # The last round that devices may have counted.
         self._attempt: _Attempt | None = None
         self._not_stored = 0  # Attempts since the last commit.
         self._paused_until = 0.0
@@ -60,6 +71,8 @@ class Coordinator(actor.Actor):
         self._opened_at = 0.0
         self._opening: messages.SelectionOpened | None = None  # What the observer was told.
         self._waiting: dict[str, int] = {}
+        self._resting: dict[str, int] = {}  # How often resting devices came by, by Selector,
+        self._resting_before: dict[str, int] = {}  # also before this round was opened.
         self._is_stopped = False
 
     def _begin(self) -> None:
@@ -90,7 +103,9 @@ class Coordinator(actor.Actor):
             case messages.RoundAbandoned():
                 if message.not_stored:
                     self._pause()
-                self._lose_attempt(message.attempt, message.reason, message.counts)
+                self._lose_attempt(
+                    message.attempt, message.reason, message.counts, message.used_devices
+                )
             case messages.Lost():
                 self._lose_attempt(message.address, "its Master Aggregator is lost", {})
             case messages.Shutdown():
@@ -156,8 +171,12 @@ class Coordinator(actor.Actor):
         if not self._commits:  # From now on devices are wanted.
             self.send(messages.OBSERVER, messages.Leading(self._served.name, self._epoch))
         for commit in message.commits:
+            if commit.task not in self._last_used:
+                # Another Coordinator may have made an attempt at the next round.
+                self._last_used[commit.task] = commit.rounds_done
             self._take(commit)
         self._choose_next()
+        self._skip_used_round()
 
     def _take(self, commit: interface.Commit) -> bool:
         """Notes a commit; returns whether it was news."""
@@ -165,17 +184,12 @@ class Coordinator(actor.Actor):
         if known is not None and known.rounds_done >= commit.rounds_done:
             return False
         self._commits[commit.task] = commit
+        if not commit.metrics.get(population.SKIPPED):
+            last = max(self._last_used[commit.task], commit.rounds_done - 1)
+            self._last_used[commit.task] = last
         self._not_stored, self._paused_until = 0, 0.0
         if commit.rounds_done:
-            self.send(
-                messages.OBSERVER,
-                messages.RoundReleased(
-                    commit.task,
-                    commit.rounds_done - 1,
-                    commit.metrics.get("attempt", ""),
-                    commit.metrics,
-                ),
-            )
+            self.send(messages.OBSERVER, self._event(commit))
         attempt = self._attempt
         if attempt and (attempt.task, attempt.round_index) == (
             commit.task,
@@ -186,6 +200,13 @@ class Coordinator(actor.Actor):
             self._attempt = None
         return True
 
+    def _event(self, commit: interface.Commit) -> messages.RoundReleased | messages.RoundSkipped:
+        """Returns what observers are told of the last round of a commit."""
+        round_index, attempt = commit.rounds_done - 1, commit.metrics.get("attempt", "")
+        if commit.metrics.get(population.SKIPPED):
+            return messages.RoundSkipped(commit.task, round_index, attempt)
+        return messages.RoundReleased(commit.task, round_index, attempt, commit.metrics)
+
     def _committed(self, message: messages.RoundCommitted) -> None:
         if message.epoch == self._epoch and self._take(message.commit):
             self._choose_next()
@@ -194,11 +215,9 @@ class Coordinator(actor.Actor):
 
     def _open_selection(self) -> None:
         """Opens the selection for the task that is furthest behind its share."""
-        runs = None if self._attempt is None else self._attempt.task
 
         def share(task: population.Task) -> float:
-            turns = self._commits[task.name].rounds_done + self._abandoned[task.name]
-            return (turns + (task.name == runs)) / task.weight
+            return (self._next_round(task.name) + self._abandoned[task.name]) / task.weight
 
         open_tasks = [
             task for task in self._served.tasks if not task.is_over(self._commits[task.name])
@@ -208,14 +227,19 @@ class Coordinator(actor.Actor):
             self._next = chosen
             self._opened_at = self.now
             self._waiting.clear()
-        self._tell_opening(runs)
+        self._tell_opening()
 
-    def _tell_opening(self, runs: str | None) -> None:
+    def _next_round(self, task: str) -> int:
+        """Returns the round that the next devices of a task are chosen for."""
+        done = self._commits[task].rounds_done
+        runs = self._attempt is not None and self._attempt.task == task
+        return done + (runs or self._to_skip.get(task) == done)
+
+    def _tell_opening(self) -> None:
         opening = messages.SelectionOpened("", 0)
         if self._next is not None:
             name = self._next.name
-            round_index = self._commits[name].rounds_done + (name == runs)
-            opening = messages.SelectionOpened(name, round_index)
+            opening = messages.SelectionOpened(name, self._next_round(name))
         if opening != self._opening:
             self._opening = opening
             self.send(messages.OBSERVER, opening)
@@ -231,7 +255,8 @@ class Coordinator(actor.Actor):
 
     def _wish(self) -> messages.SelectDevices:
         chosen = self._next
-        accepting = chosen is not None and (chosen.pipelined or self._attempt is None)
+        is_free = self._attempt is None or self._attempt.skips
+        accepting = chosen is not None and (chosen.pipelined or is_free)
         return messages.SelectDevices(
             self._epoch,
             self.address,
@@ -249,14 +274,14 @@ class Coordinator(actor.Actor):
         )
         if message.task == self._next.name and not is_old:
             self._waiting[message.selector] = message.waiting
+            self._resting[message.selector] = message.resting
             self._begin_round()
 
     def _begin_round(self) -> None:
         """Begins an attempt if nothing stands in its way and enough devices wait."""
+        self._skip_used_round()
         task = self._next
-        if task is None or self._attempt is not None or self._is_reading:
-            return
-        if self.now < self._paused_until:
+        if task is None or self._is_busy:
             return
         waiting = sum(self._waiting.values())
         if waiting < task.rounds.wanted:
@@ -264,12 +289,57 @@ class Coordinator(actor.Actor):
                 return
             if waiting < task.rounds.least:
                 self._opened_at = self.now
+                if self._is_held_up_by_rests(task, waiting):
+                    self._skip(task)
+                    return
                 self.send(
                     messages.OBSERVER,
                     messages.TooFewDevices(task.name, waiting, task.rounds.least),
                 )
                 return
         self._make_attempt(task)
+
+    @property
+    def _is_busy(self) -> bool:
+        """Whether no attempt may begin now."""
+        return self._attempt is not None or self._is_reading or self.now < self._paused_until
+
+    def _is_held_up_by_rests(self, task: population.Task, waiting: int) -> bool:
+        """Whether devices that have to rest would be enough for a round, with those that wait."""
+        stride = self._commits[task.name].rounds_done - self._last_used[task.name]
+        if not task.can_skip or stride >= task.min_sep:  # Nobody has to rest.
+            return False
+        resting = sum(
+            max(count - self._resting_before.get(selector, 0), 0)
+            for selector, count in self._resting.items()
+        )
+        return waiting + resting >= task.rounds.least
+
+    def _skip_used_round(self) -> None:
+        """Skips a round that a failed attempt has used up, if there is one and nothing runs."""
+        for task in self._served.tasks:
+            if self._is_busy:
+                return
+            if task.name in self._to_skip:
+                commit = self._commits[task.name]
+                if self._to_skip[task.name] == commit.rounds_done and not task.is_over(commit):
+                    self._skip(task)
+                else:
+                    del self._to_skip[task.name]
+
+    def _skip(self, task: population.Task) -> None:
+        """Has the next round of a task committed as skipped."""
+        self._serial += 1
+        self._resting_before = dict(self._resting)
+        commit = self._commits[task.name]
+        address = f"{self.address}/round/{self._serial}"
+        role = roles.MasterAggregatorRole(
+            self.address, self._epoch, commit, b"", frozenset(), skips=True
+        )
+        self.spawn(address, role)
+        deadline = self.now + _SKIP_EXCHANGES * task.rounds.exchange_timeout
+        self._attempt = _Attempt(address, task.name, commit.rounds_done, deadline, skips=True)
+        self._choose_next()
 
     def _make_attempt(self, task: population.Task) -> None:
         chosen = self._random.sample(
@@ -279,6 +349,7 @@ class Coordinator(actor.Actor):
         )
         from_selector = collections.Counter(chosen)
         self._serial += 1
+        self._resting_before = dict(self._resting)
         commit = self._commits[task.name]
         address = f"{self.address}/round/{self._serial}"
         model = self._commits[task.model_of or task.name].model
@@ -309,12 +380,21 @@ class Coordinator(actor.Actor):
         self._paused_until = self.now + pause
         self._not_stored += 1
 
-    def _lose_attempt(self, address: str, reason: str, counts: dict[str, int]) -> None:
+    def _lose_attempt(
+        self, address: str, reason: str, counts: Mapping[str, int], used_devices: bool = True
+    ) -> None:
         attempt = self._attempt
         if attempt is None or attempt.address != address:
             return
         self._attempt = None
-        self._abandoned[attempt.task] += 1
+        if attempt.skips:
+            if self.now >= self._paused_until:
+                self._pause()  # Nothing else keeps it from being tried again at once.
+        elif used_devices and self._served.task(attempt.task).can_skip:
+            self._to_skip[attempt.task] = attempt.round_index
+            self._last_used[attempt.task] = attempt.round_index
+        else:
+            self._abandoned[attempt.task] += 1
         self.send(
             messages.OBSERVER,
             messages.RoundLost(attempt.task, attempt.round_index, address, reason, counts),

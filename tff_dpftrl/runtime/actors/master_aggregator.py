@@ -51,7 +51,11 @@ class MasterAggregator(actor.Actor):
         self._tries = 0
 
     def _begin(self) -> None:
-        self._wait(self._rounds.exchange_timeout)
+        if self._role.skips:
+            commit = self._role.commit
+            self._commit(self._task.server_step.skip(commit.model, commit.state))
+        else:
+            self._wait(self._rounds.exchange_timeout)
 
     def _wait(self, seconds: float) -> None:
         self.after(seconds, self._phase)
@@ -200,10 +204,14 @@ class MasterAggregator(actor.Actor):
         if secure_sum is not None and reports > secure_sum.most_devices:
             self._abandon("more devices in the sum than its moduli have room for")
             return
+        total, self._total = self._total, None
+        state = self._role.commit.state
+        self._commit(self._task.server_step.apply(total, reports, self._role.model, state))
+
+    def _commit(self, result: population.StepResult) -> None:
+        """Has a result stored: of a round, or of one that is skipped."""
         self._phase = _Phase.COMMITTING
         commit = self._role.commit
-        total, self._total = self._total, None
-        result = self._task.server_step.apply(total, reports, self._role.model, commit.state)
         self._result = messages.CommitRound(
             self.address,
             self._role.epoch,
@@ -239,9 +247,12 @@ class MasterAggregator(actor.Actor):
         if self._phase is _Phase.SELECTION:
             self._send_away(tuple(self._devices))
         if self._phase is not _Phase.OVER:
+            used_devices = self._phase is not _Phase.SELECTION and not self._role.skips
             self.send(
                 self._role.coordinator,
-                messages.RoundAbandoned(self.address, reason, dict(self._counts), not_stored),
+                messages.RoundAbandoned(
+                    self.address, reason, dict(self._counts), not_stored, used_devices
+                ),
             )
             self._end()
 

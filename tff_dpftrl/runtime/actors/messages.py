@@ -55,6 +55,11 @@ class CheckIn:
 
 
 @dataclasses.dataclass(frozen=True)
+class DeviceRests:
+    """Engine to Selector: a device came by and left, since it has to rest from the open round."""
+
+
+@dataclasses.dataclass(frozen=True)
 class ComeBack:
     """Server to device: it is not needed now.
 
@@ -235,6 +240,7 @@ class DevicesWaiting:
       task: The task they can take part in.
       serial: Of the last `ForwardDevices` of this epoch that it has carried out.
       waiting: How many.
+      resting: How many times a device that has to rest came by, since the Selector's start.
     """
 
     selector: str
@@ -242,6 +248,7 @@ class DevicesWaiting:
     task: str
     serial: int
     waiting: int
+    resting: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,12 +314,14 @@ class RoundAbandoned:
       reason: A few words.
       counts: What became of the devices.
       not_stored: Whether all was done, and the store has not made the commit.
+      used_devices: Whether devices were configured: they may have counted a participation.
     """
 
     attempt: str
     reason: str
     counts: Mapping[str, int]
     not_stored: bool = False
+    used_devices: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -540,6 +549,23 @@ class RoundReleased:
     round_index: int
     attempt: str
     metrics: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundSkipped:
+    """A round is committed as skipped: nothing of it is released, and the next one follows.
+
+    A new Coordinator says it again, as `RoundReleased`.
+
+    Attributes:
+      task: The task.
+      round_index: The round, from 0.
+      attempt: The Master Aggregator that committed it.
+    """
+
+    task: str
+    round_index: int
+    attempt: str
 
 
 @dataclasses.dataclass(frozen=True)

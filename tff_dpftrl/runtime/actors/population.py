@@ -108,6 +108,22 @@ class ServerStep(abc.ABC):
           The next model and state, and metrics.
         """
 
+    @abc.abstractmethod
+    def skip(self, model: bytes, state: bytes) -> StepResult:
+        """Passes over a round of which nothing is released.
+
+        Args:
+          model: The committed model.
+          state: The committed aggregator's state; secret.
+
+        Returns:
+          The model as it is, the state that the next round begins with, past the noise of this
+          one, and metrics, among them `SKIPPED`.
+        """
+
+
+SKIPPED = "skipped"
+"""Name of the metric that is true in the row of a skipped round, and missing in all others."""
 
 _MOST_REPORTS = 10**9
 
@@ -220,6 +236,8 @@ class Task:
       refusal: Given the last commit, says why no further round may begin (like a privacy
         budget), or None.
       secure_sum: How reports are summed so that the server sees none; None if it sees them.
+      min_sep: Smallest stride between two rounds of one device, in rounds.
+      can_skip: Whether `server_step` can skip rounds; plans of earlier versions cannot.
     """
 
     name: str
@@ -233,9 +251,12 @@ class Task:
     rest_seconds: float = 0.0
     refusal: Callable[[interface.Commit], str | None] = _always
     secure_sum: SecureSumSettings | None = None
+    min_sep: int = 1
+    can_skip: bool = True
 
     def __post_init__(self):
         validation.positive("weight", self.weight)
+        validation.integer("min_sep", self.min_sep, minimum=1)
         validation.number("rest_seconds", self.rest_seconds, at_least=0)
         if self.secure_sum is not None:
             self._check_sizes(self.secure_sum)

@@ -14,7 +14,7 @@ class CoordinatorRole:
 
 @dataclasses.dataclass(frozen=True)
 class MasterAggregatorRole:
-    """Makes one attempt at a round.
+    """Makes one attempt at a round, or skips it.
 
     Attributes:
       coordinator: Who hears of the outcome.
@@ -22,6 +22,7 @@ class MasterAggregatorRole:
       commit: The commit of the task that it continues from; secret.
       model: The committed model that devices begin with.
       expected: Selectors that forward devices.
+      skips: Whether the round is skipped: no device takes part, and nothing is released.
     """
 
     coordinator: str
@@ -29,6 +30,7 @@ class MasterAggregatorRole:
     commit: interface.Commit
     model: bytes = dataclasses.field(repr=False)
     expected: frozenset[str]
+    skips: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Selector(actor.Actor):
         self._place: dict[str, int] = {}
         self._tasks: dict[str, frozenset[str]] = {}
         self._came = 0
+        self._resting = 0
 
     def _begin(self) -> None:
         self._heard_at = -self._served.silence_seconds  # Nobody leads as far as it knows.
@@ -60,6 +61,8 @@ class Selector(actor.Actor):
                 self._forward(message)
             case messages.DeviceGone():
                 self._remove(message.device)
+            case messages.DeviceRests():
+                self._resting += 1
             case messages.Lost():
                 if message.address == self._wish.coordinator:
                     self._spawn_coordinator()
@@ -150,6 +153,7 @@ class Selector(actor.Actor):
             self._wish.task,
             serial if epoch == self._wish.epoch else 0,
             len(self._devices),
+            self._resting,
         )
         self.send(self._wish.coordinator, told)
 

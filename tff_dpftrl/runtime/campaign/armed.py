@@ -248,3 +248,7 @@ class ArmedStep(population.ServerStep):
         """See the base class."""
         with self._trigger.around("ServerStep: apply"):
             return self._inner.apply(total, num_reports, model, state)
+
+    def skip(self, model: bytes, state: bytes) -> population.StepResult:
+        """See the base class."""
+        return self._inner.skip(model, state)

@@ -77,6 +77,15 @@ class Evidence:
     found: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     num_pieces: int = 0
 
+    @property
+    def released(self) -> list[tuple[str, int, dict]]:
+        """Rounds that were not skipped: task, round, metrics."""
+        return [
+            (task, number, metrics)
+            for task, number, _, metrics in self.rounds
+            if "model" in metrics
+        ]
+
 
 @dataclasses.dataclass
 class Verdict:
@@ -225,7 +234,7 @@ def _models(evidence: Evidence) -> dict[tuple[str, int], str]:
     """Digests of the models that the store has, by task and rounds done, the first included."""
     models = {(task, 0): _digest(f"{task}|0|".encode()) for task in toys.TASKS}
     for task, number, _, metrics in evidence.rounds:
-        models[task, number + 1] = metrics["model"]
+        models[task, number + 1] = metrics.get("model", models[task, number])  # If it is skipped.
     return models
 
 
@@ -252,7 +261,7 @@ def _check_sums(evidence: Evidence, verdict: Verdict) -> None:
         for task in toys.TASKS
         for device in range(toys.NUM_DEVICES)
     }
-    for task, number, _, metrics in evidence.rounds:
+    for task, number, metrics in evidence.released:
         total = sum(vectors[task, device] for device in metrics["whose"])
         noise = hashlib.shake_256(f"{toys.noise_seed(evidence.seed, task)}|{number}".encode())
         noised = total + np.frombuffer(noise.digest(2 * toys.SIZE), "<u2")
@@ -271,7 +280,7 @@ def _check_reports(evidence: Evidence, verdict: Verdict) -> None:
             key = record.task, record.round_index, str(record.device), record.number
             of_kind[record.attempt].add(key)
     seen = set()
-    for task, number, _, metrics in evidence.rounds:
+    for task, number, metrics in evidence.released:
         attempt, where = metrics["attempt"], f"round {number} of {task}"
         held = {(task, number, device, report) for device, report in metrics["whose"].items()}
         verdict.note(law, held <= sent[attempt], f"{where} holds what was not sent to it")
@@ -289,7 +298,7 @@ def _check_progress(evidence: Evidence, verdict: Verdict) -> None:
         if outcome.has_struck:
             what = f"none after fault {outcome.fault.number}"
             verdict.note(Law.PROGRESS, outcome.progress is not None, what)
-    last = {task: number for task, number, *_ in evidence.rounds}
+    last = {task: number for task, number, _ in evidence.released}
     for task in toys.TASKS:
         verdict.note(Law.PROGRESS, task in last, f"no round of {task}")
 

@@ -132,6 +132,12 @@ class NoisyStep(population.ServerStep):
             metrics={"whose": whose, "model": hashlib.sha256(made).hexdigest()},
         )
 
+    def skip(self, model: bytes, state: bytes) -> population.StepResult:
+        """See the base class."""
+        kept = json.loads(state)
+        after = first_state(kept["task"], kept["seed"], kept["round"] + 1)
+        return population.StepResult(model, after, {population.SKIPPED: True})
+
 
 def first_state(task: str, seed: str, round_index: int = 0) -> bytes:
     """A committed state of a task."""

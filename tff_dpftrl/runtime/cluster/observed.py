@@ -333,11 +333,11 @@ class _Standing:
                 self._heard["leads", ""] = heard
             case messages.RoundBegan():
                 self._heard["began", event.task] = heard
-            case messages.RoundReleased() | messages.RoundLost():
+            case messages.RoundReleased() | messages.RoundSkipped() | messages.RoundLost():
                 began = self._heard.get(("began", event.task))
                 if began is not None and began.noted.event.attempt == event.attempt:
                     del self._heard["began", event.task]
-                if isinstance(event, messages.RoundReleased):
+                if not isinstance(event, messages.RoundLost):
                     self._heard["released", event.task] = heard
 
 

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, leaves, process_form
+from tff_dpftrl.private_round import interface
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
@@ -25,6 +26,8 @@ from tff_dpftrl.runtime.plans import (
 
 _EXAMPLES_SPEC = tf.TensorSpec([None], tf.string)
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
+# What labels begin with: of an aggregator's state, and of weights that are trained.
+_AGGREGATOR, _TRAINABLE = "aggregator/", "trainable/"
 
 
 class CannotPlanError(ValueError):
@@ -61,6 +64,7 @@ def build_plans(
     secure_aggregation: plan_pb2.SecureAggregation | None = None,
     variants: Sequence[Callable[[tf.compat.v1.GraphDef], tf.compat.v1.GraphDef]] = (),
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
+    private_round: interface.PrivateRound | None = None,
 ) -> Plans:
     """Makes plans of a process.
 
@@ -87,6 +91,8 @@ def build_plans(
       broadcast: For an evaluation of a model while another task trains it: what devices get in
         that task, `prepare.outputs` of its server's plan. Of these, the process takes its own
         by their labels. None for what the process itself broadcasts.
+      private_round: The mechanism of the process's aggregator, from which a skipped round
+        follows. None for a process without noise, whose state a skipped round does not change.
 
     Returns:
       The plans.
@@ -108,6 +114,8 @@ def build_plans(
         form = process_form.ProcessForm.of(process)
         secure_sums = _secure_sums(form)
         server = _server_plan(process, form)
+        server.skip.CopyFrom(_skip_graph(server, private_round))
+        _check_repeatable("skip", server.skip)
         if broadcast is not None:
             server.prepare.CopyFrom(_prepare_like(server.prepare, broadcast))
         graph = _device_graph(process, form, pipeline, server.prepare.outputs)
@@ -273,6 +281,30 @@ def _server_plan(
     for name in ("prepare", "zero", "accumulate", "merge", "finish"):
         _check_repeatable(name, getattr(plan, name))
     return plan
+
+
+def _skip_graph(
+    server: plan_pb2.ServerPlan, private_round: interface.PrivateRound | None
+) -> plan_pb2.Graph:
+    """Builds the graph that passes over a round: the aggregator's state moves on, nothing else."""
+    state = server.prepare.inputs
+    labels = [tensor.label for tensor in state]
+    specs = [graphs.spec_of(tensor) for tensor in state]
+    if private_round is None:
+        return graphs.traced(lambda *tensors: list(tensors), specs, inputs=labels, outputs=labels)
+    weights = server.get_weights.outputs
+    shapes = [list(w.shape) for w in weights if w.label.startswith(_TRAINABLE)]
+    structure = private_round.initial_state(shapes)
+    # The state of the sums, which follows in the aggregator's, has no part in the noise.
+    own = [i for i, label in enumerate(labels) if label.startswith(_AGGREGATOR)]
+    own = own[: len(tf.nest.flatten(structure))]
+
+    def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        before = tf.nest.pack_sequence_as(structure, [tensors[i] for i in own])
+        after = dict(zip(own, tf.nest.flatten(private_round.skip(before, shapes)), strict=True))
+        return [after.get(i, tensor) for i, tensor in enumerate(tensors)]
+
+    return graphs.traced(skip, specs, inputs=labels, outputs=labels)
 
 
 def _part(computation: tff.Computation, inputs: Sequence[str] | None = None) -> plan_pb2.Graph:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ class Device:
         randomness: random.Random,
         send: Callable[[str, str, object], None],
         later: Callable[[float, Device, str], None],
+        opening: Callable[[], messages.SelectionOpened],
     ):
         """Makes a device that is not connected.
 
@@ -43,6 +45,7 @@ class Device:
           randomness: What it draws from.
           send: Sends from an address to another.
           later: Has `wake` called with a text, after some seconds.
+          opening: Returns the round that the server says devices are chosen for.
         """
         self._name = name
         self._selectors = selectors
@@ -50,6 +53,8 @@ class Device:
         self._random = randomness
         self._send = send
         self._later = later
+        self._opening = opening
+        self._last_round: dict[str, int] = {}  # Its participation timer.
         self._connections = 0
         self.address = ""
         self.selector = ""
@@ -60,14 +65,24 @@ class Device:
         self._step = 0
 
     def connect(self) -> None:
-        """Connects to a Selector and checks in."""
+        """Connects to a Selector and checks in, unless it has to rest."""
         self._connections += 1
         self.address = f"{self._name}.{self._connections}"
         self.selector = self._random.choice(self._selectors)
+        opening = self._opening()
+        if opening.task and self._has_to_rest(opening.task, opening.round_index):
+            self._send(self.address, self.selector, messages.DeviceRests())
+            self.address = self.selector = ""
+            self._later(self._random.uniform(0.1, _REST), self, "connect")
+            return
         self._send(
             self.address, self.selector, messages.CheckIn(self.address, frozenset(self._tasks))
         )
         self._later(PATIENCE, self, self.address)
+
+    def _has_to_rest(self, task: str, round_index: int) -> bool:
+        stride = round_index - self._last_round.get(task, -math.inf)
+        return stride < self._tasks[task].min_sep
 
     def disconnect(self, seconds: float) -> None:
         """Closes the connection; the other side hears of it, perhaps. Comes back later."""
@@ -97,6 +112,10 @@ class Device:
         if isinstance(message, messages.Configure):
             if not self.reports_to:
                 self.reports_to = message.report_to
+                if self._has_to_rest(message.task, message.round_index):
+                    self.disconnect(self._random.uniform(0.1, _REST))
+                    return
+                self._last_round[message.task] = message.round_index
                 self._attempt = message.attempt
                 self._join(message)
                 self._later(

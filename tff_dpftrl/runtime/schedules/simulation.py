@@ -13,7 +13,7 @@ from tff_dpftrl.runtime.store import interface, memory
 
 SELECTORS = ("selector/0", "selector/1")
 KEEPER = "keeper"
-_NUM_DEVICES = 8
+NUM_DEVICES = 8
 _QUICKEST, _SLOWEST = 0.001, 0.05  # Seconds that a message takes when nothing is wrong.
 _RESTART_SECONDS = 1.0
 _NOTICE_SECONDS = 0.3
@@ -57,6 +57,21 @@ def small_population() -> population.Population:
     )
 
 
+def resting_population(min_sep: int, *, is_secure: bool = False) -> population.Population:
+    """A training task alone, whose devices rest between their rounds.
+
+    Args:
+      min_sep: Smallest stride between two rounds of one device.
+      is_secure: Whether its reports are summed securely.
+
+    Returns:
+      The population. Its rounds need two devices at least.
+    """
+    plain = secure_population() if is_secure else small_population()
+    training = dataclasses.replace(plain.tasks[0], min_sep=min_sep, pipelined=min_sep == 1)
+    return dataclasses.replace(plain, tasks=(training,))
+
+
 def secure_population() -> population.Population:
     """The same with the training task summed securely, in rounds of one group or two."""
     plain = small_population()
@@ -68,7 +83,7 @@ def secure_population() -> population.Population:
         training,
         rounds=rounds,
         summation=toy_task.SecureNameSum(),
-        secure_sum=toy_task.secure_sum_settings(_NUM_DEVICES),
+        secure_sum=toy_task.secure_sum_settings(NUM_DEVICES),
     )
     return dataclasses.replace(plain, tasks=(training, evaluation))
 
@@ -94,6 +109,7 @@ class Simulation:
         store: interface.Store | None = None,
         going_wrong: faults.Faults | None = None,
         served: population.Population | None = None,
+        num_devices: int = NUM_DEVICES,
     ):
         """Sets the stage.
 
@@ -103,6 +119,7 @@ class Simulation:
           store: A store without tasks; one in memory if None.
           going_wrong: What goes wrong; drawn from the seed if None.
           served: What is served; `small_population` if None.
+          num_devices: Number of devices.
         """
         self._random = random.Random(seed)
         served = small_population() if served is None else served
@@ -116,6 +133,7 @@ class Simulation:
         self._cast = cast_type(served, selectors=SELECTORS, pace=_pace, keeper_address=KEEPER)
         self._faults = faults.draw(self._random) if going_wrong is None else going_wrong
         self.time = 0.0
+        self._opening = messages.SelectionOpened("", 0)
         self._serial = 0
         self._queue: list[tuple] = []
         self._actors: dict[str, actor.Actor] = {}
@@ -127,8 +145,16 @@ class Simulation:
             self._restart(selector)
         tasks = {task.name: task for task in served.tasks}
         self._devices = [
-            devices.Device(f"{i}", SELECTORS, tasks, self._random, self._send, self._wake_later)
-            for i in range(_NUM_DEVICES)
+            devices.Device(
+                f"{i}",
+                SELECTORS,
+                tasks,
+                self._random,
+                self._send,
+                self._wake_later,
+                lambda: self._opening,
+            )
+            for i in range(num_devices)
         ]
         for device in self._devices:
             self._wake_later(self._random.uniform(0, 5), device, "connect")
@@ -182,6 +208,8 @@ class Simulation:
     def _send(self, sender: str, to: str, message: object, held: float = 0.0) -> None:
         self.watch.sent(sender, message)
         if to == messages.OBSERVER:
+            if isinstance(message, messages.SelectionOpened):
+                self._opening = message
             return
         wrong = self._faults
         draw = self._random.random

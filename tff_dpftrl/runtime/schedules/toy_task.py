@@ -137,6 +137,12 @@ class NameStep(population.ServerStep):
             metrics={"noised": text},
         )
 
+    def skip(self, model: bytes, state: bytes) -> population.StepResult:
+        """See the base class."""
+        task, seed, round_index = state.decode().split("|")
+        state = f"{task}|{seed}|{int(round_index) + 1}".encode()
+        return population.StepResult(model, state, {population.SKIPPED: True})
+
 
 def initial_state(task: str, seed: str) -> bytes:
     """The state that a task begins with."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import enum
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,9 @@ class Law(enum.Enum):
     EXACT_SUM = "a sum is of others than those that have sent their vectors for it"
     COMMIT_FIRST = "a result left the server that is not the committed one"
     ONE_COHORT = "released results of one noise have different cohorts"
-    PROGRESS = "no round was committed in time after the faults ended"
+    SEPARATION = "a device is in two released rounds that are closer than the task allows"
+    FEW_SKIPS = "more rounds were skipped in a row than devices have to rest"
+    PROGRESS = "no round was released in time after the faults ended"
 
 
 class Watch:
@@ -54,6 +57,7 @@ class Watch:
         self._masked: dict[str, set[str]] = collections.defaultdict(set)
         self._notes = {
             messages.Configure: self._note_configure,
+            messages.RoundBegan: self._note_attempt,
             messages.RoundReleased: self._note_release,
             messages.SelectDevices: self._note_leader,
             messages.ForwardDevices: self._note_leader,
@@ -63,12 +67,15 @@ class Watch:
             messages.RoundLost: self._note_kind,
             messages.CommitRefused: self._note_kind,
         }
+        self._done: collections.Counter[str] = collections.Counter()
+        self._skips: collections.Counter[tuple[str, int]] = collections.Counter()
+        self._last_round: dict[tuple[str, str], int] = {}
         self.num_commits = 0
         self.broken: list[tuple[Law, str]] = []
         self.seen: collections.Counter[str] = collections.Counter()
 
     def rounds_committed(self, task: str) -> int:
-        """How many rounds of a task are committed."""
+        """How many rounds of a task are committed that were not skipped."""
         return self.seen[f"rounds of {task}"]
 
     def _break(self, law: Law, what: str) -> None:
@@ -90,10 +97,17 @@ class Watch:
         latest = max(self._owners, default=0)
         if epoch != latest:
             self._break(Law.FRESH_EPOCH, f"round {round_index}: epoch {epoch}, not {latest}")
-        if round_index != self.rounds_committed(task):
+        if round_index != self._done[task]:
             self._break(Law.ONE_COMMIT, f"round {round_index} of {task}")
-        self.seen[f"rounds of {task}"] += 1
+        self._done[task] += 1
         self.num_commits += 1
+        if metrics.get(population.SKIPPED):
+            self.seen[f"skipped rounds of {task}"] += 1
+            self._skips[task, epoch] += 1
+            if self._skips[task, epoch] > self._served.task(task).min_sep:
+                self._break(Law.FEW_SKIPS, f"round {round_index} of {task}")
+            return
+        self.seen[f"rounds of {task}"] += 1
         text = metrics["noised"]
         devices = toy_task.Noised.parse(text).devices
         if len(set(devices)) != len(devices):
@@ -106,6 +120,12 @@ class Watch:
         is_secure = self._served.task(task).secure_sum is not None
         if is_secure and not self._masked[metrics["attempt"]].issuperset(devices):
             self._break(Law.EXACT_SUM, text)
+        for device in devices:
+            owner = task, device.partition(".")[0]
+            stride = round_index - self._last_round.get(owner, -math.inf)
+            if stride < self._served.task(task).min_sep:
+                self._break(Law.SEPARATION, f"{text}: device {owner[1]} after {stride}")
+            self._last_round[owner] = round_index
         self._committed[task, round_index] = text
 
     def sent(self, sender: str, message: object) -> None:
@@ -118,6 +138,12 @@ class Watch:
         del sender
         if message.model:
             self._leaves(message.model.decode())
+
+    def _note_attempt(self, sender: str, message: messages.RoundBegan) -> None:
+        del sender
+        for task, epoch in list(self._skips):
+            if task == message.task:
+                del self._skips[task, epoch]
 
     def _note_release(self, sender: str, message: messages.RoundReleased) -> None:
         del sender

@@ -16,7 +16,8 @@ class Observer:
         Args:
           now: Seconds since 1970.
           event: What actors send to `messages.OBSERVER`: `Leading`, `SelectionOpened`,
-            `RoundBegan`, `RoundReleased`, `RoundLost`, `TooFewDevices`, `StoreFailed`.
+            `RoundBegan`, `RoundReleased`, `RoundSkipped`, `RoundLost`, `TooFewDevices`,
+            `StoreFailed`.
         """
 
     def session_opened(self) -> None:

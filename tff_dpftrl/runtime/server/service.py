@@ -256,6 +256,7 @@ class Service:
         raw = await context.read()
         if raw is grpc.aio.EOF:  # As it knows the round, it has to rest.
             session.phase = Phase.SENT_AWAY
+            self._engine.deliver(self._selector, messages.DeviceRests())
             self._observer.sent_away("it has to rest", False)
             return
         check_in = received.read(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in

@@ -107,6 +107,12 @@ class _Collector(Collector):
         committed = {(name,): task.committed for name, task in tasks.items()}
         yield _counters("rounds_committed", text, ["task"], committed)
         yield _counters(
+            "rounds_skipped",
+            "Rounds that were skipped since the server started: nothing of them is released.",
+            ["task"],
+            {(name,): task.skipped for name, task in tasks.items()},
+        )
+        yield _counters(
             "rounds_abandoned",
             "Attempts at rounds that came to nothing, by reason.",
             ["task", "reason"],

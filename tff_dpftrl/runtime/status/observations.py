@@ -162,6 +162,8 @@ class Observations(observer.Observer):
             case messages.RoundReleased():
                 if task.released(event, now):
                     self.series.add("committed")
+            case messages.RoundSkipped():
+                task.was_skipped(event)
             case messages.RoundLost():
                 task.lost(event.attempt, event.reason, event.counts)
                 self.series.add("abandoned")

@@ -51,7 +51,8 @@ class TaskFigures:
     Attributes:
       settings: The task.
       rounds_done: Committed rounds, those before the start included; None if not yet known.
-      committed: Rounds that were seen to be committed.
+      committed: Rounds that were seen to be committed with a result.
+      skipped: Rounds that were seen to be committed as skipped.
       last_commit_at: When the last of them was; None if none.
       abandoned: Attempts that came to nothing, by reason.
       attempt: The one that runs; None if none does.
@@ -71,6 +72,7 @@ class TaskFigures:
         self.settings = settings
         self.rounds_done: int | None = None
         self.committed = 0
+        self.skipped = 0
         self.last_commit_at: float | None = None
         self.abandoned = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
         self.attempt: Attempt | None = None
@@ -128,6 +130,14 @@ class TaskFigures:
         self.last_commit_at = now
         self._count_groups(event.metrics, "devices/")
         return True
+
+    def was_skipped(self, event: messages.RoundSkipped) -> None:
+        """A round is committed as skipped, or was said to be once more."""
+        # The first word of a task's rounds may be of a round before the server's start.
+        if self.rounds_done is not None and event.round_index >= self.rounds_done:
+            self.skipped += 1
+        self.rounds_done = max(self.rounds_done or 0, event.round_index + 1)
+        self.too_few = None
 
     def _count_groups(self, counts: Mapping[str, Any], prefix: str) -> None:
         for outcome in GROUPS:

@@ -18,6 +18,7 @@ from tff_dpftrl.execution import contexts
 from tff_dpftrl.learning import functional_model, secure_metrics
 from tff_dpftrl.models import language_model, metrics, table
 from tff_dpftrl.participation import schema as schema_lib
+from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.device import text_examples
@@ -90,7 +91,13 @@ def make(
         built = process.build_process(
             plan, config, material.functional, metrics_aggregator=_metrics_aggregator(config)
         )
-        plans = _build(material, built, plan.schema, plan_pb2.TRAINING)
+        plans = _build(
+            material,
+            built,
+            plan.schema,
+            plan_pb2.TRAINING,
+            private_round=_private_round(plan, config),
+        )
     return _finish(material, plans, terms, proxies, output, key, say)
 
 
@@ -195,12 +202,22 @@ def _metrics_process(
     return secure_metrics.build_evaluation_process(model)
 
 
+def _private_round(
+    plan: dp_ftrl_privacy.DpFtrlPlan, config: config_lib.TaskConfig
+) -> interface.PrivateRound | None:
+    """Returns the mechanism of a task's aggregator; None without noise."""
+    if plan.strategy is None:
+        return None
+    return process.build_aggregator(config, plan).private_round
+
+
 def _build(
     material: _Material,
     built: tff.learning.templates.LearningProcess,
     schema: schema_lib.MinSep,
     kind: plan_pb2.TaskKind,
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
+    private_round: interface.PrivateRound | None = None,
 ) -> building.Plans:
     config = material.config
     pipeline = text_pipeline.text_pipeline(
@@ -239,6 +256,7 @@ def _build(
         ),
         secure_aggregation=secure_groups.wanted(config),
         broadcast=broadcast,
+        private_round=private_round,
     )
 
 

@@ -73,6 +73,18 @@ class _PlanStep(population_lib.ServerStep):
             metrics=self._shown(metrics, observed),
         )
 
+    def skip(self, model: bytes, state: bytes) -> population_lib.StepResult:
+        """See the base class."""
+        del model  # It follows from the state; the clip norm in it may change.
+        before = task_state.TaskState.from_bytes(state, self._terms)
+        observed = before.observed.with_skipped_round()
+        after = self._work.skip(self._work.state_from_bytes(before.tensors))
+        return population_lib.StepResult(
+            model=self._model(after),
+            state=self._packed(after, observed),
+            metrics=self._shown({}, observed) | {population_lib.SKIPPED: True},
+        )
+
     def _check_room(self, num_reports: int) -> None:
         """No sum is decoded of more devices than its modulus has room for."""
         plan = self._work.plan
@@ -177,6 +189,8 @@ class PlannedTask:
             pipelined=config.pipelined,
             refusal=self.refusal,
             secure_sum=_secure_sum(folder),
+            min_sep=folder.server.participation.min_sep_rounds,
+            can_skip=work.can_skip,
         )
         self.served = served_task.ServedTask(
             task=task,

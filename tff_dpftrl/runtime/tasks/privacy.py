@@ -176,8 +176,8 @@ class TaskPrivacy:
                 f"The task {terms.task!r} evaluates only: its metrics have no noise, and no "
                 "privacy statement."
             )
-        if not seen.num_rounds:
-            raise ValueError(f"The task {terms.task!r} has committed no round: nothing to state.")
+        if seen.num_rounds == seen.skipped_rounds:
+            raise ValueError(f"The task {terms.task!r} has released no round: nothing to state.")
         charged = self._charged_rounds(seen)
         claim = self._claim(self._worse(seen, charged))
         if terms.strategy is None:
@@ -196,6 +196,7 @@ class TaskPrivacy:
                 "data": terms.data,
                 "num_rounds_done": seen.num_rounds,
                 "num_rounds_charged": charged,
+                **({"num_rounds_skipped": seen.skipped_rounds} if seen.skipped_rounds else {}),
                 "server_plan_sha256": terms.server_plan,
                 **({"initial_clip_norm": terms.clip_norm} if terms.adaptive_clipping else {}),
                 **self._secure_parameters(),

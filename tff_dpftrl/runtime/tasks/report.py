@@ -19,6 +19,7 @@ from tff_dpftrl.data import sequences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import evaluation, export, metrics, table
 from tff_dpftrl.runs import checkpoint, curves
+from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
@@ -51,6 +52,8 @@ One row a committed round, as `pandas.read_csv` reads it. An empty cell: not kno
 
 - `round`: number of the round, from 1; `epoch`: of the lease it was committed under;
   `committed_at`: seconds since 1970; `attempt`: name of the attempt that was committed
+- `skipped`: true of a round that was skipped, of which nothing is released: its attempt failed,
+  or too many devices had to rest; empty in all other rows
 - `devices/...`: how many devices reported, dropped out or were refused
 - `privacy/...`: what the rounds so far have spent, for the worse of declared and observed
   participation; quote the privacy statement instead
@@ -150,20 +153,21 @@ def write(
     terms = folder.terms
     commit = store.last_commit(terms.population, terms.task)
     state = task_state.TaskState.from_bytes(commit.state, terms.digest())
-    if commit.rounds_done == 0:
-        raise ValueError(
-            f"The task {terms.task!r} has not committed a round yet: there is nothing to report."
-        )
     rows = rounds(store, terms.population, terms.task)[: commit.rounds_done]
+    released = [row for row in rows if not row.get(population_lib.SKIPPED)]
+    if not released:
+        raise ValueError(
+            f"The task {terms.task!r} has not released a round yet: there is nothing to report."
+        )
     output.mkdir(parents=True, exist_ok=True)
     _write_metrics(output, rows)
     if sessions is not None and sessions.total:
         _write_sessions(output, terms.population, sessions)
     if terms.kind == "evaluation":
-        shown = _shown(rows, _EVALUATION_CURVES)
+        shown = _shown(released, _EVALUATION_CURVES)
         title = f"{terms.task}: evaluation of {terms.model_of} on devices"
         curves.write(output / "curves.png", shown, title=title, baselines={})
-        summary = f"{len(rows)} rounds evaluated {terms.model_of}. {_last(shown)}"
+        summary = f"{len(released)} rounds evaluated {terms.model_of}. {_last(shown)}"
         summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
         return TaskReport(rows, None, None, summary)
     accounting = privacy.TaskPrivacy(terms)
@@ -174,7 +178,7 @@ def write(
     model, weights = _released(folder, state)
     export.write(output / "model.npz", model, weights)
     trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)
-    shown = _shown(rows, _CURVES)
+    shown = _shown(released, _CURVES)
     held_out = None
     if with_held_out:
         held_out = _evaluate(folder, model, weights)
@@ -191,7 +195,8 @@ def write(
             "has seen how it went."
         )
     lines = [
-        f"{commit.rounds_done} of {terms.schema.num_rounds} rounds are committed. {progress}",
+        f"{commit.rounds_done} of {terms.schema.num_rounds} rounds are committed"
+        f"{_skipped(state)}. {progress}",
         _last(shown),
         _participation(state, terms.schema),
         summation_sentences.in_short(terms.secure_aggregation),
@@ -271,6 +276,11 @@ def _last(shown: Sequence[Mapping[str, Any]]) -> str:
     if last.get("eval_top1_in_vocab") is not None:
         parts.append(f"top-1 accuracy on held-out users {last['eval_top1_in_vocab']:.2%}")
     return ("; ".join(parts) or "No loss or accuracy is known") + "."
+
+
+def _skipped(state: task_state.TaskState) -> str:
+    skipped = state.observed.skipped_rounds
+    return f", of which {skipped} were skipped and released nothing" if skipped else ""
 
 
 def _participation(state: task_state.TaskState, declared: Any) -> str:
