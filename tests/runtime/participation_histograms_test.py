@@ -75,7 +75,7 @@ def test_what_is_observed_is_never_better_than_the_truth_and_not_much_worse(run)
             for total, vector in zip(sums, buckets.encode(stride, times[client]), strict=True):
                 total += vector
             last[client] = round_index
-        seen = seen.with_round(buckets, *sums)
+        seen = seen.with_round(buckets, *sums, declared_min_sep=declared.min_sep)
         found, exact = seen.participation(), truth.observed
         assert found.num_rounds == exact.num_rounds
         assert (found.min_sep is None) == (exact.min_sep is None)
@@ -87,6 +87,8 @@ def test_what_is_observed_is_never_better_than_the_truth_and_not_much_worse(run)
         assert exact.max_participations <= found.max_participations
         assert found.max_participations <= 1.2 * exact.max_participations + 1
         assert found.max_participations <= found.num_rounds
+        breaks = exact.min_sep is not None and exact.min_sep < declared.min_sep
+        assert (seen.contradicting_reports > 0) == (seen.contradicting_rounds > 0) == breaks
 
 
 def test_buckets_of_a_production_schema_are_few_and_exact_at_the_limits():
@@ -103,26 +105,36 @@ def test_buckets_of_a_production_schema_are_few_and_exact_at_the_limits():
 def test_an_abandoned_round_cannot_push_the_count_above_the_rounds_there_were():
     # A device counts attempts; its fourth of a task with two committed rounds is its second.
     seen = histograms.ObservedRounds()
-    seen = seen.with_round(_BUCKETS, *_BUCKETS.encode(1, 3))
-    seen = seen.with_round(_BUCKETS, *_BUCKETS.encode(1, 4))
+    seen = seen.with_round(_BUCKETS, *_BUCKETS.encode(1, 3), declared_min_sep=1)
+    seen = seen.with_round(_BUCKETS, *_BUCKETS.encode(1, 4), declared_min_sep=1)
     assert seen.participation() == observed_lib.Participation(2, 1, 2)
 
 
 def test_a_round_without_devices_counts_as_a_round():
-    seen = histograms.ObservedRounds().with_round(_BUCKETS, np.zeros(4, int), np.zeros(3, int))
+    seen = histograms.ObservedRounds().with_round(
+        _BUCKETS, np.zeros(4, int), np.zeros(3, int), declared_min_sep=3
+    )
     assert seen.participation() == observed_lib.Participation(1, None, 0)
 
 
-def test_of_an_unknown_round_the_worst_is_believed():
-    first = histograms.ObservedRounds().with_unknown_round()
-    assert first.participation() == observed_lib.Participation(1, None, 1)
-    seen = first
-    for _ in range(3):
-        seen = seen.with_round(_BUCKETS, *_BUCKETS.encode(12, 2))
-    assert seen.participation() == observed_lib.Participation(4, 10, 2)
+def test_an_unknown_round_is_counted_and_hides_nothing_of_the_others():
+    seen = histograms.ObservedRounds().with_unknown_round()
+    assert seen == histograms.ObservedRounds(1, None, 0, unknown_rounds=1)
+    for stride in (12, 12, 9):
+        seen = seen.with_round(_BUCKETS, *_BUCKETS.encode(stride, 2), declared_min_sep=3)
+    assert seen == histograms.ObservedRounds(4, 3, 2, unknown_rounds=1)
     seen = seen.with_unknown_round()
-    assert seen.participation() == observed_lib.Participation(5, 1, 3)
-    assert seen.unknown_rounds == 2
+    assert seen == histograms.ObservedRounds(5, 3, 2, unknown_rounds=2)
+
+
+def test_reports_that_contradict_the_declaration_are_counted():
+    seen = histograms.ObservedRounds()
+    for strides in ((1, 1), (3, 10), (2, 12)):
+        sums = [sum(v) for v in zip(*(_BUCKETS.encode(s, 2) for s in strides), strict=True)]
+        seen = seen.with_round(_BUCKETS, *sums, declared_min_sep=3)
+    assert seen == histograms.ObservedRounds(
+        3, 1, 2, contradicting_reports=3, contradicting_rounds=2
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,8 @@ def test_rounds_are_committed_told_and_gone_on_with(task, folder):
     assert page["name"] == "small"
     assert page["privacy"]["declared"]["min_sep"] == 2
     assert 0 < page["privacy"]["epsilon"] <= page["privacy"]["budget_epsilon"]
+    assert page["privacy"]["headline_caveats"] == []
+    assert (page["privacy"]["contradicting_reports"], page["privacy"]["unknown_rounds"]) == (0, 0)
     assert not folder.endpoint.exists() and folder.sessions.exists()
     assert lines[0] == "small: 6 rounds."
     (first,) = [line for line in lines if "round 1 of 6 committed" in line]
@@ -209,6 +211,23 @@ def test_a_line_is_said_once(task, folder):
         " round 2 of 6 com"
     ]
     assert sum("devices wait" in line for line in lines) == 2
+
+
+def test_a_commit_says_what_contradicts_the_declared_participation(task, folder):
+    lines = []
+    seen = _serving(task, memory.MemoryStore(), folder, lines).seen
+    metrics = {"devices/reports": 3, "participation/contradicting_reports": 2}
+
+    async def run():
+        for index, unknown in enumerate((0, 0, 1)):  # The first is from before this server.
+            told = {**metrics, "participation/unknown_rounds": unknown}
+            seen.hear(0.0, messages.RoundReleased("small", index, f"attempt {index}", told))
+
+    asyncio.run(run())
+    first, second = lines
+    assert "2 reports against the declared participation so far" in first
+    assert "impossible" not in first
+    assert "1 rounds with impossible participation histograms so far" in second
 
 
 def test_what_cannot_be_served_is_named(task, folder):

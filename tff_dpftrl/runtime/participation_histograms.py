@@ -10,14 +10,20 @@ Buckets are declared before training and the same for all. What is decoded errs 
 side: the lower edge of the smallest bucket that is not empty for the stride, the upper edge
 of the largest for the number of times.
 
-What it rests on: devices that keep their timer and tell the truth. Whoever lies about itself
-or wipes its timer loses its own protection only, and its lie can make the statement look
-worse. But where sums are secure, nobody can see that a vector is no one-hot: a device that
-puts -1 where another has put 1 hides the other. `check_one_hot` refuses that wherever single
-reports can be seen.
+The histograms are evidence, and nothing is charged by them. A device whose software keeps to
+the signed plan enforces the declared limits by its own timer, whatever other devices report; so
+ε is that of the declared schema, for every such device. A report below the declared stride
+therefore comes from a device that lies, or whose timer was wiped or whose software is broken:
+it is counted and shown beside ε, with the ε that it would mean. Charging by it would let one
+liar change the statement for everybody, and for good.
 
-The sums are exact, and no noise is added to them. The server should keep the two numbers
-that come out (`ObservedRounds.participation`), not the sums.
+The evidence is incomplete. Where sums are secure, nobody can see that a vector is no one-hot: a
+device that puts -1 where another has put 1 hides the other. Sums that no devices can make are
+counted as unknown rounds. `check_one_hot` refuses such vectors wherever single reports can be
+seen. A device whose timer was wiped reports "never before" and is not seen at all.
+
+The sums are exact, and no noise is added to them. The server should keep the few numbers
+that come out (`ObservedRounds`), not the sums.
 """
 
 from __future__ import annotations
@@ -179,25 +185,36 @@ class ObservedRounds:
 
     Attributes:
       num_rounds: Number of committed rounds.
-      min_sep: Lower bound of the smallest stride; None if nobody took part twice.
-      max_participations: Upper bound of the largest number of times.
-      unknown_rounds: How many of the rounds had sums that no devices could have made.
-      skipped_rounds: How many of the rounds were skipped: nothing of them was released.
+      min_sep: Lower bound of the smallest stride that was reported in rounds that are not
+        unknown; None if nobody reported a second time.
+      max_participations: Upper bound of the largest number of times reported in these rounds.
+      unknown_rounds: Number of rounds whose sums no devices could have made.
+      contradicting_reports: Number of reports with a stride below the declared one.
+      contradicting_rounds: Number of rounds with such a report.
+      skipped_rounds: Number of rounds that were skipped: nothing of them was released.
     """
 
     num_rounds: int = 0
     min_sep: int | None = None
     max_participations: int = 0
     unknown_rounds: int = 0
+    contradicting_reports: int = 0
+    contradicting_rounds: int = 0
     skipped_rounds: int = 0
 
     def __post_init__(self):
         self.participation()  # Checks them.
-        validation.integer("unknown_rounds", self.unknown_rounds, minimum=0)
-        validation.integer("skipped_rounds", self.skipped_rounds, minimum=0)
+        counts = "unknown_rounds", "contradicting_reports", "contradicting_rounds", "skipped_rounds"
+        for name in counts:
+            validation.integer(name, getattr(self, name), minimum=0)
 
     def with_round(
-        self, buckets: ParticipationBuckets, strides: np.ndarray, times: np.ndarray
+        self,
+        buckets: ParticipationBuckets,
+        strides: np.ndarray,
+        times: np.ndarray,
+        *,
+        declared_min_sep: int,
     ) -> ObservedRounds:
         """Adds a round that is about to be committed; O(number of buckets).
 
@@ -205,6 +222,8 @@ class ObservedRounds:
           buckets: The declared buckets.
           strides: Sum of the first vectors of the devices whose update was summed.
           times: Sum of the second.
+          declared_min_sep: Smallest stride that the plan allows; smaller ones are counted. No
+            number of times above the declared one can be reported: it has no bucket.
 
         Returns:
           The summary that includes the round.
@@ -213,6 +232,7 @@ class ObservedRounds:
           ValueError: If no devices could have added up to this.
         """
         stride, most = buckets.decode(strides, times)
+        contradicting = int(np.sum(strides[1 : 1 + buckets.below(declared_min_sep)]))
         smallest = [s for s in (self.min_sep, stride) if s is not None]
         num_rounds = self.num_rounds + 1
         # Devices also count rounds that were abandoned; nobody was in more than there were.
@@ -222,21 +242,19 @@ class ObservedRounds:
             num_rounds=num_rounds,
             min_sep=min(smallest, default=None),
             max_participations=max(self.max_participations, most),
+            contradicting_reports=self.contradicting_reports + contradicting,
+            contradicting_rounds=self.contradicting_rounds + (contradicting > 0),
         )
 
     def with_unknown_round(self) -> ObservedRounds:
-        """Adds a round of whose devices nothing is known: anybody may have been in it.
+        """Adds a round whose histograms show nothing: anybody may have been in it.
 
         Returns:
-          The summary, with a stride of 1 (if there was a round before) and one participation
-          more: the worst that the round can have meant.
+          The summary, with one unknown round more. What the other rounds have shown stays, so
+          that one dishonest device cannot hide it.
         """
         return dataclasses.replace(
-            self,
-            num_rounds=self.num_rounds + 1,
-            min_sep=1 if self.num_rounds else self.min_sep,
-            max_participations=self.max_participations + 1,
-            unknown_rounds=self.unknown_rounds + 1,
+            self, num_rounds=self.num_rounds + 1, unknown_rounds=self.unknown_rounds + 1
         )
 
     def with_skipped_round(self) -> ObservedRounds:

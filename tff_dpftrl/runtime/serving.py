@@ -255,6 +255,7 @@ class Serving:
         return {
             **dataclasses.asdict(so_far),
             "no_guarantee": reasons,
+            "headline_caveats": task.contradictions(commit),
             "declared": dataclasses.asdict(task.folder.terms.schema),
             "unit_of_privacy": "device",
             "stopped": task.refusal(commit),
@@ -354,6 +355,12 @@ class Narrator(observations.Observations):
         return sum(task.committed + task.skipped for task in self.tasks.values())
 
 
+_CONTRADICTIONS = {
+    "participation/contradicting_reports": "reports against the declared participation",
+    "participation/unknown_rounds": "rounds with impossible participation histograms",
+}
+
+
 def _told(event: Any, totals: dict[str, int | None]) -> str:
     """An event in words; nothing for what is no news."""
     match event:
@@ -363,6 +370,11 @@ def _told(event: Any, totals: dict[str, int | None]) -> str:
                 f"{short} {event.metrics[label]:.4g}"
                 for label, short in _shown(event.metrics)
                 if isinstance(event.metrics[label], (int, float))
+            ]
+            figures += [
+                f"{event.metrics[label]} {what} so far"
+                for label, what in _CONTRADICTIONS.items()
+                if event.metrics.get(label)
             ]
             done = f"round {event.round_index + 1} of {totals[event.task]}"
             return f"{event.task}: {done} committed: {', '.join(figures)}."

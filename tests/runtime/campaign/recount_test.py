@@ -16,7 +16,6 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.participation import observed
-from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.campaign import recount
 from tff_dpftrl.runtime.device import (
@@ -196,15 +195,11 @@ def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tm
     statement = privacy.TaskPrivacy(terms).statement(state.observed)
     assert statement.observed == counted
     assert counted.num_rounds == terms.schema.num_rounds == commit.rounds_done
-    worse = schema_lib.MinSep(
-        counted.num_rounds,
-        min(terms.schema.min_sep, counted.min_sep or terms.schema.min_sep),
-        max(terms.schema.max_participations, counted.max_participations),
-    )
+    assert not counted.breaches(terms.schema) and not statement.headline_caveats
     claim = guarantee.dp_ftrl_guarantee(
         terms.strategy,
         noise_multiplier=terms.noise_multiplier,
-        schema=worse,
+        schema=terms.schema,
         delta=terms.delta,
         clip_norm=terms.clip_norm,
     )

@@ -145,7 +145,7 @@ def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     assert set(found.held_out) >= {"top1_in_vocab", "loss"}
     assert "top-1 accuracy on held-out users" in found.summary
     statement = (output / "privacy_statement.md").read_text()
-    assert "honest about their participation" in statement
+    assert "Each device enforces the declared participation" in statement
     assert found.statement.parameters["num_rounds_charged"] == 4
     assert "The statement charges 4" in found.summary
     assert (output / "curves.png").read_bytes()[1:4] == b"PNG"

@@ -37,11 +37,11 @@ def _guarantee(num_rounds, min_sep, max_participations, noise_multiplier=0.5):
         (_SEEN(1, None, 1), (1, 2, 3)),
         (_SEEN(3, 2, 2), (3, 2, 3)),
         (_SEEN(6, 3, 2), (6, 2, 3)),  # Better than declared: declared.
-        (_SEEN(4, 1, 3), (4, 1, 3)),
-        (_SEEN(6, 2, 5, 1), (6, 2, 5)),
+        (_SEEN(4, 1, 3, 0, 1, 1), (4, 2, 3)),  # What is reported is no charge.
+        (_SEEN(6, 2, 5, 1), (6, 2, 3)),
     ],
 )
-def test_the_worse_of_declared_and_observed_is_spent(seen, schema):
+def test_the_declared_participation_is_spent(seen, schema):
     found = privacy.TaskPrivacy(_terms()).so_far(seen)
     expected = _guarantee(*schema)
     assert found.epsilon == expected.epsilon
@@ -83,16 +83,11 @@ def test_a_budget_ends_a_task_before_it_is_exceeded():
     assert exact.refusal(_SEEN(5, 2, 3)) is None
 
 
-def test_participation_worse_than_declared_ends_a_task_early():
-    task = privacy.TaskPrivacy(_terms())
-    declared = task.declared_epsilon
-    for num_rounds in range(1, 6):
-        seen = _SEEN(num_rounds, 1, num_rounds)
-        worse = _guarantee(num_rounds + 1, 1, max(3, num_rounds)).epsilon
-        refusal = task.refusal(seen)
-        assert (refusal is None) == (worse <= declared)
-    assert "a stride of 1 rounds is below min_sep=2" in refusal
-    assert "(2 rounds unknown)" in task.refusal(_SEEN(5, 1, 5, 2))
+def test_no_report_ends_a_task_early():
+    for terms in (_terms(), _terms(max_epsilon=_guarantee(6, 2, 3).epsilon)):
+        task = privacy.TaskPrivacy(terms)
+        for num_rounds in range(1, 6):
+            assert task.refusal(_SEEN(num_rounds, 1, num_rounds, num_rounds, 9, 1)) is None
 
 
 def test_without_noise_nothing_is_promised():
@@ -117,7 +112,9 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
     assert statement.parameters["num_rounds_done"] == 6
     assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
-    assert "honest about their participation" in statement.to_markdown()
+    assert statement.headline_caveats == task.contradictions(_SEEN(6, 2, 3)) == ()
+    assert "Each device enforces the declared participation" in statement.to_markdown()
+    assert "the record of participation is complete" not in statement.to_markdown()
 
 
 def _statement(**secure):
@@ -194,12 +191,51 @@ def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
     assert ended.parameters["num_rounds_charged"] == 4
 
 
-def test_a_statement_says_that_participation_was_worse():
-    statement = privacy.TaskPrivacy(_terms()).statement(_SEEN(6, 1, 4, 1))
-    assert statement.epsilon == _guarantee(6, 1, 4).epsilon > _guarantee(6, 2, 3).epsilon
-    first = statement.headline_caveats[0]
-    assert "min_sep=2" in first and "max_participations=3" in first
-    assert "In 1 rounds" in first
+def _said(caveat):
+    """The ε that a caveat names."""
+    return float(caveat.split("ε would be ")[1].split(" ")[0].removesuffix("."))
+
+
+def test_what_contradicts_the_declaration_stands_beside_epsilon():
+    seen = _SEEN(6, 1, 3, 2, contradicting_reports=5, contradicting_rounds=1)
+    task = privacy.TaskPrivacy(_terms())
+    statement = task.statement(seen)
+    assert statement.epsilon == _guarantee(6, 2, 3).epsilon
+    assert statement.declared == statement.accounted == _SCHEMA
+    assert statement.observed == seen.participation()
+    told, unknown = statement.headline_caveats
+    assert "a stride of 1 rounds is below min_sep=2" in told
+    assert "5 reports in 1 round." in told
+    assert "of 2 rounds add up to what no devices can report" in unknown
+    for caveat, schema in ((told, (6, 1, 3)), (unknown, (6, 1, 5))):
+        exact = _guarantee(*schema).epsilon
+        assert statement.epsilon < exact <= _said(caveat) <= 1.001 * exact
+    assert f"**{told}**" in statement.to_markdown()
+    counts = ("contradicting_reports", "contradicting_rounds", "unknown_rounds")
+    assert [statement.parameters[name] for name in counts] == [5, 1, 2]
+    assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
+    metrics = task.so_far(seen).metrics()
+    assert metrics["participation/contradicting_reports"] == 5
+    assert metrics["participation/unknown_rounds"] == 2
+    assert task.contradictions(seen) == statement.headline_caveats
+
+
+def test_what_is_said_of_a_task_that_goes_on_is_for_as_many_rounds_as_its_epsilon():
+    seen = _SEEN(2, 1, 2, 0, 1, 1)
+    task = privacy.TaskPrivacy(_terms())
+    for caveats, num_rounds in (
+        (task.contradictions(seen), 2),
+        (task.statement(seen).headline_caveats, 6),
+    ):
+        (caveat,) = caveats
+        exact = _guarantee(num_rounds, 1, 3).epsilon
+        assert exact <= _said(caveat) <= 1.001 * exact
+
+
+def test_contradictions_that_an_earlier_version_did_not_count_are_said():
+    (told,) = privacy.TaskPrivacy(_terms()).contradictions(_SEEN(6, 1, 4))
+    assert "max_participations=3" in told
+    assert "of a number that is not known" in told
 
 
 def test_tasks_of_one_population_are_composed():

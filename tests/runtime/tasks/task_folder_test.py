@@ -162,6 +162,22 @@ def test_terms_must_not_promise_less_participation_than_the_plans_allow(process,
         task_folder.read(tmp_path / "small")
 
 
+@pytest.mark.parametrize("changed", [{"min_sep_rounds": 1}, {"times_edges": [1, 2, 3, 6]}])
+def test_device_plans_must_not_allow_more_participation_than_the_terms(process, tmp_path, changed):
+    """Devices keep to their own plan, so ε would be of a schema that nobody enforces."""
+    built = small_folder.plans(process)
+    for name, value in changed.items():
+        kept = built.devices[0].participation
+        if name == "times_edges":
+            del kept.times_edges[:]
+            kept.times_edges.extend(value)
+        else:
+            setattr(kept, name, value)
+    small_folder.write_plans(tmp_path / "small", built)
+    with pytest.raises(ValueError, match="participation is another one for devices"):
+        task_folder.read(tmp_path / "small")
+
+
 def test_terms_signed_by_somebody_else_are_refused(copied):
     found = task_folder.read(copied)
     content, signature = found.terms.signed(_OTHER_KEY)

@@ -101,7 +101,12 @@ class _PlanStep(population_lib.ServerStep):
         try:
             if total.strides.sum() != num_reports:
                 raise ValueError("the histograms are of other devices than the sum")
-            return before.with_round(self._buckets, total.strides, total.times)
+            return before.with_round(
+                self._buckets,
+                total.strides,
+                total.times,
+                declared_min_sep=self._work.plan.participation.min_sep_rounds,
+            )
         except ValueError:  # Where sums are secure, a device may hide others.
             return before.with_unknown_round()
 
@@ -244,6 +249,10 @@ class PlannedTask:
     def privacy(self, commit: interface.Commit) -> privacy_lib.PrivacySoFar:
         """What the committed rounds have spent; quick when asked again."""
         return self._privacy.so_far(self.observed(commit))
+
+    def contradictions(self, commit: interface.Commit) -> tuple[str, ...]:
+        """What devices reported against the declared participation, in sentences."""
+        return self._privacy.contradictions(self.observed(commit))
 
     def refusal(self, commit: interface.Commit) -> str | None:
         """Why no further round may begin, for the operator; None if one may.

@@ -1,8 +1,11 @@
 """What a task has spent, whether it may go on, and its privacy statement.
 
-All from its signed terms and from what its commits say of participation. Where devices took
-part more often, or more closely, than was declared, the worse is accounted for.
-Needs no TensorFlow.
+All from its signed terms and the number of its commits. ε, the budget and the metrics are those
+of the declared participation, which each device enforces by its own timer: the sensitivity to one
+device depends on the rounds of that device alone, so what other devices do or report does not
+weaken the guarantee of a device that keeps to the signed plan. What devices report of their
+participation stands beside ε: reports that contradict the declaration are counted, and the
+statement says what ε would be if they were true. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ from tff_dpftrl.accounting import display, gaussian, guarantee
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
+from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.tasks import summation_sentences
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 HONEST_DEVICES = (
-    "Devices are honest about their participation: each keeps its own timer, which nobody wipes "
-    "or sets back, and puts a one where it belongs into the histograms from which the observed "
-    "participation was read. The server keeps no list of devices that could be compared with it."
+    "Each device enforces the declared participation by its own timer, which nobody wipes or sets "
+    "back, and its software keeps to the signed plan. A device for which this does not hold, "
+    "through its own fault or not, is not covered by ε; the others are. The server keeps no list "
+    "of devices and cannot check it. The observed participation is what devices report: a report "
+    "can be false, and can hide another one where reports are summed securely."
 )
 _NOT_COVERED = (
     "Metrics of rounds (loss and accuracy on the devices, numbers of devices, durations, sums of "
@@ -45,6 +51,8 @@ class PrivacySoFar:
       rho_zcdp: The same as ρ; None if there is no guarantee.
       min_sep: Smallest stride that devices told of; None if none took part twice.
       max_participations: Largest number of rounds that a device told of.
+      contradicting_reports: Number of reports that contradict the declared participation.
+      unknown_rounds: Number of rounds whose histograms no devices could have made.
       declared_epsilon: ε after all rounds, with the declared participation.
       budget_epsilon: The ε above which no round begins.
     """
@@ -55,6 +63,8 @@ class PrivacySoFar:
     rho_zcdp: float | None
     min_sep: int | None
     max_participations: int
+    contradicting_reports: int
+    unknown_rounds: int
     declared_epsilon: float | None
     budget_epsilon: float | None
 
@@ -66,6 +76,8 @@ class PrivacySoFar:
             "privacy/rho_zcdp": self.rho_zcdp,
             "participation/min_sep": self.min_sep,
             "participation/max_participations": self.max_participations,
+            "participation/contradicting_reports": self.contradicting_reports,
+            "participation/unknown_rounds": self.unknown_rounds,
         }
 
 
@@ -101,11 +113,12 @@ class TaskPrivacy:
           seen: What was observed in them.
 
         Returns:
-          The worse of declared and observed participation, over the rounds that there were.
+          The cost of the declared participation in the rounds that there were, and what was
+          observed.
         """
         epsilon, rho = (0.0, 0.0) if self.has_guarantee else (None, None)
         if seen.num_rounds and self.has_guarantee:
-            claim = self._claim(self._worse(seen, seen.num_rounds))
+            claim = self._claim(self._declared(seen.num_rounds))
             epsilon, rho = _finite(claim.epsilon), _finite(claim.rho_zcdp)
         return PrivacySoFar(
             num_rounds=seen.num_rounds,
@@ -114,6 +127,8 @@ class TaskPrivacy:
             rho_zcdp=rho,
             min_sep=seen.min_sep,
             max_participations=seen.max_participations,
+            contradicting_reports=seen.contradicting_reports,
+            unknown_rounds=seen.unknown_rounds,
             declared_epsilon=self.declared_epsilon,
             budget_epsilon=self.budget_epsilon,
         )
@@ -130,25 +145,15 @@ class TaskPrivacy:
         declared = self._terms.schema
         if seen.num_rounds >= declared.num_rounds:
             return f"all {declared.num_rounds} declared rounds are done"
-        if not self.has_guarantee:
-            return None
-        worse = self._worse(seen, seen.num_rounds + 1)
-        if self._terms.max_epsilon is None and not self._is_worse(worse):
+        if not self.has_guarantee or self._terms.max_epsilon is None:
             return None  # The declared rounds are what the budget is of.
-        epsilon = self._claim(worse).epsilon
+        epsilon = self._claim(self._declared(seen.num_rounds + 1)).epsilon
         if epsilon <= self.budget_epsilon * _ROUNDING:
             return None
-        reason = (
+        return (
             f"round {seen.num_rounds + 1} would bring ε to {display.round_up(epsilon)}, above the "
             f"budget of {display.round_up(self.budget_epsilon)} at δ = {self._terms.delta:g}"
         )
-        if self._is_worse(worse):
-            reason += (
-                "; devices took part more than was declared: "
-                + ", ".join(map(str, seen.participation().breaches(declared)))
-                + (f" ({seen.unknown_rounds} rounds unknown)" if seen.unknown_rounds else "")
-            )
-        return reason
 
     def statement(
         self,
@@ -179,13 +184,9 @@ class TaskPrivacy:
         if seen.num_rounds == seen.skipped_rounds:
             raise ValueError(f"The task {terms.task!r} has released no round: nothing to state.")
         charged = self._charged_rounds(seen)
-        claim = self._claim(self._worse(seen, charged))
+        claim = self._claim(self._declared(charged))
         if terms.strategy is None:
             claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
-        declared, caveats = terms.schema, list(self._headline_caveats(claim, others or {}))
-        if self._is_worse(claim.schema):
-            caveats.insert(0, _worse_than_declared(seen, declared))
-            declared = claim.schema
         found = statement_lib.dp_ftrl_statement(
             claim,
             unit_of_privacy="device",
@@ -196,22 +197,78 @@ class TaskPrivacy:
                 "data": terms.data,
                 "num_rounds_done": seen.num_rounds,
                 "num_rounds_charged": charged,
-                **({"num_rounds_skipped": seen.skipped_rounds} if seen.skipped_rounds else {}),
+                "num_rounds_skipped": seen.skipped_rounds,
+                "contradicting_reports": seen.contradicting_reports,
+                "contradicting_rounds": seen.contradicting_rounds,
+                "unknown_rounds": seen.unknown_rounds,
                 "server_plan_sha256": terms.server_plan,
                 **({"initial_clip_norm": terms.clip_norm} if terms.adaptive_clipping else {}),
                 **self._secure_parameters(),
                 **terms.parameters,
             },
-            declared=declared,
-            observed=seen.participation(),
+            declared=terms.schema,
             vocabulary_source=terms.vocabulary_source,
             vocabulary_is_public=terms.vocabulary_is_public,
             not_covered=(*self._initial_weights(), *_NOT_COVERED),
             caveats=(summation_sentences.who_sees(terms.secure_aggregation),),
-            headline_caveats=caveats,
+            headline_caveats=(
+                *self._contradictions(seen, charged),
+                *self._headline_caveats(claim, others or {}),
+            ),
         )
         besides = (HONEST_DEVICES, *summation_sentences.assumptions(terms.secure_aggregation))
-        return dataclasses.replace(found, assumptions=(*found.assumptions, *besides))
+        return dataclasses.replace(
+            found,
+            observed=seen.participation(),  # Beside the claim, which does not rest on it.
+            assumptions=(*found.assumptions, *besides),
+        )
+
+    def contradictions(self, seen: participation_histograms.ObservedRounds) -> tuple[str, ...]:
+        """Says which reports contradict the declared participation, and what they would mean.
+
+        Args:
+          seen: What was observed in the committed rounds.
+
+        Returns:
+          Sentences with the ε of the committed rounds; empty if there is no such report or no
+          guarantee.
+        """
+        return self._contradictions(seen, seen.num_rounds)
+
+    def _contradictions(
+        self, seen: participation_histograms.ObservedRounds, num_rounds: int
+    ) -> tuple[str, ...]:
+        if not self.has_guarantee or not num_rounds:
+            return ()
+        declared, found = self._terms.schema, []
+        stride = min(declared.min_sep, seen.min_sep or declared.min_sep)
+        most = max(declared.max_participations, seen.max_participations)
+        if (stride, most) != (declared.min_sep, declared.max_participations):
+            reports = "Reports of a number that is not known"  # From before they were counted.
+            if seen.contradicting_reports:
+                reports = (
+                    f"{strategy_lib.counted(seen.contradicting_reports, 'report')} in "
+                    f"{strategy_lib.counted(seen.contradicting_rounds, 'round')}"
+                )
+            breaches = "; ".join(map(str, seen.participation().breaches(declared)))
+            epsilon = self._claim(schema_lib.MinSep(num_rounds, stride, most)).epsilon
+            found.append(
+                f"Devices contradict the declared participation ({breaches}): {reports}. Software "
+                "that keeps to the plan sends none, so ε is of the declared participation. If "
+                f"these reports were true, ε would be {display.round_up(epsilon)} for the devices "
+                "that sent them."
+            )
+        if seen.unknown_rounds:
+            most += seen.unknown_rounds
+            epsilon = self._claim(schema_lib.MinSep(num_rounds, 1, most)).epsilon
+            rounds = strategy_lib.counted(seen.unknown_rounds, "round")
+            found.append(
+                f"The participation histograms of {rounds} add up to what no devices can report: "
+                "they show nothing of who took part. ε is of the declared participation. At worst, "
+                "for a device that took part in all of these rounds, ε would be "
+                f"{display.round_up(epsilon)}."
+            )
+        return tuple(found)
 
     def _secure_parameters(self) -> dict[str, str | int | float]:
         secure = self._terms.secure_aggregation
@@ -234,29 +291,16 @@ class TaskPrivacy:
             return most
         while done < most:  # The most rounds that the budget pays for.
             middle = (done + most + 1) // 2
-            epsilon = self._claim(self._worse(seen, middle)).epsilon
+            epsilon = self._claim(self._declared(middle)).epsilon
             if epsilon <= self.budget_epsilon * _ROUNDING:
                 done = middle
             else:
                 most = middle - 1
         return done
 
-    def _worse(
-        self, seen: participation_histograms.ObservedRounds, num_rounds: int
-    ) -> schema_lib.MinSep:
-        """The worse of declared and observed participation in so many rounds."""
-        declared = self._terms.schema
-        strides = [declared.min_sep, *([] if seen.min_sep is None else [seen.min_sep])]
-        return schema_lib.MinSep(
-            num_rounds, min(strides), max(declared.max_participations, seen.max_participations)
-        )
-
-    def _is_worse(self, schema: schema_lib.MinSep) -> bool:
-        declared = self._terms.schema
-        return (
-            schema.min_sep < declared.min_sep
-            or schema.max_participations > declared.max_participations
-        )
+    def _declared(self, num_rounds: int) -> schema_lib.MinSep:
+        """The declared participation in so many rounds."""
+        return dataclasses.replace(self._terms.schema, num_rounds=num_rounds)
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:
         terms = self._terms
@@ -284,22 +328,6 @@ class TaskPrivacy:
         return (
             () if source is None else (f"Text that the initial weights were trained on: {source}.",)
         )
-
-
-def _worse_than_declared(
-    seen: participation_histograms.ObservedRounds, declared: schema_lib.MinSep
-) -> str:
-    breaches = "; ".join(map(str, seen.participation().breaches(declared)))
-    unknown = (
-        f" In {seen.unknown_rounds} rounds the devices' histograms were such as no devices could "
-        "have made: everybody may have been in them."
-        if seen.unknown_rounds
-        else ""
-    )
-    return (
-        f"Devices took part more than was declared before training ({breaches}): ε is of what was "
-        f"observed.{unknown}"
-    )
 
 
 def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) -> str:

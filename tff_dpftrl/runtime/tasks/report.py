@@ -55,9 +55,11 @@ One row a committed round, as `pandas.read_csv` reads it. An empty cell: not kno
 - `skipped`: true of a round that was skipped, of which nothing is released: its attempt failed,
   or too many devices had to rest; empty in all other rows
 - `devices/...`: how many devices reported, dropped out or were refused
-- `privacy/...`: what the rounds so far have spent, for the worse of declared and observed
-  participation; quote the privacy statement instead
-- `participation/...`: smallest stride and largest number of times that devices told of so far
+- `privacy/...`: what the rounds so far have spent, for the declared participation; quote the
+  privacy statement instead
+- `participation/...`: smallest stride and largest number of times that devices reported so far;
+  number of reports that contradict the declared participation, and of rounds whose histograms
+  no devices could have made
 - all others: sums and means over the devices of the round
 
 **Do not publish columns but `round`, `privacy/...` and `participation/...`**: they are exact

@@ -205,6 +205,11 @@ def _check_bound(
         raise terms_lib.TermsRefusedError("The privacy terms contradict the plans.")
     _check_secure_aggregation(terms.secure_aggregation, server)
     for device in devices:
+        if device.participation != kept:  # What devices enforce is what the statement charges.
+            raise terms_lib.TermsRefusedError(
+                "The plans contradict each other: participation is another one for devices of "
+                f"runtime version {device.least_runtime_version} than for the server."
+            )
         if device.secure_aggregation != server.secure_aggregation or secure_report.is_asked_for(
             device
         ) != secure_report.is_asked_for(server):
