@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-import stat
 
 from cryptography import exceptions
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import durable_files
+from tff_dpftrl.runtime import private_files
 
 
 def public_path(path: str | os.PathLike[str]) -> pathlib.Path:
@@ -65,13 +65,7 @@ def load_private(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
       ValueError: If the file is missing, holds no such key, or others may read it.
       OSError: If it cannot be read.
     """
-    content = _read(path, "private")
-    mode = stat.S_IMODE(pathlib.Path(path).stat().st_mode)
-    if mode & 0o077:
-        raise ValueError(
-            f"{path} is a private key that others can use (mode {mode:04o}): run "
-            f"`chmod 600 {path}`, or make a new key if somebody may have read it."
-        )
+    content = private_files.read(path)
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
@@ -94,7 +88,10 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
       ValueError: If the file is missing or holds no such key.
       OSError: If it cannot be read.
     """
-    content = _read(path, "public")
+    try:
+        content = pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"There is no public key at {path}: correct the path.") from None
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, exceptions.UnsupportedAlgorithm):
@@ -114,10 +111,3 @@ def public_pem(key: ed25519.Ed25519PublicKey) -> bytes:
 def raw(key: ed25519.Ed25519PublicKey) -> bytes:
     """The 32 bytes of a public key."""
     return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
-
-
-def _read(path: str | os.PathLike[str], kind: str) -> bytes:
-    try:
-        return pathlib.Path(path).read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"There is no {kind} key at {path}: correct the path.") from None

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import durable_files, json_text
-from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime import private_files, signing_keys
 from tff_dpftrl.runtime.plans import signing
 from tff_dpftrl.runtime.server import tls
 
@@ -82,7 +82,7 @@ class ServerFolder:
         return tuple(sorted((self.path / "plan_keys").glob("*.pub")))
 
     def make(self, names: Sequence[str], *, certificate: bool = True, issuer: bool = True) -> None:
-        """Makes what is missing.
+        """Makes what is missing, for this user only.
 
         Args:
           names: Names and addresses that devices connect to, for the certificate.
@@ -90,13 +90,16 @@ class ServerFolder:
           issuer: Whether a key that makes tokens is.
 
         Raises:
+          ValueError: If other users may use the private key that makes tokens.
           OSError: If the folder cannot be written.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        private_files.make_folder(self.path)
         if certificate and not self.certificate.exists():
             self.private_key.unlink(missing_ok=True)  # Of a start that ended in between.
             tls.create_self_signed(self.certificate, self.private_key, names)
-        if issuer and not self.issuer.exists():
+        if issuer and self.issuer.exists():
+            private_files.check_owner_only(self.issuer)
+        elif issuer:
             self.issuer_public.unlink(missing_ok=True)
             signing_keys.create(self.issuer)
 

@@ -11,7 +11,6 @@ import datetime
 import ipaddress
 import os
 import pathlib
-import stat
 from collections.abc import Sequence
 
 from cryptography import exceptions, x509
@@ -20,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tff_dpftrl import durable_files
+from tff_dpftrl.runtime import private_files
 
 LOOPBACK = ("localhost", "127.0.0.1")
 _VALID_DAYS = 365
@@ -113,14 +113,11 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
         or it is not the certificate's.
       OSError: If one cannot be read.
     """
-    certificate_pem = _read(certificate, "certificate")
-    key_pem = _read(key, "private key")
-    mode = stat.S_IMODE(pathlib.Path(key).stat().st_mode)
-    if mode & 0o077:
-        raise ValueError(
-            f"{key} is a private key that others can use (mode {mode:04o}): run "
-            f"`chmod 600 {key}`, or make a new one if somebody may have read it."
-        )
+    try:
+        certificate_pem = pathlib.Path(certificate).read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"There is no certificate at {certificate}: correct the path.") from None
+    key_pem = private_files.read(key)
     try:
         own = x509.load_pem_x509_certificates(certificate_pem)[0]
         public, valid_until = own.public_key(), own.not_valid_after_utc
@@ -149,10 +146,3 @@ def _names(own: x509.Certificate, path: str | os.PathLike[str]) -> tuple[str, ..
         ) from None
     addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
     return (*names.get_values_for_type(x509.DNSName), *addresses)
-
-
-def _read(path: str | os.PathLike[str], kind: str) -> bytes:
-    try:
-        return pathlib.Path(path).read_bytes()
-    except FileNotFoundError:
-        raise ValueError(f"There is no {kind} at {path}: correct the path.") from None

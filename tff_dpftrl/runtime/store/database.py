@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy import event, exc, pool
 
+from tff_dpftrl.runtime import private_files
 from tff_dpftrl.runtime.store import interface
 
 _logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
 def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
     path = folder / _FILE
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_files.make_folder(folder)
         # SQLite gives its other files (-wal, -shm) the mode of this one.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         if path.stat().st_mode & 0o077:

@@ -1,0 +1,68 @@
+"""Files and folders for one user of the machine: keys, tokens, and the seed of the noise."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+
+
+def check_owner_only(path: str | os.PathLike[str], what: str = "a private key") -> None:
+    """Refuses a secret file whose mode lets other users in.
+
+    Args:
+      path: The file.
+      what: What the file is, with its article, for the message.
+
+    Raises:
+      ValueError: If its group or everybody may read, write or execute it.
+      OSError: If there is no such file.
+    """
+    mode = stat.S_IMODE(pathlib.Path(path).stat().st_mode)
+    if mode & 0o077:
+        raise ValueError(
+            f"{path} is {what} that others can use (mode {mode:04o}): run `chmod 600 {path}`, or "
+            "make a new one if somebody may have read it."
+        )
+
+
+def read(path: str | os.PathLike[str], what: str = "a private key") -> bytes:
+    """Reads a secret file, unless other users may have read it.
+
+    Args:
+      path: The file.
+      what: What the file is, with its article, for the message.
+
+    Returns:
+      The content of the file.
+
+    Raises:
+      ValueError: If there is no such file, or its mode lets other users in.
+      OSError: If it cannot be read.
+    """
+    try:
+        content = pathlib.Path(path).read_bytes()
+    except FileNotFoundError:
+        name = what.partition(" ")[2]
+        raise ValueError(f"There is no {name} at {path}: correct the path.") from None
+    check_owner_only(path, what)
+    return content
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Makes a folder that only its owner may enter, and likewise the missing ones above it.
+
+    `Path.mkdir` gives its mode to the last folder alone: those above it would be open to all.
+
+    Args:
+      path: The folder. One that exists already keeps its mode, which its owner has chosen.
+
+    Raises:
+      OSError: If the folder cannot be made, or is something else.
+    """
+    path = pathlib.Path(path)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
