@@ -287,6 +287,18 @@ def test_work_that_cannot_be_done_is_no_participation(server, device, plan):
     assert not device.has_participated()
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_model_that_is_not_finite_is_no_participation(server, device, plan, number):
+    broadcast = tensor_values.to_bytes([np.float32(number)])
+    _serve(server, _configuration(plan, broadcast=broadcast), wire_server.answer())
+    result = device.run()
+    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert result.reason == (
+        "The server's model does not fit its plan: The model, scale, has NaN or infinite numbers."
+    )
+    assert not device.has_participated()
+
+
 def test_old_examples_are_left_out(server, device):
     day = plan_pb2.Selection(collection="numbers", max_examples=5, max_age_hours=24)
     device.examples.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,7 @@ class WireSession(session.SessionSteps):
             broadcast = tensor_values.from_bytes(
                 configuration.broadcast, loaded.broadcast, "The model"
             )
+            _check_finite(broadcast, loaded.broadcast)
         except signing.PlanRefusedError as error:
             raise session.StepFailed(f"Refused: {error}") from None
         except tensor_values.ValuesError as error:
@@ -274,6 +275,23 @@ class WireSession(session.SessionSteps):
         return self._examples.select(
             selection.collection, max_examples=selection.max_examples, recorded_since=since
         )
+
+
+def _check_finite(model: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor]) -> None:
+    """Refuses a model that nothing can be learnt from, before a participation is spent on it.
+
+    Args:
+      model: The tensors of the model.
+      tensors: Their descriptions in the plan.
+
+    Raises:
+      tensor_values.ValuesError: If a number is not finite.
+    """
+    for array, tensor in zip(model, tensors, strict=True):
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise tensor_values.ValuesError(
+                f"The model, {tensor.label or 'one of its tensors'}, has NaN or infinite numbers."
+            )
 
 
 def _check_round(round_index: int) -> None:
