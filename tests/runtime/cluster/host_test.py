@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
 import sys
@@ -13,6 +14,7 @@ from tests.runtime.cluster import toy_cluster
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
 from tff_dpftrl.runtime.actors import messages, roles
+from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import (
     host_kinds,
     mail,
@@ -345,6 +347,76 @@ def test_a_host_takes_nothing_that_is_not_sealed_for_it(tmp_path):
     play(tmp_path, story, deployed)
 
 
+def test_what_hosts_have_said_is_not_heard_again(tmp_path, monkeypatch):
+    deployed = toy_cluster.deployment(tmp_path)
+    handed_out = []
+
+    async def story(network, channels):
+        await take_part_until_committed(deployed, channels, 2)
+
+        def hand_out(host, batch):
+            handed_out.append((host.name, batch.number))
+
+        carried = [one for one in network.carried if one[1] in network.hosts]
+        monkeypatch.setattr(host_lib.Host, "_hand_out", hand_out)
+        refused = collections.Counter()
+        for _, to, sealed in carried:
+            host = network.hosts[to]
+            batch = host._seal.open(sealed, to)
+            if batch.receiver == host.life:
+                with pytest.raises(mail.Replayed, match=f"batch {batch.number} of {batch.sender}"):
+                    await host.take(sealed)
+            else:  # The sender had not met it yet.
+                assert (batch.receiver, await host.take(sealed)) == ("", host.life)
+            refused[bool(batch.receiver)] += 1
+        assert refused[True] > refused[False] > 0
+
+    play(tmp_path, story, deployed)
+    again = [one for one, count in collections.Counter(handed_out).items() if count > 1]
+    assert not again  # What was new while the others were sent again came once.
+
+
+def test_what_was_for_a_former_process_of_a_host_is_not_heard(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        await take_part_until_committed(deployed, channels, 2)
+        former = await network.cut("worker-0")
+        present = await network.start("worker-0")
+        seen = []
+        present._hand_out = lambda batch: seen.append(batch.receiver)
+        for sealed in [sealed for _, to, sealed in network.carried if to == "worker-0"]:
+            if present._seal.open(sealed, "worker-0").receiver == former.life:
+                assert await present.take(sealed) == present.life
+                seen.append("taken")
+        assert "taken" in seen and former.life not in seen
+
+    play(tmp_path, story, deployed)
+
+
+def test_mail_for_a_host_that_was_started_anew_is_sealed_again(tmp_path):
+    deployed = toy_cluster.deployment(tmp_path)
+
+    async def story(network, channels):
+        sender = network.hosts["selector-0"]
+        await sender._carry("worker-0", [], 0)
+        former = sender._receivers["worker-0"]
+        await network.cut("worker-0")
+        present = await network.start("worker-0")
+        await sender._carry("worker-0", [], 0)
+        assert sender._receivers["worker-0"] == present.life != former
+        assert present._received[sender.life] > 0
+
+        async def somebody_else(host, sealed):
+            return "another life each time, " + sealed.hex()[:8]
+
+        sender._transport.call = somebody_else
+        with pytest.raises(mail.Unreachable):
+            await sender._carry("worker-0", [], 0)
+
+    play(tmp_path, story, deployed)
+
+
 def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
     deployed = toy_cluster.deployment(tmp_path, num_workers=1)
 
@@ -363,7 +435,7 @@ def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
             assert told.reason == "no round is waiting for devices" and answer is None
         to_it = [sealed for _, to, sealed in network.carried if to == "selector-1"]
         with pytest.raises(mail.OtherTasks, match="worker-0|coordinator"):
-            await other.take(to_it[-1])
+            other._hand_out(other._seal.open(to_it[-1], "selector-1"))
 
     play(tmp_path, story, deployed)
     assert {row["total"] for row in rows(deployed)} == {10}

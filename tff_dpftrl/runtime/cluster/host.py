@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import logging
 import secrets
 import time
@@ -112,6 +113,9 @@ class Host(engine_lib.Elsewhere):
         self._has_started = False
         self._early: list[mail_lib.Batch] = []  # Before it has started.
         self._lives: dict[str, str] = {}  # Of the other hosts.
+        self._numbers = itertools.count(1)  # Of the batches that this process sends.
+        self._received: dict[str, int] = {}  # The last number, by the life of the sender.
+        self._receivers: dict[str, str] = {}  # The life that has answered last, by host.
         self._watches: dict[str, asyncio.Task] = {}
         self._children: dict[str, dict[str, _Child]] = {}  # By host: who was begun there.
         self._jobs: set[asyncio.Task] = set()
@@ -198,22 +202,34 @@ class Host(engine_lib.Elsewhere):
     # What others say.
 
     async def take(self, sealed: bytes) -> str:
-        """Takes a batch.
+        """Takes a batch, unless it was sealed for another process of this host.
+
+        Whoever reaches the network can send again what a host has sealed. So a batch names the
+        process that it is for, and its number must be above those of the sender's earlier ones.
 
         Args:
           sealed: The batch.
 
         Returns:
-          The life of this process.
+          The life of this process. If the batch is for another life, nothing of it is handed
+          out: the sender has to seal its mail for this one.
 
         Raises:
           sealing.NotSealed: If it does not come from a host of this population.
+          mail_lib.Replayed: If it was received before.
           mail_lib.OtherTasks: If that has read other tasks; nothing of it is handed out.
         """
         if len(sealed) > _SMALL:
             batch = await asyncio.to_thread(self._seal.open, sealed, self.name)
         else:
             batch = self._seal.open(sealed, self.name)
+        if batch.receiver != self.life:
+            return self.life
+        if batch.number <= self._received.get(batch.life, 0):
+            text = f"{self.name} has received batch {batch.number} of {batch.sender} before"
+            _logger.error("%s: somebody sends it again, and it is not heard", text)
+            raise mail_lib.Replayed(text)
+        self._received[batch.life] = batch.number
         self._see(batch.sender, batch.life)
         if self._has_started:
             self._hand_out(batch)
@@ -279,19 +295,17 @@ class Host(engine_lib.Elsewhere):
         return told
 
     async def _carry(self, host: str, mail: list[mail_lib.Mail], num_bytes: int) -> None:
-        batch = mail_lib.Batch(self.name, self.life, self._tasks, tuple(mail))
-        if num_bytes > _SMALL:
-            sealed = await asyncio.to_thread(self._seal.seal, batch, host)
+        life = self._receivers.get(host, "")
+        for _ in range(2):  # The second time for the process that has answered the first time.
+            batch = mail_lib.Batch(
+                self.name, self.life, life, next(self._numbers), self._tasks, tuple(mail)
+            )
+            meant, life = life, await self._call(host, batch, num_bytes)
+            self._receivers[host] = life
+            if life == meant:
+                break
         else:
-            sealed = self._seal.seal(batch, host)
-        patience = self._patience(host) + len(sealed) / _SLOWEST
-        try:
-            life = await asyncio.wait_for(self._transport.call(host, sealed), patience)
-        except asyncio.TimeoutError:
-            _logger.error("%s does not answer and is started anew", host)
-            with contextlib.suppress(mail_lib.Unreachable):
-                await self._transport.restart(host)
-            raise mail_lib.Unreachable from None
+            raise mail_lib.Unreachable
         self._see(host, life)
         children = self._children.setdefault(host, {})
         for one in mail:
@@ -299,6 +313,21 @@ class Host(engine_lib.Elsewhere):
                 children[one.address] = _child(one)
             elif isinstance(one, mail_lib.End):
                 children.pop(one.address, None)
+
+    async def _call(self, host: str, batch: mail_lib.Batch, num_bytes: int) -> str:
+        """Seals a batch and has a host take it; returns the life that has answered."""
+        if num_bytes > _SMALL:
+            sealed = await asyncio.to_thread(self._seal.seal, batch, host)
+        else:
+            sealed = self._seal.seal(batch, host)
+        patience = self._patience(host) + len(sealed) / _SLOWEST
+        try:
+            return await asyncio.wait_for(self._transport.call(host, sealed), patience)
+        except asyncio.TimeoutError:
+            _logger.error("%s does not answer and is started anew", host)
+            with contextlib.suppress(mail_lib.Unreachable):
+                await self._transport.restart(host)
+            raise mail_lib.Unreachable from None
 
     def _patience(self, host: str) -> float:
         """Seconds that an answer may take; more where a process starts, also after a loss."""

@@ -72,18 +72,27 @@ class Batch:
     Attributes:
       sender: Name of the host.
       life: Names its process.
+      receiver: Life of the process that the batch is for; empty if the sender has not met it.
+      number: Counts the batches of the sender's process, from 1. A process is sent one batch at
+        a time, so that the numbers that it receives from each sender grow.
       tasks: Digests of the tasks that it has read, by name.
       mail: In order.
     """
 
     sender: str
     life: str
+    receiver: str
+    number: int
     tasks: Mapping[str, str]
     mail: tuple[Mail, ...]
 
 
 class OtherTasks(ValueError):
     """Mail of a host that has read other tasks than who is to take it."""
+
+
+class Replayed(ValueError):
+    """A batch that a process has received before, or one older than what it has received."""
 
 
 class Unreachable(Exception):

@@ -17,7 +17,7 @@ class Transport(abc.ABC):
           sealed: The batch.
 
         Returns:
-          The life of the process that has taken it.
+          The life of the process that has answered. It has taken the batch if that is for it.
         """
 
     @abc.abstractmethod
