@@ -30,14 +30,28 @@ from collections.abc import Callable, Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from tests.fuzzing import commands, files, judging, messages, plans, storm
+from tests.fuzzing import (
+    commands,
+    files,
+    judging,
+    messages,
+    plans,
+    secure_sums,
+    storm,
+    task_folders,
+)
 
-_KINDS = {kind.name: kind for kind in (*files.KINDS, *messages.KINDS, *plans.KINDS)}
+_KINDS = {
+    kind.name: kind
+    for kinds in (files, messages, plans, secure_sums, task_folders)
+    for kind in kinds.KINDS
+}
 _SLOW_KINDS = {kind.name: kind for kind in (plans.LOADED, *commands.KINDS)}
 _OF_MILLISECONDS = frozenset(
     (
         *("bandmf checkpoint", "checkpoint", "committed rounds", "ledger", "model", "store"),
         *("secure sum, to the server", "secure sum, to a device"),
+        *(kind.name for kind in (*secure_sums.KINDS, *task_folders.KINDS)),
     )
 )
 # How many of a kind for one of a slow kind.

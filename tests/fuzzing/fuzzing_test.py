@@ -11,10 +11,22 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from tests.fuzzing import commands, files, judging, messages, plans, storm
+from tests.fuzzing import (
+    commands,
+    files,
+    judging,
+    messages,
+    plans,
+    secure_sums,
+    storm,
+    task_folders,
+)
 
 _SEED = 16
-_QUICK = (*files.KINDS, *messages.KINDS, *plans.KINDS)
+_QUICK = (
+    *(*files.KINDS, *messages.KINDS, *plans.KINDS),
+    *(*secure_sums.KINDS, *task_folders.KINDS),
+)
 _IN_ALL = 100_000
 _READERS = [kind for kind in (*messages.KINDS, *plans.KINDS) if kind.read is not None]
 

@@ -24,7 +24,7 @@ from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 KEYS = [KEY.public_key()]
-_TERMS = terms_lib.Terms(
+TERMS = terms_lib.Terms(
     server_plan="f" * 64,
     files={"config.json": "e" * 64},
     kind="training",
@@ -109,7 +109,7 @@ def _load(content: bytes) -> None:
 def _terms_kind() -> judging.Kind:
     def prepare(folder: pathlib.Path) -> Callable[[random.Random], judging.Case]:
         del folder
-        content, signature = _TERMS.signed(KEY)
+        content, signature = TERMS.signed(KEY)
         name = signing.key_name(KEYS[0])
 
         def make(drawn: random.Random) -> judging.Case:

@@ -1,6 +1,7 @@
 """Folders of tasks: written whole, verified when read, bound to their terms."""
 
 import dataclasses
+import json
 import os
 import sys
 
@@ -12,7 +13,7 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.plans import plan_pb2, signing
 from tff_dpftrl.runtime.tasks import task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
@@ -176,6 +177,38 @@ def test_device_plans_must_not_allow_more_participation_than_the_terms(process, 
     small_folder.write_plans(tmp_path / "small", built)
     with pytest.raises(ValueError, match="participation is another one for devices"):
         task_folder.read(tmp_path / "small")
+
+
+def test_a_plan_without_a_largest_number_of_times_is_refused(process, tmp_path):
+    built = small_folder.plans(process)
+    for plan in (built.server, *built.devices):
+        plan.participation.ClearField("times_edges")
+    small_folder.write_plans(tmp_path / "small", built)
+    with pytest.raises(ValueError, match="times_edges must increase, from 1"):
+        task_folder.read(tmp_path / "small")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("files", 0.5),
+        ("files", {"config.json": None}),
+        ("parameters", {"clients_per_round": []}),
+        ("population", None),
+        ("vocabulary_is_public", "no"),
+        ("num_devices", "100"),
+        ("clip_norm", "1"),
+        ("max_epsilon", False),
+    ],
+)
+def test_terms_of_another_type_are_refused_by_name(name, value):
+    key = small_tasks.KEY
+    values = json.loads(small_folder.TERMS.to_bytes())
+    assert name in values
+    content = json.dumps(values | {name: value}).encode()
+    signature = signing.key_name(key.public_key()) + key.sign(terms_lib._signed(content))
+    with pytest.raises(terms_lib.TermsRefusedError, match=f"{name} must"):
+        terms_lib.verified(content, signature, small_tasks.KEYS)
 
 
 def test_terms_signed_by_somebody_else_are_refused(copied):

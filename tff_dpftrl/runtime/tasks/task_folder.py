@@ -198,9 +198,10 @@ def _check_bound(
         if _digest(path / name) != digest:
             raise terms_lib.TermsRefusedError(f"{name} is not the one that was signed.")
     kept = server.participation
+    buckets = secure_report.buckets_of(kept)
     if (terms.population, terms.task) != (server.population, server.task) or (
         (terms.schema.min_sep, terms.schema.max_participations)
-        != (kept.min_sep_rounds, kept.times_edges[-1])
+        != (kept.min_sep_rounds, buckets.times_edges[-1])
     ):
         raise terms_lib.TermsRefusedError("The privacy terms contradict the plans.")
     _check_secure_aggregation(terms.secure_aggregation, server)

@@ -26,6 +26,7 @@ from tff_dpftrl.secure_sums import parameters
 Kind = Literal["training", "evaluation"]
 
 _FORMAT = 1
+_PLAIN = {"str": str, "bool": bool, "str | None": str | None}
 _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
 
 
@@ -114,6 +115,20 @@ class Terms:
     secure_aggregation: SecureAggregation | None = None
 
     def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type in _PLAIN and not isinstance(value, _PLAIN[field.type]):
+                raise ValueError(f"{field.name} must be {field.type}, got {value!r}.")
+        for name, kinds in (("files", str), ("parameters", str | int | float | None)):
+            values = getattr(self, name)
+            if not isinstance(values, Mapping) or not all(
+                isinstance(key, str) and isinstance(value, kinds) for key, value in values.items()
+            ):
+                raise ValueError(f"{name} must map names to plain values, got {values!r}.")
+        validation.integer("num_devices", self.num_devices, minimum=1)
+        validation.number("clip_norm", self.clip_norm, at_least=0)
+        if self.max_epsilon is not None:
+            validation.positive("max_epsilon", self.max_epsilon)
         validation.delta(self.delta)
         validation.noise_multiplier(self.noise_multiplier)
         if self.kind not in ("training", "evaluation"):
