@@ -637,6 +637,7 @@ def test_summaries_of_sessions_are_counted_if_they_are_in_range(tmp_path):
             got, details = await tell(channel, raw)
             assert got is code and text in details
         assert not notes.named("told")
+        await round_goes_on(channel, store)
         assert (await tell(channel, summary()))[0] is Status.OK
         assert (await tell(channel, summary(shape="<script>")))[0] is Status.OK
         assert notes.named("told") == [("told", "-v[]+^"), ("told", "other")]
@@ -646,9 +647,12 @@ def test_summaries_of_sessions_are_counted_if_they_are_in_range(tmp_path):
 
 def test_more_summaries_than_there_may_be_are_dropped(tmp_path):
     async def story(channel, notes, store):
-        statuses = [(await tell(channel, summary()))[0] for _ in range(4)]
-        assert statuses[:2] == [Status.OK] * 2
-        assert statuses[2:] == [Status.RESOURCE_EXHAUSTED] * 2
+        for _ in range(2):
+            await round_goes_on(channel, store)
+        answers = [await tell(channel, summary()) for _ in range(4)]
+        assert answers[:2] == [(Status.OK, "")] * 2
+        too_many = "too many summaries at a time: do not try again"
+        assert answers[2:] == [(Status.RESOURCE_EXHAUSTED, too_many)] * 2
 
     play(tmp_path, story, limits=limits.Limits(summaries_per_second=2.0))
 

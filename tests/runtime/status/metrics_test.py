@@ -86,6 +86,10 @@ def test_a_round_is_in_the_metrics():
     assert value(found, "session_duration_seconds_count") == 1
     assert value(found, "device_peak_memory_bytes_sum") == 3e8
     assert value(found, "alerts", kind="store") == 1
+    told.clock.now += 60 * 86_400  # The table forgets; a counter may not.
+    told.tell()
+    assert told.seen.session_table.total == 1
+    assert value(families(told.seen), "session_shapes_total", shape="-v[]+^") == 2
     assert value(found, "alerts", kind="drop_outs") == 0
 
 

@@ -69,6 +69,50 @@ def test_counts_last(tmp_path):
     assert session_table.SessionTable.load(path).total == table.total + 1
 
 
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_sessions_are_forgotten_after_two_to_four_weeks(tmp_path, restarts):
+    now = [0.0]
+    path = tmp_path / "sessions.json"
+    table = session_table.SessionTable(clock=lambda: now[0])
+    totals = []
+    for day in (0, 13, 15, 27, 30):
+        now[0] = day * DAY
+        table.add("-v[]+^")
+        totals.append(table.total)
+        if restarts:
+            table.save(path)
+            table = session_table.SessionTable.load(path, clock=lambda: now[0])
+    assert totals == [1, 2, 3, 4, 3]  # The first period ended with day 15, the second with day 30.
+    now[0] = 100 * DAY
+    table.add("-#")
+    assert table.rows() == [("-#", 1, None)]
+
+
+def test_counts_of_a_former_version_are_forgotten_in_time(tmp_path):
+    now = [0.0]
+    path = tmp_path / "sessions.json"
+    path.write_text(json.dumps({"version": 1, "session_shapes": {"-v[]+^": 2611}}))
+    table = session_table.SessionTable.load(path, clock=lambda: now[0])
+    assert table.total == 2611
+    now[0] = 15 * DAY
+    table.add("-v[]+^")
+    assert table.total == 1
+
+
+def test_a_clock_that_was_set_back_does_not_keep_counts_for_ever(tmp_path):
+    path = tmp_path / "sessions.json"
+    session_table.SessionTable(clock=lambda: 1e6 * DAY).save(path)
+    now = [0.0]
+    table = session_table.SessionTable.load(path, clock=lambda: now[0])
+    table.add("-#")
+    now[0] = 30 * DAY
+    table.add("-#")
+    assert table.total == 1
+
+
 def test_no_file_is_an_empty_table(tmp_path):
     assert session_table.SessionTable.load(tmp_path / "none.json").rows() == []
 
@@ -79,7 +123,25 @@ def test_no_file_is_an_empty_table(tmp_path):
         "",
         "[]",
         "{}",
-        json.dumps({"version": 2, "session_shapes": {}}),
+        json.dumps({"version": 3, "session_shapes": {}}),
+        json.dumps({"version": 2, "session_shapes": {}, "former_session_shapes": {}}),
+        json.dumps({"version": 2, "since": 1.0, "session_shapes": {}}),
+        json.dumps(
+            {
+                "version": 2,
+                "since": True,
+                "session_shapes": {},
+                "former_session_shapes": {},
+            }
+        ),
+        json.dumps(
+            {
+                "version": 2,
+                "since": 1.0,
+                "session_shapes": {},
+                "former_session_shapes": {"of device 17": 1},
+            }
+        ),
         json.dumps({"version": 1}),
         json.dumps({"version": 1, "session_shapes": {"-v[]+^": -1}}),
         json.dumps({"version": 1, "session_shapes": {"-v[]+^": True}}),

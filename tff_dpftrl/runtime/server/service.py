@@ -85,6 +85,8 @@ class Service:
         self._random = randomness
         self._check_ins = limits_lib.TokenBucket(limits.check_ins_per_second, time.monotonic)
         self._summaries = limits_lib.TokenBucket(limits.summaries_per_second, time.monotonic)
+        longest = limits.waiting_seconds + max(task.task.longest for task in tasks.values())
+        self._shares = summaries.Shares(longest, time.monotonic)
         self._sessions: dict[str, Session] = {}
         self._numbers = itertools.count(1)
         self._configurations: collections.OrderedDict[tuple[str, bytes], bytes]
@@ -178,6 +180,7 @@ class Service:
             self._loop_time() + self._limits.check_in_seconds,
         )
         self._observer.session_opened()
+        self._shares.session_opened()
         try:
             try:
                 await self._converse(session, context)
@@ -445,6 +448,7 @@ class Service:
         configuration = self._configuration(configure, plan)
         num_bytes = len(configuration)
         self._observer.configured(configure.task, num_bytes)
+        self._shares.session_configured()
         # What is written of a message twice is merged: groups differ in their sessions only.
         session_of_group = b""
         if configure.secure_sum_session:
@@ -491,7 +495,9 @@ class Service:
                     "too many summaries at a time: do not try again",
                     "too many summaries",
                 )
-            self._observer.told(summaries.read(raw, self._population))
+            summary = summaries.read(raw, self._population)
+            self._shares.check(summary)
+            self._observer.told(summary)
         except Refused as refused:
             context.set_code(refused.code)
             context.set_details(refused.text)

@@ -1,9 +1,14 @@
-"""What devices tell of their sessions: read, held to ranges, and cut to what may be shown."""
+"""What devices tell of their sessions: read, held to ranges, and cut to what may be shown.
+
+A summary names neither device nor session, and no token comes with it. So anybody may tell of a
+session that never was; but no more sessions are told of than there were.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 
 import grpc
 from google.protobuf import message as protobuf_message
@@ -12,6 +17,7 @@ from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import limits
 from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.status import session_table
 
 OTHER = "other"
 """What a shape that is not in `session_shape.SHAPES` is counted as."""
@@ -59,6 +65,87 @@ def read(raw: bytes, population: str) -> wire_pb2.SessionSummary:
     if summary.shape not in session_shape.SHAPES:
         summary.shape = OTHER
     return summary
+
+
+class Share:
+    """Bounds the summaries of sessions by the number of sessions, without a link between them.
+
+    Each session leaves room for one summary, whoever sends it. The room of those that are not
+    told of, such as drop-outs, is forgotten in time.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]):
+        """Begins without room.
+
+        Args:
+          seconds: Time for which room is kept at least. It is kept for less than twice as long.
+          clock: Seconds, never going back.
+        """
+        self._seconds = seconds
+        self._clock = clock
+        self._since = clock()
+        self._former = self._present = 0
+
+    def add(self) -> None:
+        """Makes room for the summary of one more session."""
+        self._forget()
+        self._present += 1
+
+    def take(self) -> bool:
+        """Takes the room of a summary; returns whether there was any."""
+        self._forget()
+        if self._former:
+            self._former -= 1
+        elif self._present:
+            self._present -= 1
+        else:
+            return False
+        return True
+
+    def _forget(self) -> None:
+        passed = self._clock() - self._since
+        if passed >= self._seconds:
+            self._former = self._present if passed < 2 * self._seconds else 0
+            self._present = 0
+            self._since += passed
+
+
+class Shares:
+    """Room for the summaries of sessions, of those that got a plan and of all others apart."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]):
+        """Begins without room.
+
+        Args:
+          seconds: Most seconds from the begin of a session to its summary.
+          clock: Seconds, never going back.
+        """
+        self._opened, self._configured = Share(seconds, clock), Share(seconds, clock)
+
+    def session_opened(self) -> None:
+        """Makes room for a summary that tells of no plan: a session may end before it has one."""
+        self._opened.add()
+
+    def session_configured(self) -> None:
+        """Makes room for a summary that tells of a plan."""
+        self._configured.add()
+
+    def check(self, summary: wire_pb2.SessionSummary) -> None:
+        """Takes the room of a summary.
+
+        Args:
+          summary: What `read` returned.
+
+        Raises:
+          Refused: If as many sessions of its kind were told of as there were.
+        """
+        has_plan = session_table.got_plan(summary.shape)
+        if not (self._configured if has_plan else self._opened).take():
+            raise Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "all sessions were told of: do not try again",
+                "too many summaries",
+            )
 
 
 def _refused(text: str) -> Refused:

@@ -191,11 +191,11 @@ class _Collector(Collector):
         yield _counters("received_bytes", "Reports of devices.", ["task"], received)
 
     def _told(self) -> Iterator[core.Metric]:
-        counts = {shape: count for shape, count, _ in self._seen.session_table.rows()}
+        counts = dict(self._seen.told_shapes.items())
         shapes = sorted(session_shape.SHAPES) + [bounded_counts.OTHER]
         yield _counters(
             "session_shapes",
-            "Sessions that devices told of, by shape; counted over restarts of the server.",
+            "Sessions that devices told of, by shape.",
             ["shape"],
             {(shape,): counts.get(shape, 0) for shape in shapes},
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 from tff_dpftrl.runtime.server import observer
 from tff_dpftrl.runtime.status import (
@@ -73,7 +74,8 @@ class Observations(observer.Observer):
       series: `LEVELS` and `COUNTERS` over time.
       refused_sessions: By reason.
       sent_away_reasons: Devices told to come back, by reason.
-      session_table: Shapes of sessions, as devices told them.
+      session_table: Shapes of the sessions of the last weeks, as devices told them.
+      told_shapes: The same since the server started.
       session_seconds: How long sessions that got a plan took, as devices told.
       peak_memory: Of devices, in bytes, as they told.
       versions: What devices run, as they told, by the name of the component.
@@ -103,7 +105,8 @@ class Observations(observer.Observer):
         verdicts = {verdict.value for verdict in attestation.Verdict}
         self.refused_sessions = bounded_counts.BoundedCounts(verdicts, room=_OTHER_REASONS)
         self.sent_away_reasons = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
-        self.session_table = session_table.SessionTable()
+        self.session_table = session_table.SessionTable(clock=clock)
+        self.told_shapes = bounded_counts.BoundedCounts(session_shape.SHAPES)
         self.session_seconds = task_figures.seconds_distribution()
         self.peak_memory = distribution.Distribution(_GIBIBYTE / 64, 64 * _GIBIBYTE)
         self.versions = {
@@ -129,7 +132,7 @@ class Observations(observer.Observer):
           OSError: If it cannot be read.
           ValueError: If the file holds something else.
         """
-        self.session_table = session_table.SessionTable.load(path)
+        self.session_table = session_table.SessionTable.load(path, clock=self._clock)
 
     # What an observer hears.
 
@@ -232,6 +235,7 @@ class Observations(observer.Observer):
         self.now()
         self.series.add("told_sessions")
         shape = self.session_table.add(summary.shape)
+        self.told_shapes.add(shape)
         if session_table.is_error(shape):
             self.series.add("told_errors")
         if session_table.got_plan(shape):

@@ -1,47 +1,68 @@
-"""How the sessions of devices went: the table of their shapes (Bonawitz et al. 2019, table 1)."""
+"""How the sessions of devices went: the table of their shapes (Bonawitz et al. 2019, table 1).
+
+It rests on the word of devices, which may be wrong: so it forgets.
+"""
 
 from __future__ import annotations
 
 import collections
 import json
+import math
 import os
 import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
 
 from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.status import bounded_counts
 
-_VERSION = 1
+_VERSION = 2
+_PERIOD_SECONDS = 14 * 86_400.0
 _LABELS = session_shape.SHAPES | {bounded_counts.OTHER}
 _WITH_PLAN = session_shape.Event.CHECKED_IN.value + session_shape.Event.PLAN_DOWNLOADED.value
 _ERRORS = (session_shape.Event.ERROR.value, session_shape.Event.ATTESTATION_FAILED.value)
 
 
 class SessionTable:
-    """Counts sessions by shape, and lasts as a file.
+    """Counts the sessions of the last two to four weeks by shape, and lasts as a file.
 
-    What is no shape counts as "other". Nothing but counts is kept: a file of them says of no
-    session when it was, nor whose.
+    What is no shape counts as "other". Nothing but the counts of two periods of two weeks is
+    kept: a file of them does not say more closely when a session was, nor whose.
     """
 
-    def __init__(self):
-        """Starts empty."""
-        self._counts: collections.Counter[str] = collections.Counter()
+    def __init__(self, *, clock: Callable[[], float] = time.time):
+        """Starts empty.
+
+        Args:
+          clock: Seconds since 1970.
+        """
+        self._clock = clock
+        self._since = clock()  # When the present period began.
+        self._former: collections.Counter[str] = collections.Counter()
+        self._present: collections.Counter[str] = collections.Counter()
 
     def add(self, shape: str) -> str:
-        """Counts a session.
+        """Counts a session, and forgets those of periods that are over.
 
         Returns:
           The label it counts under.
         """
         label = shape if shape in _LABELS else bounded_counts.OTHER
-        self._counts[label] += 1
+        passed = self._clock() - self._since
+        if passed >= _PERIOD_SECONDS:
+            is_next = passed < 2 * _PERIOD_SECONDS
+            self._former = self._present if is_next else collections.Counter()
+            self._present = collections.Counter()
+            self._since += passed
+        self._present[label] += 1
         return label
 
     @property
     def total(self) -> int:
         """How many sessions there were."""
-        return self._counts.total()
+        return self._former.total() + self._present.total()
 
     def rows(self) -> list[tuple[str, int, float | None]]:
         """Shape, count and percentage, as the paper counts: of sessions that got a plan.
@@ -51,7 +72,8 @@ class SessionTable:
           percentage; each from the most frequent on.
         """
         ordered = sorted(
-            self._counts.items(), key=lambda item: (not got_plan(item[0]), -item[1], item[0])
+            (self._former + self._present).items(),
+            key=lambda item: (not got_plan(item[0]), -item[1], item[0]),
         )
         total = sum(count for shape, count in ordered if got_plan(shape))
         return [
@@ -73,12 +95,23 @@ class SessionTable:
         Raises:
           OSError: If it cannot be written.
         """
-        content = {"version": _VERSION, "session_shapes": dict(self._counts)}
+        content = {
+            "version": _VERSION,
+            "since": self._since,
+            "session_shapes": dict(self._present),
+            "former_session_shapes": dict(self._former),
+        }
         durable_files.write(path, (json.dumps(content, indent=2) + "\n").encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> SessionTable:
-        """Reads what `save` wrote.
+    def load(
+        cls, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+    ) -> SessionTable:
+        """Reads what `save` wrote, or a former version, whose counts had no period.
+
+        Args:
+          path: The file.
+          clock: Seconds since 1970.
 
         Returns:
           The table; an empty one if there is no file.
@@ -87,7 +120,7 @@ class SessionTable:
           OSError: If it cannot be read.
           ValueError: If the file holds something else.
         """
-        table = cls()
+        table = cls(clock=clock)
         problem = f"{path} holds no counts of sessions: move it away, or bring the right one back."
         try:
             content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -95,16 +128,27 @@ class SessionTable:
             return table
         except ValueError as error:
             raise ValueError(problem) from error
-        if not isinstance(content, dict) or content.get("version") != _VERSION:
+        if isinstance(content, dict) and content.get("version") == 1:
+            counts = content.get("session_shapes")
+            content = {"since": table._since, "session_shapes": {}, "former_session_shapes": counts}
+        elif not isinstance(content, dict) or content.get("version") != _VERSION:
             raise ValueError(problem)
-        counts = content.get("session_shapes")
-        if not isinstance(counts, dict) or not all(
-            shape in _LABELS and type(count) is int and count >= 0
-            for shape, count in counts.items()
-        ):
+        since = content.get("since")
+        present, former = content.get("session_shapes"), content.get("former_session_shapes")
+        if type(since) not in (int, float) or not math.isfinite(since):
             raise ValueError(problem)
-        table._counts.update(counts)
+        if not (_are_counts(present) and _are_counts(former)):
+            raise ValueError(problem)
+        table._since = min(since, table._since)  # Clocks are set back.
+        table._present.update(present)
+        table._former.update(former)
         return table
+
+
+def _are_counts(counts: Any) -> bool:
+    return isinstance(counts, dict) and all(
+        shape in _LABELS and type(count) is int and count >= 0 for shape, count in counts.items()
+    )
 
 
 def got_plan(label: str) -> bool:

@@ -43,7 +43,8 @@ _EVALUATION_CURVES = {
 _SIGNS = """\
 `-` checked in, `v` got the plan, `[` began to train, `]` ended it, `+` began to upload, `^` was
 heard; `#` refused by the server, `!` interrupted by the device, `*` error, `?` not believed to be
-genuine. All of it as devices told, which nobody has verified.
+genuine. All of it as devices told in the last two to four weeks, which nobody has verified; but of
+each kind, with and without a plan, no more sessions count than the server had.
 """
 _NOTE = """\
 # metrics.csv

@@ -5,7 +5,8 @@ import { Durations } from "./durations.js";
 
 const LEGEND =
   "- check-in, v plan, [ training began, ] ended, + upload began, ^ done, " +
-  "# refused by the server, ! interrupted, * error, ? attestation failed";
+  "# refused by the server, ! interrupted, * error, ? attestation failed. " +
+  "Of the last two to four weeks, as devices told: nobody has verified it.";
 const sessionCards = {
   shapes: el("div", { class: "card" }),
   reasons: el("div", { class: "card" }),
