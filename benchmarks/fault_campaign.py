@@ -1,11 +1,14 @@
 """Kills, stops and cuts off parts of a server, and checks what must hold all the same.
 
     PYTHONPATH=. python benchmarks/fault_campaign.py --engine asyncio|ray --faults 500 --seed 0
+        [--store sqlite|postgresql] [--hostile NUMBER]
         [--report FILE] [--folder FOLDER] [--only NUMBER] [--minutes MINUTES]
 
 Real servers in processes of their own, over gRPC with TLS, a store on disk, and devices that
 speak the real protocol. Every fault follows from its number: `--seed` is the first one's, and
-`--only` tries one again, as far as processes can be repeated. Ends with 1 if a law was broken.
+`--only` tries one again, as far as processes can be repeated. `--hostile` has as many of the
+devices be hostile, in ways that follow from the seed. `--store postgresql` starts a PostgreSQL of
+its own, which ends with the campaign. Ends with 1 if a law was broken.
 `--report` writes FILE as Markdown, and the same with the ending .json.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import pathlib
 import sys
@@ -20,7 +24,8 @@ import tempfile
 import time
 from typing import Any
 
-from tff_dpftrl.runtime.campaign import checks, engines, report, servers, stage, supervisor
+from tests.runtime.store import postgresql
+from tff_dpftrl.runtime.campaign import checks, engines, report, servers, stage, supervisor, toys
 
 
 def _servers(engine: str, place: stage.Stage) -> tuple[engines.Engines, dict[str, Any]]:
@@ -37,6 +42,15 @@ def main() -> int:
     """Runs a campaign; returns 1 if a law was broken."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("asyncio", "ray"), default="asyncio")
+    parser.add_argument("--store", choices=("sqlite", "postgresql"), default="sqlite")
+    parser.add_argument(
+        "--hostile",
+        type=int,
+        choices=range(toys.NUM_DEVICES + 1),
+        default=0,
+        metavar="NUMBER",
+        help=f"number of hostile devices, of {toys.NUM_DEVICES}; 0 if not given",
+    )
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="number of the one fault to try")
@@ -44,11 +58,16 @@ def main() -> int:
     parser.add_argument("--report", type=pathlib.Path)
     parser.add_argument("--folder", type=pathlib.Path, help="new folder; a temporary one if none")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory())
         folder = given.folder or pathlib.Path(temporary) / "campaign"
         begin = time.monotonic()
         place = stage.Stage(folder)
-        place.make(given.seed)
+        database = None
+        if given.store == "postgresql":
+            database = postgresql.Server(postgresql.programs(), "fsync=off")
+            stack.callback(database.stop)
+        place.make(given.seed, database.new_database() if database else "")
         runs, options = _servers(given.engine, place)
         left = asyncio.run(
             supervisor.run(
@@ -58,12 +77,17 @@ def main() -> int:
                 seed=given.seed,
                 numbers=None if given.only is None else [given.only],
                 seconds=60 * given.minutes,
+                num_hostile=given.hostile,
                 **options,
                 say=lambda line: print(line, flush=True),
             )
         )
+        if database:
+            database.copy_files(folder / "postgresql")  # Devices' vectors are looked for there.
         verdict = checks.judge(checks.collect(left))
-        told = report.as_json(given.engine, left, verdict, seconds=time.monotonic() - begin)
+        told = report.as_json(
+            f"{given.engine} with {given.store}", left, verdict, seconds=time.monotonic() - begin
+        )
         if given.report is not None:
             given.report.write_text(report.as_markdown(told))
             given.report.with_suffix(".json").write_text(json.dumps(told, indent=1))

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from tests.runtime.campaign import mistakes, toy_evidence
-from tff_dpftrl.runtime.campaign import book, checks, devices, report, sentinels, supervisor, toys
+from tff_dpftrl.runtime.campaign import (
+    book,
+    checks,
+    devices,
+    hostile,
+    report,
+    sentinels,
+    supervisor,
+    toys,
+)
 
 Law = checks.Law
 STRUCK = supervisor.Outcome(toy_evidence.FAULT, True, 1.5)
@@ -35,13 +44,15 @@ def test_the_book_has_every_lease_and_commit_in_order(tmp_path):
         (book.LEASE, "second", 0),
         (book.COMMIT, toys.CLEAR, 2),
         (book.ROUND, toys.CLEAR, 2),
+        (book.COMMIT, toys.CLEAR, 3),
+        (book.ROUND, toys.CLEAR, 3),
     ]
 
 
 def _stale_epoch(play):
     zombie = play.epoch
     play.lead("third")
-    play.commit(play.attempt("d", (1, 2, 3)), epoch=zombie)
+    play.commit(play.attempt("e", (1, 2, 3)), epoch=zombie)
 
 
 def _write(play, *statements):
@@ -52,43 +63,43 @@ def _write(play, *statements):
 
 def _goes_on_from_a_backup(play):
     before = play.last()
-    play.round("d", (1, 2, 3))
+    play.round("e", (1, 2, 3))
     _write(
         play,
         f"DELETE FROM rounds WHERE task = '{toys.CLEAR}' AND round = {before.rounds_done}",
         f"UPDATE commits SET rounds_done = {before.rounds_done} WHERE task = '{toys.CLEAR}'",
     )
-    play.commit(play.attempt("e", (4, 5, 6), commit=before))
+    play.commit(play.attempt("f", (4, 5, 6), commit=before))
 
 
 def _releases_before_the_commit(play):
-    play.release(play.attempt("d", (1, 2, 3)))  # And is killed.
-    play.round("e", (1, 2, 4))
+    play.release(play.attempt("e", (1, 2, 3)))  # And is killed.
+    play.round("f", (1, 2, 4))
 
 
 def _tells_of_what_is_never_committed(play):
-    play.release(play.attempt("d", (1, 2, 3)))
+    play.release(play.attempt("e", (1, 2, 3)))
 
 
 def _draws_other_noise(play):
-    made = play.attempt("d", (1, 2, 3))
+    made = play.attempt("e", (1, 2, 3))
     made[2]["model"] = "another"
     play.commit(made)
 
 
 def _sums_reports_twice(play):
-    play.commit(play.attempt("d", (1, 2, 3), times=2))
+    play.commit(play.attempt("e", (1, 2, 3), times=2))
 
 
 def _counts_wrongly(play):
-    made = play.attempt("d", (1, 2, 3))
+    made = play.attempt("e", (1, 2, 3))
     made[2]["devices/reports"] = 4
     play.commit(made)
 
 
 def _loses_an_accepted_report(play):
-    play.round("d", (1, 2, 3))
-    play.note(devices.ACCEPTED, 7, "d", 99)
+    play.round("e", (1, 2, 3))
+    play.note(devices.ACCEPTED, 7, "e", 99)
     play.records[-1] = _of_round(play.records[-1], play.last().rounds_done - 1)
 
 
@@ -102,6 +113,12 @@ def _gives_an_epoch_again(play):
 
 def _two_lead(play):
     play.leading.append(("third", play.epoch))
+
+
+def _comes_too_early(play):
+    play.skip()
+    play.round("e", (2, 3))
+    play.round("f", (3, 4))
 
 
 def _logs_a_vector(play):
@@ -119,6 +136,7 @@ MISTAKES = {
     _counts_wrongly: {Law.OWN_REPORTS},
     _loses_an_accepted_report: {Law.OWN_REPORTS},
     _gives_an_epoch_again: {Law.GROWING_EPOCHS},
+    _comes_too_early: {Law.SEPARATION},
     _two_lead: {Law.GROWING_EPOCHS},
     _logs_a_vector: {Law.NO_VECTOR},
 }
@@ -137,6 +155,25 @@ def test_a_want_of_progress_is_found(tmp_path):
     play.good_rounds()
     verdict = play.verdict([STRUCK, supervisor.Outcome(toy_evidence.FAULT, True)])
     assert toy_evidence.broken(verdict) == {Law.PROGRESS}
+
+
+def test_a_skipped_round_is_no_progress_in_the_end(tmp_path):
+    play = toy_evidence.Play(tmp_path)
+    play.good_rounds()
+    after_faults = len(toy_evidence.lines(play.place))
+    play.round("e", (2, 3))
+    play.skip(toys.SECURE)
+    verdict = play.verdict(after_faults=after_faults)
+    assert [law for law, _ in verdict.broken] == [Law.PROGRESS]
+    assert toys.SECURE in verdict.broken[0][1]
+    assert (verdict.num_released, verdict.num_skipped) == (5, 1)
+
+
+def test_hostile_devices_need_not_keep_a_timer(tmp_path):
+    play = toy_evidence.Play(tmp_path)
+    play.good_rounds()
+    play.round("e", (0, 3))
+    assert not play.verdict(hostile={0: hostile.Kind.DUPLICATE}).broken
 
 
 def test_a_vector_in_memory_is_found_and_reported(tmp_path):

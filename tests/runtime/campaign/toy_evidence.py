@@ -86,18 +86,25 @@ class Play:
         self.commit(made)
         self.release(made)
 
+    def skip(self, task=toys.CLEAR):
+        """A skipped round."""
+        commit = self.last(task)
+        result = toys.NoisyStep().skip(commit.model, commit.state)
+        self.commit((commit, result, result.metrics))
+
     def good_rounds(self):
         """Rounds of two leaders, as they should be."""
         self.lead("first")
         self.round("a", (0, 1, 2))
         self.round("b", (3, 4, 5), toys.SECURE)
         self.lead("second")
-        self.round("c", (0, 1, 4))
+        self.round("c", (6, 7, 8))
+        self.round("d", (0, 1, 9))
 
-    def verdict(self, outcomes=()):
+    def verdict(self, outcomes=(), **left):
         """What comes of it."""
         self.store.close()
-        left = supervisor.Campaign(self.place, SEED, 30.0, list(outcomes), self.records)
+        left = supervisor.Campaign(self.place, SEED, 30.0, list(outcomes), self.records, **left)
         evidence = checks.collect(left)
         evidence.told = [*evidence.told, *self.told]
         evidence.leading = self.leading

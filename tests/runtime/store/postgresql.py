@@ -140,6 +140,11 @@ class Server:
             cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
 
+    def copy_files(self, folder: pathlib.Path) -> None:
+        """Copies what it has written, tables and log, into a new folder, as far as it lasts."""
+        with contextlib.suppress(shutil.Error):  # Of files that are gone meanwhile.
+            shutil.copytree(self._folder, folder, ignore=shutil.ignore_patterns(".s.*"))
+
     def log(self) -> str:
         """What it has logged."""
         return (self._folder / "log").read_text(errors="replace")

@@ -7,40 +7,87 @@ that no server has a hand in.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import json
 import pathlib
-import sqlite3
+
+import sqlalchemy
+
+from tff_dpftrl.runtime.actors import population
 
 LEASE, COMMIT, ROUND, CHANGED = "lease", "commit", "round", "changed"
 
 _TABLE = """
 CREATE TABLE campaign_book (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    number {number},
     kind TEXT NOT NULL,
     task TEXT NOT NULL DEFAULT '',
-    rounds INTEGER NOT NULL DEFAULT 0,
-    epoch INTEGER NOT NULL DEFAULT 0,
+    rounds BIGINT NOT NULL DEFAULT 0,
+    epoch BIGINT NOT NULL DEFAULT 0,
     owner TEXT NOT NULL DEFAULT '',
-    at REAL NOT NULL DEFAULT 0,
-    content BLOB NOT NULL DEFAULT ''
-);
-CREATE TRIGGER book_of_leases AFTER UPDATE ON leases
-    WHEN NEW.epoch <> OLD.epoch OR NEW.owner <> OLD.owner
-    BEGIN INSERT INTO campaign_book (kind, epoch, owner)
-        VALUES ('lease', NEW.epoch, NEW.owner); END;
-CREATE TRIGGER book_of_commits AFTER UPDATE ON commits
-    BEGIN INSERT INTO campaign_book (kind, task, rounds, epoch, content)
-        VALUES ('commit', NEW.task, NEW.rounds_done, NEW.epoch, NEW.model); END;
-CREATE TRIGGER book_of_rounds AFTER INSERT ON rounds
-    BEGIN INSERT INTO campaign_book (kind, task, rounds, epoch, at, content)
-        VALUES ('round', NEW.task, NEW.round + 1, NEW.epoch, NEW.committed_at, NEW.metrics); END;
+    at DOUBLE PRECISION NOT NULL DEFAULT 0,
+    content {bytes} NOT NULL DEFAULT ''
+)
 """
-_CHANGES = """
-CREATE TRIGGER changed_{name} AFTER {what} ON {table}
-    BEGIN INSERT INTO campaign_book (kind, task) VALUES ('changed', '{table}'); END;
-"""
-_FORBIDDEN = (("UPDATE", "rounds"), ("DELETE", "rounds"), ("DELETE", "commits"))
+_COLUMNS = "number, kind, task, rounds, epoch, owner, at, content"
+_CHANGE = "(kind, task) VALUES ('changed', '{table}')"
+_ALWAYS = "1 = 1"
+_TRIGGERS = (  # What happens, to rows of which table, when, and the line that it adds.
+    (
+        "UPDATE",
+        "leases",
+        "NEW.epoch <> OLD.epoch OR NEW.owner <> OLD.owner",
+        "(kind, epoch, owner) VALUES ('lease', NEW.epoch, NEW.owner)",
+    ),
+    (
+        "UPDATE",
+        "commits",
+        _ALWAYS,
+        "(kind, task, rounds, epoch, content) "
+        "VALUES ('commit', NEW.task, NEW.rounds_done, NEW.epoch, NEW.model)",
+    ),
+    (
+        "INSERT",
+        "rounds",
+        _ALWAYS,
+        "(kind, task, rounds, epoch, at, content) VALUES "
+        "('round', NEW.task, NEW.round + 1, NEW.epoch, NEW.committed_at, {metrics})",
+    ),
+    *(
+        (what, table, _ALWAYS, _CHANGE.format(table=table))
+        for what, table in (("UPDATE", "rounds"), ("DELETE", "rounds"), ("DELETE", "commits"))
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dialect:
+    """How a kind of database writes the table and the triggers."""
+
+    number: str
+    bytes: str
+    metrics: str
+    trigger: str
+
+
+_DIALECTS = {
+    "sqlite": _Dialect(
+        "INTEGER PRIMARY KEY AUTOINCREMENT",
+        "BLOB",
+        "CAST(NEW.metrics AS BLOB)",
+        "CREATE TRIGGER {name} AFTER {what} ON {table} WHEN {when} BEGIN {line}; END",
+    ),
+    # Numbers are in the order of transactions, since each locks the row of the lease first.
+    "postgresql": _Dialect(
+        "BIGSERIAL PRIMARY KEY",
+        "BYTEA",
+        "convert_to(NEW.metrics, 'UTF8')",
+        "CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ "
+        "BEGIN {line}; RETURN NULL; END $$; "
+        "CREATE TRIGGER {name} AFTER {what} ON {table} FOR EACH ROW WHEN ({when}) "
+        "EXECUTE FUNCTION {name}()",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,64 +115,91 @@ class Line:
     at: float
     content: bytes = dataclasses.field(repr=False)
 
+    @property
+    def is_release(self) -> bool:
+        """Whether a round was released, rather than skipped."""
+        return self.kind == ROUND and not json.loads(self.content).get(population.SKIPPED)
+
 
 def path_of(store: pathlib.Path) -> pathlib.Path:
     """The database of a store in a folder."""
     return store / "store.sqlite"
 
 
-def _connect(store: pathlib.Path) -> sqlite3.Connection:
-    return sqlite3.connect(path_of(store), timeout=30, isolation_level=None)
+def _open(store: pathlib.Path | str) -> sqlalchemy.engine.Engine:
+    """Opens the database of a store so that every statement is a transaction."""
+    url = store if isinstance(store, str) else f"sqlite:///{path_of(store)}"
+    return sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
 
 
-def begin(store: pathlib.Path) -> None:
-    """Has the database of a store begin its book; once, after its tables were made."""
-    with contextlib.closing(_connect(store)) as connection:
-        connection.executescript(_TABLE)
-        for what, table in _FORBIDDEN:
-            name = f"{table}_by_{what.lower()}"
-            connection.executescript(_CHANGES.format(name=name, what=what, table=table))
+def begin(store: pathlib.Path | str) -> None:
+    """Has the database of a store begin its book; once, after its tables were made.
+
+    Args:
+      store: The store's folder, or the URL of its PostgreSQL database.
+    """
+    engine = _open(store)
+    dialect = _DIALECTS[engine.dialect.name]
+    with engine.connect() as connection:
+        connection.exec_driver_sql(_TABLE.format(number=dialect.number, bytes=dialect.bytes))
+        for what, table, when, line in _TRIGGERS:
+            statement = dialect.trigger.format(
+                name=f"book_of_{table}_{what.lower()}",
+                what=what,
+                table=table,
+                when=when,
+                line=f"INSERT INTO campaign_book {line.format(metrics=dialect.metrics)}",
+            )
+            connection.exec_driver_sql(statement)
+    engine.dispose()
 
 
 class Reader:
     """Reads a book, also while servers write it."""
 
-    def __init__(self, store: pathlib.Path):
+    def __init__(self, store: pathlib.Path | str):
         """Opens the book of a store.
 
         Args:
-          store: The folder.
+          store: The store's folder, or the URL of its PostgreSQL database.
         """
-        self._connection = _connect(store)
+        self._engine = _open(store)
+        self._connection = self._engine.connect()
 
     def close(self) -> None:
         """Closes it."""
         self._connection.close()
+        self._engine.dispose()
 
     def last(self) -> int:
         """The number of the last line."""
-        return self._connection.execute("SELECT max(number) FROM campaign_book").fetchone()[0] or 0
+        return self.rows("SELECT max(number) FROM campaign_book")[0][0] or 0
 
-    def rounds_after(self, number: int, task: str = "") -> list[tuple[int, str]]:
-        """Numbers and tasks of rounds that were committed after a line."""
-        return self._connection.execute(
-            "SELECT number, task FROM campaign_book WHERE kind = 'round' AND number > ? "
-            "AND (? = '' OR task = ?) ORDER BY number",
-            (number, task, task),
-        ).fetchall()
+    def releases_after(self, number: int, task: str = "") -> list[int]:
+        """Returns the numbers of the lines, after one, of rounds that were released.
+
+        Args:
+          number: Number of a line.
+          task: Name of the task; all tasks if empty.
+        """
+        lines = self.lines_after(number, ROUND)
+        return [line.number for line in lines if line.is_release and task in ("", line.task)]
 
     def lines_after(self, number: int, kind: str = "") -> list[Line]:
         """Lines after one, in order; of one kind if it is named."""
-        rows = self._connection.execute(
-            "SELECT * FROM campaign_book WHERE number > ? AND (? = '' OR kind = ?) ORDER BY number",
-            (number, kind, kind),
+        rows = self.rows(
+            f"SELECT {_COLUMNS} FROM campaign_book WHERE number > :number "
+            "AND (:kind = '' OR kind = :kind) ORDER BY number",
+            number=number,
+            kind=kind,
         )
-        return [Line(*row[:7], _bytes(row[7])) for row in rows.fetchall()]
+        return [Line(*row[:7], _bytes(row[7])) for row in rows]
 
-    def rows(self, query: str) -> list[tuple]:
-        """Rows of the store's own tables."""
-        return self._connection.execute(query).fetchall()
+    def rows(self, query: str, **values: object) -> list[tuple]:
+        """Rows of the store's own tables, or of the book."""
+        found = self._connection.execute(sqlalchemy.text(query), values)
+        return [tuple(row) for row in found]
 
 
-def _bytes(content: bytes | str) -> bytes:
-    return content.encode() if isinstance(content, str) else content
+def _bytes(content: bytes | memoryview | str) -> bytes:
+    return content.encode() if isinstance(content, str) else bytes(content)

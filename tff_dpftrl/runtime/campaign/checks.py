@@ -11,7 +11,7 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -29,7 +29,8 @@ class Law(enum.Enum):
     GROWING_EPOCHS = "every leader has an epoch of its own, larger than all before"
     FRESH_EPOCH = "no stale epoch has committed"
     NO_VECTOR = "no vector of a device is where it must not be"
-    PROGRESS = "a round is committed in time after every fault, and of every task in the end"
+    SEPARATION = f"released rounds of one honest device are at least {toys.MIN_SEP} apart"
+    PROGRESS = "a round is released in time after every fault, and of every task in the end"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,8 @@ class Evidence:
       outcomes: Of the faults.
       found: Devices' vectors that were found, by place.
       num_pieces: Pieces of vectors that were looked for.
+      hostile: Numbers of the hostile devices, which keep no timer.
+      after_faults: Number of the last line of the book when the last fault was over.
     """
 
     seed: int
@@ -76,6 +79,8 @@ class Evidence:
     outcomes: Sequence[supervisor.Outcome] = ()
     found: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     num_pieces: int = 0
+    hostile: Collection[int] = ()
+    after_faults: int = 0
 
     @property
     def released(self) -> list[tuple[str, int, dict]]:
@@ -94,10 +99,14 @@ class Verdict:
     Attributes:
       broken: Laws that were broken, and how.
       looked_at: How many things each law was held against.
+      num_released: Rounds that were released.
+      num_skipped: Rounds that were skipped.
     """
 
     broken: list[tuple[Law, str]] = dataclasses.field(default_factory=list)
     looked_at: collections.Counter[Law] = dataclasses.field(default_factory=collections.Counter)
+    num_released: int = 0
+    num_skipped: int = 0
 
     def note(self, law: Law, holds: bool, what: str) -> None:
         """Notes that a law was held against something."""
@@ -119,7 +128,12 @@ def collect(left: supervisor.Campaign) -> Evidence:
     try:
         lines = read.lines_after(0)
         rounds = read.rows("SELECT task, round, epoch, metrics FROM rounds ORDER BY task, round")
-        commits = read.rows("SELECT task, rounds_done, epoch, model FROM commits ORDER BY task")
+        commits = [
+            (task, rounds_done, epoch, bytes(model))
+            for task, rounds_done, epoch, model in read.rows(
+                "SELECT task, rounds_done, epoch, model FROM commits ORDER BY task"
+            )
+        ]
     finally:
         read.close()
     events = [
@@ -148,6 +162,8 @@ def collect(left: supervisor.Campaign) -> Evidence:
         left.outcomes,
         found,
         num_pieces,
+        left.hostile,
+        left.after_faults,
     )
 
 
@@ -180,7 +196,8 @@ def judge(evidence: Evidence) -> Verdict:
     Returns:
       What came out.
     """
-    verdict = Verdict()
+    num_released = len(evidence.released)
+    verdict = Verdict(num_released=num_released, num_skipped=len(evidence.rounds) - num_released)
     _check_order(evidence, verdict)
     _check_epochs(evidence, verdict)
     _check_told(evidence, verdict)
@@ -189,6 +206,7 @@ def judge(evidence: Evidence) -> Verdict:
     verdict.looked_at[Law.NO_VECTOR] += evidence.num_pieces
     for place, names in evidence.found.items():
         verdict.broken.append((Law.NO_VECTOR, f"{place}: {', '.join(names)}"))
+    _check_separation(evidence, verdict)
     _check_progress(evidence, verdict)
     return verdict
 
@@ -293,18 +311,34 @@ def _check_reports(evidence: Evidence, verdict: Verdict) -> None:
             verdict.note(law, accepted[attempt] <= held, f"{where} lacks an accepted report")
 
 
+def _check_separation(evidence: Evidence, verdict: Verdict) -> None:
+    last: dict[tuple[str, str], int] = {}
+    for task, number, metrics in evidence.released:
+        for device in metrics["whose"]:
+            before = last.get((task, device))
+            last[task, device] = number
+            if before is not None and int(device) not in evidence.hostile:
+                what = f"device {device} is in rounds {before} and {number} of {task}"
+                verdict.note(Law.SEPARATION, number - before >= toys.MIN_SEP, what)
+
+
 def _check_progress(evidence: Evidence, verdict: Verdict) -> None:
     for outcome in evidence.outcomes:
         if outcome.has_struck:
             what = f"none after fault {outcome.fault.number}"
             verdict.note(Law.PROGRESS, outcome.progress is not None, what)
-    last = {task: number for task, number, _ in evidence.released}
+    last = {
+        line.task
+        for line in evidence.lines
+        if line.number > evidence.after_faults and line.is_release
+    }
     for task in toys.TASKS:
-        verdict.note(Law.PROGRESS, task in last, f"no round of {task}")
+        verdict.note(Law.PROGRESS, task in last, f"no round of {task} after all faults")
 
 
 def lines_of(verdict: Verdict) -> Iterable[str]:
     """A verdict in words."""
+    yield f"{verdict.num_released} rounds were released, and {verdict.num_skipped} skipped."
     broken = collections.Counter(law for law, _ in verdict.broken)
     for law in Law:
         yield f"{law.value}: held against {verdict.looked_at[law]}, broken {broken[law]} times"

@@ -1,4 +1,7 @@
-"""Devices that speak the real protocol, and keep a record of what they were told and have sent."""
+"""Devices that speak the real protocol and keep the least separation.
+
+They keep a record of what they were told and have sent.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import dataclasses
 import hashlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -19,7 +22,7 @@ from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import secure_upload
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.secure_sums import device as participant_lib
-from tff_dpftrl.secure_sums import parameters, refusals, secure_sum_pb2
+from tff_dpftrl.secure_sums import parameters, refusals, secure_sum_pb2, vectors
 
 TOLD, SENT, ACCEPTED = "told", "sent", "accepted"
 LONGEST_PATIENCE = 8.0
@@ -71,12 +74,12 @@ class Setting:
     seed: int
 
 
-class _Ended(Exception):
+class Ended(Exception):
     """The session is over before its time."""
 
 
 _ENDS = (
-    _Ended,
+    Ended,
     grpc.RpcError,
     asyncio.TimeoutError,
     asyncio.InvalidStateError,  # What is written to was ended by the other side.
@@ -102,6 +105,7 @@ class Device:
             attestation.TokenIssuer(setting.issuer, clock=time.time)
         )
         self._reports = 0
+        self._last_rounds: dict[str, int] = {}  # The device's timer: its last round, by task.
 
     async def run(self) -> None:
         """Takes part again and again, until it is cancelled."""
@@ -112,7 +116,7 @@ class Device:
                     await asyncio.sleep(await self._session(channel))
             except _ENDS:
                 await channel.close()
-                await asyncio.sleep(self._random.uniform(0.05, _LONGEST_PAUSE))
+                await asyncio.sleep(self._pause())
             except BaseException:
                 await channel.close()
                 raise
@@ -129,13 +133,31 @@ class Device:
         patience = self._random.uniform(_LEAST_PATIENCE, LONGEST_PATIENCE)
         call = channel.stream_stream(session_stream.SESSION_METHOD)()
         try:
-            stream = _Stream(call, patience)
-            return await self._converse(stream)
+            return await self._converse(self._stream(call, patience))
         finally:
             call.cancel()
 
-    async def _converse(self, stream: _Stream) -> float:
+    def _stream(self, call: grpc.aio.StreamStreamCall, patience: float) -> Stream:
+        return Stream(call, patience)
+
+    def _has_to_rest(self, task: str, round_index: int) -> bool:
+        last = self._last_rounds.get(task)
+        return last is not None and round_index - last < toys.MIN_SEP
+
+    def _pause(self) -> float:
+        return self._random.uniform(0.05, _LONGEST_PAUSE)
+
+    def _vector(self, task: str) -> vectors.Vector:
+        return toys.vector(self._vectors[task], self._number, self._reports)
+
+    def _packed(self, vector: vectors.Vector) -> bytes:
+        return toys.packed(vector)
+
+    async def _converse(self, stream: Stream) -> float:
         challenge = await stream.receive("challenge")
+        if challenge.task and self._has_to_rest(challenge.task, challenge.round_index):
+            await stream.leave()
+            return self._pause()
         nonce = session_stream.attested_nonce(challenge.challenge, _SERVER_NAME, toys.POPULATION)
         check_in = toys.check_in(max(challenge.protocol_versions), self._attester.token(nonce))
         await stream.send(wire_pb2.FromDevice(check_in=check_in))
@@ -153,19 +175,20 @@ class Device:
         )
         self._note(record)
         await asyncio.sleep(self._random.uniform(0.0, 0.05))
-        if self._random.random() < _DROP_OUTS:
-            raise _Ended
+        has_to_rest = self._has_to_rest(told.task, told.round_index)
+        if has_to_rest or self._random.random() < _DROP_OUTS:
+            raise Ended
+        self._last_rounds[told.task] = told.round_index  # Before anything of it leaves.
         self._reports += 1
         record = dataclasses.replace(record, what=SENT, number=self._reports)
-        vector = toys.vector(self._vectors[told.task], self._number, self._reports)
+        vector = self._vector(told.task)
         if bool(told.secure_sum_session) != (told.task == toys.SECURE):
-            raise _Ended  # As a plan would have it.
+            raise Ended  # As a plan would have it.
         if told.secure_sum_session:
             answer = await self._sum_securely(stream, told, vector, record)
         else:
             self._note(record)
-            packed = toys.packed(vector)
-            report = wire_pb2.Report(attempt=told.attempt, update=packed)
+            report = wire_pb2.Report(attempt=told.attempt, update=self._packed(vector))
             await stream.send(wire_pb2.FromDevice(report=report))
             answer = await stream.receive("report_answer")
         if answer.accepted:
@@ -173,7 +196,7 @@ class Device:
         return answer.turns[0]
 
     async def _sum_securely(
-        self, stream: _Stream, told: wire_pb2.Configuration, vector: Any, record: Record
+        self, stream: Stream, told: wire_pb2.Configuration, vector: vectors.Vector, record: Record
     ) -> wire_pb2.ReportAnswer:
         participant = participant_lib.Participant(
             toys.SECURE_SUM.parameters,
@@ -204,33 +227,47 @@ class Device:
             participant.forget()
 
 
-class _Stream:
+class Stream:
     """A session's stream, with patience."""
 
     def __init__(self, call: grpc.aio.StreamStreamCall, patience: float):
+        """Takes a call.
+
+        Args:
+          call: The call of the session.
+          patience: Seconds that the device waits for anything.
+        """
         self._call, self._patience = call, patience
 
     async def send(self, message: wire_pb2.FromDevice) -> None:
-        await asyncio.wait_for(self._call.write(message.SerializeToString()), self._patience)
+        """Sends a message."""
+        await self.send_bytes(message.SerializeToString())
+
+    async def send_bytes(self, content: bytes) -> None:
+        """Sends bytes in place of a message."""
+        await asyncio.wait_for(self._call.write(content), self._patience)
+
+    async def leave(self) -> None:
+        """Closes the device's side, and lets the server end the session."""
+        await asyncio.wait_for(self._call.done_writing(), self._patience)
+        await asyncio.wait_for(self._call.read(), self._patience)
 
     async def receive(self, *kinds: str) -> Any:
+        """Returns the next message, which must be of one of these kinds."""
         raw = await asyncio.wait_for(self._call.read(), self._patience)
         if raw is grpc.aio.EOF:
-            raise _Ended
+            raise Ended
         message = wire_pb2.FromServer.FromString(raw)
         kind = message.WhichOneof("message")
         if kind not in kinds:
-            raise _Ended
+            raise Ended
         return getattr(message, kind)
 
 
 @contextlib.asynccontextmanager
-async def fleet(setting: Setting, note: Callable[[Record], None]) -> Any:
-    """All devices, as long as the context lasts."""
-    tasks = [
-        asyncio.ensure_future(Device(number, setting, note).run())
-        for number in range(toys.NUM_DEVICES)
-    ]
+async def fleet(made: Iterable[Device]) -> Any:
+    """Runs devices as long as the context lasts."""
+    tasks = [asyncio.ensure_future(device.run()) for device in made]
     try:
         yield tasks
     finally:

@@ -32,6 +32,9 @@ def as_json(
         "not_come": [one.fault.number for one in left.outcomes if not one.has_struck],
         "seconds": round(seconds, 1),
         "bound_seconds": left.bound,
+        "hostile": {str(number): kind.value for number, kind in left.hostile.items()},
+        "released": verdict.num_released,
+        "skipped": verdict.num_skipped,
         "progress": _progress(struck),
         "laws": {
             law.name: {
@@ -98,8 +101,10 @@ def as_markdown(told: dict[str, Any]) -> str:
         f"# {told['faults']} faults on the engine {told['engine']}",
         "",
         f"Numbers from {told['seed']} on; {len(told['not_come'])} faults did not come to their "
-        f"point. A round must be committed {told['bound_seconds']:.0f} seconds after each fault. "
-        f"It took {told['seconds'] / 60:.0f} minutes.",
+        f"point. A round must be released {told['bound_seconds']:.0f} seconds after each fault. "
+        f"It took {told['seconds'] / 60:.0f} minutes; {told['released']} rounds were released, and "
+        f"{told['skipped']} skipped.",
+        *(f"Device {number} is hostile: it {kind}." for number, kind in told["hostile"].items()),
         "",
         "| law | held against | broken |",
         "|---|---|---|",

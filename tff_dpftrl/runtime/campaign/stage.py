@@ -21,9 +21,13 @@ class Stage:
     folder: pathlib.Path
 
     @property
-    def store(self) -> pathlib.Path:
-        """The store that all servers share."""
-        return self.folder / "store"
+    def store(self) -> pathlib.Path | str:
+        """The store that all servers share: a folder, or the URL of a PostgreSQL database."""
+        return self._store_url.read_text() if self._store_url.exists() else self.folder / "store"
+
+    @property
+    def _store_url(self) -> pathlib.Path:
+        return self.folder / "store_url"
 
     @property
     def server_folder(self) -> server_folder_lib.ServerFolder:
@@ -40,17 +44,21 @@ class Stage:
         """What servers printed, a file for each process."""
         return self.folder / "logs"
 
-    def make(self, seed: int) -> None:
+    def make(self, seed: int, store_url: str = "") -> None:
         """Makes keys, and a store with the tasks at their beginning.
 
         Args:
           seed: Of the noise.
+          store_url: URL of an empty PostgreSQL database; a store in the folder if empty.
 
         Raises:
           OSError: If the folder cannot be written.
         """
         for folder in (self.folder, self.events, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
+        if store_url:
+            self._store_url.touch(mode=0o600)
+            self._store_url.write_text(store_url)
         self.server_folder.make(("localhost", "127.0.0.1"))
         with sql.SqlStore(self.store) as store:
             for task in toys.TASKS:

@@ -20,6 +20,7 @@ from tff_dpftrl.runtime.campaign import (
     devices,
     engines,
     faults,
+    hostile,
     proxy,
     sentinels,
     stage,
@@ -41,20 +42,24 @@ _HOW = {
 _Search: TypeAlias = tuple[asyncio.subprocess.Process, int]  # And how many pieces it looks for.
 
 
-def progress_bound(start_seconds: float = 0.0) -> float:
-    """Seconds within which a round is committed after a fault, by the sum of the time-outs.
+def progress_bound(start_seconds: float = 0.0, num_hostile: int = 0) -> float:
+    """Seconds within which a round is released after a fault, by the sum of the time-outs.
 
     A server starts, the old lease ends, devices lose their patience and come back; then three
     attempts at most, of which the first may meet devices that are gone, and the last has begun
-    after the fault.
+    after the fault. Rounds are skipped until nobody has to rest. Hostile devices may make as many
+    attempts fail on average as there are of them.
 
     Args:
       start_seconds: How long it takes at most until what is lost is found and started anew.
+      num_hostile: Number of hostile devices.
     """
     served = toys.served_population(toys.served_tasks())
     leads = 2 * served.lease_seconds + served.silence_seconds + 2 * served.heartbeat_seconds
     attempt = max(task.rounds.selection_timeout + task.longest for task in served.tasks)
-    return start_seconds + leads + devices.LONGEST_PATIENCE + _ATTEMPTS * attempt
+    rests = toys.MIN_SEP * toys.ROUNDS.selection_timeout
+    attempts = (_ATTEMPTS + num_hostile) * attempt
+    return start_seconds + leads + devices.LONGEST_PATIENCE + rests + attempts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Outcome:
     Attributes:
       fault: The fault.
       has_struck: Whether it came to it.
-      progress: Seconds from the strike to the second commit from then on, which is that of a
+      progress: Seconds from the strike to the second release from then on, which is that of a
         round that has begun after it; None if there was none in time.
       looked_for: Pieces that were looked for in the memory of the process.
       found: Pieces that were found there.
@@ -87,6 +92,8 @@ class Campaign:
       bound: Seconds within which there has to be progress.
       outcomes: Of its faults.
       records: What devices were told and have sent.
+      hostile: Kinds of the hostile devices, by their numbers.
+      after_faults: Number of the last line of the book when the last fault was over.
     """
 
     place: stage.Stage
@@ -94,6 +101,8 @@ class Campaign:
     bound: float
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     records: list[devices.Record] = dataclasses.field(default_factory=list)
+    hostile: dict[int, hostile.Kind] = dataclasses.field(default_factory=dict)
+    after_faults: int = 0
 
 
 async def run(
@@ -106,6 +115,7 @@ async def run(
     seconds: float = float("inf"),
     start_seconds: float = 0.0,
     has_nodes: bool = False,
+    num_hostile: int = 0,
     say: Callable[[str], None] = print,
 ) -> Campaign:
     """Runs a campaign.
@@ -119,12 +129,14 @@ async def run(
       seconds: After which no further fault is begun.
       start_seconds: See `progress_bound`.
       has_nodes: Whether whole nodes can be killed.
+      num_hostile: Number of hostile devices, which are drawn by the seed.
       say: Told of every fault, in a line.
 
     Returns:
       What it leaves.
     """
-    left = Campaign(place, seed, progress_bound(start_seconds))
+    left = Campaign(place, seed, progress_bound(start_seconds, num_hostile))
+    left.hostile = hostile.draw(seed, num_hostile)
     draw = {"has_nodes": has_nodes}
     async with contextlib.AsyncExitStack() as stack:
         proxies = [proxy.Proxy(target) for target in servers.targets]
@@ -145,12 +157,18 @@ async def run(
             left.records.append(record)
             records.write(json.dumps(dataclasses.asdict(record)) + "\n")
 
-        fleet = await stack.enter_async_context(devices.fleet(setting, note))
+        made = [
+            hostile.HostileDevice(number, setting, note, left.hostile[number])
+            if number in left.hostile
+            else devices.Device(number, setting, note)
+            for number in range(toys.NUM_DEVICES)
+        ]
+        fleet = await stack.enter_async_context(devices.fleet(made))
         runner = await stack.enter_async_context(
             _runner(left, servers, proxies, fleet, start_seconds)
         )
         if not await runner.has_progress(0, left.bound):
-            raise RuntimeError("No rounds were committed before the first fault.")
+            raise RuntimeError("No rounds were released before the first fault.")
         struck, until = 0, time.monotonic() + seconds
         for number in numbers or range(seed, sys.maxsize):
             fault = faults.draw(number, lease_seconds=runner.lease_seconds, **draw)
@@ -160,6 +178,7 @@ async def run(
             say(_line(struck, outcome))
             if struck == num_faults or time.monotonic() > until:
                 break
+        left.after_faults = runner.last_line
         await runner.last_rounds()
     return left
 
@@ -229,20 +248,25 @@ class _Runner:
         await self._servers.retire()
         return Outcome(fault, True, progress, *looked)
 
+    @property
+    def last_line(self) -> int:
+        """The number of the last line of the book."""
+        return self._book.last()
+
     async def last_rounds(self) -> None:
-        """Waits until each task has had a round after all faults."""
-        last = self._book.last()
+        """Waits until each task has released a round after all faults."""
+        last = self._left.after_faults
         until = time.time() + self._left.bound
         while time.time() < until and not all(
-            self._book.rounds_after(last, task) for task in toys.TASKS
+            self._book.releases_after(last, task) for task in toys.TASKS
         ):
             await self._look()
 
     async def has_progress(self, after: int, seconds: float) -> bool:
-        """Whether two rounds are committed after a line of the book, in time."""
+        """Whether two rounds are released after a line of the book, in time."""
         until = time.time() + seconds
         while time.time() < until:
-            if len(self._book.rounds_after(after)) > 1:
+            if len(self._book.releases_after(after)) > 1:
                 return True
             await self._look()
         return False
@@ -255,14 +279,14 @@ class _Runner:
         await asyncio.sleep(_LOOK_SECONDS)
 
     async def watch(self) -> None:
-        """Notes when rounds are seen to be committed."""
+        """Notes when rounds are seen to be released."""
         while True:
             self._note_rounds()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def _note_rounds(self) -> None:
         now = time.time()
-        for number, _ in self._book.rounds_after(max(self._seen, default=0)):
+        for number in self._book.releases_after(max(self._seen, default=0)):
             self._seen[number] = now
 
     def _last_before(self, before: int, at: float) -> int:

@@ -24,6 +24,7 @@ POPULATION = "campaign"
 CLEAR, SECURE = "clear", "secure"
 TASKS = (CLEAR, SECURE)
 NUM_DEVICES = 16
+MIN_SEP = 2  # Rounds from one participation of a device in a task to its next one.
 SIZE = 48  # Of what no other device has.
 MODULUS = 1000
 LAYOUT = (
@@ -95,6 +96,8 @@ class VectorSum(population.Summation):
             own = vectors.unpack(payload.update, LAYOUT)
         except ValueError:
             raise population.UnusableReport("it is no vector") from None
+        if int(own[0][0]) != 1 or np.count_nonzero(own[1]) != 1:
+            raise population.UnusableReport("it counts other devices")
         return self.merge(total, own)
 
     def merge(self, total: vectors.Vector, other: vectors.Vector) -> vectors.Vector:
@@ -171,6 +174,7 @@ def served_tasks(step: population.ServerStep | None = None) -> dict[str, served_
             VectorSum(),
             step or NoisyStep(),
             secure_sum=SECURE_SUM if name == SECURE else None,
+            min_sep=MIN_SEP,
         )
         plans = {_RUNTIME_VERSION: f"plan of {name}".encode()}
         made[name] = served_task.ServedTask(task, plans.get, _BYTES)
