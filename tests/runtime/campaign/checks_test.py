@@ -1,12 +1,12 @@
 """Every law of a campaign is kept by what is right, and broken by a mistake that is planted."""
 
-import sqlite3
 import sys
 
 import numpy as np
 import pytest
 
 from tests.runtime.campaign import mistakes, toy_evidence
+from tests.runtime.store import postgresql
 from tff_dpftrl.runtime.campaign import (
     book,
     checks,
@@ -18,6 +18,7 @@ from tff_dpftrl.runtime.campaign import (
     toys,
 )
 
+server = postgresql.server
 Law = checks.Law
 STRUCK = supervisor.Outcome(toy_evidence.FAULT, True, 1.5)
 
@@ -30,9 +31,19 @@ def test_what_is_right_breaks_no_law(tmp_path):
     assert all(verdict.looked_at[law] for law in Law)
 
 
-def test_the_book_has_every_lease_and_commit_in_order(tmp_path):
-    play = toy_evidence.Play(tmp_path)
+@pytest.fixture(params=["sqlite", "postgresql"])
+def play(request, tmp_path):
+    """Rounds as they should be, in a store of each kind."""
+    url = ""
+    if request.param == "postgresql":
+        url = request.getfixturevalue("server").new_database()
+    play = toy_evidence.Play(tmp_path, store_url=url)
     play.good_rounds()
+    yield play
+    play.store.close()
+
+
+def test_the_book_has_every_lease_and_commit_in_order(play):
     lines = toy_evidence.lines(play.place)
     found = [(line.kind, line.task or line.owner, line.rounds) for line in lines]
     assert found == [
@@ -56,9 +67,11 @@ def _stale_epoch(play):
 
 
 def _write(play, *statements):
-    with sqlite3.connect(book.path_of(play.place.store)) as connection:
+    database = book.connect(play.place.store)
+    with database.connect() as connection:
         for statement in statements:
-            connection.execute(statement)
+            connection.exec_driver_sql(statement)
+    database.dispose()
 
 
 def _goes_on_from_a_backup(play):
@@ -148,6 +161,12 @@ def test_a_planted_mistake_is_found(tmp_path, mistake):
     play.good_rounds()
     mistake(play)
     assert MISTAKES[mistake] <= toy_evidence.broken(play.verdict())
+
+
+def test_a_changed_history_is_found_in_each_kind_of_database(play):
+    assert not play.verdict().broken
+    _goes_on_from_a_backup(play)
+    assert MISTAKES[_goes_on_from_a_backup] <= toy_evidence.broken(play.verdict())
 
 
 def test_a_want_of_progress_is_found(tmp_path):

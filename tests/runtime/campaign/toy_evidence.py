@@ -14,9 +14,9 @@ FAULT = faults.draw(3, lease_seconds=2.5)
 class Play:
     """A campaign of which every step is said."""
 
-    def __init__(self, folder, store_type=sql.SqlStore):
+    def __init__(self, folder, store_type=sql.SqlStore, store_url=""):
         self.place = stage.Stage(folder)
-        self.place.make(SEED)
+        self.place.make(SEED, store_url)
         self.store = store_type(self.place.store)
         self.records = []
         self.told = []

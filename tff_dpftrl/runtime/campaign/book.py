@@ -17,6 +17,7 @@ from tff_dpftrl.runtime.actors import population
 
 LEASE, COMMIT, ROUND, CHANGED = "lease", "commit", "round", "changed"
 
+_BUSY_SECONDS = 30  # For which a read waits for a server that writes.
 _TABLE = """
 CREATE TABLE campaign_book (
     number {number},
@@ -121,15 +122,21 @@ class Line:
         return self.kind == ROUND and not json.loads(self.content).get(population.SKIPPED)
 
 
-def path_of(store: pathlib.Path) -> pathlib.Path:
-    """The database of a store in a folder."""
-    return store / "store.sqlite"
+def connect(store: pathlib.Path | str) -> sqlalchemy.engine.Engine:
+    """Opens the database of a store so that every statement is a transaction.
 
+    Args:
+      store: The store's folder, or the URL of its PostgreSQL database.
 
-def _open(store: pathlib.Path | str) -> sqlalchemy.engine.Engine:
-    """Opens the database of a store so that every statement is a transaction."""
-    url = store if isinstance(store, str) else f"sqlite:///{path_of(store)}"
-    return sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    Returns:
+      The database; to be disposed of.
+    """
+    if isinstance(store, str):
+        return sqlalchemy.create_engine(store, isolation_level="AUTOCOMMIT")
+    url = sqlalchemy.engine.URL.create("sqlite", database=str(store / "store.sqlite"))
+    return sqlalchemy.create_engine(
+        url, isolation_level="AUTOCOMMIT", connect_args={"timeout": _BUSY_SECONDS}
+    )
 
 
 def begin(store: pathlib.Path | str) -> None:
@@ -138,7 +145,7 @@ def begin(store: pathlib.Path | str) -> None:
     Args:
       store: The store's folder, or the URL of its PostgreSQL database.
     """
-    engine = _open(store)
+    engine = connect(store)
     dialect = _DIALECTS[engine.dialect.name]
     with engine.connect() as connection:
         connection.exec_driver_sql(_TABLE.format(number=dialect.number, bytes=dialect.bytes))
@@ -163,7 +170,7 @@ class Reader:
         Args:
           store: The store's folder, or the URL of its PostgreSQL database.
         """
-        self._engine = _open(store)
+        self._engine = connect(store)
         self._connection = self._engine.connect()
 
     def close(self) -> None:
