@@ -89,7 +89,9 @@ def test_errors_print_neither_passwords_nor_what_was_written(tmp_path):
         store.acquire("keyboard", "a", now=0.0, duration=5.0)
         store.add_task("keyboard", "task", model=b"", state=b"")
         with sqlite3.connect(tmp_path / "store.sqlite") as connection:
-            connection.execute("DROP TABLE rounds")
+            connection.execute(
+                "CREATE TRIGGER fails BEFORE INSERT ON rounds BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
         connection.close()
         with pytest.raises(interface.StoreError, match="Cannot write to the store") as caught:
             store.commit(

@@ -12,7 +12,7 @@ import sqlalchemy
 from sqlalchemy import event
 
 from tests.runtime.store import postgresql
-from tff_dpftrl.runtime.store import database, interface, sql
+from tff_dpftrl.runtime.store import database, interface, sql, tables
 
 server = postgresql.server
 
@@ -108,8 +108,8 @@ def test_a_commit_that_is_interrupted_between_statements_is_absent(server, store
             restarts.pop().start()
         assert _check_whole(store) == done
         done = _commit(store, done).rounds_done  # The connection is back, and nothing is locked.
-    # The lease's lock, the swap, the round's row, and the commit itself.
-    assert failures == 4
+    # The lease's lock, the last commit and its round, the swap, the round's row, and the commit.
+    assert failures == 6
     assert _check_whole(store) == done + 1
 
 
@@ -283,7 +283,7 @@ def test_a_store_of_another_format_is_refused(server):
     sql.SqlStore(url).close()
     engine, _ = database.open_database(url)
     with engine.begin() as connection:
-        connection.execute(database.FORMAT.update().values(version=99))
+        connection.execute(tables.FORMAT.update().values(version=99))
     engine.dispose()
     with pytest.raises(interface.StoreError, match="has format 99") as caught:
         sql.SqlStore(url)

@@ -1,4 +1,4 @@
-"""The tables of a store, and how a database is found, opened and kept secret.
+"""How the database of a store is found, opened, checked and kept secret.
 
 SQLite by default: a folder that only its owner may enter, with one file in it that only
 its owner may read. PostgreSQL, or what else SQLAlchemy can lock rows in, by URL.
@@ -19,13 +19,14 @@ import sqlalchemy as sql
 from sqlalchemy import event, exc, pool
 
 from tff_dpftrl.runtime import private_files
-from tff_dpftrl.runtime.store import interface
+from tff_dpftrl.runtime.store import checks, digests, interface, migration, tables
 
 _logger = logging.getLogger(__name__)
 
 _PACKAGES = {"psycopg2": "psycopg2-binary"}  # Without a compiler.
 _FILE = "store.sqlite"
-_FORMAT = 1  # Of the tables below; another number in a store means another version of them.
+_FORMAT = 2  # Of the tables below; another number in a store means another version of them.
+_FORMAT_WITHOUT_DIGESTS = 1
 _BUSY_SECONDS = 30  # For which a transaction waits for that of another process.
 _BETWEEN_TRIES = 0.01
 # So that a connection whose other end is gone is found out, rather than waited for.
@@ -47,48 +48,6 @@ _UNLOGGED = {
 }
 
 
-class _Bytes(sql.LargeBinary):
-    """Bytes as the driver gives them: SQLAlchemy would make a billion of them of a billion."""
-
-    def result_processor(self, dialect, coltype):
-        """Makes nothing of them."""
-        return None
-
-
-_tables = sql.MetaData()
-_NAME = sql.String(200)
-FORMAT = sql.Table("store_format", _tables, sql.Column("version", sql.Integer, primary_key=True))
-LEASES = sql.Table(
-    "leases",
-    _tables,
-    sql.Column("population", _NAME, primary_key=True),
-    sql.Column("owner", sql.Text, nullable=False),
-    sql.Column("epoch", sql.BigInteger, nullable=False),
-    sql.Column("expires_at", sql.Float(53), nullable=False),
-)
-COMMITS = sql.Table(  # One row a task: the only state that it may go on from.
-    "commits",
-    _tables,
-    sql.Column("population", _NAME, primary_key=True),
-    sql.Column("task", _NAME, primary_key=True),
-    sql.Column("rounds_done", sql.BigInteger, nullable=False),
-    sql.Column("epoch", sql.BigInteger, nullable=False),
-    sql.Column("model", _Bytes, nullable=False),
-    sql.Column("state", _Bytes, nullable=False),
-    sql.Column("metrics", sql.Text, nullable=False),
-)
-ROUNDS = sql.Table(  # One row a committed round; its key makes a second commit impossible.
-    "rounds",
-    _tables,
-    sql.Column("population", _NAME, primary_key=True),
-    sql.Column("task", _NAME, primary_key=True),
-    sql.Column("round", sql.BigInteger, primary_key=True),
-    sql.Column("epoch", sql.BigInteger, nullable=False),
-    sql.Column("committed_at", sql.Float(53), nullable=False),
-    sql.Column("metrics", sql.Text, nullable=False),
-)
-
-
 @contextlib.contextmanager
 def one_line_errors(action: str) -> Iterator[None]:
     """Turns the database's errors into one line each, without the values that were written.
@@ -106,9 +65,16 @@ def one_line_errors(action: str) -> Iterator[None]:
         origin = getattr(error, "orig", None)
         lines = str(origin).strip().splitlines() if origin is not None else []
         reason = lines[0].rstrip(".") if lines else type(error).__name__
-        raise interface.StoreError(f"Cannot {action}: {reason}.") from None
+        advice = f" {interface.backup_advice({})}" if _is_corrupt(origin) else ""
+        raise interface.StoreError(f"Cannot {action}: {reason}.{advice}") from None
     except OverflowError:  # What a damaged file makes of a number, given back to it.
         raise interface.StoreError(f"Cannot {action}: a number in it is too large.") from None
+
+
+def _is_corrupt(error: BaseException | None) -> bool:
+    """Whether SQLite says that its file is damaged, not that it is of another kind."""
+    code = getattr(error, "sqlite_errorcode", 0) or 0
+    return code & 0xFF == sqlite3.SQLITE_CORRUPT
 
 
 def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str]:
@@ -123,21 +89,17 @@ def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str
 
     Raises:
       ValueError: If the URL cannot be used, or a driver for it is not installed.
-      StoreError: If the place cannot be made, reached or written, or holds something else.
+      StoreError: If the place cannot be made, reached or written, holds something else, or is
+        damaged.
     """
     place = os.fspath(place)
     engine, name = _by_url(place) if "://" in place else _in_folder(pathlib.Path(place))
     try:
         with one_line_errors(f"open the store at {name}"):
             try:
-                found = _make_tables(engine)
+                _prepare_tables(engine, name)
             except (exc.IntegrityError, exc.ProgrammingError):
-                found = _make_tables(engine)  # Another process made them at the same time.
-        if found != _FORMAT:
-            raise interface.StoreError(
-                f"The store at {name} has format {found}, this version reads format {_FORMAT}: "
-                "use the version of this package that wrote it."
-            )
+                _prepare_tables(engine, name)  # Another process made them at the same time.
         if engine.dialect.name == "postgresql":
             with one_line_errors(f"read the store at {name}"):
                 _warn_of_log(engine, name)
@@ -161,15 +123,49 @@ def _warn_of_log(engine: sql.engine.Engine, name: str) -> None:
         )
 
 
-def _make_tables(engine: sql.engine.Engine) -> int:
-    """Makes the tables where there are none; returns the format of those that are there."""
-    with engine.begin() as connection:
-        _tables.create_all(connection)
-        found = connection.execute(sql.select(FORMAT.c.version)).scalar()
+def _prepare_tables(engine: sql.engine.Engine, name: str) -> None:
+    """Makes the tables where there are none, brings old ones up to date, and checks all rows."""
+    with engine.begin() as connection, checks.damage_reported(connection, name):
+        checks.check_file(connection)
+        if not _has_tables(connection):
+            tables.METADATA.create_all(connection, checkfirst=False)
+            connection.execute(tables.FORMAT.insert().values(version=_FORMAT))
+            return
+        found = connection.execute(sql.select(tables.FORMAT.c.version)).scalar()
+        if found == _FORMAT_WITHOUT_DIGESTS:
+            locked = sql.select(tables.FORMAT.c.version).with_for_update()
+            found = connection.execute(locked).scalar()  # Another process may have been faster.
+            if found == _FORMAT_WITHOUT_DIGESTS:
+                migration.add_digests(connection)
+                connection.execute(tables.FORMAT.update().values(version=_FORMAT))
+                found = _FORMAT
         if found is None:
-            connection.execute(FORMAT.insert().values(version=_FORMAT))
-            found = _FORMAT
-        return found
+            raise digests.DamagedRow("it has lost the number of its format")
+        if found != _FORMAT:
+            raise interface.StoreError(
+                f"The store at {name} has format {found}, this version reads format {_FORMAT}: "
+                "use the version of this package that wrote it."
+            )
+        checks.check_rows(connection)
+
+
+def _has_tables(connection: sql.engine.Connection) -> bool:
+    """Whether the tables are there; one transaction makes all of them."""
+
+    def has(table: sql.Table) -> bool:
+        return connection.dialect.has_table(connection, table.name)
+
+    others = [table for table in tables.METADATA.sorted_tables if table is not tables.FORMAT]
+    has_others = any(map(has, others))  # Asked first: another process may make them meanwhile.
+    if has(tables.FORMAT):
+        lost = [table.name for table in others if not has(table)]
+    elif has_others:
+        lost = [tables.FORMAT.name]
+    else:
+        return False
+    if lost:
+        raise digests.DamagedRow(f"it has lost the tables {lost}")
+    return True
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:

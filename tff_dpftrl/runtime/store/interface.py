@@ -108,6 +108,40 @@ class StoreError(OSError):
     """The store cannot be opened, read or written."""
 
 
+class StoreDamaged(StoreError):
+    """The store holds something else than was written to it."""
+
+    def __init__(self, name: str, what: str, rounds: Mapping[str, int]):
+        """Says what is damaged, and which backup can replace the store.
+
+        Args:
+          name: Place of the store.
+          what: What is damaged, a clause.
+          rounds: Number of committed rounds by task, as far as they can be read.
+        """
+        super().__init__(f"The store at {name} is damaged: {what}. {backup_advice(rounds)}")
+
+
+def backup_advice(rounds: Mapping[str, int]) -> str:
+    """Says which backup can replace a damaged store.
+
+    Args:
+      rounds: Number of committed rounds by task; empty if they cannot be read.
+
+    Returns:
+      Two sentences.
+    """
+    if rounds:
+        listed = ", ".join(f"{task} {number}" for task, number in sorted(rounds.items()))
+        which = f"at least these rounds: {listed}"
+    else:
+        which = "all released rounds (`rounds.json` in the server's folder has their numbers)"
+    return (
+        f"Restore only a backup that has {which}. A backup with fewer would repeat noise that is "
+        "released already: a task without such a backup has to end."
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Lease:
     """The right to lead a population.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import exc
 
 from tff_dpftrl import json_text
-from tff_dpftrl.runtime.store import database, interface
+from tff_dpftrl.runtime.store import checks, database, digests, interface, tables
 
-_BYTES = (bytes, memoryview)
-_LEASES, _COMMITS, _ROUNDS = database.LEASES, database.COMMITS, database.ROUNDS
+_LEASES, _COMMITS, _ROUNDS = tables.LEASES, tables.COMMITS, tables.ROUNDS
 
 
 class SqlStore(interface.Store):
@@ -32,7 +31,8 @@ class SqlStore(interface.Store):
 
         Raises:
           ValueError: If the URL cannot be used, or a driver for it is not installed.
-          interface.StoreError: If the place cannot be made, reached or written.
+          interface.StoreError: If the place cannot be made, reached or written, or the store is
+            damaged.
         """
         self._engine, self._name = database.open_database(place)
 
@@ -40,7 +40,8 @@ class SqlStore(interface.Store):
     def _transaction(self, action: str) -> Iterator[sql.engine.Connection]:
         with database.one_line_errors(f"{action} the store at {self._name}"):
             with self._engine.begin() as connection:
-                yield connection
+                with checks.damage_reported(connection, self._name):
+                    yield connection
 
     def _reading(self) -> contextlib.AbstractContextManager[sql.engine.Connection]:
         return self._transaction("read")
@@ -67,11 +68,11 @@ class SqlStore(interface.Store):
 
     def _ensure_lease_row(self, population: str) -> None:
         """So that there is a row to lock; epoch 0 is nobody's."""
-        row = {"population": population, "owner": "", "epoch": 0, "expires_at": 0.0}
-        with database.one_line_errors(f"write to the store at {self._name}"):
-            with contextlib.suppress(exc.IntegrityError), self._engine.begin() as connection:
-                if _read_lease(connection, population) is None:
-                    connection.execute(_LEASES.insert().values(row))
+        lease = interface.Lease(population, "", 0, 0.0)
+        with self._writing() as connection:
+            if _read_lease(connection, population) is None:
+                with contextlib.suppress(exc.IntegrityError), connection.begin_nested():
+                    connection.execute(_LEASES.insert().values(_lease_row(lease)))
 
     def renew(
         self, population: str, owner: str, epoch: int, *, now: float, duration: float
@@ -103,6 +104,11 @@ class SqlStore(interface.Store):
         self, population: str, task: str, *, model: bytes, state: bytes
     ) -> interface.Commit:
         """See the base class."""
+        known = {
+            "model_digest": digests.of_model(model),
+            "state_digest": digests.of_state(state),
+        }
+        digest = digests.of_task(population, task, **known)
         row = {
             "population": population,
             "task": task,
@@ -111,13 +117,23 @@ class SqlStore(interface.Store):
             "model": model,
             "state": state,
             "metrics": "{}",
+            "first_digest": digest,
+            "digest": digest,
+            **known,
         }
-        with database.one_line_errors(f"write to the store at {self._name}"):
+        with self._writing() as connection:
             try:
-                with self._engine.begin() as connection:
+                with connection.begin_nested():
                     connection.execute(_COMMITS.insert().values(row))
             except exc.IntegrityError:
                 raise interface.TaskExists(population, task) from None
+            has_rounds = sql.select(_ROUNDS.c.round).where(
+                tables.is_task(_ROUNDS, population, task)
+            )
+            if connection.execute(has_rounds.limit(1)).first() is not None:
+                raise digests.DamagedRow(
+                    f"the task {task!r} of the population {population!r} has lost its last commit"
+                )
         return interface.Commit(task, 0, 0, model, state)
 
     def tasks(self, population: str) -> tuple[str, ...]:
@@ -129,22 +145,16 @@ class SqlStore(interface.Store):
     def last_commit(self, population: str, task: str) -> interface.Commit:
         """See the base class."""
         with self._reading() as connection:
-            row = connection.execute(
-                sql.select(_COMMITS).where(_is_task(_COMMITS, population, task))
-            ).first()
-        if row is None:
-            raise interface.UnknownTask(population, task)
-        _check(
-            row.rounds_done, int, row.epoch, int, row.model, _BYTES, row.state, _BYTES
-        )  # Or of a number, `bytes` would make as many.
-        return interface.Commit(
-            task,
-            row.rounds_done,
-            row.epoch,
-            bytes(row.model),
-            bytes(row.state),
-            _metrics(row.metrics),
-        )
+            row = _checked_head(connection, _COMMITS.c, population, task)
+            digests.check_content(row)
+            return interface.Commit(
+                task,
+                row.rounds_done,
+                row.epoch,
+                bytes(row.model),
+                bytes(row.state),
+                json_text.parse(row.metrics),
+            )
 
     def commit(
         self,
@@ -165,51 +175,49 @@ class SqlStore(interface.Store):
             latest = _locked_lease(connection, population).epoch
             if epoch != latest:
                 raise interface.StaleEpoch(population, epoch, latest)
-            is_task = _is_task(_COMMITS, population, task)
+            last = _checked_head(connection, tables.HEAD, population, task)
+            if last.epoch > epoch:
+                raise digests.DamagedRow(
+                    f"the lease of the population {population!r} is older than its last commit"
+                )
+            is_task = tables.is_task(_COMMITS, population, task)
+            known = {
+                "epoch": epoch,
+                "metrics": text,
+                "model_digest": digests.of_model(model),
+                "state_digest": digests.of_state(state),
+            }
+            row = {
+                "population": population,
+                "task": task,
+                "round": round_index,
+                "committed_at": float(now) + 0.0,  # A database may drop the sign of a zero.
+                **known,
+            }
+            digest = digests.of_round(row, last.digest)
             swapped = connection.execute(
                 _COMMITS.update()
                 .where(is_task, _COMMITS.c.rounds_done == round_index)
                 .values(
-                    rounds_done=round_index + 1,
-                    epoch=epoch,
-                    model=model,
-                    state=state,
-                    metrics=text,
+                    rounds_done=round_index + 1, model=model, state=state, digest=digest, **known
                 )
             )
             if swapped.rowcount != 1:
-                done = connection.execute(sql.select(_COMMITS.c.rounds_done).where(is_task))
-                rounds_done = done.scalar()
-                if rounds_done is None:
-                    raise interface.UnknownTask(population, task)
-                raise interface.RoundConflict(task, round_index, rounds_done)
-            connection.execute(
-                _ROUNDS.insert().values(
-                    population=population,
-                    task=task,
-                    round=round_index,
-                    epoch=epoch,
-                    committed_at=now,
-                    metrics=text,
-                )
-            )
+                raise interface.RoundConflict(task, round_index, last.rounds_done)
+            connection.execute(_ROUNDS.insert().values(digest=digest, **row))
         return interface.Commit(task, round_index + 1, epoch, model, state, json_text.parse(text))
 
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
         """See the base class."""
-        columns = [_ROUNDS.c[name] for name in interface.HISTORY_COLUMNS]
-        query = (
-            sql.select(*columns, _ROUNDS.c.metrics)
-            .where(_is_task(_ROUNDS, population, task))
-            .order_by(_ROUNDS.c.round)
-        )
-        known = sql.select(_COMMITS.c.task).where(_is_task(_COMMITS, population, task))
         with self._reading() as connection:
-            if connection.execute(known).first() is None:
-                raise interface.UnknownTask(population, task)
-            rows = connection.execute(query).all()
+            head = _head(connection, tables.HEAD, population, task)
+            rows = connection.execute(tables.rounds_of(head)).all()
+            digests.check_rounds(head, rows)
         return [
-            {**dict(zip(interface.HISTORY_COLUMNS, row, strict=False)), **_metrics(row.metrics)}
+            {
+                **{name: row._mapping[name] for name in interface.HISTORY_COLUMNS},
+                **json_text.parse(row.metrics),
+            }
             for row in rows
         ]
 
@@ -218,32 +226,27 @@ class SqlStore(interface.Store):
         self._engine.dispose()
 
 
-def _check(*values_and_types: Any) -> None:
-    """Refuses values of other types than were written: SQLite keeps any type in any column."""
-    pairs = zip(values_and_types[::2], values_and_types[1::2], strict=True)
-    if not all(isinstance(value, kind) for value, kind in pairs):
-        raise _damaged()
+def _head(
+    connection: sql.engine.Connection, columns: Iterable[sql.Column], population: str, task: str
+) -> sql.engine.Row:
+    """Some columns of a task's last commit, as they are."""
+    query = sql.select(*columns).where(tables.is_task(_COMMITS, population, task))
+    row = connection.execute(query).first()
+    if row is None:
+        raise interface.UnknownTask(population, task)
+    return row
 
 
-def _metrics(text: object) -> dict[str, Any]:
-    """The metrics of a row."""
-    try:
-        found = json_text.parse(text)
-    except (ValueError, TypeError):
-        found = None
-    if not isinstance(found, dict):
-        raise _damaged()
-    return found
-
-
-def _damaged() -> interface.StoreError:
-    return interface.StoreError(
-        "The store is damaged: a row holds something else than was written. Restore a backup."
-    )
-
-
-def _is_task(table: sql.Table, population: str, task: str) -> sql.sql.ColumnElement:
-    return sql.and_(table.c.population == population, table.c.task == task)
+def _checked_head(
+    connection: sql.engine.Connection, columns: Iterable[sql.Column], population: str, task: str
+) -> sql.engine.Row:
+    """The same, checked against the last round but for model and state."""
+    head = _head(connection, columns, population, task)
+    digests.check_count(head)
+    start = max(head.rounds_done - 2, 0)  # The round before the last one has its last digest.
+    rows = connection.execute(tables.rounds_of(head, start)).all()
+    digests.check_rounds(head, rows, start=start)
+    return head
 
 
 def _read_lease(
@@ -253,8 +256,8 @@ def _read_lease(
     row = connection.execute(query.with_for_update() if lock else query).first()
     if row is None:
         return None
-    _check(row.owner, str, row.epoch, int, row.expires_at, (int, float))
-    return interface.Lease(*row)
+    digests.check_lease(row)
+    return interface.Lease(row.population, row.owner, row.epoch, row.ends_at)
 
 
 def _locked_lease(connection: sql.engine.Connection, population: str) -> interface.Lease:
@@ -263,10 +266,14 @@ def _locked_lease(connection: sql.engine.Connection, population: str) -> interfa
     return interface.Lease(population, "", 0, 0.0) if found is None else found
 
 
+def _lease_row(lease: interface.Lease) -> dict[str, Any]:
+    values = {"owner": lease.owner, "epoch": lease.epoch, "ends_at": float(lease.expires_at) + 0.0}
+    digest = digests.of_lease(lease.population, *values.values())
+    return {"population": lease.population, **values, "digest": digest}
+
+
 def _write_lease(connection: sql.engine.Connection, lease: interface.Lease) -> interface.Lease:
     connection.execute(
-        _LEASES.update()
-        .where(_LEASES.c.population == lease.population)
-        .values(owner=lease.owner, epoch=lease.epoch, expires_at=lease.expires_at)
+        _LEASES.update().where(_LEASES.c.population == lease.population).values(_lease_row(lease))
     )
     return lease

@@ -1,0 +1,108 @@
+"""Checks of a whole database when it is opened, and what is said of damage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import sqlalchemy as sql
+from sqlalchemy import exc
+
+from tff_dpftrl.runtime.store import digests, interface, tables
+
+_AT_ONCE = 1000  # Rows in memory while a history is checked.
+
+
+@contextlib.contextmanager
+def damage_reported(connection: sql.engine.Connection, name: str) -> Iterator[None]:
+    """Turns a damaged row into an error with the store's place and the backup that is needed.
+
+    Args:
+      connection: Connection in the transaction in which the row was read.
+      name: Place of the store.
+
+    Raises:
+      StoreDamaged: For each `digests.DamagedRow`.
+    """
+    try:
+        yield
+    except digests.DamagedRow as damaged:
+        raise interface.StoreDamaged(name, str(damaged), _known_rounds(connection)) from None
+
+
+def _known_rounds(connection: sql.engine.Connection) -> dict[str, int]:
+    """The number of committed rounds by task, as far as it can be read."""
+    commits, rounds = tables.COMMITS.c, tables.ROUNDS.c
+    known: dict[str, int] = {}
+    try:
+        count = sql.select(rounds.population, rounds.task, sql.func.count())
+        for population, task, number in connection.execute(
+            count.group_by(rounds.population, rounds.task)
+        ):
+            known[f"{population}/{task}"] = number
+        for head in connection.execute(
+            sql.select(commits.population, commits.task, commits.rounds_done, commits.digest)
+        ).all():
+            of_task = tables.is_task(tables.ROUNDS, head.population, head.task)
+            last = connection.execute(
+                sql.select(rounds.round).where(of_task, rounds.digest == head.digest)
+            ).scalar()
+            # The digest tells if the number itself is what is damaged.
+            done = head.rounds_done if last is None else last + 1
+            task = f"{head.population}/{head.task}"
+            if isinstance(done, int):
+                known[task] = max(known.get(task, 0), done)
+    except (exc.SQLAlchemyError, TypeError):  # They are damaged, too, or of another format.
+        return {}
+    return known
+
+
+def check_file(connection: sql.engine.Connection) -> None:
+    """Checks the structure of SQLite's file; other databases look after theirs.
+
+    Raises:
+      digests.DamagedRow: If SQLite finds it inconsistent.
+    """
+    if connection.dialect.name == "sqlite":
+        found = connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar()
+        if found != "ok":
+            raise digests.DamagedRow(f"SQLite finds in it: {' '.join(str(found).split())}")
+
+
+def check_rows(connection: sql.engine.Connection) -> None:
+    """Checks the leases, and the digests of all rounds of all tasks.
+
+    Models and states are left to those who read them.
+
+    Raises:
+      digests.DamagedRow: If a row is not what was written.
+    """
+    commits, rounds = tables.COMMITS, tables.ROUNDS
+    for head in connection.execute(sql.select(tables.HEAD)).all():
+        query = tables.rounds_of(head)
+        rows = connection.execute(
+            query.execution_options(stream_results=True, max_row_buffer=_AT_ONCE)
+        )
+        with contextlib.closing(rows):
+            digests.check_rounds(head, rows)
+    of_both = sql.and_(commits.c.population == rounds.c.population, commits.c.task == rounds.c.task)
+    beyond = connection.execute(
+        sql.select(rounds.c.population, rounds.c.task)
+        .select_from(rounds.outerjoin(commits, of_both))
+        .where(sql.or_(commits.c.task.is_(None), rounds.c.round >= commits.c.rounds_done))
+    ).first()
+    if beyond is not None:
+        raise digests.DamagedRow(
+            f"the task {beyond.task!r} of the population {beyond.population!r} has rounds that its "
+            "last commit does not know"
+        )
+    leases = {}
+    for lease in connection.execute(sql.select(tables.LEASES)).all():
+        digests.check_lease(lease)
+        leases[lease.population] = lease.epoch
+    last_epochs = sql.select(commits.c.population, sql.func.max(commits.c.epoch))
+    for population, epoch in connection.execute(last_epochs.group_by(commits.c.population)).all():
+        if epoch > leases.get(population, 0):
+            raise digests.DamagedRow(
+                f"the lease of the population {population!r} is older than its last commit"
+            )

@@ -1,0 +1,176 @@
+"""Digests of the rows of a store, by which damage is noticed before it is used.
+
+Each committed round has a SHA-256 digest of what it wrote and of the digest of the round before
+it, so that no row of a task can change, be lost or be replaced by an older one alone. A digest has
+no key: it finds accidents, like those of a disk. Whoever can write the store can write
+digests too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_NO_METRICS = "{}"
+_ROUND = (
+    "population",
+    "task",
+    "round",
+    "epoch",
+    "committed_at",
+    "metrics",
+    "model_digest",
+    "state_digest",
+)
+
+
+class DamagedRow(Exception):
+    """A row is not what was written; the message names it, within a sentence."""
+
+
+def digest(kind: str, *values: Any) -> str:
+    """Computes the digest of typed values.
+
+    Args:
+      kind: Kind of the row or column; values of two kinds have different digests.
+      *values: Strings, integers, floats, bytes or None, as written or as a database returns them.
+
+    Returns:
+      SHA-256 over the number, the types, the lengths and the contents of the values, in
+      hexadecimal.
+    """
+    hashed = hashlib.sha256(b"tff_dpftrl store\0")
+    for value in (kind, len(values), *values):
+        tag, content = _encoded(value)
+        hashed.update(tag + struct.pack(">Q", len(content)))
+        hashed.update(content)
+    return hashed.hexdigest()
+
+
+def _encoded(value: Any) -> tuple[bytes, bytes | memoryview]:
+    if isinstance(value, str):
+        return b"s", value.encode()
+    if isinstance(value, int):
+        return b"i", str(value).encode()
+    if isinstance(value, float):
+        return b"f", struct.pack(">d", value)
+    if isinstance(value, memoryview):
+        return b"b", value.cast("B")
+    return (b"n", b"") if value is None else (b"b", value)
+
+
+def of_model(model: bytes | memoryview) -> str:
+    """Computes the digest of a serialised model."""
+    return digest("model", model)
+
+
+def of_state(state: bytes | memoryview) -> str:
+    """Computes the digest of a serialised state of the aggregator."""
+    return digest("state", state)
+
+
+def of_task(population: str, task: str, model_digest: str, state_digest: str) -> str:
+    """Computes the first digest of a task's chain, before any round."""
+    return digest("task", population, task, model_digest, state_digest)
+
+
+def of_round(row: Mapping[str, Any], previous: str) -> str:
+    """Computes the digest of a round.
+
+    Args:
+      row: Values of the row by column; more than those of the digest are ignored.
+      previous: Digest of the round before it; the task's first digest for the first round.
+
+    Returns:
+      The digest.
+    """
+    return digest("round", *(row[name] for name in _ROUND), previous)
+
+
+def of_lease(population: str, owner: str, epoch: int, expires_at: float) -> str:
+    """Computes the digest of a lease."""
+    return digest("lease", population, owner, epoch, expires_at)
+
+
+def check_lease(row: Any) -> None:
+    """Checks a row of the table of leases.
+
+    Raises:
+      DamagedRow: If its digest is another one.
+    """
+    if row.digest != of_lease(row.population, row.owner, row.epoch, row.ends_at):
+        raise DamagedRow(f"the lease of the population {row.population!r} is not what was written")
+
+
+def check_content(head: Any) -> None:
+    """Checks model and state of a task's last commit, whose other columns are checked already.
+
+    Args:
+      head: Row of the table of commits, with model and state.
+
+    Raises:
+      DamagedRow: If model or state has another digest.
+    """
+    for name, found, expected in (
+        ("model", of_model(head.model), head.model_digest),
+        ("state", of_state(head.state), head.state_digest),
+    ):
+        if found != expected:
+            raise DamagedRow(
+                f"the {name} of {_of_task(head)} after round {head.rounds_done} is not what was "
+                "committed"
+            )
+
+
+def check_count(head: Any) -> None:
+    """Checks that a task's last commit has a number of rounds that can be calculated with.
+
+    Raises:
+      DamagedRow: If it is something else.
+    """
+    if not isinstance(head.rounds_done, int):
+        raise DamagedRow(f"the number of rounds of {_of_task(head)} is not what was written")
+
+
+def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
+    """Checks rounds of a task, up to the last one, and its last commit.
+
+    Args:
+      head: Row of the table of commits; model and state are not needed.
+      rows: The rounds from `start` on, in order. With `start` above 0 the first one is
+        trusted: its digest is what the next one goes on from.
+      start: Index of the first round in `rows`.
+
+    Raises:
+      DamagedRow: If a round is missing or has another digest, or the last commit does
+        not fit the last round.
+    """
+    check_count(head)
+    last = None
+    for index, row in enumerate(rows, start):
+        previous = head.first_digest if last is None else last.digest
+        is_trusted = last is None and start > 0
+        if row.round != index or not (is_trusted or row.digest == of_round(row._mapping, previous)):
+            raise DamagedRow(
+                f"round {index + 1} of {_of_task(head)} is missing or not what was committed"
+            )
+        last = row
+    found = (head.rounds_done, head.epoch, head.metrics, head.digest)
+    if last is None:
+        first = of_task(head.population, head.task, head.model_digest, head.state_digest)
+        expected = (0, 0, _NO_METRICS, first, first)
+        found = (*found, head.first_digest)
+    else:
+        expected = (last.round + 1, last.epoch, last.metrics, last.digest)
+        expected = (*expected, last.model_digest, last.state_digest)
+        found = (*found, head.model_digest, head.state_digest)
+    if digest("head", *found) != digest("head", *expected):
+        raise DamagedRow(
+            f"the last commit of {_of_task(head)} is not what was written with its last round"
+        )
+
+
+def _of_task(head: Any) -> str:
+    return f"the task {head.task!r} of the population {head.population!r}"

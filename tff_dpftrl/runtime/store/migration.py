@@ -1,0 +1,75 @@
+"""Stores of format 1, whose rows have no digests, become stores of the present format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sql
+from sqlalchemy import schema
+
+from tff_dpftrl import json_text
+from tff_dpftrl.runtime.store import digests, tables
+
+
+def add_digests(connection: sql.engine.Connection) -> None:
+    """Adds the columns of digests, and digests of the rows as they are found.
+
+    The transaction of the caller makes it whole. Digests of models and states of earlier rounds,
+    which are not kept, remain empty.
+
+    Args:
+      connection: Connection in a transaction.
+
+    Raises:
+      digests.DamagedRow: If a row has values of other types than are written.
+    """
+    connection.exec_driver_sql("ALTER TABLE leases RENAME COLUMN expires_at TO ends_at")
+    for table in (tables.LEASES, tables.COMMITS, tables.ROUNDS):
+        for column in table.c:
+            if column.name.endswith("digest"):
+                made = schema.CreateColumn(column).compile(dialect=connection.dialect)
+                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
+    for lease in connection.execute(sql.select(tables.LEASES)).all():
+        _check_types("a lease", lease, owner=str, epoch=int, ends_at=float)
+        digest = digests.of_lease(lease.population, lease.owner, lease.epoch, lease.ends_at)
+        _update(connection, tables.LEASES, lease, digest=digest)
+    tasks = sql.select(tables.COMMITS.c.population, tables.COMMITS.c.task)
+    for population, task in connection.execute(tasks).all():
+        last = sql.select(tables.COMMITS).where(tables.is_task(tables.COMMITS, population, task))
+        _add_to_task(connection, connection.execute(last).one())
+
+
+def _add_to_task(connection: sql.engine.Connection, head: sql.engine.Row) -> None:
+    content = dict.fromkeys(("model", "state"), (bytes, memoryview))
+    _check_types("the last commit of a task", head, rounds_done=int, epoch=int, **content)
+    of_last = {
+        "model_digest": digests.of_model(head.model),
+        "state_digest": digests.of_state(head.state),
+    }
+    of_others = dict.fromkeys(of_last, "")
+    known = of_others if head.rounds_done else of_last
+    digest = first_digest = digests.of_task(head.population, head.task, **known)
+    for row in connection.execute(tables.rounds_of(head)).all():
+        _check_types("a round", row, round=int, epoch=int, committed_at=float)
+        known = of_last if row.round == head.rounds_done - 1 else of_others
+        digest = digests.of_round({**row._mapping, **known}, digest)
+        _update(connection, tables.ROUNDS, row, digest=digest, **known)
+    _update(connection, tables.COMMITS, head, digest=digest, first_digest=first_digest, **of_last)
+
+
+def _check_types(what: str, row: sql.engine.Row, **types: Any) -> None:
+    """Refuses what no digest could tell from a value: SQLite keeps any type in any column."""
+    is_written = all(isinstance(row._mapping[name], kind) for name, kind in types.items())
+    try:
+        is_written &= isinstance(json_text.parse(row._mapping.get("metrics", "{}")), dict)
+    except (TypeError, ValueError):
+        is_written = False
+    if not is_written:
+        raise digests.DamagedRow(f"{what} holds something else than was written")
+
+
+def _update(
+    connection: sql.engine.Connection, table: sql.Table, row: sql.engine.Row, **values: str
+) -> None:
+    is_row = [column == row._mapping[column.name] for column in table.primary_key]
+    connection.execute(table.update().where(*is_row).values(values))
