@@ -15,7 +15,7 @@ from tff_dpftrl.learning import dp_fedavg, secure_metrics
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.mechanisms import tree as tree_mechanism
 from tff_dpftrl.private_round import clipping, estimators
-from tff_dpftrl.runtime.plans import building, example_pipeline, plan_pb2
+from tff_dpftrl.runtime.plans import bounding, building, example_pipeline, plan_pb2
 
 SPEC = (tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None, 1], tf.float32))
 KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -152,6 +152,16 @@ def pipeline(**options):
     return example_pipeline.ExamplePipeline(features, to_batch, **options)
 
 
+def limits_of(process):
+    """What a device reports at most in a process of this module."""
+    state = str(process.initialize.type_signature.result)
+    clip_norm = 1.0 if "seed=" in state else None
+    return bounding.ReportLimits(
+        clip_norm="active" if "active=" in state else clip_norm,
+        encoding=_ENCODING if "rotation_seed=" in state else None,
+    )
+
+
 def plans(process, **options):
     """Plans of a process of this module."""
     shuffle = options.pop("shuffle", False)
@@ -161,6 +171,7 @@ def plans(process, **options):
         "selection": SELECTION,
         "limits": LIMITS,
         "participation": PARTICIPATION,
+        "report_limits": limits_of(process),
     }
     return building.build_plans(process, pipeline(shuffle=shuffle), **(values | options))
 

@@ -168,18 +168,37 @@ def test_an_update_that_is_not_clipped_is_unusable(task, device, rounds, size):
         summation.accumulate(summation.zero(), good)
 
 
-def test_where_the_clip_norm_is_learned_an_update_may_be_larger_but_not_beyond_measure():
-    terms = dataclasses.replace(small_folder.TERMS, clip_norm=1e-6, adaptive_clipping=True)
-    learned = planned_task.PlannedTask(small_folder.folder_of(_PROCESS(), terms=terms))
+def test_where_the_clip_norm_is_learned_the_bound_is_that_of_the_round():
+    process = small_tasks.PROCESSES["adaptive"]()
+    learned = planned_task.PlannedTask(small_folder.folder_of(process))
     rounds = small_folder.Rounds(learned, memory.MemoryStore())
-    reports = _reports(small_folder.device_of(learned), rounds)
-    rounds.run(reports)
-    update = tensor_values.from_bytes(reports[0].update, learned.folder.server.update)
-    reports[0].update = tensor_values.to_bytes(
-        [array * 1e15 if array.dtype == np.float64 else array for array in update]
-    )
-    with pytest.raises(population_lib.UnusableReport, match="not clipped to the norm 2.0"):
-        rounds.run(reports)
+    report = _reports(small_folder.device_of(learned), rounds)[0]
+    update = tensor_values.from_bytes(report.update, learned.folder.server.update)
+    (first, *_) = learned.folder.server.report_bounds[0].tensors
+    broadcast = learned.folder.server.prepare.outputs
+    model = tensor_values.from_bytes(rounds.commit.model, broadcast)
+    active = [tensor.label for tensor in broadcast].index("1/active")
+    for clip_norm in (1e-6, 0.5, 7.0, 1e18):
+        model[active] = np.float32(clip_norm)
+        summation = learned.served.task.summation.for_round(tensor_values.to_bytes(model))
+        for size, is_usable in ((1.0, True), (1.001, False)):
+            for place in learned.folder.server.report_bounds[0].tensors:
+                update[place] = np.zeros_like(update[place])
+            update[first] = np.zeros_like(update[first])
+            update[first].flat[0] = size * float(np.float32(clip_norm))
+            report.update = tensor_values.to_bytes(update)
+            if is_usable:
+                summation.accumulate(summation.zero(), report)
+                continue
+            with pytest.raises(population_lib.UnusableReport, match="not clipped to the norm"):
+                summation.accumulate(summation.zero(), report)
+
+
+def test_a_plan_of_an_older_version_has_no_bounds_and_is_refused():
+    folder = small_folder.folder_of(_PROCESS())
+    del folder.server.report_bounds[:]
+    with pytest.raises(ValueError, match=r"does not bound every tensor.*Make the task anew"):
+        planned_task.PlannedTask(folder)
 
 
 def test_histograms_of_nobody_make_the_round_unknown(task, device, rounds):

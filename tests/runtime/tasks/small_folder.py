@@ -191,7 +191,7 @@ class Rounds:
 
     def run(self, reports, *, num_reports=None):
         """Sums reports and commits what the server makes of them."""
-        summation = self.task.served.task.summation
+        summation = self.task.served.task.summation.for_round(self.commit.model)
         total = summation.zero()
         for one in reports:
             total = summation.accumulate(total, one)

@@ -116,12 +116,12 @@ def test_no_more_devices_are_summed_than_there_is_room_for(task, rounds):
 
 
 @pytest.mark.parametrize("lie", [[1, 2], [1, 1, 1], [-1, 1]])
-def test_a_device_that_hides_others_in_the_histograms_makes_the_round_unknown(task, rounds, lie):
+def test_a_device_that_hides_others_in_the_histograms_loses_its_group(task, rounds, lie):
     reports = _reports(task, rounds.commit)
     strides = reports[0][1]
     strides[: len(lie)] = np.array(lie).astype(strides.dtype)
-    commit = rounds.run_groups([(_plain_sum(task, reports), 3)])
-    assert task.observed(commit).unknown_rounds == 1
+    with pytest.raises(population.UnusableReport, match="are not those of 3 devices"):
+        task.served.task.summation.of_group(_plain_sum(task, reports), 3)
 
 
 @pytest.mark.slow

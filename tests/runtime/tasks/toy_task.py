@@ -56,19 +56,20 @@ def run_round(rounds: small_folder.Rounds, model: bytes | None = None) -> None:
     """A round with three devices."""
     device = small_folder.device_of(rounds.task)
     model = rounds.commit.model if model is None else model
-    rounds.run([small_folder.report(device, model, own) for own in _examples()])
+    rounds.run([small_folder.report(device, model, own) for own in examples()])
 
 
 def run_secure_round(rounds: small_folder.Rounds, model: bytes | None = None) -> None:
     """The same with devices that sum their reports themselves."""
     device = small_folder.device_of(rounds.task)
     model = rounds.commit.model if model is None else model
-    reports = [small_folder.secure_report_of(device, model, own) for own in _examples()]
+    reports = [small_folder.secure_report_of(device, model, own) for own in examples()]
     survivors, total = small_folder.run_group(rounds.task, reports)
     rounds.run_groups([(total, len(survivors))])
 
 
-def _examples() -> list[list[bytes]]:
+def examples() -> list[list[bytes]]:
+    """What three devices have stored."""
     texts = [TEXTS[i : i + 3] for i in range(3)]
     return [[text_examples.encode({"tokens": [text]}) for text in own] for own in texts]
 

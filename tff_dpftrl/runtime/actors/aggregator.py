@@ -20,7 +20,8 @@ class Aggregator(reporting.Reporting):
     ):
         """See `cast.Cast.build`."""
         super().__init__(address, task, role, randomness, pace)
-        self._total = task.summation.zero()
+        self._summation = task.summation.for_round(role.model)
+        self._total = self._summation.zero()
         self._outstanding = set(role.devices)
         self._reported: set[str] = set()
         self._is_closed = False
@@ -62,7 +63,7 @@ class Aggregator(reporting.Reporting):
 
     def _add(self, message: messages.Report) -> None:
         try:
-            self._total = self._task.summation.accumulate(self._total, message.payload)
+            self._total = self._summation.accumulate(self._total, message.payload)
         except population.UnusableReport as error:
             unusable = messages.Refusal.UNUSABLE
             self._refuse(message.device, message.attempt, unusable, str(error))

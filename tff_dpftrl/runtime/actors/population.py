@@ -35,6 +35,18 @@ class Summation(abc.ABC):
     def zero(self) -> Any:
         """The sum of no reports."""
 
+    def for_round(self, model: bytes) -> Summation:
+        """Returns what sums the reports of a round, where it depends on the devices' model.
+
+        Args:
+          model: The committed model that the devices begin with.
+
+        Returns:
+          The summation of that round.
+        """
+        del model
+        return self
+
     @abc.abstractmethod
     def accumulate(self, total: Any, payload: Any) -> Any:
         """Adds a report.

@@ -15,6 +15,7 @@ from tff_dpftrl.private_round import interface
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
+    bounding,
     example_pipeline,
     graphs,
     plan_pb2,
@@ -65,6 +66,7 @@ def build_plans(
     variants: Sequence[Callable[[tf.compat.v1.GraphDef], tf.compat.v1.GraphDef]] = (),
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
     private_round: interface.PrivateRound | None = None,
+    report_limits: bounding.ReportLimits | None = None,
 ) -> Plans:
     """Makes plans of a process.
 
@@ -93,6 +95,9 @@ def build_plans(
         by their labels. None for what the process itself broadcasts.
       private_round: The mechanism of the process's aggregator, from which a skipped round
         follows. None for a process without noise, whose state a skipped round does not change.
+      report_limits: What an honest device reports at most. Devices cut their metrics to it, and
+        the server refuses what is beyond. None for an update that is not clipped, and metrics
+        of unknown size.
 
     Returns:
       The plans.
@@ -118,16 +123,23 @@ def build_plans(
         _check_repeatable("skip", server.skip)
         if broadcast is not None:
             server.prepare.CopyFrom(_prepare_like(server.prepare, broadcast))
-        graph = _device_graph(process, form, pipeline, server.prepare.outputs)
+        server.MergeFrom(
+            plan_pb2.ServerPlan(update=_report_of(form), secure_sums=secure_sums, **common)
+        )
+        bounding.bound_reports(server, kind, report_limits or bounding.ReportLimits())
+        graph = _device_graph(process, form, pipeline, server)
+        del server.update[:]
+        server.update.extend(graph.outputs)
+    except bounding.UnboundedError as error:
+        raise CannotPlanError(f"Reports of the process cannot be bounded: {error}") from None
     except graph_function.UnsupportedGraphError as error:
         raise CannotPlanError(f"No plan can be made of the process: {error}") from error
-    server.MergeFrom(plan_pb2.ServerPlan(update=graph.outputs, secure_sums=secure_sums, **common))
     if secure_aggregation is not None:
         _check_secure_aggregation(server)
     shuffled = plan_pb2.DEVICE_DRAWS if pipeline.shuffle else plan_pb2.NO_SEED
     device = plan_pb2.DevicePlan(
         graph=graph,
-        secure_sums=secure_sums,
+        secure_sums=server.secure_sums,
         selection=selection,
         batch_size=pipeline.batch_size,
         epochs=pipeline.epochs,
@@ -197,9 +209,9 @@ def _device_graph(
     process: tff.learning.templates.LearningProcess,
     form: process_form.ProcessForm,
     pipeline: example_pipeline.ExamplePipeline,
-    broadcast: Sequence[plan_pb2.Tensor],
+    server: plan_pb2.ServerPlan,
 ) -> plan_pb2.Graph:
-    """Parsing, batches and work in one graph, which may get more than it takes."""
+    """Parsing, batches, work and cutting metrics in one graph, which may get more than it takes."""
     data_type = leaves.member(process.next.type_signature.parameter[1])
     own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
     data = process_form.data_graph(
@@ -207,13 +219,15 @@ def _device_graph(
     ).importer()
     work = process_form.graph_of(form.round.work)
     run = work.importer()
+    broadcast = server.prepare.outputs
     labels = [tensor.label for tensor in broadcast]
     taken = leaves.paths(form.round.prepare.type_signature.result)
     num_own = len(own_specs)
     places = [num_own + labels.index(label) for label in taken]
 
     def device(*arguments: tf.Tensor) -> list[tf.Tensor]:
-        return run(*data(*arguments[:num_own]), *(arguments[place] for place in places))
+        made = run(*data(*arguments[:num_own]), *(arguments[place] for place in places))
+        return _cut(made, server.report_bounds)
 
     return graphs.traced(
         device,
@@ -221,6 +235,40 @@ def _device_graph(
         inputs=[verification.EXAMPLES, verification.SEED][:num_own] + labels,
         outputs=leaves.paths(form.round.work.type_signature.result),
     )
+
+
+def _report_of(form: process_form.ProcessForm) -> list[plan_pb2.Tensor]:
+    """The tensors that a device reports, without their names in a graph."""
+    reported = form.round.work.type_signature.result
+    return [
+        plan_pb2.Tensor(
+            label=label,
+            dtype=spec.dtype.name,
+            shape=[-1 if size is None else size for size in spec.shape],
+        )
+        for label, spec in zip(leaves.paths(reported), leaves.specs(reported), strict=True)
+    ]
+
+
+def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) -> list[tf.Tensor]:
+    """A report whose metrics are within their bounds; NaN becomes 0.
+
+    The server refuses a report that is beyond them, and would lose the update of a device
+    for its metrics. What has a norm is clipped or encoded by the process.
+    """
+    cut = list(report)
+    for bound in bounds:
+        if bound.HasField("norm"):
+            continue
+        (place,), entries = bound.tensors, bound.entries
+        tensor, least, largest = cut[place], entries.least, entries.largest
+        if tensor.dtype.is_floating:
+            tensor = tf.where(tf.math.is_nan(tensor), tf.zeros_like(tensor), tensor)
+        else:
+            least, largest = int(least), int(largest)
+        limits = (tf.constant(limit, tensor.dtype) for limit in (least, largest))
+        cut[place] = tf.clip_by_value(tensor, *limits)
+    return cut
 
 
 def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor]) -> plan_pb2.Graph:

@@ -17,8 +17,10 @@ from tff_dpftrl.runtime.plans import (
     device_work,
     measured_run,
     plan_pb2,
+    report_bounds,
     server_work,
     signing,
+    tensor_values,
     verification,
 )
 
@@ -150,6 +152,7 @@ class _Trial:
     ):
         self.reasons: list[str] = []
         self._server = server_work.ServerWork(server)
+        self._bounds = report_bounds.ReportBounds(server, 1)
         self._plan = plan
         self._version = version
         self._predicates = predicates
@@ -187,10 +190,12 @@ class _Trial:
         model = self._server.weights(state)
         for _ in range(self._predicates.num_rounds):
             broadcast = self._server.broadcast(state)
+            bounds = self._bounds.for_round(tensor_values.to_bytes(broadcast))
             sums = self._server.zero()
             for index, examples in enumerate(proxies):
                 # The same examples in every round, in the same order: losses can be compared.
                 update = device.run(examples, broadcast, seed=(index, 0))
+                bounds.check(update)
                 sums = self._server.accumulate(sums, update)
             total = self._times(sums, self._predicates.devices_per_proxy)
             # Both have the same noise: their difference is what the devices changed.

@@ -190,8 +190,8 @@ def read_total(
     Raises:
       PlanNotSecureError: As for `parameters_of`.
       TotalRefusedError: If the sum is no vector of the layout, there are fewer devices than
-        any sum may have or more than the moduli have room for, or devices have counted
-        themselves as another number.
+        any sum may have or more than the moduli have room for, devices have counted
+        themselves as another number, or their histograms are not of so many devices.
     """
     parameters = parameters_of(server_plan)
     most = server_plan.secure_aggregation.most_devices
@@ -210,6 +210,11 @@ def read_total(
             f"{most}."
         )
     strides, times, *sums = (part.astype(np.int64) for part in vector[1:])
+    # Of sums modulo 2³² none is negative: with these totals, no bucket has more than all devices.
+    if strides.sum() != count or times.sum() != count or strides[0] != times[0]:
+        raise TotalRefusedError(
+            f"The histograms of participation are not those of {count} devices: a device has lied."
+        )
     shapes = [tuple(tensor.shape) for tensor in _tensors(server_plan)]
     return GroupTotal(
         count,

@@ -138,6 +138,10 @@ class ServerWork:
           UpdateRefusedError: As for `check_update`.
         """
         self.check_update(update)
+        return self.add(sums, update)
+
+    def add(self, sums: Sums, update: Sequence[np.ndarray]) -> Sums:
+        """Adds an update that was checked; otherwise like `accumulate`."""
         plain = self._accumulate(sums[: self._num_plain], update[: self._num_added])
         secure = [array.astype(np.int64) for array in update[self._num_added :]]
         return [*plain, *_added(sums[self._num_plain :], secure)]

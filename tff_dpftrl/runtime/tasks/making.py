@@ -22,7 +22,7 @@ from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.device import text_examples
-from tff_dpftrl.runtime.plans import building, plan_pb2, predicates, text_pipeline
+from tff_dpftrl.runtime.plans import bounding, building, plan_pb2, predicates, text_pipeline
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import privacy, secure_groups, summation_sentences, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
@@ -33,6 +33,8 @@ Say = Callable[[str], None]
 
 _STANDARD_LIBRARY = "standard-library"
 _UPLOAD_BYTES = 1_000_000  # Of metrics, besides the update.
+_LARGEST_LOSS = 100.0  # Nats of a target on average, over all targets that a device can have.
+_LEARNED_NORM = "active"  # Of `adaptive_clip.ClipState`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,6 +98,7 @@ def make(
             built,
             plan.schema,
             plan_pb2.TRAINING,
+            _limits(config, plan),
             private_round=_private_round(plan, config),
         )
     return _finish(material, plans, terms, proxies, output, key, say)
@@ -135,9 +138,9 @@ def make_evaluation(
             metrics_aggregation_process=_metrics_process(config, material.functional),
             loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
         )
-        plans = _build(
-            material, built, schema, plan_pb2.EVALUATION, broadcast=of.server.prepare.outputs
-        )
+        broadcast = of.server.prepare.outputs
+        limits = _limits(config, None)
+        plans = _build(material, built, schema, plan_pb2.EVALUATION, limits, broadcast=broadcast)
     terms = dataclasses.replace(
         of.terms,
         kind="evaluation",
@@ -216,6 +219,7 @@ def _build(
     built: tff.learning.templates.LearningProcess,
     schema: schema_lib.MinSep,
     kind: plan_pb2.TaskKind,
+    limits: bounding.ReportLimits,
     broadcast: Sequence[plan_pb2.Tensor] | None = None,
     private_round: interface.PrivateRound | None = None,
 ) -> building.Plans:
@@ -257,6 +261,30 @@ def _build(
         secure_aggregation=secure_groups.wanted(config),
         broadcast=broadcast,
         private_round=private_round,
+        report_limits=limits,
+    )
+
+
+def _limits(
+    config: config_lib.TaskConfig, plan: dp_ftrl_privacy.DpFtrlPlan | None
+) -> bounding.ReportLimits:
+    """What an honest device reports at most; `plan` is None for an evaluation."""
+    num_rows = config.max_sequences_per_client * (1 if plan is None else config.client_epochs)
+    num_targets = num_rows * config.sequence_length
+    unit = 1.0 if config.secure_aggregation is None else 2.0**secure_metrics.FRACTION_BITS
+    counts = metrics.zero_counts()
+    largest = {
+        name: _LARGEST_LOSS * num_targets * unit if zero.dtype.is_floating else float(num_targets)
+        for name, zero in counts.items()
+    }
+    clip_norm: float | str | None = None
+    if plan is not None and plan.strategy is not None:
+        clip_norm = _LEARNED_NORM if config.adaptive_clipping else plan.clip_norm
+    return bounding.ReportLimits(
+        clip_norm=clip_norm,
+        encoding=None if plan is None else plan.encoding,
+        metrics=largest | {"num_sequences": float(num_rows)},
+        most_reports=config.rounds.wanted,
     )
 
 

@@ -29,11 +29,9 @@ from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import privacy as privacy_lib
 from tff_dpftrl.runtime.tasks import summations, task_folder, task_state
-from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import vectors
 
 _OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
-_MOST_LEARNED = 2.0**20  # Times the first clip norm; sums in float64 still keep 30 bits of it.
 _OF_ALL_ROUNDS = "total_rounds_metrics/"  # Of an evaluation, whose model changes every time.
 
 
@@ -173,6 +171,9 @@ class PlannedTask:
 
         Args:
           folder: The task.
+
+        Raises:
+          ValueError: If its plans, of an older version, do not bound what devices report.
         """
         self.folder = folder
         """The task as it was read."""
@@ -186,7 +187,7 @@ class PlannedTask:
         task = population_lib.Task(
             name=terms.task,
             rounds=config.rounds,
-            summation=_summation(work, terms),
+            summation=_summation(work, config.rounds.wanted),
             server_step=self._step,
             weight=config.weight,
             model_of=terms.model_of,
@@ -273,10 +274,10 @@ def load(
     return PlannedTask(task_folder.read(path, keys))
 
 
-def _summation(work: server_work.ServerWork, terms: terms_lib.Terms) -> population_lib.Summation:
+def _summation(work: server_work.ServerWork, most_reports: int) -> population_lib.Summation:
     if secure_report.is_asked_for(work.plan):
         return summations.SecureSummation(work)
-    return summations.PlanSummation(work, _largest_norm(terms))
+    return summations.PlanSummation(work, most_reports)
 
 
 def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSettings | None:
@@ -291,14 +292,6 @@ def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSetti
         num_neighbours=config.secure_neighbours,
         step_timeout=config.secure_step_timeout,
     )
-
-
-def _largest_norm(terms: terms_lib.Terms) -> float | None:
-    """What devices clip to, or, where that is learned, what it will hardly come to."""
-    if terms.strategy is None:
-        return None
-    # A half at most is told besides of whether the norm was larger.
-    return terms.clip_norm * _MOST_LEARNED + 1 if terms.adaptive_clipping else terms.clip_norm
 
 
 def _largest_report(server: plan_pb2.ServerPlan) -> int:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.plans import secure_report, server_work, tensor_values
+from tff_dpftrl.runtime.plans import report_bounds, secure_report, server_work, tensor_values
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.secure_sums import vectors
-
-_SUMMED = np.dtype("float64")  # What is clipped and noised, and nothing else is of it.
 
 
 @dataclasses.dataclass
@@ -34,15 +31,18 @@ class Total:
 class PlanSummation(population_lib.Summation):
     """Sums `wire_pb2.Report`s: updates as the plan says, participation vectors beside them."""
 
-    def __init__(self, work: server_work.ServerWork, largest_norm: float | None = None):
+    def __init__(self, work: server_work.ServerWork, most_reports: int):
         """Takes the server's part of a task.
 
         Args:
           work: The server's part.
-          largest_norm: L2 norm that devices clip what is noised to; None if they do not.
+          most_reports: Largest number of reports in the sum of a round.
+
+        Raises:
+          ValueError: If the plan does not bound reports so that their sum has room.
         """
         self._work = work
-        self._largest_norm = math.inf if largest_norm is None else largest_norm
+        self._bounds = report_bounds.ReportBounds(work.plan, most_reports)
         self._buckets = secure_report.buckets_of(work.plan.participation)
         self._too_soon = self._buckets.below(work.plan.participation.min_sep_rounds)
 
@@ -50,6 +50,12 @@ class PlanSummation(population_lib.Summation):
         """See the base class."""
         strides, times = (np.zeros(shape, np.int64) for shape in self._buckets.shapes)
         return Total(self._work.zero(), strides, times)
+
+    def for_round(self, model: bytes) -> PlanSummation:
+        """See the base class: a learned clip norm is part of the model."""
+        made = copy.copy(self)
+        made._bounds = self._bounds.for_round(model)
+        return made
 
     def accumulate(self, total: Total, payload: wire_pb2.Report) -> Total:
         """See the base class."""
@@ -60,9 +66,10 @@ class PlanSummation(population_lib.Summation):
             self._buckets.check_one_hot(strides, times)
             self._check_stride(strides)
             update = tensor_values.from_bytes(payload.update, self._work.plan.update, "update")
-            self._check_norm(update)
-            total.sums = self._work.accumulate(total.sums, update)
-        except ValueError as error:  # Of another shape, not finite, no one-hot.
+            self._work.check_update(update)
+            self._bounds.check(update)
+            total.sums = self._work.add(total.sums, update)
+        except ValueError as error:  # Of another shape, not finite, out of bounds, no one-hot.
             raise population_lib.UnusableReport(str(error)) from None
         total.strides += strides
         total.times += times
@@ -72,17 +79,6 @@ class PlanSummation(population_lib.Summation):
         """A device that keeps its timer never says so; one lie would end the task's budget."""
         if strides[1 : 1 + self._too_soon].any():
             raise ValueError("strides says that the device has not rested as the plan asks.")
-
-    def _check_norm(self, update: Sequence[np.ndarray]) -> None:
-        """That one device moves a sum by no more rests on all of them (`private_round.summation`).
-
-        Beside an update of 10¹⁵, the noise and what it hides are rounded to eighths.
-        """
-        flat = [array.ravel() for array in update if array.dtype == _SUMMED]
-        with np.errstate(over="ignore"):
-            norm = math.sqrt(sum(float(array @ array) for array in flat))
-        if norm > self._largest_norm:
-            raise ValueError(f"update is not clipped to the norm {self._largest_norm:g}.")
 
     def merge(self, total: Total, other: Total) -> Total:
         """See the base class."""
@@ -100,8 +96,13 @@ class SecureSummation(population_lib.Summation):
 
         Args:
           work: The server's part.
+
+        Raises:
+          ValueError: If the plan does not bound reports so that their sum has room.
         """
         self._work = work
+        most_devices = work.plan.secure_aggregation.most_devices
+        self._bounds = report_bounds.ReportBounds(work.plan, most_devices)
         self._shapes = secure_report.buckets_of(work.plan.participation).shapes
 
     def zero(self) -> Total:
@@ -115,10 +116,11 @@ class SecureSummation(population_lib.Summation):
         raise population_lib.UnusableReport("reports of this task are summed by their devices")
 
     def of_group(self, vector: vectors.Vector, num_devices: int) -> Total:
-        """See the base class; nothing is decoded of a sum whose count is wrong."""
+        """See the base class; nothing is decoded of a sum that no honest devices can make."""
         try:
             read = secure_report.read_total(self._work.plan, vector, num_devices)
-        except secure_report.TotalRefusedError as error:
+            self._bounds.check(read.sums, num_devices)
+        except (secure_report.TotalRefusedError, report_bounds.OutOfBoundsError) as error:
             raise population_lib.UnusableReport(str(error)) from None
         return Total(list(read.sums), read.strides, read.times)
 

@@ -1,0 +1,177 @@
+"""Bounds of a report, from what the maker of a task knows of its process."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.runtime.plans import plan_pb2, report_bounds
+
+LARGEST_METRIC = 2.0**40
+"""Absolute value that a device's metric is cut to where `ReportLimits` does not name it."""
+
+_COUNT = "count"  # Of the encodings: a one for each device.
+_DOUBLED = "doubled"  # Of `secagg_sum.SecAggHalfBitFactory`: 0, 1 or 2.
+_VECTOR = "vector"  # Of `secagg_sum.SecAggSumFactory`.
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportLimits:
+    """What an honest device of a task reports at most.
+
+    Attributes:
+      clip_norm: L2 norm that the update is clipped to; of a norm that the process learns, the
+        name of the broadcast scalar that holds it; None if the update is not clipped.
+      encoding: Encoding of the update for secure sums; None if it is summed as it is.
+      metrics: Largest value of a metric in one report, by the last part of its label; such a
+        metric is never negative. Where metrics are summed securely, the largest integer that
+        encodes it. Other metrics are cut to `LARGEST_METRIC`, or less where the sum of
+        `most_reports` has no room for that.
+      most_reports: Largest number of reports in one sum.
+    """
+
+    clip_norm: float | str | None = None
+    encoding: grid.GridEncoding | None = None
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    most_reports: int = 100_000
+
+
+class UnboundedError(ValueError):
+    """A process for whose reports no bounds are known, with the reason."""
+
+
+def bound_reports(
+    server: plan_pb2.ServerPlan, kind: plan_pb2.TaskKind, limits: ReportLimits
+) -> None:
+    """Adds the bounds of a report to a server's plan, and lowers `largest_entry` of secure sums.
+
+    Args:
+      server: The plan, with `update`, `secure_sums`, `prepare` and `get_weights`.
+      kind: Whether the task trains or evaluates: only the former reports an update.
+      limits: What an honest device reports at most.
+
+    Raises:
+      UnboundedError: If nothing bounds a tensor of the update.
+    """
+    num_added = len(server.update) - len(server.secure_sums)
+    bounds = list(_bounds_in_the_clear(server, num_added, kind, limits))
+    for place in range(num_added, len(server.update)):
+        rule = server.secure_sums[place - num_added]
+        bounds.append(_secure_bound(server.update[place], place, rule, limits))
+    server.report_bounds.extend(bounds)
+
+
+def _bounds_in_the_clear(
+    server: plan_pb2.ServerPlan, num_added: int, kind: plan_pb2.TaskKind, limits: ReportLimits
+) -> Iterator[plan_pb2.ReportBound]:
+    tensors = server.update[:num_added]
+    update = range(0)
+    if kind != plan_pb2.EVALUATION and limits.encoding is None:
+        update = _update_in(tensors, server.get_weights.outputs, limits)
+    if update:
+        norm = plan_pb2.ReportBound.Norm(**_largest_norm(server, tensors[update[0]].dtype, limits))
+        yield plan_pb2.ReportBound(tensors=update, norm=norm)
+    for place, tensor in enumerate(tensors):
+        if place not in update:
+            yield _metric(tensor, place, limits)
+
+
+def _update_in(
+    tensors: Sequence[plan_pb2.Tensor],
+    weights: Sequence[plan_pb2.Tensor],
+    limits: ReportLimits,
+) -> range:
+    """Places of the update: the last tensors that are like the model's trainable weights."""
+    shapes = [list(w.shape) for w in weights if w.label.partition("/")[0] == "trainable"]
+    dtypes = ("float64",) if limits.clip_norm is not None else ("float32", "float64")
+    for first in range(len(tensors) - len(shapes), -1, -1):
+        found = tensors[first : first + len(shapes)]
+        if [list(t.shape) for t in found] == shapes and all(t.dtype in dtypes for t in found):
+            return range(first, first + len(shapes))
+    if limits.clip_norm is None:
+        return range(0)
+    raise UnboundedError(
+        f"none of its {len(tensors)} tensors in the clear are float64 of the shapes of the model's "
+        "trainable weights; leave out report_limits.clip_norm if the process does not clip, or "
+        "give report_limits.encoding if it encodes."
+    )
+
+
+def _largest_norm(
+    server: plan_pb2.ServerPlan, dtype: str, limits: ReportLimits
+) -> dict[str, float | str]:
+    if limits.clip_norm is None:  # Nothing but that sums stay finite.
+        return {"largest": float(report_bounds.most_of(dtype)) / (2 * limits.most_reports)}
+    if not isinstance(limits.clip_norm, str):
+        return {"largest": limits.clip_norm}
+    found = [
+        tensor.label
+        for tensor in server.prepare.outputs
+        if tensor.label.rpartition("/")[2] == limits.clip_norm and not tensor.shape
+    ]
+    if len(found) != 1:
+        raise UnboundedError(
+            f"report_limits.clip_norm is {limits.clip_norm!r}, and devices get {len(found)} "
+            "scalars of that name."
+        )
+    return {"largest": 1.0, "times": found[0]}
+
+
+def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:
+    name = tensor.label.rpartition("/")[2]
+    if name in limits.metrics:
+        least, largest = 0.0, limits.metrics[name]
+    elif tensor.label.replace("/", "").isdigit() and not tensor.shape:
+        # No metric, which has a name. The bit of adaptive clipping is ±1/2; others are weights,
+        # and counts of devices.
+        is_bit = tensor.dtype == "float64" and isinstance(limits.clip_norm, str)
+        least, largest = (-0.5, 0.5) if is_bit else (0.0, 1.0)
+    else:
+        largest = LARGEST_METRIC
+        least = 0.0 if tensor.dtype.startswith("uint") else -largest
+    room = report_bounds.most_of(tensor.dtype) / limits.most_reports
+    largest = _rounded_down(min(largest, room), tensor.dtype)
+    return _entries(place, max(least, -largest), largest)
+
+
+def _secure_bound(
+    tensor: plan_pb2.Tensor, place: int, rule: plan_pb2.SecureSum, limits: ReportLimits
+) -> plan_pb2.ReportBound:
+    name, encoding = tensor.label.rpartition("/")[2], limits.encoding
+    if rule.HasField("largest_entry"):
+        largest = min(limits.metrics.get(name, math.inf), rule.largest_entry)
+        if name in limits.metrics:
+            rule.largest_entry = int(largest)
+        return _entries(place, 0.0, _rounded_down(largest, tensor.dtype))
+    if encoding is not None and name == _VECTOR:
+        if (list(tensor.shape), rule.modulus) != ([encoding.padded_dim], encoding.sum_modulus):
+            raise UnboundedError(f"report_limits.encoding is not that of {tensor.label}.")
+        bound = _entries(place, 0.0, 2.0 * encoding.max_coordinate)
+        bound.norm.largest = math.sqrt(encoding.max_squared_norm)
+        bound.norm.centre = encoding.max_coordinate
+        return bound
+    if encoding is not None and name in (_COUNT, _DOUBLED):
+        return _entries(place, *((1.0, 1.0) if name == _COUNT else (0.0, 2.0)))
+    raise UnboundedError(
+        f"{tensor.label} is summed modulo {rule.modulus}, and nothing bounds what a device may "
+        "send: give report_limits.encoding, the encoding of its updates."
+    )
+
+
+def _entries(place: int, least: float, largest: float) -> plan_pb2.ReportBound:
+    entries = plan_pb2.ReportBound.Entries(least=least, largest=largest)
+    return plan_pb2.ReportBound(tensors=[place], entries=entries)
+
+
+def _rounded_down(value: float, dtype: str) -> float:
+    """The largest number of a dtype, and of float64, that is at most `value`, which is positive."""
+    if np.dtype(dtype).kind in "iu":
+        value = math.floor(value)
+        rounded = float(value)
+        return rounded if rounded <= value else math.nextafter(rounded, 0.0)
+    rounded = np.dtype(dtype).type(value)
+    return float(rounded if rounded <= value else np.nextafter(rounded, np.dtype(dtype).type(0)))
