@@ -10,6 +10,7 @@ import time
 import urllib.request
 
 import pytest
+import tornado.netutil
 
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import number_devices, small_folder
@@ -17,6 +18,7 @@ from tff_dpftrl.runtime import serving, signing_keys
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server, server_folder
+from tff_dpftrl.runtime.status import access
 from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task
 
@@ -167,6 +169,28 @@ def test_a_second_server_is_refused(task, folder, tmp_path):
     asyncio.run(run())
     with pytest.raises(ValueError, match="No server runs with the folder"):
         folder.address()
+
+
+def test_an_open_status_page_is_warned_of(task, folder, monkeypatch):
+    bind = tornado.netutil.bind_sockets
+    monkeypatch.setattr(
+        tornado.netutil, "bind_sockets", lambda port, _, family: bind(port, "127.0.0.1", family)
+    )
+
+    async def started(**settings):
+        lines = []
+        served = _serving(task, memory.MemoryStore(), folder, lines, **settings)
+        try:
+            await served.start()
+        finally:
+            await served.stop()
+        return [line for line in lines if line.startswith("Warning: whoever reaches http://")]
+
+    both = {"status_access": access.Access(is_open=True)}
+    assert asyncio.run(started(status_address="10.0.0.1:0", **both))
+    assert not asyncio.run(started(**both))
+    with pytest.raises(ValueError, match="is for other machines"):
+        asyncio.run(started(status_address="10.0.0.1:0"))
 
 
 def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, folder):

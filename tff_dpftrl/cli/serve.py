@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import train
+from tff_dpftrl.cli import status_flags, train
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime import serving
@@ -109,13 +109,6 @@ def add_parser(subparsers) -> None:
         "its own, devices find the server again. Default: 127.0.0.1:0.",
     )
     listening.add_argument(
-        "--status-address",
-        default="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help="For the status page, which has neither TLS nor passwords: keep it to this machine. "
-        "Default: 127.0.0.1:0.",
-    )
-    listening.add_argument(
         "--server-folder",
         metavar="DIR",
         help="Where certificate and keys are, or are made. Default: server, in the store's folder.",
@@ -129,6 +122,7 @@ def add_parser(subparsers) -> None:
         metavar="HOST",
         help="Names and addresses for a certificate that is made. Default: localhost 127.0.0.1.",
     )
+    status_flags.add_arguments(parser)
     who = parser.add_argument_group("who is a device")
     who.add_argument(
         "--attestation-keys",
@@ -237,6 +231,7 @@ def run(args: argparse.Namespace) -> int:
     settings = serving.Settings(
         address=args.address,
         status_address=args.status_address,
+        status_access=status_flags.made(args),
         population_size=args.population_size or max(sizes),
         round_seconds=args.round_seconds,
     )
@@ -339,6 +334,7 @@ def _check(args: argparse.Namespace) -> None:
                 f"--{flag.replace('_', '-')} {value!r} must be like 127.0.0.1:8443; port 0 is any "
                 "that is free."
             )
+    status_flags.check(args)
     if (args.certificate is None) != (args.private_key is None):
         raise ValueError("--certificate and --private-key must both be given, or neither.")
     if args.certificate and args.names:
@@ -428,7 +424,8 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
     garbage.settle()
     try:
         _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
-        _say(f"Status page: {served.page_address}")
+        password = f" (password: {args.status_token})" if args.status_token else ""
+        _say(f"Status page: {served.page_address}{password}")
         waits = [asyncio.ensure_future(stop.wait())]
         if args.until_done:
             waits.append(asyncio.ensure_future(served.done.wait()))

@@ -18,7 +18,7 @@ from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import served_task, tls
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
-from tff_dpftrl.runtime.status import observations, page
+from tff_dpftrl.runtime.status import access, observations, page
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task
 
@@ -32,6 +32,7 @@ class Settings:
     Attributes:
       address: Host and port for devices; port 0 takes a free one.
       status_address: The same for the status page; None for no page.
+      status_access: Who may read the status page.
       names: Names and addresses that devices connect to, for a certificate that is made.
       population_size: Devices that are available at a time, about: how often each is told
         to come follows from it.
@@ -41,6 +42,7 @@ class Settings:
 
     address: str = "127.0.0.1:0"
     status_address: str | None = "127.0.0.1:0"
+    status_access: access.Access = access.Access()
     names: Sequence[str] = tls.LOOPBACK
     population_size: float = 1000.0
     round_seconds: float = 60.0
@@ -243,8 +245,11 @@ class Serving:
             history=lambda task: self._store.history(self.population.name, task),
             host=host.strip("[]"),
             port=int(port),
+            allowed=self._settings.status_access,
         )
         await self._page.start()
+        if self._settings.status_access.is_open and not access.is_loopback(host.strip("[]")):
+            self._say(f"Warning: whoever reaches {self.page_address} can read the status page.")
 
     def _privacy(self, name: str) -> dict[str, Any]:
         """For the page: what a task has spent, from its last commit."""

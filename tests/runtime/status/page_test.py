@@ -7,10 +7,11 @@ import sys
 
 import pytest
 import tornado.httpclient
+import tornado.netutil
 from prometheus_client import parser
 
 from tests.runtime.status import watched
-from tff_dpftrl.runtime.status import page
+from tff_dpftrl.runtime.status import access, page
 
 HISTORY = [{"round": 0, "committed_at": watched.START, "epoch": 1, "loss": 2.5}]
 
@@ -114,6 +115,76 @@ def test_it_is_for_reading_and_answers_to_names_of_this_machine_only():
                 answer = await fetch(status.address + path)
                 assert answer.code == 404, path
                 assert "Content-Security-Policy" in answer.headers
+
+    asyncio.run(scenario())
+
+
+OTHERS = "10.0.0.1"  # For other machines; the tests listen on loopback all the same.
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture(name="listens_on_loopback")
+def _listens_on_loopback(monkeypatch):
+    bind = tornado.netutil.bind_sockets
+
+    def bind_loopback(port, address, family):
+        return bind(port, "127.0.0.1" if address == OTHERS else address, family)
+
+    monkeypatch.setattr(tornado.netutil, "bind_sockets", bind_loopback)
+
+
+def test_the_page_is_shown_to_other_machines_by_a_decision_only():
+    async def scenario():
+        async with served(watched.Watched(), host=OTHERS):
+            pass
+
+    with pytest.raises(ValueError, match="host='10.0.0.1' is for other machines"):
+        asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("listens_on_loopback")
+def test_an_open_page_answers_to_no_foreign_name_either():
+    allowed = access.Access(names=["status.example.org"], is_open=True)
+
+    async def scenario():
+        async with served(watched.Watched(), host=OTHERS, allowed=allowed) as status:
+            port = status.address.rpartition(":")[2]
+            for path in ("/", "/data.json", "/metrics", "/nothing"):
+                url = f"http://127.0.0.1:{port}{path}"
+                for name in (OTHERS, "status.example.org", "Status.Example.org:80"):
+                    answer = await fetch(url, headers={"Host": name})
+                    assert answer.code == (404 if path == "/nothing" else 200)
+                for name in ("evil.example", "evil.example:80", "status.example.org.evil.example"):
+                    answer = await fetch(url, headers={"Host": name})
+                    assert (answer.code, answer.body) == (403, b"403 Not a name of this server\n")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("listens_on_loopback")
+@pytest.mark.parametrize("host", ["127.0.0.1", OTHERS])
+def test_a_page_with_a_token_is_for_those_who_have_it(host):
+    async def scenario():
+        allowed = access.Access(token=TOKEN)
+        async with served(watched.Watched(), host=host, allowed=allowed) as status:
+            url = f"http://127.0.0.1:{status.address.rpartition(':')[2]}"
+            for path in ("/", "/page.js", "/data.json", "/task.json", "/metrics", "/nothing"):
+                for method in ("GET", "HEAD"):
+                    answer = await fetch(url + path, method=method)
+                    assert answer.code == 401, path
+                    assert answer.headers["WWW-Authenticate"].startswith("Basic realm=")
+                    assert "Content-Security-Policy" in answer.headers
+                answer = await fetch(f"{url}{path}?token={TOKEN}")
+                assert answer.code == 401
+            wrong = {"Authorization": f"Bearer {TOKEN[:-1]}"}
+            assert (await fetch(url, headers=wrong)).code == 401
+            scraper = {"Authorization": f"Bearer {TOKEN}"}
+            answer = await fetch(f"{url}/metrics", headers=scraper)
+            assert answer.code == 200 and b"tff_dpftrl_devices" in answer.body
+            foreign = {**scraper, "Host": "evil.example"}
+            assert (await fetch(f"{url}/metrics", headers=foreign)).code == 403
+            browser = {"auth_username": "me", "auth_password": TOKEN}
+            assert (await fetch(f"{url}/data.json", **browser)).code == 200
 
     asyncio.run(scenario())
 

@@ -6,16 +6,16 @@
     /history.json  its committed rounds
     /metrics       the figures for Prometheus
 
-It binds loopback unless told otherwise, and has neither passwords nor TLS: to look from
-elsewhere, go through a tunnel or a proxy that has both. Bound to loopback, it answers only
-to names of the machine itself, so that no web page can reach it through a browser by a name
-of its own. Nothing it serves comes from elsewhere; names and values are set as text.
+It binds loopback unless told otherwise, and has no TLS: to look from elsewhere, go through a
+tunnel or a proxy that has. On other addresses it asks for a token, or is open to all by the
+operator's word. It answers only to names of the server (`access`), so that no web page can
+reach it through a browser by a name of its own. Nothing it serves comes from elsewhere; names
+and values are set as text.
 """
 
 from __future__ import annotations
 
 import functools
-import ipaddress
 import json
 import pathlib
 import socket
@@ -28,7 +28,9 @@ import prometheus_client
 import tornado.httpserver
 import tornado.netutil
 import tornado.web
+from tornado import httputil
 
+from tff_dpftrl.runtime.status import access as access_lib
 from tff_dpftrl.runtime.status import history as history_lib
 from tff_dpftrl.runtime.status import metrics, read_behind, snapshot, time_series
 from tff_dpftrl.runtime.status import observations as observations_lib
@@ -51,6 +53,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_CHALLENGE = 'Basic realm="status page (any user name; the password is its token)"'
 # However many look, figures are computed so often at most.
 _FRESH_SECONDS = 0.5
 _DAY = "day"
@@ -67,6 +70,7 @@ class StatusServer:
         history: Callable[[str], Sequence[Mapping[str, Any]]],
         host: str = "127.0.0.1",
         port: int = 0,
+        allowed: access_lib.Access | None = None,
     ):
         """Does not listen yet.
 
@@ -82,7 +86,14 @@ class StatusServer:
           history: Given a task, its `Store.history`. Called on the same thread.
           host: Address to listen at.
           port: Its port; 0 takes a free one.
+          allowed: Who may read, and by which names of the server; None for all who use this
+            machine.
+
+        Raises:
+          ValueError: If `host` is for other machines, and `allowed` does not say who may read.
         """
+        self._allowed = access_lib.Access() if allowed is None else allowed
+        self._allowed.check(host)
         self.seen = seen
         self._host = host
         self._port = port
@@ -116,7 +127,7 @@ class StatusServer:
         port = sockets[0].getsockname()[1]
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.address = f"http://{host}:{port}"
-        handler = functools.partial(dict, status=self, names=_names(self._host))
+        handler = functools.partial(dict, status=self)
         application = tornado.web.Application(
             [
                 *(
@@ -152,6 +163,20 @@ class StatusServer:
         self._executor.shutdown()
 
     # What handlers ask for.
+
+    def check(self, request: httputil.HTTPServerRequest) -> None:
+        """Refuses a request by a foreign name, or without the token if one is asked for.
+
+        Raises:
+          tornado.web.HTTPError: If it is not to be answered.
+        """
+        reached = request.connection.stream.socket.getsockname()[0]
+        if not self._allowed.knows(request.host_name.strip("[]"), self._host, reached):
+            is_local = access_lib.is_loopback(self._host)
+            reason = "Ask for localhost" if is_local else "Not a name of this server"
+            raise tornado.web.HTTPError(403, reason=reason)
+        if not self._allowed.admits(request.headers.get("Authorization", "")):
+            raise tornado.web.HTTPError(401)
 
     def _known_privacy(self) -> dict[str, Mapping[str, Any]]:
         found = {}
@@ -226,23 +251,13 @@ def _files() -> list[tuple[pathlib.Path, dict[str, Any]]]:
     ]
 
 
-def _names(host: str) -> frozenset[str] | None:
-    """Names that the page answers to; None for all."""
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    return frozenset({"localhost", "127.0.0.1", "::1", host}) if is_local else None
-
-
 class _Handler(tornado.web.RequestHandler):
     """GET and HEAD, with the headers that keep foreign content out."""
 
     SUPPORTED_METHODS = ("GET", "HEAD")
 
-    def initialize(self, status: StatusServer, names: frozenset[str] | None) -> None:
+    def initialize(self, status: StatusServer) -> None:
         self.status = status
-        self.names = names
 
     def set_default_headers(self) -> None:
         for name, value in _HEADERS.items():
@@ -250,11 +265,12 @@ class _Handler(tornado.web.RequestHandler):
         self.clear_header("Server")
 
     def prepare(self) -> None:
-        if self.names is not None and self.request.host_name.strip("[]") not in self.names:
-            raise tornado.web.HTTPError(403, reason="Ask for localhost")
+        self.status.check(self.request)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         self.set_header("Content-Type", "text/plain; charset=utf-8")
+        if status_code == 401:
+            self.set_header("WWW-Authenticate", _CHALLENGE)
         self.finish(f"{status_code} {self._reason}\n")
 
     def send(self, content: bytes, kind: str) -> None:

@@ -1,0 +1,84 @@
+"""Where the status page of `tff-dpftrl serve` listens, and who may read it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.status import access
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what `check` and `made` read."""
+    group = parser.add_argument_group(
+        "status page",
+        "It has no TLS. On another address than loopback it needs --status-token or --status-open, "
+        "and answers only to the address itself and to --status-names.",
+    )
+    group.add_argument(
+        "--status-address",
+        default="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="Where it listens; port 0 is any that is free. Default: 127.0.0.1:0.",
+    )
+    group.add_argument(
+        "--status-token",
+        metavar="FILE",
+        help="File with the token that readers need, made with mode 0600 if there is none: the "
+        "password that a browser asks for (with any user name), or a bearer token, as Prometheus "
+        "sends with authorization.credentials_file.",
+    )
+    group.add_argument(
+        "--status-open",
+        action="store_true",
+        help="Let everybody who reaches the port read the page.",
+    )
+    group.add_argument(
+        "--status-names",
+        nargs="+",
+        default=[],
+        metavar="HOST",
+        help="Further names and addresses that readers know the server by, such as a proxy's.",
+    )
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuses flags that do not go together; reads and writes no file.
+
+    Args:
+      args: The arguments; the form of --status-address is known to be right.
+
+    Raises:
+      ValueError: If they do not.
+    """
+    from tff_dpftrl.runtime.status import access
+
+    if args.status_token and args.status_open:
+        raise ValueError("--status-token and --status-open exclude each other.")
+    try:
+        access.Access(names=args.status_names)
+    except ValueError as error:
+        raise ValueError(f"--status-names: {error}") from None
+    host = args.status_address.rpartition(":")[0].strip("[]")
+    if not (access.is_loopback(host) or args.status_token or args.status_open):
+        raise ValueError(
+            f"--status-address {args.status_address} is for other machines: say who may read the "
+            "page, by --status-token FILE, or by --status-open if everybody who reaches the port."
+        )
+
+
+def made(args: argparse.Namespace) -> access.Access:
+    """Who may read the page; makes the file of the token if there is none.
+
+    Args:
+      args: The arguments, checked.
+
+    Raises:
+      ValueError: If the file holds no token, or others may read it.
+      OSError: If it cannot be read or written.
+    """
+    from tff_dpftrl.runtime.status import access
+
+    token = access.token_of(args.status_token) if args.status_token else None
+    return access.Access(args.status_names, token, args.status_open)

@@ -1,0 +1,143 @@
+"""Who may read the status page: with which token, and by which names of the server."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import hmac
+import ipaddress
+import os
+import pathlib
+import re
+import secrets
+from collections.abc import Sequence
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.runtime import private_files
+
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_NAME = re.compile(r"[a-z0-9_.-]+", re.ASCII | re.IGNORECASE)
+_TOKEN = re.compile(r"[!-~]{16,}")  # As a header can hold it.
+_TOKEN_BYTES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """Who may read the page.
+
+    A browser that is led to the page by a name of an attacker's web site (DNS rebinding) would
+    hand the page to that site. So the page answers only to `names`, to the address that it
+    listens at, and to the address that the reader is connected to.
+
+    Attributes:
+      names: Further names and addresses that readers know the server by.
+      token: Secret that every request has to bring, as a bearer token or as the password of
+        basic authentication (RFC 6750, RFC 7617); None to ask for none.
+      is_open: Whether everybody who reaches the port may read, on other addresses than loopback.
+    """
+
+    names: Sequence[str] = ()
+    token: str | None = dataclasses.field(default=None, repr=False)
+    is_open: bool = False
+
+    def __post_init__(self):
+        for name in self.names:
+            if not (_NAME.fullmatch(name) or _is_address(name)):
+                raise ValueError(
+                    f"{name!r} is no name of a server: give a host name or an address, without "
+                    "scheme, port and wildcards."
+                )
+        if self.token is not None and self.is_open:
+            raise ValueError("token and is_open exclude each other: give one of them.")
+        if self.token is not None and not _TOKEN.fullmatch(self.token):
+            raise ValueError(
+                "token must have 16 characters or more, all of ASCII and none of them a space."
+            )
+
+    def check(self, host: str) -> None:
+        """Refuses to show the page to other machines without a decision about who may read it.
+
+        Args:
+          host: Address or name that the page is to listen at.
+
+        Raises:
+          ValueError: If it is not loopback, there is no token, and the page is not open.
+        """
+        if not is_loopback(host) and self.token is None and not self.is_open:
+            raise ValueError(
+                f"host={host!r} is for other machines: give a token, or is_open if everybody who "
+                "reaches the port may read the status page."
+            )
+
+    def knows(self, name: str, listening: str, reached: str) -> bool:
+        """Whether the page answers to a name.
+
+        Args:
+          name: Host in the request, lower-case, without port and brackets.
+          listening: Address or name that the page listens at.
+          reached: Address of this machine that the reader is connected to.
+        """
+        known = {listening.lower(), reached, *(given.lower().strip("[]") for given in self.names)}
+        if is_loopback(listening) or is_loopback(reached):
+            known |= _LOCAL_NAMES
+        return name in known
+
+    def admits(self, authorization: str) -> bool:
+        """Whether a request brings the token, if one is asked for.
+
+        Args:
+          authorization: Its `Authorization` header; empty if it has none.
+        """
+        if self.token is None:
+            return True
+        scheme, _, credentials = authorization.partition(" ")
+        given = credentials.strip().encode()
+        if scheme.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given, self.token.encode())
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address, or the name localhost, is reached from this machine only."""
+    return _is_address(host) and ipaddress.ip_address(host).is_loopback or host == "localhost"
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def token_of(path: str | os.PathLike[str]) -> str:
+    """Reads the token of a file; draws one from the operating system if there is no such file.
+
+    Args:
+      path: The file. A new one has mode 0600.
+
+    Returns:
+      The token.
+
+    Raises:
+      ValueError: If other users may read the file, or it holds no token.
+      OSError: If it cannot be read or written.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        private_files.make_folder(path.parent)
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        durable_files.write(path, f"{token}\n".encode(), private=True)
+    token = private_files.read(path, "a token").decode("latin-1").strip()
+    if not _TOKEN.fullmatch(token):
+        raise ValueError(
+            f"{path} holds no token: put 16 random characters or more on one line, or remove the "
+            "file for a new one."
+        )
+    return token
