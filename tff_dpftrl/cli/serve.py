@@ -424,8 +424,8 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
     garbage.settle()
     try:
         _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
-        password = f" (password: {args.status_token})" if args.status_token else ""
-        _say(f"Status page: {served.page_address}{password}")
+        token = f" (password: the token in {args.status_token})" if args.status_token else ""
+        _say(f"Status page: {served.page_address}{token}")
         waits = [asyncio.ensure_future(stop.wait())]
         if args.until_done:
             waits.append(asyncio.ensure_future(served.done.wait()))

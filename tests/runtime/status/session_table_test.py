@@ -117,6 +117,17 @@ def test_no_file_is_an_empty_table(tmp_path):
     assert session_table.SessionTable.load(tmp_path / "none.json").rows() == []
 
 
+def test_a_time_of_any_size_is_read_or_refused(tmp_path):
+    path = tmp_path / "sessions.json"
+    shapes = '"session_shapes": {}, "former_session_shapes": {}'
+    path.write_text(f'{{"version": 2, "since": {"9" * 400}, {shapes}}}')
+    assert session_table.SessionTable.load(path).add("-#") == "-#"
+    for since in ("-1", "1e999", "NaN", "null", '"0"'):
+        path.write_text(f'{{"version": 2, "since": {since}, {shapes}}}')
+        with pytest.raises(ValueError, match="holds no counts"):
+            session_table.SessionTable.load(path)
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -170,7 +170,8 @@ class StatusServer:
         Raises:
           tornado.web.HTTPError: If it is not to be answered.
         """
-        reached = request.connection.stream.socket.getsockname()[0]
+        connected = request.connection.stream.socket  # None if the reader has gone.
+        reached = connected.getsockname()[0] if connected else ""
         if not self._allowed.knows(request.host_name.strip("[]"), self._host, reached):
             is_local = access_lib.is_loopback(self._host)
             reason = "Ask for localhost" if is_local else "Not a name of this server"

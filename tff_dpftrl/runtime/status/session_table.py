@@ -135,7 +135,7 @@ class SessionTable:
             raise ValueError(problem)
         since = content.get("since")
         present, former = content.get("session_shapes"), content.get("former_session_shapes")
-        if type(since) not in (int, float) or not math.isfinite(since):
+        if type(since) not in (int, float) or not 0 <= since < math.inf:
             raise ValueError(problem)
         if not (_are_counts(present) and _are_counts(former)):
             raise ValueError(problem)
