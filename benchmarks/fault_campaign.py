@@ -63,11 +63,12 @@ def main() -> int:
         folder = given.folder or pathlib.Path(temporary) / "campaign"
         begin = time.monotonic()
         place = stage.Stage(folder)
-        database = None
+        url, database = "", None
         if given.store == "postgresql":
             database = postgresql.Server(postgresql.programs(), "fsync=off")
             stack.callback(database.stop)
-        place.make(given.seed, database.new_database() if database else "")
+            url = database.new_database()
+        place.make(given.seed, url)
         runs, options = _servers(given.engine, place)
         left = asyncio.run(
             supervisor.run(
@@ -82,8 +83,8 @@ def main() -> int:
                 say=lambda line: print(line, flush=True),
             )
         )
-        if database:
-            database.copy_files(folder / "postgresql")  # Devices' vectors are looked for there.
+        if database:  # So that devices' vectors are looked for in its files.
+            database.copy_files(url, folder / "postgresql")
         verdict = checks.judge(checks.collect(left))
         told = report.as_json(
             f"{given.engine} with {given.store}", left, verdict, seconds=time.monotonic() - begin

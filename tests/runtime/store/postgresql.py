@@ -140,10 +140,15 @@ class Server:
             cursor.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
 
-    def copy_files(self, folder: pathlib.Path) -> None:
-        """Copies what it has written, tables and log, into a new folder, as far as it lasts."""
-        with contextlib.suppress(shutil.Error):  # Of files that are gone meanwhile.
-            shutil.copytree(self._folder, folder, ignore=shutil.ignore_patterns(".s.*"))
+    def copy_files(self, url: str, folder: pathlib.Path) -> None:
+        """Copies what a database has on disk, its tables and the logs, into a new folder."""
+        name = url.rpartition("/")[2]
+        ((number,),) = self.execute("SELECT oid FROM pg_database WHERE datname = %s", name)
+        self.execute("CHECKPOINT")
+        for part in (f"base/{number}", "pg_wal"):
+            with contextlib.suppress(shutil.Error):  # Of files that are gone meanwhile.
+                shutil.copytree(self._folder / "data" / part, folder / part)
+        shutil.copyfile(self._folder / "log", folder / "log")
 
     def log(self) -> str:
         """What it has logged."""
