@@ -59,6 +59,14 @@ examples:
 
 
 _NO_ATTESTATION = "Whoever connects is taken for a device: there is no attestation."
+_SESSIONS_PER = {
+    "address": "Open sessions of one network address (of IPv6: one network of 64 bits), at each "
+    "Selector. Raise it if devices come through few addresses, as through a balancer. Default: "
+    "500, and no limit for devices on this machine; a number holds for them, too.",
+    "connection": "Open sessions of one connection. Raise it for a fleet on another machine, "
+    "which shares a few. Default: 16, and no limit for devices on this machine; a number holds "
+    "for them, too.",
+}
 _NUM_HOSTS = 2  # Of each kind, on Ray.
 
 
@@ -136,6 +144,13 @@ def add_parser(subparsers) -> None:
         action="store_true",
         help="Take everybody who connects for a device: one program can then be any number.",
     )
+    for what in ("address", "connection"):
+        who.add_argument(
+            f"--sessions-per-{what}",
+            type=int,
+            metavar="N",
+            help=_SESSIONS_PER[what],
+        )
     pace = parser.add_argument_group("how often devices come")
     pace.add_argument(
         "--population-size",
@@ -150,6 +165,15 @@ def add_parser(subparsers) -> None:
         metavar="SECONDS",
         help="How long a round takes, about: enough devices for one are asked to come in this "
         "time. Default: 60.",
+    )
+    pace.add_argument(
+        "--most-over-selection",
+        type=float,
+        default=3.0,
+        metavar="FACTOR",
+        help="Devices to choose for each report of a round's goal at most, while many of those "
+        "that are chosen do not report. The devices of a sum are never more than the task "
+        "declares; 1 is to choose no more than it declares, either. Default: 3.",
     )
     machines = parser.add_argument_group(
         "on many machines",
@@ -201,6 +225,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end, and returns the exit status."""
     _check(args)
     from tff_dpftrl.runtime import core_files, serving, signing_keys
+    from tff_dpftrl.runtime.server import limits
     from tff_dpftrl.runtime.server import server as server_lib
 
     folder = serving.folder_for(args.store, args.server_folder)
@@ -234,6 +259,11 @@ def run(args: argparse.Namespace) -> int:
         status_access=status_flags.made(args),
         population_size=args.population_size or max(sizes),
         round_seconds=args.round_seconds,
+        limits=limits.Limits(
+            sessions_per_address=args.sessions_per_address,
+            sessions_per_connection=args.sessions_per_connection,
+        ),
+        most_over_selection=args.most_over_selection,
     )
     core_files.forbid()
     with contextlib.closing(sql.SqlStore(args.store)) as store:
@@ -343,6 +373,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError("--no-attestation and --attestation-keys exclude each other.")
     _check_engine(args)
     validation.positive("--round-seconds", args.round_seconds)
+    validation.number("--most-over-selection", args.most_over_selection, at_least=1, at_most=1000)
+    for flag in ("sessions_per_address", "sessions_per_connection"):
+        if getattr(args, flag) is not None:
+            validation.integer(f"--{flag.replace('_', '-')}", getattr(args, flag), minimum=1)
     if args.population_size is not None:
         validation.positive("--population-size", args.population_size)
 

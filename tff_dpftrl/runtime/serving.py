@@ -38,6 +38,8 @@ class Settings:
         to come follows from it.
       round_seconds: How long a round takes, from one selection to the next, about.
       limits: How much devices may use.
+      most_over_selection: Largest number of devices chosen for each report of a round's goal,
+        where many have not reported.
     """
 
     address: str = "127.0.0.1:0"
@@ -47,6 +49,7 @@ class Settings:
     population_size: float = 1000.0
     round_seconds: float = 60.0
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
+    most_over_selection: float = 3.0
 
 
 class Engine(Protocol):
@@ -303,7 +306,13 @@ def _resting(task: planned_task.PlannedTask, settings: Settings) -> Any:
     """A task whose devices come back after they have rested, as far as rounds tell time."""
     kept = task.folder.server.participation
     rest = max((kept.min_sep_rounds - 1) * settings.round_seconds, kept.min_sep_hours * _HOUR)
-    inner = dataclasses.replace(task.served.task, rest_seconds=rest)
+    inner = dataclasses.replace(
+        task.served.task,
+        rest_seconds=rest,
+        rounds=dataclasses.replace(
+            task.served.task.rounds, most_over_selection=settings.most_over_selection
+        ),
+    )
     return dataclasses.replace(task.served, task=inner)
 
 

@@ -92,6 +92,32 @@ def test_who_dropped_out_is_not_waited_for():
     assert refusal(report(made, "a")) is messages.Refusal.NOT_SELECTED
 
 
+def test_who_has_sent_nothing_is_given_up_and_who_sends_is_not():
+    made, _ = make()
+    report(made, "a")
+    assert made.step(1.0, messages.ReportBegun("b")) == []
+    effects = made.step(1.0, messages.DropSilent())
+    assert sent(effects) == [messages.ReportsCounted("sums", 1, 1)]
+    assert refusal(report(made, "c")) is messages.Refusal.LATE
+    assert made.step(1.0, messages.DeviceGone("c")) == []
+    assert sent(report(made, "b"), "b") == [messages.ReportAccepted("b", "attempt", (7.0, 9.0))]
+    assert made.step(1.0, messages.DropSilent()) == []
+    (handed,) = sent(made.step(2.0, messages.CloseReporting()), "attempt")
+    assert handed.counts == {"reports": 2, "dropped": 1, "late": 1, "outstanding": 0}
+    assert made.step(2.0, messages.DropSilent()) == []
+
+
+def test_a_sum_holds_no_more_reports_than_it_has_room_for():
+    role = dataclasses.replace(ROLE, most_reports=1)
+    made = aggregator.Aggregator("sums", TASK, role, random.Random(0), lambda *_: (7.0,))
+    made.start(0.0)
+    report(made, "c", 5)  # An unusable report takes no room.
+    report(made, "a", "one")
+    assert refusal(report(made, "b", "two")) is messages.Refusal.LATE
+    (handed,) = sent(made.step(2.0, messages.CloseReporting()), "attempt")
+    assert (handed.total, handed.counts["reports"]) == (["one"], 1)
+
+
 def test_it_ends_when_its_master_has_forgotten_it():
     made, effects = make()
     (timer,) = [effect for effect in effects if isinstance(effect, actor.After)]

@@ -184,6 +184,40 @@ def test_after_the_time_out_of_the_selection_the_least_number_is_enough():
     assert [type(message) for message in made.sent("s1")] == [messages.SelectDevices]
 
 
+def half_have_reported():
+    """A Coordinator whose last attempt was committed late, with half of its devices."""
+    served = dataclasses.replace(SERVED, tasks=(SERVED.task("training"),))
+    made = leading(served).tell(waiting("s0", 4))
+    (spawn,) = made.spawned()
+    turnout = messages.Turnout(4, 2, 0, 1.5)
+    return made.tell(dataclasses.replace(committed(attempt=spawn.address), turnout=turnout))
+
+
+def test_more_devices_are_chosen_where_few_have_reported():
+    made = half_have_reported()
+    (wish,) = made.sent("s0", messages.SelectDevices)
+    assert wish.wanted == 5  # A goal of 3, where 5 of 8 are expected to report.
+    (spawn,) = made.tell(waiting("s0", 6, serial=1)).spawned()
+    assert [order.count for order in made.sent("s0", messages.ForwardDevices)] == [5]
+    assert spawn.role.half_seconds == 1.5
+
+
+def test_devices_beyond_the_declared_number_are_not_waited_for_long():
+    made = half_have_reported().tell(waiting("s0", 4, serial=1), 101.5)
+    assert not made.spawned()
+    made.tell(waiting("s0", 4, serial=1), 101.7)  # A tenth of the selection's time-out.
+    assert [order.count for order in made.sent("s0", messages.ForwardDevices)] == [4]
+
+
+def test_nothing_is_learned_twice_from_one_attempt():
+    made = half_have_reported()
+    turnout = messages.Turnout(4, 0, 0, 9.0)
+    made.tell(dataclasses.replace(committed(attempt="me/round/1"), turnout=turnout))
+    abandoned = messages.RoundAbandoned("me/round/1", "too few", {}, turnout=turnout)
+    made.tell(abandoned).heartbeat(102.0)
+    assert made.sent("s0", messages.SelectDevices)[0].wanted == 5
+
+
 def test_the_next_devices_are_chosen_while_a_round_reports_but_no_round_begins():
     made, spawn = running()
     (order,) = made.sent("s0")

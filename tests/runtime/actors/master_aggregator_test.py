@@ -15,8 +15,8 @@ ROLE = roles.MasterAggregatorRole("leader", 2, COMMIT, b"model 5", frozenset({"s
 class Attempt:
     """A Master Aggregator and what it did last."""
 
-    def __init__(self, task=TASK):
-        self.actor = master_aggregator.MasterAggregator("attempt", "keeper", task, ROLE)
+    def __init__(self, task=TASK, role=ROLE):
+        self.actor = master_aggregator.MasterAggregator("attempt", "keeper", task, role)
         self.effects = self.actor.start(0.0)
         self.timers = []
 
@@ -107,6 +107,63 @@ def test_reporting_closes_early_when_nobody_is_left_and_late_by_its_time_out():
     assert made.sent("attempt/aggregator/1") == [messages.CloseReporting()]
 
 
+def test_silent_devices_are_given_up_once_others_have_had_time():
+    made = reporting().tell(counted(0, 2, 0), now=1.5)  # Half of the goal, after 0.5 seconds.
+    (timer,) = [one for one in made.effects if isinstance(one, actor.After)]
+    assert timer.seconds == TASK.rounds.patience(0.5) - 0.5 == 1.5
+    made.tell(timer.message, now=3.0)
+    assert made.sent("attempt/aggregator/0") == [messages.DropSilent()]
+    (last,) = [one for one in made.effects if isinstance(one, actor.After)]
+    assert last.seconds == 2.0  # For who is sending.
+    assert made.tell(last.message, now=5.0).sent("attempt/aggregator/0") == [
+        messages.CloseReporting()
+    ]
+
+
+def test_reporting_closes_when_all_that_are_left_were_silent():
+    made = reporting().tell(counted(0, 2, 0), now=1.5)
+    (timer,) = [one for one in made.effects if isinstance(one, actor.After)]
+    made.tell(timer.message, now=3.0).tell(counted(1, 0, 0), now=3.1)
+    assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
+    made.tell(part(0, "a", "c")).tell(part(1, dropped=2))
+    assert made.sent("keeper")  # Two of three are enough.
+
+
+def test_devices_have_the_time_that_they_needed_before():
+    role = dataclasses.replace(ROLE, half_seconds=1.0)
+    made = Attempt(role=role).tell(forwarded("s0", "a", "b", "c")).tell(forwarded("s1", "d"))
+    (timer,) = [one for one in made.effects if getattr(one, "seconds", 0) == 4.0]
+    # Half has come in less time: the time of earlier rounds holds.
+    made.tell(counted(0, 2, 0), now=1.5)
+    assert not [one for one in made.effects if isinstance(one, actor.After)]
+    assert made.tell(timer.message, now=5.0).sent("attempt/aggregator/0") == [messages.DropSilent()]
+    # In more time than expected: the first timer is void.
+    made = Attempt(role=role).tell(forwarded("s0", "a", "b", "c")).tell(forwarded("s1", "d"))
+    made.tell(counted(0, 2, 0), now=2.25)
+    assert not made.tell(timer.message, now=5.0).effects
+
+
+def test_more_devices_than_a_sum_has_room_for_are_divided_into_as_many_groups():
+    made = Attempt().tell(forwarded("s0", *"abcdef")).tell(forwarded("s1", *"ghi"))
+    roles_made = [effect.role for effect in made.spawned()]
+    assert [len(role.devices) for role in roles_made] == [5, 4]
+    assert [role.most_reports for role in roles_made] == [2, 2]
+
+
+def test_the_turnout_says_who_may_have_reported_too():
+    made = reporting().tell(counted(0, 1, 0)).tell(counted(1, 0, 0))  # All are gone.
+    made.tell(part(0, "a", dropped=1)).tell(part(1, dropped=2))
+    (told,) = made.sent("leader")
+    assert told.turnout == messages.Turnout(4, 1, 0, 0.0)
+    made = reporting().tell(counted(0, 2, 0)).tell(counted(1, 1, 1))
+    made.tell(part(0, "a", "c", late=2)).tell(part(1, "b", outstanding=1))
+    made.tell(messages.RoundStored(dataclasses.replace(COMMIT, rounds_done=6)))
+    assert made.sent("leader")[0].turnout == messages.Turnout(4, 3, 3, 0.0)
+    made = reporting().tell(messages.Lost("attempt/aggregator/0"))
+    made.tell(counted(1, 1, 0)).tell(part(1, "b"))
+    assert made.sent("leader")[0].turnout is None
+
+
 def test_counts_that_were_overtaken_do_not_go_back():
     made = reporting().tell(counted(0, 2, 0)).tell(counted(0, 1, 1))
     assert made.tell(counted(1, 1, 1)).sent("attempt/aggregator/0")
@@ -127,14 +184,15 @@ def test_the_sum_is_noised_and_goes_to_the_store_only():
 def test_what_is_committed_is_told_then():
     done = dataclasses.replace(COMMIT, rounds_done=6)
     made = committing().tell(messages.RoundStored(done))
-    assert made.sent("leader") == [messages.RoundCommitted("attempt", 2, done)]
+    turnout = messages.Turnout(4, 3, 1, 0.0)
+    assert made.sent("leader") == [messages.RoundCommitted("attempt", 2, done, turnout)]
     assert made.stopped() == {"attempt", "attempt/aggregator/0", "attempt/aggregator/1"}
 
 
 def test_a_refused_commit_releases_nothing():
     made = committing().tell(messages.CommitRefused("stale"))
     (told,) = made.sent("leader")
-    assert told == messages.RoundAbandoned("attempt", "stale", told.counts, not_stored=True)
+    assert (told.reason, told.not_stored) == ("stale", True)
     assert "attempt" in made.stopped()
 
 

@@ -19,6 +19,16 @@ def test_sizes_of_a_round():
     assert (exact.wanted, exact.least) == (100, 100)
 
 
+def test_more_devices_may_be_chosen_than_are_declared_and_not_fewer():
+    assert SIZES.most_wanted == 300
+    assert dataclasses.replace(SIZES, most_over_selection=1.0).most_wanted == 130
+
+
+def test_patience_follows_the_devices_within_bounds():
+    assert [SIZES.patience(half) for half in (0.0, 1.0, 20.0, 500.0)] == [60.0, 60.0, 80.0, 600.0]
+    assert SIZES.extra_seconds == 60.0
+
+
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -26,6 +36,7 @@ def test_sizes_of_a_round():
         ("goal_count", 10**400),
         ("over_selection", 0.9),
         ("over_selection", 1e308),
+        ("most_over_selection", 0.5),
         ("least_fraction", 0.0),
         ("least_fraction", 1.1),
         ("selection_timeout", 0.0),

@@ -1,3 +1,4 @@
+import dataclasses
 import random
 import sys
 
@@ -17,11 +18,11 @@ CLOSE = messages.CloseReporting()
 class Group:
     """An Aggregator with its devices, which send what they are told to send."""
 
-    def __init__(self, task=None, least=3):
+    def __init__(self, task=None, least=3, role=ROLE):
         self.task = task or toy_secure.task(5, least_devices=least)
         self.demands = self.task.secure_sum.parameters
         self.actor = secure_aggregator.SecureAggregator(
-            "sums", self.task, ROLE, random.Random(0), lambda *_: (7.0, 9.0)
+            "sums", self.task, role, random.Random(0), lambda *_: (7.0, 9.0)
         )
         self.effects = self.actor.start(0.0)
         self.timers = []
@@ -121,6 +122,26 @@ def test_who_arrives_is_counted_until_reporting_is_closed():
         made.send("b", "d", "e")
     assert made.part().total == made.sum_of("b", "d", "e")
     assert made.part().counts == {"reports": 3, "dropped": 2, "summed_groups": 1}
+
+
+def test_who_has_not_arrived_is_given_up():
+    made = Group().send("a", "b", "c").tell(messages.DropSilent())
+    assert made.told[-1] == messages.ReportsCounted("sums", 3, 0)
+    made.send("d")
+    assert made.refusal("d") is Refusal.LATE
+    made.tell(CLOSE).tell(messages.DropSilent())
+    for _ in range(3):
+        made.send("a", "b", "c")
+    assert made.part().total == made.sum_of("a", "b", "c")
+
+
+def test_no_more_devices_arrive_than_the_sum_has_room_for():
+    made = Group(role=dataclasses.replace(ROLE, most_reports=3)).send("a", "b", "c", "d")
+    assert made.refusal("d") is Refusal.LATE
+    made.gone("a").send("e").tell(CLOSE)  # There is room again.
+    for _ in range(3):
+        made.send("b", "c", "e")
+    assert made.part().total == made.sum_of("b", "c", "e")
 
 
 @pytest.mark.parametrize("step", range(1, 4))

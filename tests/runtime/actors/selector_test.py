@@ -30,8 +30,8 @@ def sent(effects, kind):
     ]
 
 
-def check_in(made, device, tasks=BOTH):
-    return made.step(1.0, messages.CheckIn(device, tasks))
+def check_in(made, device, tasks=BOTH, peer=""):
+    return made.step(1.0, messages.CheckIn(device, tasks, peer))
 
 
 def forward(serial, count, epoch=3, then=WISH):
@@ -64,6 +64,45 @@ def test_reservoir_sampling_gives_everybody_the_same_chance():
     # Keeping the first three would give chances of 1 and 0; the margin is 0.05.
     for i in range(came):
         assert abs(chosen[f"{i}"] / repetitions - chance) < margin
+
+
+def test_a_host_with_many_sessions_gets_no_more_places_than_others_while_others_wait():
+    wanted = 10
+    for seed in range(20):
+        made = make(seed, dataclasses.replace(WISH, wanted=wanted))
+        for i in range(40):
+            check_in(made, f"silent {i}", peer="host")
+        for i in range(9):
+            away = sent(check_in(made, f"honest {i}", peer=f"{i}"), messages.ComeBack)
+            assert away[0].device.startswith("silent")
+        for i in range(40):
+            check_in(made, f"silent again {i}", peer="host")
+        (forwarded,) = sent(made.step(2.0, forward(1, wanted)), messages.DevicesForwarded)
+        assert sum(device.startswith("silent") for device in forwarded.devices) == 1
+        assert len(forwarded.devices) == wanted
+
+
+def test_reservoir_sampling_is_fair_to_addresses():
+    wanted, came, repetitions = 3, 8, 4000
+    chosen = collections.Counter()
+    for seed in range(repetitions):
+        made = make(seed, dataclasses.replace(WISH, wanted=wanted))
+        for i in range(came):
+            check_in(made, f"{i}", peer=f"{i}")
+        (forwarded,) = sent(made.step(2.0, forward(1, wanted)), messages.DevicesForwarded)
+        chosen.update(forwarded.devices)
+    chance = wanted / came
+    margin = 6 * math.sqrt(chance * (1 - chance) / repetitions)
+    for i in range(came):
+        assert abs(chosen[f"{i}"] / repetitions - chance) < margin
+
+
+def test_fewer_devices_than_wait_are_forwarded_from_many_addresses():
+    made = make(wish=dataclasses.replace(WISH, wanted=6))
+    for i in range(6):
+        check_in(made, f"{i}", peer="host" if i < 4 else f"{i}")
+    (forwarded,) = sent(made.step(2.0, forward(1, 3)), messages.DevicesForwarded)
+    assert {"4", "5"} < set(forwarded.devices)
 
 
 def test_who_went_away_is_not_forwarded():

@@ -26,7 +26,7 @@ from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
 from tff_dpftrl.runtime.plans import measured_run
 from tff_dpftrl.runtime.protocol import attestation
-from tff_dpftrl.runtime.server import server_folder
+from tff_dpftrl.runtime.server import limits, server_folder
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import sql
 from tff_dpftrl.runtime.tasks import making, planned_task, report
@@ -49,6 +49,9 @@ _FILES = serving and serving.Files(
 
 def _deployment(files=_FILES, address="127.0.0.1:0", store="store", num_selectors=3):
     settings = serving_lib.Settings(address=address, population_size=500.0, round_seconds=2.0)
+    settings = dataclasses.replace(
+        settings, limits=limits.Limits(sessions_per_address=7), most_over_selection=2.0
+    )
     return serving.deployment(
         "tests", store, files, settings, num_selectors=num_selectors, num_workers=2
     )
@@ -70,8 +73,9 @@ def test_hosts_build_what_is_served_from_files_of_their_node(tmp_path):
     )
     expected = serving_lib.put_together(
         [planned_task.load(tmp_path / "small")],
-        serving_lib.Settings(population_size=500.0, round_seconds=2.0),
+        serving_lib.Settings(population_size=500.0, round_seconds=2.0, most_over_selection=2.0),
     )
+    assert parts.limits.sessions_per_address == 7
     (task,), (known,) = parts.population.tasks, expected.population.tasks
     assert task.rest_seconds == known.rest_seconds == 2.0
     assert (task.rounds, task.num_rounds) == (known.rounds, known.num_rounds)

@@ -65,6 +65,8 @@ def test_room_is_given_in_order_and_to_nobody_who_is_gone():
     ("name", "value"),
     [
         ("sessions", 0),
+        ("sessions_per_address", 0),
+        ("sessions_per_connection", -1),
         ("sending_bytes", 0),
         ("check_ins_per_second", 0.0),
         ("check_in_seconds", float("nan")),

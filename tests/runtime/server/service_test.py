@@ -346,6 +346,29 @@ def test_parts_that_make_no_update_end_the_session(tmp_path, parts, last, code, 
     play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5, largest=5 * MIB // 2))
 
 
+def test_an_aggregator_hears_who_has_begun_to_send(tmp_path):
+    heard = []
+
+    async def story(channel, notes, store):
+        deliver = notes.server._engine.deliver
+
+        def listen(to, message):
+            if type(message) in (messages.ReportBegun, messages.Report):
+                heard.append(type(message))
+            deliver(to, message)
+
+        notes.server._engine.deliver = listen
+        streams, attempt = await configured(channel, 2)
+        await streams[0].send(update_part=b"1")
+        await streams[0].report(attempt, b"")
+        assert (await streams[0].receive()).accepted
+        await streams[1].report(attempt, b"1")
+        await toy.until(lambda: toy.totals(store) == [2])
+
+    play(tmp_path, story)
+    assert heard == [messages.ReportBegun, messages.Report, messages.Report]
+
+
 def test_large_updates_wait_for_room_and_not_for_ever(tmp_path):
     async def story(channel, notes, store):
         streams, attempt = await configured(channel, 3)
@@ -530,6 +553,52 @@ def test_more_sessions_than_there_may_be_are_refused(tmp_path):
         await round_goes_on(channel, store)
 
     play(tmp_path, story, limits=limits.Limits(sessions=3))
+
+
+@pytest.mark.parametrize("what", ["address", "connection"])
+def test_one_host_cannot_take_all_places(tmp_path, what):
+    async def story(channel, notes, store):
+        streams = [await toy.connect(channel) for _ in range(2)]
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await toy.connect(channel)
+        assert raised.value.code() is Status.RESOURCE_EXHAUSTED
+        assert raised.value.details() == (
+            f"this {what} has 2 sessions open, which is the limit: close one, or try again later"
+        )
+        own = [("grpc.use_local_subchannel_pool", 1)]  # Otherwise channels share a connection.
+        async with toy.channel_to(tmp_path, notes.server.address, own) as another:
+            if what == "connection":
+                await toy.connect(another)
+            else:
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await toy.connect(another)
+        for stream in streams:
+            stream.call.cancel()
+        await toy.until(lambda: len(notes.named("closed")) == 4)
+        await round_goes_on(channel, store)
+
+    limit = limits.Limits(**{f"sessions_per_{what}": 2})
+    notes = play(tmp_path, story, limits=limit)
+    assert ("refused", f"too many sessions of one {what}") in notes.calls
+
+
+def test_the_selector_is_told_a_hash_of_where_a_device_is(tmp_path):
+    heard = []
+
+    async def story(channel, notes, store):
+        deliver = notes.server._engine.deliver
+
+        def listen(to, message):
+            if type(message) is messages.CheckIn:
+                heard.append(message.peer)
+            deliver(to, message)
+
+        notes.server._engine.deliver = listen
+        await round_goes_on(channel, store)
+
+    play(tmp_path, story)
+    assert len(heard) > 1 and len(set(heard)) == 1
+    assert len(heard[0]) == 32 and "127" not in bytes.fromhex(heard[0]).decode("latin-1")
 
 
 def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):

@@ -23,7 +23,9 @@ class Aggregator(reporting.Reporting):
         self._summation = task.summation.for_round(role.model)
         self._total = self._summation.zero()
         self._outstanding = set(role.devices)
+        self._silent = set(role.devices)  # Who has sent nothing.
         self._reported: set[str] = set()
+        self._given_up: set[str] = set()
         self._is_closed = False
 
     def _begin(self) -> None:
@@ -33,11 +35,14 @@ class Aggregator(reporting.Reporting):
         match message:
             case messages.Report():
                 self._report(message)
+            case messages.ReportBegun():
+                self._silent.discard(message.device)
             case messages.DeviceGone():
-                if message.device in self._outstanding:
-                    self._outstanding.discard(message.device)
-                    self._counts["dropped"] += 1
-                    self._tell_count()
+                self._drop({message.device})
+            case messages.DropSilent():
+                if not self._is_closed:
+                    self._given_up |= self._silent & self._outstanding
+                    self._drop(self._given_up)
             case messages.CloseReporting():
                 self._close()
             case str() if message == reporting.TOO_OLD:
@@ -45,16 +50,26 @@ class Aggregator(reporting.Reporting):
             case _:
                 raise self._unknown(message)
 
+    def _drop(self, devices: set[str]) -> None:
+        """Waits no longer for devices."""
+        dropped = devices & self._outstanding
+        if dropped:
+            self._outstanding -= dropped
+            self._counts["dropped"] += len(dropped)
+            self._tell_count()
+
     def _report(self, message: messages.Report) -> None:
         device = message.device
         if message.attempt != self._role.attempt:
             self._refuse(device, message.attempt, messages.Refusal.WRONG_ATTEMPT)
         elif device in self._reported:
             self._refuse(device, message.attempt, messages.Refusal.DUPLICATE)
-        elif self._is_closed:
+        elif self._is_closed or device in self._given_up:
             self._refuse(device, message.attempt, messages.Refusal.LATE)
         elif device not in self._outstanding:
             self._refuse(device, message.attempt, messages.Refusal.NOT_SELECTED)
+        elif self._counts["reports"] >= self._most_reports:
+            self._refuse(device, message.attempt, messages.Refusal.LATE)
         else:
             self._outstanding.discard(device)
             self._reported.add(device)

@@ -7,7 +7,7 @@ import dataclasses
 import random
 from collections.abc import Mapping
 
-from tff_dpftrl.runtime.actors import actor, messages, population, roles
+from tff_dpftrl.runtime.actors import actor, experience, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
@@ -63,6 +63,7 @@ class Coordinator(actor.Actor):
         self._to_skip: dict[str, int] = {}  # Rounds that were used up by failed attempts, by task.
         self._last_used: dict[str, int] = {}  # The last round that devices may have counted.
         self._attempt: _Attempt | None = None
+        self._experience = {task.name: experience.Experience(task.rounds) for task in served.tasks}
         self._not_stored = 0  # Attempts since the last commit.
         self._paused_until = 0.0
         self._serial = 0
@@ -103,6 +104,9 @@ class Coordinator(actor.Actor):
             case messages.RoundAbandoned():
                 if message.not_stored:
                     self._pause()
+                attempt = self._attempt
+                if message.turnout and attempt and attempt.address == message.attempt:
+                    self._experience[attempt.task].abandoned(message.turnout)
                 self._lose_attempt(
                     message.attempt, message.reason, message.counts, message.used_devices
                 )
@@ -209,6 +213,8 @@ class Coordinator(actor.Actor):
 
     def _committed(self, message: messages.RoundCommitted) -> None:
         if message.epoch == self._epoch and self._take(message.commit):
+            if message.turnout is not None:
+                self._experience[message.commit.task].committed(message.turnout)
             self._choose_next()
 
     # Tasks, selection, attempts.
@@ -261,7 +267,7 @@ class Coordinator(actor.Actor):
             self._epoch,
             self.address,
             "" if chosen is None else chosen.name,
-            0 if chosen is None else chosen.rounds.wanted,
+            0 if chosen is None else self._experience[chosen.name].wanted,
             accepting,
         )
 
@@ -284,8 +290,11 @@ class Coordinator(actor.Actor):
         if task is None or self._is_busy:
             return
         waiting = sum(self._waiting.values())
-        if waiting < task.rounds.wanted:
-            if self.now - self._opened_at < task.rounds.selection_timeout:
+        if waiting < self._experience[task.name].wanted:
+            rounds = task.rounds
+            has_few = waiting < rounds.wanted
+            longest = rounds.selection_timeout if has_few else rounds.extra_seconds
+            if self.now - self._opened_at < longest:
                 return
             if waiting < task.rounds.least:
                 self._opened_at = self.now
@@ -344,7 +353,7 @@ class Coordinator(actor.Actor):
     def _make_attempt(self, task: population.Task) -> None:
         chosen = self._random.sample(
             list(self._waiting),
-            min(task.rounds.wanted, sum(self._waiting.values())),
+            min(self._experience[task.name].wanted, sum(self._waiting.values())),
             counts=self._waiting.values(),
         )
         from_selector = collections.Counter(chosen)
@@ -354,7 +363,12 @@ class Coordinator(actor.Actor):
         address = f"{self.address}/round/{self._serial}"
         model = self._commits[task.model_of or task.name].model
         role = roles.MasterAggregatorRole(
-            self.address, self._epoch, commit, model, frozenset(from_selector)
+            self.address,
+            self._epoch,
+            commit,
+            model,
+            frozenset(from_selector),
+            half_seconds=self._experience[task.name].half_seconds,
         )
         self.spawn(address, role)
         self._attempt = _Attempt(address, task.name, commit.rounds_done, self.now + task.longest)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
+import math
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles
 
@@ -18,6 +20,19 @@ class _Phase(enum.Enum):
     CLOSING = "too few sums of Aggregators"
     COMMITTING = "the store did not answer"
     OVER = "over"
+
+
+@dataclasses.dataclass(frozen=True)
+class _GiveUp:
+    """A timer: who has sent nothing, or who has not finished, is not waited for any longer.
+
+    Attributes:
+      half_seconds: What its time was computed from; another value takes the place of this timer.
+      is_last: Whether reporting is closed.
+    """
+
+    half_seconds: float
+    is_last: bool = False
 
 
 class MasterAggregator(actor.Actor):
@@ -44,6 +59,9 @@ class MasterAggregator(actor.Actor):
         self._selectors = set(role.expected)
         self._devices: dict[str, None] = {}  # In the order of arrival.
         self._progress: dict[str, tuple[int, int]] = {}  # Of the Aggregators that live.
+        self._began_at = 0.0
+        self._half_seconds = role.half_seconds
+        self._turnout = messages.Turnout(0, 0, 0, 0.0)
         self._awaited: set[str] = set()
         self._total = served.summation.zero()
         self._counts: collections.Counter[str] = collections.Counter()
@@ -77,6 +95,9 @@ class MasterAggregator(actor.Actor):
                 self._abandon(message.reason)
             case messages.Lost():
                 self._lose(message.address)
+            case _GiveUp():
+                if message.half_seconds == self._half_seconds and self._phase is _Phase.REPORTING:
+                    self._give_up(message)
             case _Phase():
                 if message is self._phase:
                     self._time_is_over()
@@ -115,7 +136,8 @@ class MasterAggregator(actor.Actor):
         if len(devices) < self._rounds.least:
             self._abandon(self._phase.value)
             return
-        groups = self._task.num_groups(len(devices))
+        most_reports = min(len(devices), self._rounds.wanted)
+        groups = self._task.num_groups(most_reports)
         if not groups:
             self._abandon("too few devices for the groups of a secure sum")
             return
@@ -128,10 +150,19 @@ class MasterAggregator(actor.Actor):
             self.spawn(
                 address,
                 roles.AggregatorRole(
-                    self.address, commit.task, commit.rounds_done, self._role.model, group
+                    self.address,
+                    commit.task,
+                    commit.rounds_done,
+                    self._role.model,
+                    group,
+                    most_reports // groups + (i < most_reports % groups),
                 ),
             )
+        self._began_at = self.now
+        self._turnout = messages.Turnout(len(devices), 0, 0, 0.0)
         self._wait(self._rounds.reporting_timeout)
+        if self._half_seconds:
+            self._expect(self._half_seconds)
 
     # Reporting.
 
@@ -148,9 +179,40 @@ class MasterAggregator(actor.Actor):
         accepted, outstanding = (
             sum(column) for column in zip(*self._progress.values(), strict=True)
         )
-        is_complete = accepted >= self._rounds.goal_count and self._no_group_is_short()
-        if is_complete or not outstanding:
+        is_complete = accepted >= self._rounds.goal_count
+        if not self._turnout.half_seconds and accepted >= math.ceil(self._rounds.goal_count / 2):
+            self._half_has_come(self.now - self._began_at)
+        self._turnout = dataclasses.replace(
+            self._turnout, reported=accepted, undecided=outstanding if is_complete else 0
+        )
+        if (is_complete and self._no_group_is_short()) or not outstanding:
             self._close()
+
+    def _half_has_come(self, seconds: float) -> None:
+        self._turnout = dataclasses.replace(self._turnout, half_seconds=seconds)
+        if seconds > self._half_seconds:
+            self._half_seconds = seconds
+            self._expect(seconds)
+
+    def _expect(self, half_seconds: float) -> None:
+        """Sets the time at which devices that have sent nothing are given up.
+
+        Args:
+          half_seconds: Seconds in which half of the goal's reports come.
+        """
+        passed = self.now - self._began_at
+        self.after(self._rounds.patience(half_seconds) - passed, _GiveUp(half_seconds))
+
+    def _give_up(self, timer: _GiveUp) -> None:
+        """Has silent devices dropped; those that send have as much time again."""
+        if timer.is_last:
+            self._close()
+            return
+        for aggregator in self._progress:
+            self.send(aggregator, messages.DropSilent())
+        self.after(
+            self._rounds.patience(timer.half_seconds), _GiveUp(timer.half_seconds, is_last=True)
+        )
 
     def _no_group_is_short(self) -> bool:
         """Whether no group would be lost for want of devices that may still come."""
@@ -196,6 +258,8 @@ class MasterAggregator(actor.Actor):
 
     def _finish(self) -> None:
         self._counts["lost_aggregators"] += len(self._awaited)
+        late = self._counts[messages.Refusal.LATE.value]
+        self._turnout = dataclasses.replace(self._turnout, undecided=self._turnout.undecided + late)
         reports = self._counts["reports"]
         if reports < self._rounds.least:
             self._abandon(_Phase.REPORTING.value)
@@ -239,7 +303,9 @@ class MasterAggregator(actor.Actor):
         if self._phase is _Phase.COMMITTING:
             self.send(
                 self._role.coordinator,
-                messages.RoundCommitted(self.address, self._role.epoch, message.commit),
+                messages.RoundCommitted(
+                    self.address, self._role.epoch, message.commit, self._known_turnout()
+                ),
             )
             self._end()
 
@@ -251,10 +317,19 @@ class MasterAggregator(actor.Actor):
             self.send(
                 self._role.coordinator,
                 messages.RoundAbandoned(
-                    self.address, reason, dict(self._counts), not_stored, used_devices
+                    self.address,
+                    reason,
+                    dict(self._counts),
+                    not_stored,
+                    used_devices,
+                    self._known_turnout(),
                 ),
             )
             self._end()
+
+    def _known_turnout(self) -> messages.Turnout | None:
+        is_known = self._turnout.chosen and not self._counts["lost_aggregators"]
+        return self._turnout if is_known else None
 
     def _end(self) -> None:
         self._phase = _Phase.OVER

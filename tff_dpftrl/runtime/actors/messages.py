@@ -48,10 +48,13 @@ class CheckIn:
     Attributes:
       device: Its connection; the engine has checked what it attests.
       tasks: The tasks whose plans its version can run.
+      peer: Name of the network address that it connects from, or of its connection on loopback: a
+        hash with a key of this start of the service. Devices of one name may be one host.
     """
 
     device: str
     tasks: frozenset[str]
+    peer: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +114,13 @@ class Report:
     device: str
     attempt: str
     payload: Any = _unprinted()
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportBegun:
+    """Engine to Aggregator: a device has begun to send its report, which comes in parts."""
+
+    device: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,7 +284,10 @@ class ForwardDevices:
 
 @dataclasses.dataclass(frozen=True)
 class DevicesForwarded:
-    """Selector to Master Aggregator: the devices, chosen at random from those that wait."""
+    """Selector to Master Aggregator: the devices, chosen from those that wait.
+
+    From as many network addresses as there are, evenly, and at random among the devices of each.
+    """
 
     selector: str
     devices: tuple[str, ...]
@@ -291,6 +304,23 @@ class AbandonRound:
 
 
 @dataclasses.dataclass(frozen=True)
+class Turnout:
+    """How many devices of one attempt reported, and how soon: numbers for the next attempts.
+
+    Attributes:
+      chosen: Devices that were chosen.
+      reported: Devices that reported until the attempt was closed; in a secure sum, that arrived.
+      undecided: Devices that may have reported too, had they been waited for.
+      half_seconds: Seconds in which half of the goal's reports came; 0 if they did not.
+    """
+
+    chosen: int
+    reported: int
+    undecided: int
+    half_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
 class RoundCommitted:
     """Master Aggregator to Coordinator: the store has confirmed the commit.
 
@@ -298,11 +328,13 @@ class RoundCommitted:
       attempt: The attempt.
       epoch: The epoch it was committed under.
       commit: What may be released, and the secret state.
+      turnout: How many devices reported; None if Aggregators were lost with their devices.
     """
 
     attempt: str
     epoch: int
     commit: interface.Commit
+    turnout: Turnout | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -315,6 +347,8 @@ class RoundAbandoned:
       counts: What became of the devices.
       not_stored: Whether all was done, and the store has not made the commit.
       used_devices: Whether devices were configured: they may have counted a participation.
+      turnout: How many devices reported; None if it did not come to a sum, or if Aggregators
+        were lost with their devices.
     """
 
     attempt: str
@@ -322,6 +356,7 @@ class RoundAbandoned:
     counts: Mapping[str, int]
     not_stored: bool = False
     used_devices: bool = True
+    turnout: Turnout | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,6 +377,11 @@ class ReportsCounted:
 @dataclasses.dataclass(frozen=True)
 class CloseReporting:
     """Master Aggregator to Aggregator: take no more reports, and hand over the sum."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DropSilent:
+    """Master Aggregator to Aggregator: wait no longer for devices that have sent nothing."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -138,6 +138,8 @@ SKIPPED = "skipped"
 """Name of the metric that is true in the row of a skipped round, and missing in all others."""
 
 _MOST_REPORTS = 10**9
+_PATIENCE = 4  # Times the time in which half of the goal has come.
+_SHORTEST_PATIENCE = 0.1  # Share of the time-out.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +154,9 @@ class RoundSettings:
       reporting_timeout: Seconds that devices have to report.
       devices_per_aggregator: Size of the groups that are summed by one Aggregator.
       exchange_timeout: Seconds that an actor waits for another one's answer.
+      most_over_selection: Largest number of devices chosen for each report of the goal, where
+        many have not reported in the rounds before. Sums hold `wanted` reports at most, all the
+        same. No more than `over_selection` are chosen if this is not larger.
     """
 
     goal_count: int
@@ -161,11 +166,13 @@ class RoundSettings:
     reporting_timeout: float = 600.0
     devices_per_aggregator: int = 500
     exchange_timeout: float = 10.0
+    most_over_selection: float = 3.0
 
     def __post_init__(self):
         validation.integer("goal_count", self.goal_count, minimum=1)
         validation.number("goal_count", self.goal_count, at_most=_MOST_REPORTS)
         validation.number("over_selection", self.over_selection, at_least=1, at_most=1000)
+        validation.number("most_over_selection", self.most_over_selection, at_least=1, at_most=1000)
         validation.probability("least_fraction", self.least_fraction)
         validation.integer("devices_per_aggregator", self.devices_per_aggregator, minimum=1)
         for name in ("selection_timeout", "reporting_timeout", "exchange_timeout"):
@@ -173,8 +180,27 @@ class RoundSettings:
 
     @property
     def wanted(self) -> int:
-        """Devices to choose; no sum ever holds more reports."""
+        """Devices to choose if most of them report; no sum ever holds more reports."""
         return math.ceil(self.goal_count * self.over_selection - 1e-9)
+
+    @property
+    def most_wanted(self) -> int:
+        """Devices to choose at most."""
+        return max(self.wanted, math.ceil(self.goal_count * self.most_over_selection - 1e-9))
+
+    @property
+    def extra_seconds(self) -> float:
+        """Seconds that selection goes on for devices beyond `wanted`, at most."""
+        return _SHORTEST_PATIENCE * self.selection_timeout
+
+    def patience(self, half_seconds: float) -> float:
+        """Returns after how many seconds a device that has sent nothing is given up.
+
+        Args:
+          half_seconds: Seconds in which half of the goal's reports come.
+        """
+        shortest = _SHORTEST_PATIENCE * self.reporting_timeout
+        return min(self.reporting_timeout, max(shortest, _PATIENCE * half_seconds))
 
     @property
     def least(self) -> int:

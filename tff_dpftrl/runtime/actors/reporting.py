@@ -28,6 +28,8 @@ class Reporting(actor.Actor):
         self._random = randomness
         self._pace = pace
         self._counts: collections.Counter[str] = collections.Counter()
+        most = role.most_reports
+        self._most_reports = len(role.devices) if most is None else most
 
     def _configure(self, secure_sum_session: bytes = b"") -> None:
         """Has all devices take part, and itself end when it is forgotten."""

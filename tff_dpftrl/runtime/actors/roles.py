@@ -23,6 +23,8 @@ class MasterAggregatorRole:
       model: The committed model that devices begin with.
       expected: Selectors that forward devices.
       skips: Whether the round is skipped: no device takes part, and nothing is released.
+      half_seconds: Seconds in which half of the goal's reports came in earlier rounds; 0 if that
+        is not known.
     """
 
     coordinator: str
@@ -31,6 +33,7 @@ class MasterAggregatorRole:
     model: bytes = dataclasses.field(repr=False)
     expected: frozenset[str]
     skips: bool = False
+    half_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +46,8 @@ class AggregatorRole:
       round_index: The round, from 0.
       model: The committed model that devices begin with.
       devices: Their connections.
+      most_reports: Largest number of reports in its sum; that of its devices if None. Where more
+        devices were chosen than a sum has room for, later reports are refused.
     """
 
     attempt: str
@@ -50,3 +55,4 @@ class AggregatorRole:
     round_index: int
     model: bytes = dataclasses.field(repr=False)
     devices: tuple[str, ...]
+    most_reports: int | None = None

@@ -64,6 +64,11 @@ class SecureAggregator(reporting.Reporting):
     def _is_reporting(self) -> bool:
         return not self._is_over and self._group.phase is group_lib.Phase.ADVERTISING
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether no further device may arrive."""
+        return self._is_reporting and len(self._here) >= self._most_reports
+
     def _begin(self) -> None:
         self._configure(self._session)
 
@@ -78,6 +83,10 @@ class SecureAggregator(reporting.Reporting):
             case messages.CloseReporting():
                 if self._is_reporting:
                     self._advance()
+            case messages.DropSilent():
+                if self._is_reporting:
+                    self._awaited.clear()
+                    self._go_on()
             case group_lib.Phase():
                 if not self._is_over and message is self._group.phase:
                     self._advance()
@@ -101,7 +110,7 @@ class SecureAggregator(reporting.Reporting):
             self._refuse(device, message.attempt, messages.Refusal.LATE)
         elif self._is_lost:
             self._end(device, messages.Refusal.GROUP_LOST)
-        elif device not in self._awaited:
+        elif device not in self._awaited or self._is_full:
             self._end(device, messages.Refusal.LATE)
             self._drop(device)
         else:

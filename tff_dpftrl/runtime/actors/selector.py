@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import TypeAlias
 
-from tff_dpftrl.runtime.actors import actor, messages, population, roles
+from tff_dpftrl.runtime.actors import actor, messages, population, roles, waiting
 
 Pace: TypeAlias = Callable[[float, random.Random], tuple[float, ...]]
 """Given the time and randomness, says when a device is to check in again: seconds from now,
@@ -16,11 +16,13 @@ _CHECK = "check that somebody leads"
 
 
 class Selector(actor.Actor):
-    """Chooses among the devices that connect to it, by reservoir sampling.
+    """Chooses among the devices that connect to it: evenly among addresses, then at random.
 
-    At most as many devices wait as the next round wants. Once so many wait, a further one
-    takes the place of a random one with the probability that makes all that came since the
-    last round equally likely to be among those that wait.
+    At most as many devices wait as the next round wants. Once so many wait, a further one takes
+    the place of one whose network address has more devices waiting. Among addresses with equally
+    many, reservoir sampling decides: a further device takes the place of a random one with the
+    probability that makes all that came since the last round equally likely to be among those that
+    wait. No guarantee of privacy rests on the choice: DP-FTRL holds for any choice of devices.
 
     It hears from the Coordinator again and again; when it does not, it spawns another one.
     All Selectors may do so at the same time: the lease decides which one leads.
@@ -41,9 +43,7 @@ class Selector(actor.Actor):
         self._heard_at = 0.0
         self._wish = messages.SelectDevices(0, "", "", 0, False)
         self._last_serial = (0, 0)
-        self._devices: list[str] = []
-        self._place: dict[str, int] = {}
-        self._tasks: dict[str, frozenset[str]] = {}
+        self._devices = waiting.Waiting(randomness)
         self._came = 0
         self._resting = 0
 
@@ -60,7 +60,7 @@ class Selector(actor.Actor):
             case messages.ForwardDevices():
                 self._forward(message)
             case messages.DeviceGone():
-                self._remove(message.device)
+                self._devices.remove(message.device)
             case messages.DeviceRests():
                 self._resting += 1
             case messages.Lost():
@@ -81,7 +81,7 @@ class Selector(actor.Actor):
 
     def _check_in(self, message: messages.CheckIn) -> None:
         device = message.device
-        if device in self._place:
+        if device in self._devices:
             return
         if not self._wish.accepting:
             self._send_away(device, "no round is waiting for devices")
@@ -89,36 +89,29 @@ class Selector(actor.Actor):
             self._send_away(device, "the next round is not for this version")
         else:
             self._came += 1
-            if len(self._devices) < self._wish.wanted:
-                self._add(device, message.tasks)
-                if len(self._devices) == self._wish.wanted:
-                    self._tell_waiting()
-            elif self._random.randrange(self._came) < self._wish.wanted:
-                unlucky = self._random.choice(self._devices)
-                self._remove(unlucky)
-                self._send_away(unlucky, "enough devices are waiting")
-                self._add(device, message.tasks)
-            else:
-                self._send_away(device, "enough devices are waiting")
+            self._devices.add(device, message.tasks, message.peer)
+            if len(self._devices) == self._wish.wanted:
+                self._tell_waiting()
+            elif len(self._devices) > self._wish.wanted:
+                self._turn_away(self._unlucky(device))
+
+    def _unlucky(self, newcomer: str) -> str:
+        """Chooses who does not wait any longer, where one more waits than is wanted."""
+        if self._devices.is_crowded(newcomer):
+            if self._random.randrange(self._came) >= self._wish.wanted:
+                return newcomer
+        unlucky = newcomer
+        while unlucky == newcomer:
+            unlucky = self._devices.crowded()
+        return unlucky
+
+    def _turn_away(self, device: str, reason: str = "enough devices are waiting") -> None:
+        self._devices.remove(device)
+        self._send_away(device, reason)
 
     def _send_away(self, device: str, reason: str) -> None:
         turns = self._pace(self.now, self._random)
         self.send(device, messages.ComeBack(device, turns, reason))
-
-    def _add(self, device: str, tasks: frozenset[str]) -> None:
-        self._place[device] = len(self._devices)
-        self._devices.append(device)
-        self._tasks[device] = tasks
-
-    def _remove(self, device: str) -> None:
-        place = self._place.pop(device, None)
-        if place is None:
-            return
-        del self._tasks[device]
-        last = self._devices.pop()
-        if last != device:
-            self._devices[place] = last
-            self._place[last] = place
 
     def _follow(self, wish: messages.SelectDevices) -> None:
         if wish.epoch < self._wish.epoch:
@@ -129,21 +122,19 @@ class Selector(actor.Actor):
             self._keep_only(lambda device: False, "no round is waiting for devices")
         elif wish.task != before.task:
             self._keep_only(
-                lambda device: wish.task in self._tasks[device],
+                lambda device: self._devices.can_run(device, wish.task),
                 "the next round is not for this version",
             )
             self._came = len(self._devices)
-        while len(self._devices) > wish.wanted:
-            unlucky = self._random.choice(self._devices)
-            self._remove(unlucky)
-            self._send_away(unlucky, "enough devices are waiting")
+        if len(self._devices) > wish.wanted:
+            kept = set(self._devices.evenly(wish.wanted, wish.task))
+            self._keep_only(kept.__contains__, "enough devices are waiting")
         self._came = max(self._came, len(self._devices))
         self._tell_waiting()
 
     def _keep_only(self, keeps: Callable[[str], bool], reason: str) -> None:
         for device in [device for device in self._devices if not keeps(device)]:
-            self._remove(device)
-            self._send_away(device, reason)
+            self._turn_away(device, reason)
 
     def _tell_waiting(self) -> None:
         epoch, serial = self._last_serial
@@ -162,10 +153,9 @@ class Selector(actor.Actor):
         if message.epoch < self._wish.epoch or serial <= self._last_serial:
             return  # Of a former Coordinator, or a second time.
         self._last_serial = serial
-        able = [device for device in self._devices if message.task in self._tasks[device]]
-        chosen = self._random.sample(able, min(message.count, len(able)))
+        chosen = self._devices.evenly(message.count, message.task)
         for device in chosen:
-            self._remove(device)
+            self._devices.remove(device)
         self._came = len(self._devices)
         self.send(message.attempt, messages.DevicesForwarded(self.address, tuple(chosen)))
         self._follow(message.then)

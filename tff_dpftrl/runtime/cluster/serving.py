@@ -94,6 +94,8 @@ def deployment(
             "attestation_keys": None if files.attestation_keys is None else issuers,
             "population_size": settings.population_size,
             "round_seconds": settings.round_seconds,
+            "limits": settings.limits,
+            "most_over_selection": settings.most_over_selection,
         },
     )
 
@@ -119,7 +121,9 @@ def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
     served = serving_lib.put_together(
         tasks,
         serving_lib.Settings(
-            population_size=options["population_size"], round_seconds=options["round_seconds"]
+            population_size=options["population_size"],
+            round_seconds=options["round_seconds"],
+            most_over_selection=options["most_over_selection"],
         ),
     )
     issuers = options["attestation_keys"]
@@ -128,7 +132,9 @@ def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
         attestation = attestation_lib.SignedTokens(
             map(signing_keys.load_public, issuers), clock=time.time
         )
-    return deployment_lib.Parts(served.population, served.tasks, served.pace, attestation)
+    return deployment_lib.Parts(
+        served.population, served.tasks, served.pace, attestation, options["limits"]
+    )
 
 
 class ClusterServing(serving_lib.Serving):

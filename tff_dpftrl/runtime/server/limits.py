@@ -12,6 +12,9 @@ from tff_dpftrl import validation
 CHECK_IN_BYTES = 4096  # A check-in is a name, two numbers and a token.
 SUMMARY_BYTES = 4096
 MESSAGE_MARGIN_BYTES = 4096  # Around a part of an update, or a report of its largest size.
+# Behind one address of a carrier there are hundreds of devices, of which few are connected.
+SESSIONS_PER_ADDRESS = 500
+SESSIONS_PER_CONNECTION = 16  # A device has one for each population.
 PEER_BYTES = 192  # Of a message of a secure sum, for each device that it has something for.
 
 
@@ -21,6 +24,11 @@ class Limits:
 
     Attributes:
       sessions: Sessions at a time.
+      sessions_per_address: Open sessions of one address (IPv4), or of one network of 64 bits
+        (IPv6). None is `SESSIONS_PER_ADDRESS`, and no limit for loopback: a fleet on the same
+        machine is many devices. A number holds for all.
+      sessions_per_connection: Open sessions of one connection; None is
+        `SESSIONS_PER_CONNECTION`, and no limit for loopback. A number holds for all.
       check_ins_per_second: Check-ins that are looked at; further devices are told to come
         back. A second's worth of them may come at once.
       summaries_per_second: Sessions' summaries that are counted, likewise.
@@ -37,6 +45,8 @@ class Limits:
     """
 
     sessions: int = 20_000
+    sessions_per_address: int | None = None
+    sessions_per_connection: int | None = None
     check_ins_per_second: float = 10_000.0
     summaries_per_second: float = 1_000.0
     check_in_seconds: float = 10.0
@@ -48,11 +58,25 @@ class Limits:
 
     def __post_init__(self):
         validation.integer("sessions", self.sessions, minimum=1)
+        for name in ("sessions_per_address", "sessions_per_connection"):
+            if getattr(self, name) is not None:
+                validation.integer(name, getattr(self, name), minimum=1)
         validation.integer("sending_bytes", self.sending_bytes, minimum=1)
         validation.integer("receiving_bytes", self.receiving_bytes, minimum=1)
         for field in dataclasses.fields(self):
             if field.type == "float":
                 validation.positive(field.name, getattr(self, field.name))
+
+    def of_peer(self, is_loopback: bool) -> tuple[int | None, int | None]:
+        """Returns the limits of the sessions of one address and of one connection; None is none.
+
+        Args:
+          is_loopback: Whether the address is this machine itself.
+        """
+        given = self.sessions_per_address, self.sessions_per_connection
+        if is_loopback:
+            return given
+        return given[0] or SESSIONS_PER_ADDRESS, given[1] or SESSIONS_PER_CONNECTION
 
 
 class TokenBucket:

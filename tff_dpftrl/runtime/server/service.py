@@ -1,7 +1,7 @@
 """The gRPC service: sessions of devices, between their streams and the actors.
 
 Nothing about a device is kept or logged: a session is an address, which is a number of the
-connection, as long as the stream lasts.
+connection, as long as the stream lasts. So long its network address is counted, as a hash.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
+from tff_dpftrl.runtime.server import peers as peers_lib
 from tff_dpftrl.runtime.server import received, secure_conversation, served_task, summaries
 from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
 
@@ -88,6 +89,7 @@ class Service:
         longest = limits.waiting_seconds + max(task.task.longest for task in tasks.values())
         self._shares = summaries.Shares(longest, time.monotonic)
         self._sessions: dict[str, Session] = {}
+        self._peers = peers_lib.Peers(limits)
         self._numbers = itertools.count(1)
         self._configurations: collections.OrderedDict[tuple[str, bytes], bytes]
         self._configurations = collections.OrderedDict()
@@ -208,6 +210,8 @@ class Service:
     def _close(self, session: Session) -> None:
         if self._sessions.pop(session.address, None) is not None:
             self._engine.disconnect(session.address)
+        if session.peer is not None:
+            self._peers.leave(session.peer)
         if session.phase is Phase.WAITING:
             self._engine.deliver(self._selector, messages.DeviceGone(session.address))
         if session.report_to:
@@ -248,6 +252,7 @@ class Service:
                 "too many sessions at a time: try again later",
                 "too many sessions",
             )
+        session.peer = self._peers.enter(context.peer())
         self._sessions[session.address] = session
         challenge = attestation_lib.new_challenge()
         opening = wire_pb2.FromServer()
@@ -271,7 +276,8 @@ class Service:
         session.deadline = self._loop_time() + self._limits.waiting_seconds
         self._observer.waiting()
         self._engine.connect(session.address, session.receive)
-        self._engine.deliver(self._selector, messages.CheckIn(session.address, frozenset(plans)))
+        here = messages.CheckIn(session.address, frozenset(plans), session.peer.source)
+        self._engine.deliver(self._selector, here)
         answer = await session.next_message()
         if type(answer) is messages.ComeBack:
             await self._send_away(session, context, answer.turns, answer.reason)
@@ -361,6 +367,7 @@ class Service:
             return
         if len(message.update_part) > session_stream.FIRST_PART_BYTES:
             raise received.too_large("first part", session_stream.FIRST_PART_BYTES)
+        self._engine.deliver(session.report_to, messages.ReportBegun(session.address))
         await self._receiving.take(limit)
         try:
             self._allow_transfer(session)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import collections
 import enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from tff_dpftrl.runtime.actors import messages
+
+if TYPE_CHECKING:
+    from tff_dpftrl.runtime.server import peers
 
 
 class Phase(str, enum.Enum):
@@ -55,6 +58,7 @@ class Session:
       task: Name of the task that it takes part in; empty before.
       is_in_secure_sum: Whether its report is summed securely.
       is_writing: Whether something is on its way to the device, and nothing else can be.
+      peer: Where it comes from, under a name of this start; None before it is counted.
     """
 
     __slots__ = (
@@ -65,6 +69,7 @@ class Session:
         "task",
         "is_in_secure_sum",
         "is_writing",
+        "peer",
         "_coroutine",
         "_inbox",
         "_waiter",
@@ -85,6 +90,7 @@ class Session:
         self.task = ""
         self.is_in_secure_sum = False
         self.is_writing = False
+        self.peer: peers.Peer | None = None
         self._coroutine = asyncio.current_task()
         self._inbox: collections.deque[Any] | None = None
         self._waiter: asyncio.Future | None = None

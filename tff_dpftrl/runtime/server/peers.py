@@ -1,0 +1,117 @@
+"""Where sessions come from: how many one address, and one connection, may have open."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import ipaddress
+import os
+import urllib.parse
+from typing import NamedTuple
+
+import grpc
+
+from tff_dpftrl.runtime.server import limits as limits_lib
+from tff_dpftrl.runtime.server.session import Refused
+
+_IPV6_NETWORK = 64  # Bits: a host has all addresses of its network.
+
+
+class Peer(NamedTuple):
+    """The other end of a session, under names that only this start of the server can make.
+
+    Attributes:
+      address: Name of its IPv4 address or IPv6 network.
+      connection: Name of its connection.
+      is_loopback: Whether it is on this machine.
+    """
+
+    address: str
+    connection: str
+    is_loopback: bool
+
+    @property
+    def source(self) -> str:
+        """Name under which the Selector counts its devices.
+
+        On loopback, behind which there is a fleet or a local proxy, an address tells nothing.
+        """
+        return self.connection if self.is_loopback else self.address
+
+
+class Peers:
+    """The open sessions of each address and each connection.
+
+    Forwarded headers are not looked at, since whoever connects can write them. An entry is there
+    as long as a session of its address is open; the names are hashes with a random key.
+    """
+
+    def __init__(self, limits: limits_lib.Limits):
+        """Begins without sessions.
+
+        Args:
+          limits: Limits of the server.
+        """
+        self._limits = limits
+        self._key = os.urandom(32)
+        self._open: collections.Counter[str] = collections.Counter()
+
+    def enter(self, peer: str) -> Peer:
+        """Counts a session that opens.
+
+        Args:
+          peer: The other end as gRPC writes it, such as "ipv4:192.0.2.1:5000".
+
+        Returns:
+          The peer, for `leave`.
+
+        Raises:
+          Refused: If its address or its connection has as many open sessions as it may have.
+        """
+        address, is_loopback = network(peer)
+        names = Peer(self._name(address), self._name(peer), is_loopback)
+        most = self._limits.of_peer(is_loopback)
+        for name, limit, what in zip(names[:2], most, ("address", "connection"), strict=True):
+            if limit is not None and self._open[name] >= limit:
+                raise Refused(
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    f"this {what} has {limit} sessions open, which is the limit: close one, or "
+                    "try again later",
+                    f"too many sessions of one {what}",
+                )
+        self._open.update(names[:2])
+        return names
+
+    def leave(self, peer: Peer) -> None:
+        """Counts a session that has ended."""
+        for name in peer[:2]:
+            self._open[name] -= 1
+            if not self._open[name]:
+                del self._open[name]
+
+    def _name(self, text: str) -> str:
+        return hashlib.blake2b(text.encode(), key=self._key, digest_size=16).hexdigest()
+
+
+def network(peer: str) -> tuple[str, bool]:
+    """Finds the address that a limit counts.
+
+    Args:
+      peer: The other end of a connection as gRPC writes it.
+
+    Returns:
+      A pair: the IPv4 address or the IPv6 network of 64 bits (what is neither, like a Unix socket,
+      as its kind), and whether it is this machine itself.
+    """
+    kind, _, rest = urllib.parse.unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return kind, True
+    if address.version == 6 and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    if address.version == 6 and not address.is_loopback:
+        of = ipaddress.ip_network((address, _IPV6_NETWORK), strict=False)
+        return str(of), False
+    return str(address), address.is_loopback
