@@ -1,0 +1,134 @@
+"""From what is known of a process to the bounds of its reports."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from tff_dpftrl.discretization import grid
+from tff_dpftrl.runtime.plans import bounding, plan_pb2
+
+_MOST = 1000
+
+
+def _tensor(label, dtype, *shape):
+    return plan_pb2.Tensor(label=label, dtype=dtype, shape=shape)
+
+
+_METRICS = [
+    _tensor("0/0/counts/loss_sum", "float32"),
+    _tensor("0/0/counts/num_targets", "int64"),
+    _tensor("0/0/own", "int32"),
+    _tensor("0/0/other", "float32"),
+]
+_WEIGHTS = [_tensor("trainable/0", "float32", 2, 3), _tensor("trainable/1", "float32", 3)]
+_UPDATE = [_tensor("0/1/0", "float64", 2, 3), _tensor("0/1/1", "float64", 3)]
+_BIT, _COUNTER = _tensor("0/2", "float64"), _tensor("0/3", "int32")
+_BROADCAST = [_tensor("0/trainable/0", "float32", 2, 3), _tensor("1/active", "float32")]
+
+
+def _bounds(update, kind=plan_pb2.TRAINING, secure_sums=(), **limits):
+    """The bounds by label."""
+    server = plan_pb2.ServerPlan(
+        update=update,
+        secure_sums=secure_sums,
+        prepare=plan_pb2.Graph(outputs=_BROADCAST),
+        get_weights=plan_pb2.Graph(outputs=_WEIGHTS),
+    )
+    options = {"metrics": {"loss_sum": 0.1, "num_targets": 7.5}, "most_reports": _MOST} | limits
+    bounding.bound_reports(server, kind, bounding.ReportLimits(**options))
+    found = {}
+    for bound in server.report_bounds:
+        for place in bound.tensors:
+            found[server.update[place].label] = bound
+    assert found.keys() == {tensor.label for tensor in update}
+    return found, server
+
+
+def _interval(bound):
+    return bound.entries.least, bound.entries.largest
+
+
+@pytest.mark.parametrize(
+    ("clip_norm", "largest", "times", "bit"),
+    [(0.3, 0.3, "", (0.0, 1.0)), ("active", 1.0, "1/active", (-0.5, 0.5))],
+)
+def test_training_in_the_clear(clip_norm, largest, times, bit):
+    found, _ = _bounds([*_METRICS, *_UPDATE, _BIT, _COUNTER], clip_norm=clip_norm)
+    least, most = _interval(found["0/0/counts/loss_sum"])
+    assert least == 0 and np.float32(most) == most <= 0.1
+    assert 0.1 < np.nextafter(np.float32(most), np.float32(1))
+    assert _interval(found["0/0/counts/num_targets"]) == (0, 7)
+    assert _interval(found["0/0/own"]) == (-2147483, 2147483)  # Times the most reports: an int32.
+    assert _interval(found["0/0/other"]) == (-bounding.LARGEST_METRIC, bounding.LARGEST_METRIC)
+    assert _interval(found["0/2"]) == bit
+    assert _interval(found["0/3"]) == (0, 1)
+    norm = found["0/1/0"].norm
+    assert found["0/1/1"].norm == norm and (norm.largest, norm.times) == (largest, times)
+    assert not found["0/1/0"].HasField("entries")
+
+
+def test_an_update_that_nobody_clips_has_sums_that_are_finite():
+    update = [_tensor(t.label, "float32", *t.shape) for t in _UPDATE]
+    found, _ = _bounds([_COUNTER, *_METRICS, *update])
+    assert found["0/1/0"].norm.largest * _MOST <= np.finfo(np.float32).max
+    assert _interval(found["0/3"]) == (0, 1)
+
+
+def test_an_evaluation_has_metrics_only():
+    found, _ = _bounds(_METRICS, plan_pb2.EVALUATION)
+    assert not any(bound.HasField("norm") for bound in found.values())
+
+
+def test_secure_sums():
+    encoding = grid.for_bits(9, 8, 16)
+    update = [
+        _tensor("2/0/num_targets", "int64"),
+        _tensor("2/0/own", "int64"),
+        _tensor("3/0/vector", "int32", encoding.padded_dim),
+        _tensor("3/0/count", "int32"),
+        _tensor("3/1/doubled", "int32"),
+    ]
+    rules = [
+        *[plan_pb2.SecureSum(largest_entry=2**40 - 1)] * 2,
+        plan_pb2.SecureSum(modulus=encoding.sum_modulus),
+        *[plan_pb2.SecureSum(modulus=2**31 - 1)] * 2,
+    ]
+    found, server = _bounds(update, secure_sums=rules, encoding=encoding, clip_norm=1.0)
+    assert [rule.largest_entry for rule in server.secure_sums] == [7, 2**40 - 1, 0, 0, 0]
+    assert _interval(found["2/0/num_targets"]) == (0, 7)
+    assert _interval(found["2/0/own"]) == (0, 2**40 - 1)
+    vector = found["3/0/vector"]
+    assert _interval(vector) == (0, 2 * encoding.max_coordinate)
+    assert vector.norm.centre == encoding.max_coordinate
+    assert vector.norm.largest**2 == pytest.approx(encoding.max_squared_norm, rel=1e-15)
+    assert _interval(found["3/0/count"]) == (1, 1)
+    assert _interval(found["3/1/doubled"]) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("update", "rules", "limits", "message"),
+    [
+        (_METRICS, [], {"clip_norm": 1.0}, "none of its 4 tensors in the clear"),
+        ([*_METRICS, *_UPDATE], [], {"clip_norm": "norm"}, "0 scalars of that name"),
+        (
+            [_tensor("3/0/vector", "int32", 16)],
+            [plan_pb2.SecureSum(modulus=64)],
+            {},
+            "nothing bounds what a device may send",
+        ),
+        (
+            [_tensor("3/0/vector", "int32", 8)],
+            [plan_pb2.SecureSum(modulus=64)],
+            {"encoding": grid.for_bits(9, 8, 16)},
+            "encoding is not that of 3/0/vector",
+        ),
+    ],
+)
+def test_what_nothing_bounds_is_refused_with_the_remedy(update, rules, limits, message):
+    with pytest.raises(bounding.UnboundedError, match=message):
+        _bounds(update, secure_sums=rules, **limits)
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__]))
