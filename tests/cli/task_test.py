@@ -118,6 +118,17 @@ def test_bad_options_are_refused_with_one_line(made, options, tmp_path, capsys, 
     assert not (tmp_path / "signing_key").exists()
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"), [([], "active-server"), (["honest-but-curious"], "honest-but-curious")]
+)
+def test_secure_aggregation_without_a_value_is_that_against_an_active_server(
+    made, options, tmp_path, value, expected
+):
+    arguments = ["--secagg-bits", "20", "--secure-aggregation", *value]
+    assert _new("--config", options, "--output", tmp_path / "nwp", *arguments) == 0
+    assert made[0][0].secure_aggregation == expected
+
+
 def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     found = []
 

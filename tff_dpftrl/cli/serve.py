@@ -412,7 +412,7 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
     if args.secure_aggregation and clear:
         raise ValueError(
             f"--secure-aggregation: reports of {', '.join(map(repr, clear))} would be summed in "
-            "the clear. Make the task anew, by task new --secure-aggregation honest-but-curious "
+            "the clear. Make the task anew, by task new --secure-aggregation "
             "--secagg-bits 20 and its other options, or leave out the flag."
         )
     for name, secure in stated.items():

@@ -40,7 +40,7 @@ examples:
 
   # A server that keeps to the protocol sees sums of 40 devices or more, and no report.
   tff-dpftrl task new --config configs/next_word.toml --secagg-bits 20 \\
-    --secure-aggregation honest-but-curious --least-group 40 --output tasks/nwp
+    --secure-aggregation --least-group 40 --output tasks/nwp
 
   # A group of tasks that differ in one option; they share the devices.
   tff-dpftrl task new --config configs/next_word.toml --grid client_learning_rate=0.1,0.3 \\

@@ -67,6 +67,8 @@ METAVARS = {
     "initial_weights": "DIR",
 }
 """What stands for an option's value in `--help`."""
+WITHOUT_VALUE = {"secure_aggregation": "active-server"}
+"""Values of options whose flag may stand alone."""
 
 
 def add_parser(subparsers) -> None:
@@ -163,9 +165,12 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
     if typing.get_origin(hint) is typing.Literal:
         choices, kind = typing.get_args(hint), str
     metavar = METAVARS.get(field.name) or {int: "N", float: "X"}.get(kind, "NAME")
+    alone = WITHOUT_VALUE.get(field.name)
     group.add_argument(
         *flags,
         dest=field.name,
+        nargs=alone and "?",
+        const=alone,
         type=kind,
         choices=choices,
         metavar=metavar,

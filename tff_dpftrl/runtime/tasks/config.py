@@ -106,10 +106,10 @@ class TaskConfig(config_lib.TrainingConfig):
 
     secure_aggregation: secure_groups.ThreatModel | None = _option(
         None,
-        "Devices sum their reports, metrics included, so that the server sees sums of groups only: "
-        "one that keeps to the protocol and reads what it can (honest-but-curious), or one that "
-        "may do anything (active-server). Needs secagg_bits. If not given, the server sees every "
-        "report.",
+        "Devices sum their reports, metrics included, so that the server sees sums of groups only, "
+        "even if it may do anything (active-server, also without a value). With honest-but-curious "
+        "the server must follow the protocol: one that lies about who dropped out can learn single "
+        "reports. Needs secagg_bits. If not given, the server sees every report.",
         _SECURE,
     )
     least_group: int | None = _option(

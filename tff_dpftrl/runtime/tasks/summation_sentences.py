@@ -75,7 +75,8 @@ def _curious(threshold: float) -> str:
         f"receives, if no more than {_percent(threshold)} % of a group's devices are in league "
         "with it: together they learn the sum of the group's other devices, and so a report that "
         "is the only other one in it. A server that does not keep to the protocol can see single "
-        "reports, by keys of its own in the place of devices'."
+        "reports, by keys of its own in the place of devices', or by telling devices different "
+        "things about who dropped out."
     )
 
 
@@ -89,7 +90,7 @@ def _curious_with_neighbours(neighbours: int, corrupt_fraction: float) -> str:
         f"its secrets with {neighbours} others, drawn at random by the server (Bell et al. 2020); "
         "who is in league with it, and who drops out, must not depend on the draw. A server that "
         "does not keep to the protocol can see single reports, by keys of its own in the place of "
-        "devices'."
+        "devices', or by telling devices different things about who dropped out."
     )
 
 
