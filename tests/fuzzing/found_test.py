@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import functools
 import json
 import sqlite3
@@ -269,27 +270,29 @@ def test_an_example_may_be_no_bytes(tmp_path):
 )
 def test_a_commit_in_a_store_may_hold_other_types(tmp_path, change):
     files._write_store(tmp_path, 1)
-    _execute(tmp_path / "store.sqlite", change)
     with contextlib.closing(sql.SqlStore(tmp_path)) as store:
+        _execute(tmp_path / "store.sqlite", change)
         _refuses(interface.StoreError, "is damaged", store.last_commit, "tests", "task")
 
 
 def test_an_epoch_may_be_the_largest_of_all(tmp_path):
     files._write_store(tmp_path, 1)
-    _execute(tmp_path / "store.sqlite", f"UPDATE leases SET epoch = {2**63 - 1}, expires_at = 0")
     with contextlib.closing(sql.SqlStore(tmp_path)) as store:
+        lease = dataclasses.replace(store.lease("tests"), epoch=2**63 - 1)
+        with store._writing() as connection:
+            sql._write_lease(connection, lease)
         take = functools.partial(store.acquire, now=1e9, duration=60.0)
         _refuses(interface.StoreError, "too large", take, "tests", "me")
 
 
 def test_a_lease_and_a_round_may_hold_other_types(tmp_path):
     files._write_store(tmp_path, 1)
-    _execute(
-        tmp_path / "store.sqlite",
-        "UPDATE leases SET epoch = x'00'",
-        "UPDATE rounds SET metrics = ''",
-    )
     with contextlib.closing(sql.SqlStore(tmp_path)) as store:
+        _execute(
+            tmp_path / "store.sqlite",
+            "UPDATE leases SET epoch = x'00'",
+            "UPDATE rounds SET metrics = ''",
+        )
         _refuses(interface.StoreError, "is damaged", store.lease, "tests")
         _refuses(interface.StoreError, "is damaged", store.history, "tests", "task")
 

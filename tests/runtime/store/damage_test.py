@@ -174,5 +174,25 @@ def test_damage_of_an_open_store_is_found_by_who_needs_the_row(place, change, re
                 reads[name]()
 
 
+def test_what_sqlite_says_of_damage_is_one_line_without_what_a_row_holds(written, tmp_path):
+    path = tmp_path / "store.sqlite"
+    path.write_bytes(written)
+    with sql.SqlStore(tmp_path) as store, store._engine.begin() as connection:
+        # As where the bytes of a state are taken for a text.
+        text = "CAST(x'FF' || 'the seed' AS TEXT)"
+        connection.execute(sqlalchemy.text(f"UPDATE rounds SET metrics = {text}"))
+    with pytest.raises(interface.StoreError, match="decode .* 'metrics'. Restore only") as caught:
+        sql.SqlStore(tmp_path)
+    assert "seed" not in str(caught.value)
+    table = written.index(b"CREATE TABLE rounds")
+    at = written.index(b"NOT NULL", table)
+    path.write_bytes(written[:at] + b"NOT \xc5ULL" + written[at + 8 :])
+    with pytest.raises(interface.StoreError, match="a text in it is damaged. Restore only"):
+        sql.SqlStore(tmp_path)
+    path.write_bytes(written[:at] + b"NOT WELL" + written[at + 8 :])
+    with pytest.raises(interface.StoreError, match="malformed database schema .* Restore only"):
+        sql.SqlStore(tmp_path)
+
+
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__]))

@@ -65,10 +65,17 @@ def one_line_errors(action: str) -> Iterator[None]:
         origin = getattr(error, "orig", None)
         lines = str(origin).strip().splitlines() if origin is not None else []
         reason = lines[0].rstrip(".") if lines else type(error).__name__
-        advice = f" {interface.backup_advice({})}" if _is_corrupt(origin) else ""
-        raise interface.StoreError(f"Cannot {action}: {reason}.{advice}") from None
+        # Nor what a damaged column has for a text.
+        reason, is_quoted, _ = reason.partition(" with text ")
+        is_damaged = is_quoted or _is_corrupt(origin)
     except OverflowError:  # What a damaged file makes of a number, given back to it.
-        raise interface.StoreError(f"Cannot {action}: a number in it is too large.") from None
+        reason, is_damaged = "a number in it is too large", True
+    except UnicodeDecodeError:  # What it makes of the text of SQLite's own error.
+        reason, is_damaged = "a text in it is damaged", True
+    else:
+        return
+    advice = f" {interface.backup_advice({})}" if is_damaged else ""
+    raise interface.StoreError(f"Cannot {action}: {reason}.{advice}")
 
 
 def _is_corrupt(error: BaseException | None) -> bool:
