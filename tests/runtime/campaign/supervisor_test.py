@@ -21,7 +21,8 @@ PAST_THE_LEASE = (
     (Kind.STOP, "MasterAggregator: PartialSum: after"),
 )
 _LEASE_SECONDS = toys.served_population(toys.served_tasks()).lease_seconds
-AFTER_THE_NOISE = ((Kind.RAISE, "Keeper: CommitRound: before"),) * 3
+# A server that is killed cannot try again with the same result.
+AFTER_THE_NOISE = ((Kind.KILL, "Keeper: CommitRound: before"),) * 4
 
 
 def _numbers_of(settings):
