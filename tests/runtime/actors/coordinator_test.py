@@ -335,17 +335,6 @@ def test_an_attempt_that_has_used_no_device_is_repeated():
     assert not again.role.skips
 
 
-def test_a_task_whose_plan_cannot_skip_repeats_its_round():
-    tasks = [dataclasses.replace(task, can_skip=False) for task in SERVED.tasks]
-    made = leading(dataclasses.replace(SERVED, tasks=tuple(tasks))).tell(waiting("s0", 4))
-    (spawn,) = made.spawned()
-    made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {}))
-    assert not reread(made).spawned()
-    (wish, *_) = made.sent("s0", messages.SelectDevices)
-    (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
-    assert not again.role.skips and again.role.commit.rounds_done == 0
-
-
 def test_a_commit_that_was_made_after_all_is_not_skipped():
     made, spawn = running()
     made.tell(messages.Lost(spawn.address))

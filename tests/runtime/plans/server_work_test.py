@@ -78,15 +78,6 @@ def test_a_skipped_round_passes_over_its_noise_and_keeps_the_model(name):
     np.testing.assert_allclose(weights[2] - weights[1], step, rtol=1e-5, atol=1e-6)
 
 
-def test_a_plan_of_an_earlier_version_cannot_skip(blt):
-    plan = type(blt[0].plan).FromString(blt[0].plan.SerializeToString())
-    plan.ClearField("skip")
-    server = server_work.ServerWork(plan)
-    assert blt[0].can_skip and not server.can_skip
-    with pytest.raises(ValueError, match="make the task anew"):
-        server.skip(blt[1])
-
-
 @pytest.mark.slow
 def test_a_round_of_secure_sums_alone():
     with contexts.secure_sum_simulation():

@@ -316,7 +316,7 @@ class Coordinator(actor.Actor):
     def _is_held_up_by_rests(self, task: population.Task, waiting: int) -> bool:
         """Whether devices that have to rest would be enough for a round, with those that wait."""
         stride = self._commits[task.name].rounds_done - self._last_used[task.name]
-        if not task.can_skip or stride >= task.min_sep:  # Nobody has to rest.
+        if stride >= task.min_sep:  # Nobody has to rest.
             return False
         resting = sum(
             max(count - self._resting_before.get(selector, 0), 0)
@@ -404,7 +404,7 @@ class Coordinator(actor.Actor):
         if attempt.skips:
             if self.now >= self._paused_until:
                 self._pause()  # Nothing else keeps it from being tried again at once.
-        elif used_devices and self._served.task(attempt.task).can_skip:
+        elif used_devices:
             self._to_skip[attempt.task] = attempt.round_index
             self._last_used[attempt.task] = attempt.round_index
         else:

@@ -275,7 +275,6 @@ class Task:
         budget), or None.
       secure_sum: How reports are summed so that the server sees none; None if it sees them.
       min_sep: Smallest stride between two rounds of one device, in rounds.
-      can_skip: Whether `server_step` can skip rounds; plans of earlier versions cannot.
     """
 
     name: str
@@ -290,7 +289,6 @@ class Task:
     refusal: Callable[[interface.Commit], str | None] = _always
     secure_sum: SecureSumSettings | None = None
     min_sep: int = 1
-    can_skip: bool = True
 
     def __post_init__(self):
         validation.positive("weight", self.weight)

@@ -56,7 +56,7 @@ class ServerWork:
         self._finish = graphs.function_of(plan.finish)
         self._get_weights = graphs.function_of(plan.get_weights)
         self._set_weights = graphs.function_of(plan.set_weights)
-        self._skip = graphs.function_of(plan.skip) if self.can_skip else None
+        self._skip = graphs.function_of(plan.skip)
         self._num_plain = len(plan.zero.outputs)
         self._secure = plan.finish.inputs[len(plan.prepare.inputs) + self._num_plain :]
 
@@ -64,11 +64,6 @@ class ServerWork:
     def state(self) -> Sequence[plan_pb2.Tensor]:
         """The leaves of a state."""
         return self.plan.prepare.inputs
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether the plan has a graph for `skip`; plans of earlier versions have none."""
-        return self.plan.HasField("skip")
 
     @property
     def metrics(self) -> Sequence[plan_pb2.Tensor]:
@@ -174,12 +169,7 @@ class ServerWork:
         Returns:
           The state that the next round begins with: the same model, and past the noise of this
           round.
-
-        Raises:
-          ValueError: If the plan is of an earlier version, and has no graph for it.
         """
-        if self._skip is None:
-            raise ValueError("The plan has no graph that skips a round: make the task anew.")
         return _arrays(self._skip(*_tensors(state)))
 
     def weights(self, state: State) -> dict[str, np.ndarray]:

@@ -196,7 +196,6 @@ class PlannedTask:
             refusal=self.refusal,
             secure_sum=_secure_sum(folder),
             min_sep=folder.server.participation.min_sep_rounds,
-            can_skip=work.can_skip,
         )
         self.served = served_task.ServedTask(
             task=task,
