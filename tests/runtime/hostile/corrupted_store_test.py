@@ -1,6 +1,7 @@
 """A store whose file a disk has changed: it is read as it was written, or refused in one line."""
 
 import collections
+import contextlib
 import random
 import shutil
 import sys
@@ -110,12 +111,14 @@ def _corruptions(folder, size, count, seed):
         (changed / "store.sqlite").write_bytes(_corrupt(content, draw))
         try:
             found = _read(changed)
-            assert found == expected, f"number {number}"
-            outcomes["harmless"] += 1
-            _go_on(changed)
         except interface.StoreError as error:
             assert "\n" not in str(error)
             outcomes["refused"] += 1
+        else:
+            assert found == expected, f"number {number}"
+            outcomes["harmless"] += 1
+            with contextlib.suppress(interface.StoreError):  # Such as of a file that says that it
+                _go_on(changed)  # may only be read.
         shutil.rmtree(changed)
     return outcomes
 
@@ -129,8 +132,8 @@ def test_a_corrupted_file_is_read_as_it_was_or_refused(tmp_path, size):
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [10, 300, 3_000, 60_000])
 def test_many_corrupted_files_are_read_as_they_were_or_refused(tmp_path, size):
-    outcomes = _corruptions(tmp_path, size, 2_000, seed=1)
-    assert outcomes["refused"] > 1_000
+    outcomes = _corruptions(tmp_path, size, 1_000, seed=1)
+    assert outcomes["refused"] > 500
 
 
 if __name__ == "__main__":

@@ -113,6 +113,40 @@ def test_a_commit_that_is_interrupted_between_statements_is_absent(server, store
     assert _check_whole(store) == done + 1
 
 
+def test_commits_between_the_statements_of_a_reader_are_no_damage(store):
+    place = store._engine.url.render_as_string(hide_password=False)
+    busy = [False]
+    rounds = itertools.count()
+
+    def lead_and_commit(*_):
+        if not busy[0]:
+            busy[0] = True
+            t = next(rounds)
+            now = 100.0 * (t + 1)
+            epoch = store.acquire("keyboard", f"{t}", now=now, duration=50.0).epoch
+            store.commit(
+                "keyboard",
+                "task",
+                round_index=t,
+                epoch=epoch,
+                model=b"",
+                state=b"",
+                metrics={},
+                now=0,
+            )
+            busy[0] = False
+
+    event.listen(sqlalchemy.engine.Engine, "before_cursor_execute", lead_and_commit)
+    try:
+        with sql.SqlStore(place) as other:
+            opened = store.last_commit("keyboard", "task").rounds_done
+            other.last_commit("keyboard", "task")
+            other.history("keyboard", "task")
+    finally:
+        event.remove(sqlalchemy.engine.Engine, "before_cursor_execute", lead_and_commit)
+    assert opened > 5
+
+
 class _Line:
     """A connection to a server that can be cut before the answer comes back."""
 

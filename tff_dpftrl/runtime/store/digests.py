@@ -61,14 +61,13 @@ def _encoded(value: Any) -> tuple[bytes, bytes | memoryview]:
     return (b"n", b"") if value is None else (b"b", value)
 
 
-def of_model(model: bytes | memoryview) -> str:
-    """Computes the digest of a serialised model."""
-    return digest("model", model)
+def of_content(model: bytes | memoryview, state: bytes | memoryview) -> dict[str, str]:
+    """Computes the digests of a serialised model and of a serialised state of the aggregator.
 
-
-def of_state(state: bytes | memoryview) -> str:
-    """Computes the digest of a serialised state of the aggregator."""
-    return digest("state", state)
+    Returns:
+      The digests by column.
+    """
+    return {"model_digest": digest("model", model), "state_digest": digest("state", state)}
 
 
 def of_task(population: str, task: str, model_digest: str, state_digest: str) -> str:
@@ -113,15 +112,29 @@ def check_content(head: Any) -> None:
     Raises:
       DamagedRow: If model or state has another digest.
     """
-    for name, found, expected in (
-        ("model", of_model(head.model), head.model_digest),
-        ("state", of_state(head.state), head.state_digest),
-    ):
-        if found != expected:
+    found = of_content(head.model, head.state)
+    for name in ("model", "state"):
+        if found[f"{name}_digest"] != head._mapping[f"{name}_digest"]:
             raise DamagedRow(
                 f"the {name} of {_of_task(head)} after round {head.rounds_done} is not what was "
                 "committed"
             )
+
+
+def check_epoch(head: Any, epoch: int) -> None:
+    """Checks that no round of a task was committed under a later lease than the last one.
+
+    Args:
+      head: Row of the table of commits.
+      epoch: Epoch of the population's last lease; 0 if there is none.
+
+    Raises:
+      DamagedRow: If there was.
+    """
+    if head.epoch > epoch:
+        raise DamagedRow(
+            f"the lease of the population {head.population!r} is older than its last commit"
+        )
 
 
 def check_count(head: Any) -> None:

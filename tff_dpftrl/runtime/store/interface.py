@@ -183,9 +183,10 @@ class Commit:
 class Store(abc.ABC):
     """Leases and commits; every method is one transaction, and durable when it returns.
 
-    Every method raises `StoreError` where the store cannot be read or written; nothing is
-    changed then, or, if the connection broke in the middle, all of it may be. Times are
-    seconds of one clock, the same for all who share a store (as far as clocks go).
+    Every method raises `StoreError` where the store cannot be read or written, or is damaged as
+    far as the method needs it (`StoreDamaged`); nothing is changed then, or, if the connection
+    broke in the middle, all of it may be. Times are seconds of one clock, the same for all who
+    share a store (as far as clocks go).
     """
 
     @abc.abstractmethod

@@ -42,10 +42,7 @@ def add_digests(connection: sql.engine.Connection) -> None:
 def _add_to_task(connection: sql.engine.Connection, head: sql.engine.Row) -> None:
     content = dict.fromkeys(("model", "state"), (bytes, memoryview))
     _check_types("the last commit of a task", head, rounds_done=int, epoch=int, **content)
-    of_last = {
-        "model_digest": digests.of_model(head.model),
-        "state_digest": digests.of_state(head.state),
-    }
+    of_last = digests.of_content(head.model, head.state)
     of_others = dict.fromkeys(of_last, "")
     known = of_others if head.rounds_done else of_last
     digest = first_digest = digests.of_task(head.population, head.task, **known)

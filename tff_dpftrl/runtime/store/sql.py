@@ -104,10 +104,7 @@ class SqlStore(interface.Store):
         self, population: str, task: str, *, model: bytes, state: bytes
     ) -> interface.Commit:
         """See the base class."""
-        known = {
-            "model_digest": digests.of_model(model),
-            "state_digest": digests.of_state(state),
-        }
+        known = digests.of_content(model, state)
         digest = digests.of_task(population, task, **known)
         row = {
             "population": population,
@@ -170,23 +167,16 @@ class SqlStore(interface.Store):
     ) -> interface.Commit:
         """See the base class."""
         interface.check_commit(round_index, epoch)
+        round_index, epoch = int(round_index), int(epoch)  # As a digest has them.
         text = interface.metrics_text(metrics)
+        known = {"epoch": epoch, "metrics": text, **digests.of_content(model, state)}
         with self._writing() as connection:
             latest = _locked_lease(connection, population).epoch
             if epoch != latest:
                 raise interface.StaleEpoch(population, epoch, latest)
             last = _checked_head(connection, tables.HEAD, population, task)
-            if last.epoch > epoch:
-                raise digests.DamagedRow(
-                    f"the lease of the population {population!r} is older than its last commit"
-                )
+            digests.check_epoch(last, epoch)
             is_task = tables.is_task(_COMMITS, population, task)
-            known = {
-                "epoch": epoch,
-                "metrics": text,
-                "model_digest": digests.of_model(model),
-                "state_digest": digests.of_state(state),
-            }
             row = {
                 "population": population,
                 "task": task,
