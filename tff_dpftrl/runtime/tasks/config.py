@@ -203,7 +203,8 @@ class TaskConfig(config_lib.TrainingConfig):
             raise ValueError(
                 f"min_sep={self.min_sep} with {wanted} devices a round needs "
                 f"{self.min_sep * wanted} of them, and num_devices={self.num_devices}: rounds "
-                "would wait for ever. Lower min_sep, clients_per_round or over_selection."
+                "would be skipped while devices rest. Lower min_sep, clients_per_round or "
+                "over_selection."
             )
         if self.max_participations is not None:
             turns = self.max_participations * self.num_devices
