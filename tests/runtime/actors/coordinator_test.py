@@ -365,6 +365,28 @@ def test_a_round_for_which_devices_have_to_rest_is_skipped_but_not_for_ever():
     assert rounds == [5, 6, 7]
 
 
+def test_devices_have_the_selection_time_after_an_attempt_before_a_round_is_skipped():
+    """Who came by during the attempt says nothing of those that could come after it."""
+    training = dataclasses.replace(SERVED.task("training"), min_sep=3, pipelined=False)
+    made = leading(dataclasses.replace(SERVED, tasks=(training,))).tell(waiting("s0", 4))
+    (spawn,) = made.spawned()
+    ends = 101.0 + training.rounds.selection_timeout
+    made.tell(messages.LeaseGranted(3, ends), ends - 0.5)
+    made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 0, 9), ends - 0.5)
+    made.tell(committed(attempt=spawn.address), ends)
+    made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 1, 9), ends)
+    assert not made.heartbeat(ends + 0.1).spawned()
+    later = ends + training.rounds.selection_timeout
+    made.tell(messages.LeaseGranted(3, later), later)
+    assert not made.heartbeat(later).spawned()  # Nobody has come since.
+    assert made.sent(messages.OBSERVER, messages.TooFewDevices)
+    made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 1, 12), later)
+    later += training.rounds.selection_timeout
+    made.tell(messages.LeaseGranted(3, later), later)
+    (skip,) = made.heartbeat(later).spawned()
+    assert skip.role.skips
+
+
 @pytest.mark.parametrize(("waits", "came"), [(1, 0), (0, 1)])
 def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
     training = dataclasses.replace(SERVED.task("training"), min_sep=3)

@@ -73,7 +73,8 @@ class Coordinator(actor.Actor):
         self._opening: messages.SelectionOpened | None = None  # What the observer was told.
         self._waiting: dict[str, int] = {}
         self._resting: dict[str, int] = {}  # How often resting devices came by, by Selector,
-        self._resting_before: dict[str, int] = {}  # also before this round was opened.
+        self._resting_before: dict[str, int] = {}  # also before the last attempt ended.
+        self._free_since = 0.0  # When the last attempt ended.
         self._is_stopped = False
 
     def _begin(self) -> None:
@@ -201,7 +202,7 @@ class Coordinator(actor.Actor):
         ):
             if commit.metrics.get("attempt") != attempt.address:
                 self.send(attempt.address, messages.AbandonRound("the round is committed"))
-            self._attempt = None
+            self._end_attempt()
         return True
 
     def _event(self, commit: interface.Commit) -> messages.RoundReleased | messages.RoundSkipped:
@@ -297,6 +298,8 @@ class Coordinator(actor.Actor):
             if self.now - self._opened_at < longest:
                 return
             if waiting < task.rounds.least:
+                if self.now - self._free_since < rounds.selection_timeout:
+                    return  # While an attempt ran, devices may not have been wanted.
                 self._opened_at = self.now
                 if self._is_held_up_by_rests(task, waiting):
                     self._skip(task)
@@ -339,7 +342,6 @@ class Coordinator(actor.Actor):
     def _skip(self, task: population.Task) -> None:
         """Has the next round of a task committed as skipped."""
         self._serial += 1
-        self._resting_before = dict(self._resting)
         commit = self._commits[task.name]
         address = f"{self.address}/round/{self._serial}"
         role = roles.MasterAggregatorRole(
@@ -358,7 +360,6 @@ class Coordinator(actor.Actor):
         )
         from_selector = collections.Counter(chosen)
         self._serial += 1
-        self._resting_before = dict(self._resting)
         commit = self._commits[task.name]
         address = f"{self.address}/round/{self._serial}"
         model = self._commits[task.model_of or task.name].model
@@ -394,13 +395,18 @@ class Coordinator(actor.Actor):
         self._paused_until = self.now + pause
         self._not_stored += 1
 
+    def _end_attempt(self) -> None:
+        self._attempt = None
+        self._free_since = self.now
+        self._resting_before = dict(self._resting)
+
     def _lose_attempt(
         self, address: str, reason: str, counts: Mapping[str, int], used_devices: bool = True
     ) -> None:
         attempt = self._attempt
         if attempt is None or attempt.address != address:
             return
-        self._attempt = None
+        self._end_attempt()
         if attempt.skips:
             if self.now >= self._paused_until:
                 self._pause()  # Nothing else keeps it from being tried again at once.
