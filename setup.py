@@ -31,7 +31,7 @@ setuptools.setup(
         ]
     },
     python_requires=">=3.10",
-    install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6"],
+    install_requires=["numpy>=1.22", "scipy>=1.9", "dp-accounting>=0.6", "typing-extensions>=4.4"],
     extras_require={
         # TensorFlow Federated 0.87 pins a jaxlib that is no longer published, and
         # dp-accounting 0.4.3: see "Environment" in README.md before using this extra.

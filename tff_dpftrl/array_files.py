@@ -15,6 +15,8 @@ import zipfile
 
 import numpy as np
 
+from tff_dpftrl import validation
+
 _SUFFIX = ".npy"
 _PART = 1 << 20
 _HEADERS = {
@@ -46,43 +48,45 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > os.path.getsize(path):
-                raise ValueError("its arrays are said to be larger than the file")
+                raise validation.UsageError("its arrays are said to be larger than the file")
             found = {_name(entry): _array(archive, entry) for entry in entries}
     except _DAMAGE as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"it is no archive of arrays, or is damaged: {reason}") from error
+        raise validation.UsageError(
+            f"it is no archive of arrays, or is damaged: {reason}"
+        ) from error
     if len(found) < len(entries):
-        raise ValueError("it has two arrays of one name")
+        raise validation.UsageError("it has two arrays of one name")
     return found
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
     if not entry.filename.endswith(_SUFFIX):
-        raise ValueError(f"it has the entry {entry.filename[:100]!r}, which is no array")
+        raise validation.UsageError(f"it has the entry {entry.filename[:100]!r}, which is no array")
     return entry.filename.removesuffix(_SUFFIX)
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
     if entry.compress_type != zipfile.ZIP_STORED:
-        raise ValueError("it is compressed: write it anew with numpy.savez")
+        raise validation.UsageError("it is compressed: write it anew with numpy.savez")
     with archive.open(entry) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
-            raise ValueError(f"it has an array of version {version}")
+            raise validation.UsageError(f"it has an array of version {version}")
         try:
             shape, is_fortran, dtype = _HEADERS[version](stream)
         except ValueError:  # Its text quotes the header.
-            raise ValueError("it has an array whose header cannot be read") from None
+            raise validation.UsageError("it has an array whose header cannot be read") from None
         num_bytes = entry.file_size - stream.tell()
         if dtype.hasobject or len(shape) > np.MAXDIMS or min(shape, default=0) < 0:
-            raise ValueError("it holds objects that are no plain values")
+            raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
-            raise ValueError("it has an array that is of another size than it says")
+            raise validation.UsageError("it has an array that is of another size than it says")
         content = bytearray(num_bytes)
         view, at = memoryview(content), 0
         while count := stream.readinto(view[at : at + _PART]):
             at += count
         if at < num_bytes:
-            raise ValueError("it has an array that ends early")
+            raise validation.UsageError("it has an array that ends early")
     order = "F" if is_fortran else "C"
     return np.ndarray(shape, dtype, content, order=order)

@@ -1,7 +1,7 @@
 """Checks of arguments, with messages that name the argument, the value and the remedy.
 
-Each function returns the value it was given, as a plain Python number, or raises a
-ValueError. `remedy`, where it can be given, is a sentence that ends the message.
+Each function returns the given value as a plain Python number, or raises a `UsageError`.
+`remedy`, where a function takes it, is a sentence that ends the message.
 """
 
 from __future__ import annotations
@@ -9,6 +9,15 @@ from __future__ import annotations
 import math
 import operator
 from typing import Any
+
+
+class UsageError(ValueError):
+    """An error that the caller can mend: its message names what is wrong, where, and the remedy.
+
+    The command shows it in one line and exits with status 2. Any other ValueError that reaches
+    the command is a defect of this package.
+    """
+
 
 _LONGEST_VALUE = 200  # Characters of a value that messages quote.
 
@@ -33,16 +42,16 @@ def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = 
       The value as an `int`.
 
     Raises:
-      ValueError: If it is not one.
+      UsageError: If it is not one.
     """
     try:
         as_int = operator.index(value)
     except TypeError:
         as_int = None
     if as_int is None or isinstance(value, bool):
-        raise ValueError(_message(name, "an integer", value, remedy))
+        raise UsageError(_message(name, "an integer", value, remedy))
     if minimum is not None and as_int < minimum:
-        raise ValueError(_message(name, f"at least {minimum}", value, remedy))
+        raise UsageError(_message(name, f"at least {minimum}", value, remedy))
     return as_int
 
 
@@ -71,7 +80,7 @@ def number(
       The value as a `float`.
 
     Raises:
-      ValueError: If it is not one; NaN and infinities are not.
+      UsageError: If it is not one; NaN and infinities are not.
     """
     bounds = [
         text
@@ -87,7 +96,7 @@ def number(
     try:
         as_float = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(_message(name, wanted, value, remedy)) from None
+        raise UsageError(_message(name, wanted, value, remedy)) from None
     if (
         isinstance(value, (str, bytes))
         or not math.isfinite(as_float)
@@ -96,7 +105,7 @@ def number(
         or (at_most is not None and as_float > at_most)
         or (below is not None and not as_float < below)
     ):
-        raise ValueError(_message(name, wanted, value, remedy))
+        raise UsageError(_message(name, wanted, value, remedy))
     return as_float
 
 
@@ -111,12 +120,12 @@ def numbers(name: str, values: Any) -> tuple[float, ...]:
       The values, each as a `float`.
 
     Raises:
-      ValueError: If it is no sequence, or an entry is no number.
+      UsageError: If it is no sequence, or an entry is no number.
     """
     try:
         return tuple(float(value) for value in values)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(_message(name, "a sequence of numbers", values, "")) from None
+        raise UsageError(_message(name, "a sequence of numbers", values, "")) from None
 
 
 def positive(name: str, value: Any, *, remedy: str = "") -> float:
@@ -133,7 +142,7 @@ def noise_multiplier(value: Any, name: str = "noise_multiplier") -> float:
     """A finite number, at least 0; 0 means no noise and no privacy.
 
     Raises:
-      ValueError: If it is not one.
+      UsageError: If it is not one.
     """
     return number(name, value, at_least=0, remedy="0 means no noise, and no privacy.")
 
@@ -142,6 +151,6 @@ def delta(value: Any, name: str = "delta") -> float:
     """The δ of an (ε, δ) statement, strictly between 0 and 1.
 
     Raises:
-      ValueError: If it is not.
+      UsageError: If it is not.
     """
     return number(name, value, above=0, below=1, remedy="Try 1e-10.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, dp_fedavg
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -31,7 +32,7 @@ def num_bands(strategy: strategy_lib.Strategy) -> int:
         return 1
     if isinstance(recipe, noise_recipe.BandedNoise):
         return len(recipe.rows[0])
-    raise ValueError(
+    raise validation.UsageError(
         f"Amplification by cyclic sampling needs a banded C, got the mechanism "
         f"{strategy.mechanism!r}; use a banded one, or account without amplification."
     )
@@ -80,7 +81,7 @@ class AmplifiedBanded:
         """
         bands = num_bands(strategy)
         if int(num_groups) != num_groups or num_groups < bands:
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_groups must be at least the number of bands {bands}, got {num_groups!r}: "
                 "otherwise one client's rounds share noise."
             )

@@ -31,7 +31,7 @@ def largest_mu(
       ValueError: If not exactly one target is given, or one is out of range.
     """
     if (target_epsilon is None) == (target_rho is None):
-        raise ValueError(
+        raise validation.UsageError(
             f"Give exactly one of target_epsilon={target_epsilon!r} and target_rho={target_rho!r}."
         )
     if target_rho is not None:
@@ -39,7 +39,7 @@ def largest_mu(
         return gaussian.mu_from_rho(target_rho)
     validation.positive("target_epsilon", target_epsilon)
     if delta is None:
-        raise ValueError("delta is needed with target_epsilon, got None; try 1e-10.")
+        raise validation.UsageError("delta is needed with target_epsilon, got None; try 1e-10.")
     return gaussian.mu(target_epsilon, delta)
 
 
@@ -74,7 +74,7 @@ def calibrate_noise_multiplier(
     sensitivity = strategy.sensitivity(schema)
     noise_multiplier = sensitivity.value * clip_norm_inflation / mu
     if math.isinf(noise_multiplier):
-        raise ValueError(
+        raise validation.UsageError(
             f"The target (target_epsilon={target_epsilon!r}, target_rho={target_rho!r}) needs more "
             "noise than a float can hold: raise it."
         )
@@ -138,7 +138,7 @@ def smallest_noise(
             enough = (position, excess)
         if enough is None or too_little is None:
             if position > _LARGEST_LOG_NOISE:
-                raise ValueError(
+                raise validation.UsageError(
                     f"target_epsilon={target_epsilon!r} is out of reach of any noise up to 1e9: "
                     "raise it."
                 )

@@ -12,6 +12,8 @@ import math
 import attr
 import dp_accounting
 
+from tff_dpftrl import validation
+
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class DpFtrlDpEvent(dp_accounting.GaussianDpEvent):
@@ -42,7 +44,7 @@ class DpFtrlDpEvent(dp_accounting.GaussianDpEvent):
         sensitivity = math.sqrt(self.sensitivity_squared) * self.clip_norm_inflation
         expected = self.strategy_noise_multiplier / sensitivity
         if not math.isclose(self.noise_multiplier, expected, rel_tol=1e-9):
-            raise ValueError(
+            raise validation.UsageError(
                 f"noise_multiplier of a DpFtrlDpEvent must be z / (S · inflation) = {expected!r}, "
                 f"got {self.noise_multiplier!r}; build the event with Guarantee.to_dp_event()."
             )

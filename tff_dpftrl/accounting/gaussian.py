@@ -33,12 +33,12 @@ _LARGEST_DELTA = 1.0 - 1e-6
 
 def _check_mu(mu: float) -> None:
     if not mu >= 0.0:
-        raise ValueError(f"mu (sensitivity / stddev) must be at least 0, got {mu!r}.")
+        raise validation.UsageError(f"mu (sensitivity / stddev) must be at least 0, got {mu!r}.")
 
 
 def _check_rho(rho: float) -> None:
     if not rho >= 0.0:
-        raise ValueError(f"rho must be at least 0, got {rho!r}.")
+        raise validation.UsageError(f"rho must be at least 0, got {rho!r}.")
 
 
 def mu_from_rho(rho: float) -> float:
@@ -95,7 +95,7 @@ def log_delta(mu: float, epsilon: float) -> float:
     """
     _check_mu(mu)
     if not epsilon >= 0.0:
-        raise ValueError(f"epsilon must be at least 0, got {epsilon!r}.")
+        raise validation.UsageError(f"epsilon must be at least 0, got {epsilon!r}.")
     if mu == 0.0 or (math.isinf(epsilon) and math.isfinite(mu)):
         return -math.inf
     if math.isinf(mu):

@@ -229,7 +229,7 @@ def epsilon_so_far(
     """
     strategy_lib.check_strategy(strategy)
     if not 0 <= rounds_released <= schema.num_rounds:
-        raise ValueError(
+        raise validation.UsageError(
             f"rounds_released must be between 0 and num_rounds={schema.num_rounds}, got "
             f"{rounds_released!r}; a longer run needs a schema that declares its rounds."
         )

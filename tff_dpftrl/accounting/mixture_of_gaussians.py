@@ -57,15 +57,17 @@ class MixtureOfGaussians:
         validation.positive("stddev", self.stddev)
         values, weights = self.sensitivities, self.probabilities
         if len(values) != len(weights) or not values:
-            raise ValueError(
+            raise validation.UsageError(
                 "sensitivities and probabilities must have the same length, got "
                 f"{len(values)} and {len(weights)}."
             )
         if min(values) < 0.0 or any(a >= b for a, b in zip(values, values[1:], strict=False)):
-            raise ValueError(f"sensitivities must be increasing from 0 on, got {values!r}.")
+            raise validation.UsageError(
+                f"sensitivities must be increasing from 0 on, got {values!r}."
+            )
         total = math.fsum(weights)
         if min(weights) < 0.0 or not abs(total - 1.0) <= 1e-9:
-            raise ValueError(
+            raise validation.UsageError(
                 f"probabilities must be at least 0 and sum to 1, got {weights!r}, which sum to "
                 f"{total!r}."
             )

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, guarantee, planner_request
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -119,7 +120,7 @@ class Plan:
         num_rounds = planned.num_rounds if num_rounds is None else num_rounds
         limit = self.strategy.max_rounds
         if limit is not None and num_rounds > limit:
-            raise ValueError(
+            raise validation.UsageError(
                 f"the {self.mechanism} of this plan runs for at most {limit} rounds, got "
                 f"num_rounds={num_rounds}."
             )
@@ -167,7 +168,7 @@ def make_plans(
     mechanisms = tuple(mechanisms)
     for name in mechanisms:
         if not table.check(name).runnable:
-            raise ValueError(
+            raise validation.UsageError(
                 f"mechanism {name!r} cannot be run, only compared; use some of "
                 f"{', '.join(table.runnable())}."
             )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import matplotlib
 from matplotlib import figure as figure_lib
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import extrapolation, planner
 
 if TYPE_CHECKING:
@@ -86,4 +86,6 @@ def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], titl
     try:
         durable_files.write(path, image.getvalue())
     except OSError as error:
-        raise ValueError(f"Cannot write the plot to {path}: {error.strerror}.") from error
+        raise validation.UsageError(
+            f"Cannot write the plot to {path}: {error.strerror}."
+        ) from error

@@ -25,7 +25,7 @@ def largest_min_sep(population: int, report_goal: int) -> int:
     """
     validation.integer("report_goal", report_goal, minimum=1)
     if report_goal > population:
-        raise ValueError(
+        raise validation.UsageError(
             f"report_goal must be at most population={population}, got {report_goal!r}."
         )
     return cohorts.largest_feasible_min_sep(population, report_goal)
@@ -88,7 +88,7 @@ class Request:
     def __post_init__(self):
         targets = (self.target_epsilon, self.target_rho, self.target_noise)
         if sum(target is not None for target in targets) != 1:
-            raise ValueError(
+            raise validation.UsageError(
                 f"Give exactly one of target_epsilon, target_rho and target_noise, got {targets!r}."
             )
         if self.target_noise is not None:
@@ -116,7 +116,7 @@ class Request:
         elif self.min_sep <= most:
             min_sep = self.min_sep
         else:
-            raise ValueError(
+            raise validation.UsageError(
                 f"min_sep={self.min_sep} with report_goal={report_goal} needs "
                 f"{self.min_sep * report_goal} devices, and population={self.population}: the "
                 f"largest min_sep is {most}."
@@ -126,7 +126,7 @@ class Request:
             schema = dataclasses.replace(schema, max_participations=self.max_participations)
         least = cohorts.implied_participations(self.population, report_goal, self.num_rounds)
         if schema.max_participations < least:
-            raise ValueError(
+            raise validation.UsageError(
                 f"max_participations={schema.max_participations} is too few: {self.num_rounds} "
                 f"rounds of {report_goal} out of {self.population} devices make some device take "
                 f"part {least} times; give {least} or more, a smaller report goal or fewer rounds."
@@ -142,7 +142,7 @@ class Request:
         feasible, left_out = self.schemas()
         if not feasible:
             least = min(left_out)
-            raise ValueError(
+            raise validation.UsageError(
                 f"no report goal can be kept up by population={self.population}: give smaller "
                 f"report goals. Of {least}, the smallest: {left_out[least]}"
             )

@@ -78,18 +78,22 @@ class PrivacyStatement:
     def __post_init__(self):
         validation.delta(self.delta)
         if self.unit_of_privacy not in ("user", "device"):
-            raise ValueError(
+            raise validation.UsageError(
                 f"unit_of_privacy must be 'user' or 'device', got {self.unit_of_privacy!r}."
             )
         if self.epsilon is not None and not 0.0 <= self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be finite, or None if unbounded; got {self.epsilon!r}.")
+            raise validation.UsageError(
+                f"epsilon must be finite, or None if unbounded; got {self.epsilon!r}."
+            )
         if (self.epsilon is None) != bool(self.no_guarantee):
-            raise ValueError(
+            raise validation.UsageError(
                 "A statement has either an epsilon or the reasons why there is none, got "
                 f"epsilon={self.epsilon!r} and no_guarantee={self.no_guarantee!r}."
             )
         if self.no_guarantee and self.rho_zcdp is not None:
-            raise ValueError(f"rho_zcdp must be None without a guarantee, got {self.rho_zcdp!r}.")
+            raise validation.UsageError(
+                f"rho_zcdp must be None without a guarantee, got {self.rho_zcdp!r}."
+            )
 
     @property
     def has_guarantee(self) -> bool:
@@ -138,11 +142,11 @@ class PrivacyStatement:
         try:
             values = json_text.parse(text)
         except ValueError as error:
-            raise ValueError(f"text is not a privacy statement: {error}.") from None
+            raise validation.UsageError(f"text is not a privacy statement: {error}.") from None
         kinds_of = {field.name: field.type for field in dataclasses.fields(cls)}
         names = {"participation_record", *kinds_of}
         if not isinstance(values, dict) or set(values) | {"audits"} != names:
-            raise ValueError("text is not a privacy statement written by to_json.")
+            raise validation.UsageError("text is not a privacy statement written by to_json.")
         record = values.pop("participation_record")
         kinds = {
             "declared": schema_lib.MinSep,
@@ -156,12 +160,14 @@ class PrivacyStatement:
                 try:
                     values[name] = kinds[name](**value)
                 except TypeError as error:
-                    raise ValueError(f"text has a wrong {name}: {error}.") from None
+                    raise validation.UsageError(f"text has a wrong {name}: {error}.") from None
             if not _is_of_kind(values[name], kinds_of[name]):
-                raise ValueError(f"text is not a privacy statement: {name} is of another type.")
+                raise validation.UsageError(
+                    f"text is not a privacy statement: {name} is of another type."
+                )
         found = cls(**values)
         if found.participation_record != record:
-            raise ValueError(
+            raise validation.UsageError(
                 f"text says participation_record={record!r}, but its record is "
                 f"{found.participation_record}."
             )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import adapter
 from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
@@ -85,14 +86,14 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         if not inner_sum.is_exact and (
             covered is None or not inner_sum.contribution_norm <= covered
         ):
-            raise ValueError(
+            raise validation.UsageError(
                 f"private_round.unit_inflation must be at least {inner_sum.contribution_norm}, "
                 f"what one client can add to inner_sum, got {covered}."
             )
         if count_sum is None:
             count_sum = inner_sum_lib.exact_count(None, noise_split.COUNT_SENSITIVITY)
         if not count_sum.contribution_norm <= noise_split.COUNT_SENSITIVITY:
-            raise ValueError(
+            raise validation.UsageError(
                 f"count_sum.contribution_norm must be at most {noise_split.COUNT_SENSITIVITY}, got "
                 f"{count_sum.contribution_norm}."
             )

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.aggregators.process_check import dataflow
 from tff_dpftrl.aggregators.process_check import labels as labels_lib
 
@@ -134,7 +135,7 @@ class ProcessCheck:
         """
         leaks = self.not_allowed(allow)
         if leaks:
-            raise ValueError(
+            raise validation.UsageError(
                 "Client values reach the server other than through a private release:\n"
                 + "\n".join(f"- {leak}" for leak in leaks)
             )
@@ -177,7 +178,7 @@ def check_process(process: Any) -> ProcessCheck:
     """
     computation = getattr(process, "next", process)
     if not isinstance(computation, tff.framework.ConcreteComputation):
-        raise ValueError(
+        raise validation.UsageError(
             f"process must have a computation next, or be a tff.Computation, got {process!r}: "
             "of a factory, check the process that its create returns, or the learning process."
         )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
 from tff_dpftrl.aggregators import adapter
 from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
@@ -66,7 +67,7 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         if inner_sum is None:
             inner_sum = inner_sum_lib.InnerSum.of(None, private_round.clipping.constant_norm)
         if not inner_sum.contribution_norm <= private_round.encoded_norm:
-            raise ValueError(
+            raise validation.UsageError(
                 f"private_round.encoded_norm must be at least {inner_sum.contribution_norm}, what "
                 f"one client can add to inner_sum, got {private_round.encoded_norm}."
             )
@@ -214,7 +215,7 @@ def build_dp_ftrl_aggregator(
       ValueError: If an argument is out of range.
     """
     if (clip_norm is None) == (clipping is None):
-        raise ValueError(
+        raise validation.UsageError(
             f"Give either clip_norm or clipping, got clip_norm={clip_norm!r} and "
             f"clipping={clipping!r}."
         )

@@ -70,7 +70,7 @@ class InnerSum:
         is_exact = type(factory) is tff.aggregators.SumFactory
         declared = sent_norm if is_exact else _declared_norm(factory)
         if declared is None and stated_norm is None:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{factory_name} {type(factory).__name__} is not known to keep the norm of what a "
                 f"client sends, at most {sent_norm:g}: sums that quantise or encode can lengthen "
                 f"it, and the noise has to cover that. Give {stated_name}, the largest norm that "
@@ -79,7 +79,7 @@ class InnerSum:
             )
         dtype = getattr(factory, "sum_dtype", np.float32)
         if not is_exact and dtype not in (np.float32, np.float64):
-            raise ValueError(
+            raise validation.UsageError(
                 f"{factory_name} {type(factory).__name__} must have np.float32 or np.float64 as "
                 f"sum_dtype, got {dtype!r}: rounding to anything coarser can make an update longer "
                 "than its clip norm. Cast inside the factory, and let it declare "
@@ -119,7 +119,7 @@ class InnerSum:
         process = self.factory.create(summed_type)
         result_type = process.next.type_signature.result.result.member
         if not summed_type.is_equivalent_to(result_type):
-            raise ValueError(
+            raise validation.UsageError(
                 f"sum_factory must return a sum of the type it is given, {summed_type}, but "
                 f"returns {result_type}."
             )
@@ -154,7 +154,7 @@ def exact_count(
     if factory is not None and type(factory) is not tff.aggregators.SumFactory:
         declared = _declared_norm(factory)
         if declared is None or not declared <= largest:
-            raise ValueError(
+            raise validation.UsageError(
                 f"count_sum_factory {type(factory).__name__} is not known to sum the clients' bits "
                 f"exactly, so that one of them may count for more than the {largest:g} that the "
                 "noise covers. Use tff.aggregators.SumFactory or secagg_sum.SecAggHalfBitFactory, "

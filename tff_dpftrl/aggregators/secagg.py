@@ -14,7 +14,7 @@ simulations TFF has one that computes the same sums in the clear:
 
 from __future__ import annotations
 
-from tff_dpftrl import execution
+from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -29,7 +29,7 @@ def check_max_clients(encoding: grid.GridEncoding, clients_per_round: float) -> 
       clients_per_round: The report goal.
     """
     if encoding.max_clients < clients_per_round:
-        raise ValueError(
+        raise validation.UsageError(
             f"encoding.max_clients {encoding.max_clients} is below clients_per_round "
             f"{clients_per_round}: build the encoding for the largest number of clients that can "
             "report in one round."

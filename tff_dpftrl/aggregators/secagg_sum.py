@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.aggregators import updates
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.private_round import clipping, discretize, seeds
@@ -97,7 +98,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         update = updates.UpdateType(value_type)
         sizes = [spec.shape.num_elements() for spec in update.specs]
         if sum(sizes) != self.encoding.dim:
-            raise ValueError(
+            raise validation.UsageError(
                 f"encoding is for dim {self.encoding.dim}, but an update has {sum(sizes)} numbers: "
                 f"build the encoding with dim={sum(sizes)}."
             )
@@ -190,7 +191,7 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If the type is another one.
         """
         if value_type != tff.TensorType(np.float32):
-            raise ValueError(f"value_type must be a float32 scalar, got {value_type}.")
+            raise validation.UsageError(f"value_type must be a float32 scalar, got {value_type}.")
 
         @tff.federated_computation
         def initialize():

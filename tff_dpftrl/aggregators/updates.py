@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
+
 
 class UpdateType:
     """The type of a client's update: a nesting of floating-point tensors.
@@ -28,18 +30,22 @@ class UpdateType:
             all with static shapes.
         """
         if not tff.types.is_structure_of_tensors(value_type):
-            raise ValueError(f"value_type must be a nesting of tensors, got {value_type}.")
+            raise validation.UsageError(
+                f"value_type must be a nesting of tensors, got {value_type}."
+            )
         self._structure = tff.types.type_to_tf_tensor_specs(value_type)
         self.specs = tf.nest.flatten(self._structure)
         if not self.specs:
-            raise ValueError(f"value_type must have at least one tensor, got {value_type}.")
+            raise validation.UsageError(
+                f"value_type must have at least one tensor, got {value_type}."
+            )
         if not all(spec.dtype.is_floating for spec in self.specs):
-            raise ValueError(
+            raise validation.UsageError(
                 f"value_type must have only tensors of floats, got {value_type}: cast the others "
                 "on the clients."
             )
         if not all(spec.shape.is_fully_defined() for spec in self.specs):
-            raise ValueError(
+            raise validation.UsageError(
                 f"value_type must have static shapes, got {value_type}: the noise of a tensor of "
                 "unknown size cannot be kept from round to round."
             )

@@ -110,9 +110,13 @@ def audit_aggregator(
     _refuse(aggregator_or_process)
     rounds = _num_rounds(schema, rounds)
     if not (isinstance(resume, bool) or callable(resume)):
-        raise ValueError(f"resume must be True, False or a function of a state, got {resume!r}.")
+        raise validation.UsageError(
+            f"resume must be True, False or a function of a state, got {resume!r}."
+        )
     if not (repeats_rounds is None or isinstance(repeats_rounds, bool)):
-        raise ValueError(f"repeats_rounds must be True, False or None, got {repeats_rounds!r}.")
+        raise validation.UsageError(
+            f"repeats_rounds must be True, False or None, got {repeats_rounds!r}."
+        )
     own = mechanism_lib.Mechanism.of(aggregator_or_process)
     if repeats_rounds is None:
         repeats_rounds = own is not None
@@ -348,7 +352,7 @@ class _Audit:
 def _refuse(aggregator: Any) -> None:
     """Raises ValueError for what cannot be audited here."""
     if hasattr(aggregator, "get_model_weights"):
-        raise ValueError(
+        raise validation.UsageError(
             "aggregator_or_process must be an aggregator, got a learning process: give it to "
             "audit_training, or its model_aggregator to audit_aggregator."
         )
@@ -357,12 +361,12 @@ def _refuse(aggregator: Any) -> None:
         tff.aggregators.UnweightedAggregationFactory | tff.aggregators.WeightedAggregationFactory,
     )
     if not is_factory and not isinstance(aggregator, tff.templates.AggregationProcess):
-        raise ValueError(
+        raise validation.UsageError(
             "aggregator_or_process must be a TFF aggregation factory or an AggregationProcess, got "
             f"{type(aggregator).__name__}."
         )
     if getattr(aggregator, "deterministic_seed", None) is not None:
-        raise ValueError(
+        raise validation.UsageError(
             "aggregator_or_process has a deterministic_seed: whoever knows it can take the noise "
             "out, so there is no promise to audit. Build it with deterministic_seed=None."
         )
@@ -380,7 +384,7 @@ def _claim(
     if hasattr(aggregator, "guarantee"):
         return claim_lib.Claim.of(aggregator.guarantee(schema, delta))
     if mechanism is None:
-        raise ValueError(
+        raise validation.UsageError(
             "claim must be given for an aggregator that is not this package's: "
             "auditing.claim.Claim.gaussian(mu, delta), Claim(epsilon, delta), a Guarantee or a "
             "PrivacyStatement."
@@ -430,7 +434,7 @@ def _maker(
     """Makes the process anew, as a program does that starts again."""
     if isinstance(aggregator, tff.templates.AggregationProcess):
         if value_type is not None:
-            raise ValueError("value_type must be None for a process: it has its own.")
+            raise validation.UsageError("value_type must be None for a process: it has its own.")
         return lambda: aggregator
     if value_type is None:
         # Of both tensors a part stays quiet, and each canary has a coordinate in both.

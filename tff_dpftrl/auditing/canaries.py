@@ -78,7 +78,7 @@ class Canaries:
                 input_spec = made.input_spec
             wrap = _model_fn
         else:
-            raise ValueError(
+            raise validation.UsageError(
                 "model must be a tff.learning.models.FunctionalModel or a function that makes a "
                 f"VariableModel, got {model!r}."
             )
@@ -91,7 +91,7 @@ class Canaries:
 
     def _made_up(self, spec: tf.TensorSpec) -> tf.Tensor:
         if not isinstance(spec, tf.TensorSpec) or spec.shape.rank in (None, 0):
-            raise ValueError(
+            raise validation.UsageError(
                 f"model has {spec!r} in its input_spec: canaries can only make up examples of "
                 "dense tensors whose first axis is the batch."
             )
@@ -124,9 +124,11 @@ class Canaries:
         """
         canary = validation.integer("canary", canary, minimum=0)
         if canary >= self.number:
-            raise ValueError(f"canary={canary} does not exist: there are {self.number}, from 0.")
+            raise validation.UsageError(
+                f"canary={canary} does not exist: there are {self.number}, from 0."
+            )
         if sign not in (1, -1):
-            raise ValueError(f"sign must be 1 or -1, got {sign!r}.")
+            raise validation.UsageError(f"sign must be 1 or -1, got {sign!r}.")
         canary += 0 if sign == 1 else self.number
         batch = _with_canary(self._example, tf.fill([self._examples], canary))
         return tf.data.Dataset.from_tensors(batch)

@@ -30,9 +30,9 @@ class Claim:
     def __post_init__(self):
         validation.delta(self.delta)
         if not self.epsilon >= 0.0:
-            raise ValueError(f"epsilon must be at least 0, got {self.epsilon!r}.")
+            raise validation.UsageError(f"epsilon must be at least 0, got {self.epsilon!r}.")
         if self.mu is not None and not self.mu >= 0.0:
-            raise ValueError(f"mu must be at least 0, or None, got {self.mu!r}.")
+            raise validation.UsageError(f"mu must be at least 0, or None, got {self.mu!r}.")
 
     @classmethod
     def gaussian(cls, mu: float, delta: float) -> Claim:
@@ -66,12 +66,12 @@ class Claim:
         elif isinstance(claim, Claim):
             found = claim
         else:
-            raise ValueError(
+            raise validation.UsageError(
                 "claim must be a Guarantee, a PrivacyStatement or a Claim(epsilon, delta), got "
                 f"{claim!r}: aggregator.guarantee(schema, delta) makes one."
             )
         if math.isinf(found.epsilon):
-            raise ValueError(
+            raise validation.UsageError(
                 "claim promises nothing (its ε is infinite), so nothing can violate it: give the "
                 "claim of a run with noise and without a given seed."
             )

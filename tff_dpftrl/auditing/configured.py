@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.auditing import aggregator as aggregator_lib
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
@@ -66,7 +67,7 @@ def audit_config(
         num_clients = len(corpus.read_users(config).train)
     plan = config.privacy().plan(num_clients, _NUM_WEIGHTS)
     if not plan.has_guarantee:
-        raise ValueError(
+        raise validation.UsageError(
             "config promises nothing: it has no noise. Give it a mechanism and noise_multiplier "
             "or target_epsilon."
         )
@@ -171,7 +172,7 @@ def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
     most = max(1, min(room, -(-_MOST_CANARIES // stride)))
     number = min(_MOST_CANARIES, most * stride)
     if number < _FEWEST_CANARIES:
-        raise ValueError(
+        raise validation.UsageError(
             f"secagg_bits leaves room for {number} canaries, and {_FEWEST_CANARIES} are needed: "
             "raise clients_per_round."
         )

@@ -54,7 +54,7 @@ class Directions:
         self.shapes = tuple(tuple(int(size) for size in shape) for shape in shapes)
         num_weights = sum(int(np.prod(shape)) for shape in self.shapes)
         if num_weights < COORDINATES_EACH * self.number:
-            raise ValueError(
+            raise validation.UsageError(
                 f"number={number} canaries are too many for a model of {num_weights} weights: "
                 f"take {num_weights // COORDINATES_EACH} at most."
             )
@@ -114,7 +114,7 @@ class Directions:
         tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
         found = tuple(tuple(tensor.shape) for tensor in tensors)
         if found != self.shapes:
-            raise ValueError(f"tensors must have shapes {self.shapes}, got {found}.")
+            raise validation.UsageError(f"tensors must have shapes {self.shapes}, got {found}.")
         return self._project(tensors).numpy()
 
     def _projected(self, tensors: list[tf.Tensor]) -> tf.Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl import execution
+from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import updates
 from tff_dpftrl.execution import leaves
 
@@ -81,7 +81,7 @@ class Player:
         self._client_weight = client_weight
         self._weight_type = leaves.member(parameters[2]) if self.is_weighted else None
         if self.is_weighted and not isinstance(self._weight_type, tff.TensorType):
-            raise ValueError(
+            raise validation.UsageError(
                 f"aggregator must take a number as a client's weight, got {self._weight_type}."
             )
         process = _of_one_argument(process, value_type, self._weight_type)

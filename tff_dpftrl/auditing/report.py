@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from tff_dpftrl import durable_files, json_text, version
+from tff_dpftrl import durable_files, json_text, validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import picture
@@ -59,9 +59,11 @@ class Finding:
 
     def __post_init__(self):
         if self.outcome not in _OUTCOMES:
-            raise ValueError(f"outcome must be one of {_OUTCOMES}, got {self.outcome!r}.")
+            raise validation.UsageError(
+                f"outcome must be one of {_OUTCOMES}, got {self.outcome!r}."
+            )
         if not 0.0 <= self.error_rate < 1.0:
-            raise ValueError(f"error_rate must be in [0, 1), got {self.error_rate!r}.")
+            raise validation.UsageError(f"error_rate must be in [0, 1), got {self.error_rate!r}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +217,7 @@ class AuditReport:
         try:
             values = json_text.parse(text)
         except ValueError as error:
-            raise ValueError(f"text is not the report of an audit: {error}.") from None
+            raise validation.UsageError(f"text is not the report of an audit: {error}.") from None
         try:
             claim, curve = values["claim"], values["trade_off"]
             epsilon = math.inf if claim["epsilon"] is None else claim["epsilon"]
@@ -230,7 +232,7 @@ class AuditReport:
                 code_version=str(values["code_version"]),
             )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"text is not the report of an audit, written by to_json: {error!r}."
             ) from None
 
@@ -264,7 +266,9 @@ class AuditReport:
           ValueError: If no game was played.
         """
         if self.trade_off is None:
-            raise ValueError("No game was played in this audit, so there is no curve to draw.")
+            raise validation.UsageError(
+                "No game was played in this audit, so there is no curve to draw."
+            )
         return picture.draw(
             claimed=self.claim.least_false_negative_rate,
             empirical=(self.trade_off.false_positive_rate, self.trade_off.false_negative_rate),

@@ -137,7 +137,7 @@ def audit_training(
     found_claim = claim_lib.Claim.of(claim)
     if schema is None:
         if not isinstance(claim, guarantee_lib.Guarantee):
-            raise ValueError(
+            raise validation.UsageError(
                 f"schema must be given with a claim that is a {type(claim).__name__}: it says how "
                 "many rounds there are, and how often a client takes part."
             )
@@ -153,7 +153,7 @@ def audit_training(
     if strategy is not None:
         covariance = worst_pattern.noise_covariance(strategy, schema.num_rounds)
     if canaries.number < _FEWEST:
-        raise ValueError(
+        raise validation.UsageError(
             f"canaries must be at least {_FEWEST}, got {canaries.number}: fewer prove nothing."
         )
     present = rng.integers(0, 2, canaries.number).astype(bool)
@@ -383,7 +383,7 @@ def _patterns(
     room = int(np.min(np.diff(pattern.rounds), initial=schema.num_rounds))
     groups = -(-len(present) // most_canaries)
     if groups > room:
-        raise ValueError(
+        raise validation.UsageError(
             f"most_canaries={most_canaries} leaves room for {most_canaries * room} canaries in a "
             f"run of this schema, got {len(present)}: take fewer canaries."
         )

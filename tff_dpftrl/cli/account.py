@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import delta_flag, mechanism_flags, output
 
 if TYPE_CHECKING:
@@ -97,9 +98,11 @@ def _amplified(args: argparse.Namespace, strategy) -> float:
     from tff_dpftrl.accounting import amplified_banded
 
     if args.sampling_groups is None or args.sampling_probability is None:
-        raise ValueError("--sampling-groups and --sampling-probability go together.")
+        raise validation.UsageError("--sampling-groups and --sampling-probability go together.")
     if args.clip_norm_inflation != 1.0:
-        raise ValueError("--clip-norm-inflation cannot be combined with --sampling-groups.")
+        raise validation.UsageError(
+            "--clip-norm-inflation cannot be combined with --sampling-groups."
+        )
     return amplified_banded.AmplifiedBanded.from_strategy(
         strategy,
         noise_multiplier=args.noise_multiplier,

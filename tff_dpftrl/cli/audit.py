@@ -8,6 +8,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import output, train
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models
@@ -127,7 +128,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_config(args: argparse.Namespace) -> report_lib.AuditReport:
     if args.state:
-        raise ValueError("--state is for --run: there is no statement yet, leave it out.")
+        raise validation.UsageError(
+            "--state is for --run: there is no statement yet, leave it out."
+        )
     config = options_lib.config_from_mapping(options_lib.read_toml(args.config), args.config)
     own_models.refuse_here(config.model, None)
     given = {"trials": args.trials, "error_rate": args.error_rate, "num_clients": args.clients}
@@ -146,7 +149,7 @@ def _of_run(args: argparse.Namespace) -> report_lib.AuditReport:
     for name in _OF_CONFIG:
         if getattr(args, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{flag} is for --config, not for a recount: leave it out.")
+            raise validation.UsageError(f"{flag} is for --config, not for a recount: leave it out.")
     from tff_dpftrl.auditing.recount import run_folder
 
     return run_folder.recount_run(args.run_folder, say=_say)
@@ -170,7 +173,7 @@ def _state(folder: pathlib.Path, found: report_lib.AuditReport) -> None:
 
     path = folder / "privacy_statement.json"
     if not path.exists():
-        raise ValueError(
+        raise validation.UsageError(
             f"--state needs a statement, and {path} does not exist: run tff-dpftrl report on the "
             "folder first."
         )

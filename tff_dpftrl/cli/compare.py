@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.cli import mechanism_flags, output
 from tff_dpftrl.mechanisms import table
 
@@ -130,7 +130,9 @@ def run(args: argparse.Namespace) -> int:
     if form is None and args.csv is None and args.png is None:
         form = "text"
     if args.png is not None and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'.")
+        raise validation.UsageError(
+            "--png needs Matplotlib; install it with pip install 'tff_dpftrl[plots]'."
+        )
     points = list(compare(args))
     if form == "text":
         output.print_table([_COLUMNS, *(_row(point) for point in points)], left=0)
@@ -180,7 +182,7 @@ def _check_names(names: list[str]) -> None:
 
     for name in names:
         if not (name in table.MECHANISMS or os.path.exists(name) or name in zoo.names()):
-            raise ValueError(
+            raise validation.UsageError(
                 f"{name!r} is no mechanism ({', '.join(table.MECHANISMS)}), no file, and no entry "
                 f"of the zoo ({', '.join(zoo.names())})."
             )
@@ -262,7 +264,9 @@ def _write(path: str, what: str, content: bytes) -> None:
     try:
         durable_files.write(path, content)
     except OSError as error:
-        raise ValueError(f"Cannot write the {what} to {path}: {error.strerror}.") from error
+        raise validation.UsageError(
+            f"Cannot write the {what} to {path}: {error.strerror}."
+        ) from error
 
 
 def _legend(points: list[Point]) -> str:

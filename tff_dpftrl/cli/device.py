@@ -135,7 +135,9 @@ def run(args: argparse.Namespace) -> int:
     if args.add is not None:
         return _add(args)
     if args.user is not None:
-        raise ValueError("--user says whose texts of a corpus are added: give --add, too.")
+        raise validation.UsageError(
+            "--user says whose texts of a corpus are added: give --add, too."
+        )
     return _take_part(args)
 
 
@@ -143,7 +145,9 @@ def _add(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime.device import example_store, text_examples
 
     if args.server is not None:
-        raise ValueError("--add only fills the store: start the device without it afterwards.")
+        raise validation.UsageError(
+            "--add only fills the store: start the device without it afterwards."
+        )
     with contextlib.closing(
         example_store.SqliteExampleStore.open(args.examples, clock=time.time)
     ) as store:
@@ -167,16 +171,16 @@ def _lines(path: str) -> list[str]:
         content = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
         lines = content.decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--add {path} cannot be read: {error}.") from None
+        raise validation.UsageError(f"--add {path} cannot be read: {error}.") from None
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise ValueError(f"--add {path} has no text in it.")
+        raise validation.UsageError(f"--add {path} has no text in it.")
     return texts
 
 
 def _take_part(args: argparse.Namespace) -> int:
     if not args.population:
-        raise ValueError("--population must be given: the population to take part in.")
+        raise validation.UsageError("--population must be given: the population to take part in.")
     trust = server_flags.Trust(args)
     train.silence_tensorflow()
     _silence_tracebacks(args.verbose)
@@ -192,7 +196,9 @@ def _take_part(args: argparse.Namespace) -> int:
     validation.positive("--max-load", args.max_load)
     validation.number("--start-within", args.start_within, at_least=0)
     if not pathlib.Path(args.examples).exists():
-        raise ValueError(f"There is no example store at {args.examples}: fill one with --add.")
+        raise validation.UsageError(
+            f"There is no example store at {args.examples}: fill one with --add."
+        )
     folder = _state_folder(args)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ import pathlib
 import shlex
 import sys
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import train
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.runs import manifest
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         manifest.check_is_free(output)
         warm_start.find(new_config.initial_weights)
     elif flags or args.config:
-        raise ValueError(
+        raise validation.UsageError(
             "--resume goes on with the options that the run began with: leave out "
             f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
         )

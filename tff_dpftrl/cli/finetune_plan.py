@@ -204,13 +204,13 @@ def _users(args: argparse.Namespace) -> contributions.Users:
     from tff_dpftrl.finetuning import contributions
 
     if (args.users is None) != (args.examples_per_user is None):
-        raise ValueError("--users and --examples-per-user go together.")
+        raise validation.UsageError("--users and --examples-per-user go together.")
     given = set(_given_text_options(args))
     if args.proxy_data is not None:
         given.discard("pretokenized")  # Which is of that file, too.
     if args.data is None and given:
         name = min(given).replace("_", "-")
-        raise ValueError(f"--{name} is for --data, which is not given: leave it out.")
+        raise validation.UsageError(f"--{name} is for --data, which is not given: leave it out.")
     if args.users is not None:
         count = validation.integer("--users", args.users, minimum=1)
         size = validation.integer("--examples-per-user", args.examples_per_user, minimum=1)
@@ -220,7 +220,7 @@ def _users(args: argparse.Namespace) -> contributions.Users:
             lines = args.user_sizes.read_text(encoding="utf-8").split()
             return contributions.of_sizes([int(line) for line in lines])
         except (OSError, ValueError) as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"--user-sizes {args.user_sizes} must have one number above 0 on each line: {error}"
             ) from error
     from tff_dpftrl.training import corpus
@@ -237,7 +237,7 @@ def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
     """The model in --initial-weights."""
     if args.initial_weights is None:
         if args.proxy_data is not None:
-            raise ValueError("--proxy-data is for --initial-weights: give that too.")
+            raise validation.UsageError("--proxy-data is for --initial-weights: give that too.")
         return None
     from tff_dpftrl.training import warm_start
 

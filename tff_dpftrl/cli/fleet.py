@@ -91,7 +91,7 @@ def _add(
 def run(args: argparse.Namespace) -> int:
     """Runs the fleet, and returns the exit status: 1 if no report counted."""
     if not args.population:
-        raise ValueError("--population must be given: the population to take part in.")
+        raise validation.UsageError("--population must be given: the population to take part in.")
     trust = server_flags.Trust(args)
     train.silence_tensorflow()
     from tff_dpftrl.runtime.fleet import behaviour, fleet, tally

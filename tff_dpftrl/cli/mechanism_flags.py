@@ -167,14 +167,14 @@ def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strate
             schema.num_rounds, every=args.restart_every, first=args.first_restart
         )
     elif args.first_restart is not None:
-        raise ValueError("--first-restart needs --restart-every.")
+        raise validation.UsageError("--first-restart needs --restart-every.")
     else:
         starts = (0,)
     options = options_from(args)
     if args.strategy is None:
         return table.build(args.mechanism, schema, options, starts=starts, notify=notify)
     if options.given():
-        raise ValueError("--strategy takes no options of mechanisms; leave them out.")
+        raise validation.UsageError("--strategy takes no options of mechanisms; leave them out.")
     return restarts.whole_run(serialization.load(args.strategy), schema.num_rounds, starts)
 
 

@@ -184,7 +184,7 @@ def _request(args: argparse.Namespace) -> planner_request.Request:
 
     min_sep = args.min_sep
     if (args.timer_hours is None) != (args.rounds_per_day is None):
-        raise ValueError("--timer-hours and --rounds-per-day go together.")
+        raise validation.UsageError("--timer-hours and --rounds-per-day go together.")
     if args.timer_hours is not None:
         min_sep = planner_request.min_sep_of_timer(args.timer_hours, args.rounds_per_day)
     for flag, value in (

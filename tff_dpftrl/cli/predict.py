@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(files: trained_model.TrainedFiles, text: str, where: str) -> None:
     if not files.rule.words(text):
-        raise ValueError(f"{where} must have at least one word in it, got {text!r}.")
+        raise validation.UsageError(f"{where} must have at least one word in it, got {text!r}.")
 
 
 def _lines(files: trained_model.TrainedFiles) -> Iterator[list[str]]:

@@ -241,7 +241,7 @@ def run(args: argparse.Namespace) -> int:
     keys = keys or [task_folder.own_key(path) for path in args.task]
     for task in tasks:
         if task.population != args.population:
-            raise ValueError(
+            raise validation.UsageError(
                 f"The task {task.name!r} is for the population {task.population!r}, not "
                 f"{args.population!r}."
             )
@@ -360,17 +360,21 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, flag)
         host, _, port = value.rpartition(":")
         if not host or not port.isdecimal() or int(port) >= 2**16:
-            raise ValueError(
+            raise validation.UsageError(
                 f"--{flag.replace('_', '-')} {value!r} must be like 127.0.0.1:8443; port 0 is any "
                 "that is free."
             )
     status_flags.check(args)
     if (args.certificate is None) != (args.private_key is None):
-        raise ValueError("--certificate and --private-key must both be given, or neither.")
+        raise validation.UsageError(
+            "--certificate and --private-key must both be given, or neither."
+        )
     if args.certificate and args.names:
-        raise ValueError("--names are for a certificate that is made: leave out --certificate.")
+        raise validation.UsageError(
+            "--names are for a certificate that is made: leave out --certificate."
+        )
     if args.no_attestation and args.attestation_keys:
-        raise ValueError("--no-attestation and --attestation-keys exclude each other.")
+        raise validation.UsageError("--no-attestation and --attestation-keys exclude each other.")
     _check_engine(args)
     validation.positive("--round-seconds", args.round_seconds)
     validation.number("--most-over-selection", args.most_over_selection, at_least=1, at_most=1000)
@@ -385,22 +389,24 @@ def _check_engine(args: argparse.Namespace) -> None:
     if args.engine != "ray":
         for flag in ("ray_address", "selectors", "workers", "detach", "stop"):
             if getattr(args, flag):
-                raise ValueError(f"--{flag.replace('_', '-')} is of --engine ray: name it, too.")
+                raise validation.UsageError(
+                    f"--{flag.replace('_', '-')} is of --engine ray: name it, too."
+                )
         return
     for flag in ("selectors", "workers"):
         if getattr(args, flag) is not None:
             validation.integer(f"--{flag}", getattr(args, flag), minimum=1)
     if args.ray_address is None and (args.detach or args.stop):
-        raise ValueError(
+        raise validation.UsageError(
             f"--{'detach' if args.detach else 'stop'} needs --ray-address: a Ray that is started "
             "here ends with this command."
         )
     if args.detach and args.until_done:
-        raise ValueError("--detach and --until-done exclude each other.")
+        raise validation.UsageError("--detach and --until-done exclude each other.")
     try:
         from tff_dpftrl.execution import ray_sessions  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"--engine ray: {error}") from None
+        raise validation.UsageError(f"--engine ray: {error}") from None
 
 
 def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
@@ -410,7 +416,7 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
     stated = {task.name: task.folder.terms.secure_aggregation for task in tasks}
     clear = [name for name, secure in stated.items() if secure is None]
     if args.secure_aggregation and clear:
-        raise ValueError(
+        raise validation.UsageError(
             f"--secure-aggregation: reports of {', '.join(map(repr, clear))} would be summed in "
             "the clear. Make the task anew, by task new --secure-aggregation "
             "--secagg-bits 20 and its other options, or leave out the flag."
@@ -420,7 +426,7 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
         if secure is None or secure.threat_model != "active-server":
             continue
         if args.no_attestation:
-            raise ValueError(
+            raise validation.UsageError(
                 f"--no-attestation: devices of {name!r} know each other by their attestation "
                 "tokens, as its server may be active. Leave it out."
             )

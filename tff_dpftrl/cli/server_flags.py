@@ -7,6 +7,8 @@ import pathlib
 import time
 from typing import TYPE_CHECKING
 
+from tff_dpftrl import validation
+
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.device import attester, server_connection
     from tff_dpftrl.runtime.fleet import fleet
@@ -77,7 +79,7 @@ class Trust:
             args = _with_folder(args)
         for flag in ("server", "server_certificate", "plan_keys"):
             if not getattr(args, flag):
-                raise ValueError(
+                raise validation.UsageError(
                     f"--{flag.replace('_', '-')} must be given, or --server-folder for a server on "
                     "this machine."
                 )
@@ -85,7 +87,7 @@ class Trust:
         try:
             self._roots = pathlib.Path(args.server_certificate).read_bytes()
         except OSError as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"--server-certificate {args.server_certificate} cannot be read: {error.strerror}."
             ) from None
         self.plan_keys = [signing_keys.load_public(path) for path in args.plan_keys]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from tff_dpftrl import validation
+
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.status import access
 
@@ -55,14 +57,14 @@ def check(args: argparse.Namespace) -> None:
     from tff_dpftrl.runtime.status import access
 
     if args.status_token and args.status_open:
-        raise ValueError("--status-token and --status-open exclude each other.")
+        raise validation.UsageError("--status-token and --status-open exclude each other.")
     try:
         access.Access(names=args.status_names)
     except ValueError as error:
-        raise ValueError(f"--status-names: {error}") from None
+        raise validation.UsageError(f"--status-names: {error}") from None
     host = args.status_address.rpartition(":")[0].strip("[]")
     if not (access.is_loopback(host) or args.status_token or args.status_open):
-        raise ValueError(
+        raise validation.UsageError(
             f"--status-address {args.status_address} is for other machines: say who may read the "
             "page, by --status-token FILE, or by --status-open if everybody who reaches the port."
         )

@@ -217,7 +217,9 @@ def _check(
             if cell.config.initial_weights is not None:
                 warm_start.find(cell.config.initial_weights)
         except ValueError as error:
-            raise ValueError(f"The cell {axes_lib.label(cell.values)}: {error}") from error
+            raise validation.UsageError(
+                f"The cell {axes_lib.label(cell.values)}: {error}"
+            ) from error
     if unfinished:
         _say(f"{len(cells)} cells, {len(unfinished)} to run. Reading the data ...")
     population_check.check(unfinished)
@@ -225,7 +227,7 @@ def _check(
 
 def _check_production(args: argparse.Namespace, cells: Sequence[cells_lib.Cell]) -> None:
     if (args.target_accuracy is None) != (args.population is None):
-        raise ValueError("--target-accuracy and --population go together.")
+        raise validation.UsageError("--target-accuracy and --population go together.")
     if args.target_accuracy is None:
         return
     from tff_dpftrl.accounting import planner_request

@@ -11,6 +11,7 @@ import sys
 import typing
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.cli import train
 from tff_dpftrl.runtime import signing_keys
@@ -160,7 +161,7 @@ def _report(args: argparse.Namespace) -> int:
     folder = task_folder.read(args.task_folder)
     output = pathlib.Path(args.output or pathlib.Path(args.task_folder) / "report")
     if "://" not in args.store and not pathlib.Path(args.store).is_dir():
-        raise ValueError(
+        raise validation.UsageError(
             f"There is no store at {args.store}: name the --store that tff-dpftrl serve has."
         )
     train.silence_tensorflow()
@@ -203,7 +204,7 @@ def _new(args: argparse.Namespace) -> int:
     output = pathlib.Path(args.output)
     flags = train.given_options(args, config_lib.TaskConfig)
     if args.evaluates and (args.config or args.grid):
-        raise ValueError(
+        raise validation.UsageError(
             "--evaluates takes its options from the task that it evaluates: leave out "
             f"{'--config' if args.config else '--grid'}."
         )
@@ -247,7 +248,9 @@ def _evaluating(config: config_lib.TaskConfig, flags: dict[str, Any]) -> config_
 def _grid(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
-        raise ValueError(f"--grid must be like client_learning_rate=0.1,0.3, got {text!r}.")
+        raise validation.UsageError(
+            f"--grid must be like client_learning_rate=0.1,0.3, got {text!r}."
+        )
     return name.strip().replace("-", "_"), [_value(entry) for entry in values.split(",")]
 
 

@@ -14,6 +14,7 @@ import typing
 import warnings
 from collections.abc import Mapping
 
+from tff_dpftrl import validation
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config, own_models, warm_start
@@ -262,7 +263,7 @@ def run(args: argparse.Namespace) -> int:
         config = new_config = options_lib.config_from_mapping(options, source).with_absolute_paths()
         manifest.check_is_free(output)
     elif flags or args.config:
-        raise ValueError(
+        raise validation.UsageError(
             "--resume goes on with the config that the run began with: leave out "
             f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
         )

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator
 from typing import NoReturn
 
+from tff_dpftrl import validation
+
 _DESCRIPTION = """\
 Start one worker of TensorFlow Federated, which trains clients for 'tff-dpftrl train --workers',
 and keep it until Ctrl-C or SIGTERM. One worker uses all processors of its machine.
@@ -58,9 +60,11 @@ def add_parser(subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Runs the worker until it is told to end, and returns the exit status if it ends before."""
     if not 0 <= args.port < 2**16:
-        raise ValueError(f"--port {args.port} is not a port: give one from 0 (any) to 65535.")
+        raise validation.UsageError(
+            f"--port {args.port} is not a port: give one from 0 (any) to 65535."
+        )
     if args.max_concurrent_clients is not None and args.max_concurrent_clients < 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"--max-concurrent-clients {args.max_concurrent_clients} must be at least 1."
         )
     from tff_dpftrl.execution import worker_process  # Needs gRPC, which comes with TFF.

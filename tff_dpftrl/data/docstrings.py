@@ -28,6 +28,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import docstring_extraction, jsonl, user_text
 
 MIN_WORDS = 100
@@ -94,7 +95,7 @@ def read(
     if packages is not None:
         for package in packages:
             if not {package, f"{package}.py"} & set(installed):
-                raise ValueError(
+                raise validation.UsageError(
                     f"packages: {package!r} is not installed; install it or leave it out."
                 )
         chosen = frozenset(packages)

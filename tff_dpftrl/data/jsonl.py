@@ -10,7 +10,7 @@ import pathlib
 import zlib
 from typing import Any
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import user_text
 
 
@@ -43,7 +43,7 @@ def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_te
                     continue
                 user_id, examples = _parse_line(line, f"{path}:{number}")
                 if user_id in line_of_user:
-                    raise ValueError(
+                    raise validation.UsageError(
                         f"{path}:{number}: user_id {user_id!r} was already on line "
                         f"{line_of_user[user_id]}; put all examples of a user on one line."
                     )
@@ -52,7 +52,7 @@ def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_te
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         where = f"{path}, after line {number}" if number else str(path)
-        raise ValueError(f"{where}: cannot be read: {reason}.") from error
+        raise validation.UsageError(f"{where}: cannot be read: {reason}.") from error
     corpus = user_text.UserText.from_mapping(
         str(path),
         examples_by_user,
@@ -84,20 +84,22 @@ def _parse_line(line: bytes, where: str) -> tuple[str, list[str]]:
     try:
         row: Any = json_text.parse(line)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8: {error}.") from error
+        raise validation.UsageError(f"{where}: not UTF-8: {error}.") from error
     except ValueError as error:
-        raise ValueError(f"{where}: not JSON: {error}.") from error
+        raise validation.UsageError(f"{where}: not JSON: {error}.") from error
     if not isinstance(row, dict):
-        raise ValueError(
+        raise validation.UsageError(
             f'{where}: must be an object {{"user_id": ..., "examples": [...]}}, got '
             f"{type(row).__name__}."
         )
     user_id = row.get("user_id")
     if not isinstance(user_id, str) or not user_id:
-        raise ValueError(f"{where}: user_id must be a non-empty string, got {user_id!r}.")
+        raise validation.UsageError(
+            f"{where}: user_id must be a non-empty string, got {user_id!r}."
+        )
     examples = row.get("examples")
     if not isinstance(examples, list) or not all(isinstance(text, str) for text in examples):
-        raise ValueError(
+        raise validation.UsageError(
             f"{where}: examples must be a list of strings, got {str(examples)[:60]!r}."
         )
     return user_id, examples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import filecmp
 import os
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, jsonl, sqlite, user_text
 
 _SQLITE = (".sqlite", ".sqlite3", ".db")
@@ -43,10 +44,14 @@ def load_user_text(
             ("sqlite_split", sqlite_split is not None),
         ):
             if given:
-                raise ValueError(f"{name} applies to SQLite files only, not to {spec!r}.")
+                raise validation.UsageError(
+                    f"{name} applies to SQLite files only, not to {spec!r}."
+                )
     if spec == "docs":
         if pretokenized:
-            raise ValueError("pretokenized applies to files only; 'docs' is prose: leave it out.")
+            raise validation.UsageError(
+                "pretokenized applies to files only; 'docs' is prose: leave it out."
+            )
         return docstrings.read(cache_dir=cache_dir, progress=progress)
     if spec.endswith((".jsonl", ".jsonl.gz")):
         return jsonl.read(spec, is_tokenized=pretokenized)
@@ -57,7 +62,7 @@ def load_user_text(
             text_feature=sqlite_text_feature,
             is_tokenized=pretokenized,
         )
-    raise ValueError(
+    raise validation.UsageError(
         f"data must be 'docs' or a path ending in .jsonl, .jsonl.gz or .sqlite, got {spec!r}."
     )
 

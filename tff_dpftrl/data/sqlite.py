@@ -13,6 +13,7 @@ import os
 import pathlib
 import sqlite3
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
 
 _SHOWN = 100  # Characters of a name in a message.
@@ -47,7 +48,7 @@ def read(
     """
     path = pathlib.Path(path)
     if not path.is_file():
-        raise ValueError(f"{path}: cannot be read: no such file.")
+        raise validation.UsageError(f"{path}: cannot be read: no such file.")
     reader = _ExampleReader(path, split_name, text_feature)
     corpus = user_text.UserText(
         name=str(path) if split_name is None else f"{path} (split {split_name!r})",
@@ -82,7 +83,7 @@ class _ExampleReader:
             finally:
                 connection.close()
         except sqlite3.Error as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{self._path}: not a database in the layout of TFF's SqlClientData: {error}."
             ) from error
 
@@ -93,13 +94,13 @@ class _ExampleReader:
                 name for (name,) in self._query("SELECT DISTINCT split_name FROM client_metadata")
             ]
             splits = ", ".join(sorted(str(name)[:_SHOWN] for name in others)) or "none"
-            raise ValueError(
+            raise validation.UsageError(
                 f"{self._path} has no clients in the split {self._split_name!r}; its splits are "
                 f"{splits} (sqlite_split; all if not given)."
             )
         ids = [client_id for (client_id,) in rows]
         if not all(isinstance(client_id, str) for client_id in ids):
-            raise ValueError(f"{self._path}: a client_id is no text.")
+            raise validation.UsageError(f"{self._path}: a client_id is no text.")
         return tuple(sorted(ids))
 
     def examples(self, client_id: str) -> list[str]:
@@ -114,12 +115,12 @@ class _ExampleReader:
         try:
             features = tf.train.Example.FromString(proto).features.feature
         except (message.DecodeError, TypeError) as error:  # Other types than bytes, too.
-            raise ValueError(f"{where} is not a tf.train.Example.") from error
+            raise validation.UsageError(f"{where} is not a tf.train.Example.") from error
         # Not `features[name]`, which adds a feature that is missing.
         found = {name: len(feature.bytes_list.value) for name, feature in features.items()}
         if found.get(self._text_feature) != 1:
             texts = [name for name in sorted(found) if found[name] == 1]
-            raise ValueError(
+            raise validation.UsageError(
                 f"{where} has {found.get(self._text_feature, 0)} values of the text feature "
                 f"{self._text_feature!r}, expected 1; its features with one value of bytes are "
                 f"{', '.join(texts) or 'none'}. Say which one is text (sqlite_text_feature)."

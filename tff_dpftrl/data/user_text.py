@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from tff_dpftrl import validation
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UserText:
@@ -29,7 +31,7 @@ class UserText:
     def __post_init__(self):
         known = frozenset(self.user_ids)
         if len(known) != len(self.user_ids):
-            raise ValueError(
+            raise validation.UsageError(
                 f"user_ids of {self.name!r} must be unique, but {len(self.user_ids) - len(known)} "
                 "of them are repeated; merge the examples of one user."
             )
@@ -88,7 +90,7 @@ class UserText:
         for number, row in enumerate(rows):
             user, text = row if isinstance(row, (tuple, list)) and len(row) == 2 else (row, None)
             if not isinstance(user, str) or not user or not isinstance(text, str):
-                raise ValueError(
+                raise validation.UsageError(
                     f"rows must be pairs of a user_id and a text, two strings, but row {number} of "
                     f"{name!r} is {str(row)[:60]!r}: convert ids with str, and leave out rows "
                     "without a text."
@@ -114,7 +116,9 @@ class UserText:
           ValueError: If there is no such user.
         """
         if user_id not in self._known:
-            raise ValueError(f"user_id {user_id!r} is not a user of {self.name!r}; see user_ids.")
+            raise validation.UsageError(
+                f"user_id {user_id!r} is not a user of {self.name!r}; see user_ids."
+            )
         return list(self.read_examples(user_id))
 
     def texts(self) -> Iterator[str]:
@@ -140,7 +144,7 @@ class UserText:
         """
         unknown = [user_id for user_id in user_ids if user_id not in self._known]
         if unknown:
-            raise ValueError(
+            raise validation.UsageError(
                 f"user_ids must be users of {self.name!r}, but {unknown[0]!r} is not; see user_ids."
             )
         return dataclasses.replace(self, user_ids=tuple(user_ids))
@@ -159,9 +163,11 @@ def require_several_users(corpus: UserText) -> UserText:
       ValueError: If the corpus has no user or only one.
     """
     if len(corpus) == 0:
-        raise ValueError(f"{corpus.name}: the corpus is empty; it needs at least two users.")
+        raise validation.UsageError(
+            f"{corpus.name}: the corpus is empty; it needs at least two users."
+        )
     if len(corpus) == 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"{corpus.name}: the corpus has a single user, {corpus.user_ids[0]!r}; federated "
             "training needs at least two. Split the text by who wrote it."
         )

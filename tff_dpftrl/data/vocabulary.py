@@ -52,9 +52,13 @@ class Vocabulary:
 
     def __post_init__(self):
         if not self.words:
-            raise ValueError(f"words of the vocabulary from {self.source} must not be empty.")
+            raise validation.UsageError(
+                f"words of the vocabulary from {self.source} must not be empty."
+            )
         if len(set(self.words)) != len(self.words):
-            raise ValueError(f"words of the vocabulary from {self.source} must be distinct.")
+            raise validation.UsageError(
+                f"words of the vocabulary from {self.source} must be distinct."
+            )
 
     @property
     def size(self) -> int:
@@ -192,10 +196,12 @@ def from_file(
         validation.integer(_SIZE, size, minimum=1)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         if size is None:
-            raise ValueError(f"size must be given to count the words of the corpus {path}.")
+            raise validation.UsageError(
+                f"size must be given to count the words of the corpus {path}."
+            )
         corpus = jsonl.read(path, is_tokenized=is_tokenized)
         if protected is not None and (shared := _shared_users(corpus, protected)):
-            raise ValueError(
+            raise validation.UsageError(
                 f"vocabulary {path} cannot be public: it has the texts of {shared} of the "
                 f"{len(protected)} users of {protected.name} who are to be protected; count it on "
                 "other text, or pass vocabulary='private', and the statement will say that it is "
@@ -207,10 +213,10 @@ def from_file(
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: the vocabulary cannot be read: {error}.") from error
+        raise validation.UsageError(f"{path}: the vocabulary cannot be read: {error}.") from error
     words = _first_words(lines, lower_case)
     if not words:
-        raise ValueError(f"{path}: the vocabulary has no words; write one a line.")
+        raise validation.UsageError(f"{path}: the vocabulary has no words; write one a line.")
     return Vocabulary(tuple(words[:size]), f"word list {path}, {_DECLARED}", lower_case)
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import pathlib
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import tokenizer, vocabulary
 
 FORMAT = 1
@@ -38,7 +38,7 @@ def write(
       OSError: If the file cannot be written.
     """
     if words.lower_case != rule.lower_case:
-        raise ValueError(
+        raise validation.UsageError(
             f"lower_case must be the same for both, got {words.lower_case} for the words and "
             f"{rule.lower_case} for the rule that splits text."
         )
@@ -80,14 +80,16 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
+        raise validation.UsageError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
     if found != FORMAT:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} is a vocabulary of format {found!r}, and this version of tff-dpftrl reads "
             f"format {FORMAT} only: use the version that wrote it."
         )
     if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-        raise ValueError(f"{path} cannot be read as a vocabulary: 'words' is no list of strings.")
+        raise validation.UsageError(
+            f"{path} cannot be read as a vocabulary: 'words' is no list of strings."
+        )
     return (
         vocabulary.Vocabulary(tuple(words), source, lower_case, is_public),
         tokenizer.Tokenizer(lower_case, is_tokenized),

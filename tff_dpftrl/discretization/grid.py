@@ -147,18 +147,18 @@ class GridEncoding:
             "rejection_bound", self.rejection_bound, above=0, below=1, remedy="exp(-0.5) is usual."
         )
         if self.max_coordinate > MAX_COORDINATE:
-            raise ValueError(
+            raise validation.UsageError(
                 f"scaled_clip_norm {self.scaled_clip_norm!r} makes coordinates of up to "
                 f"{self.max_coordinate} grid steps, which float32 cannot round faithfully. Lower "
                 f"it until they are at most {MAX_COORDINATE}."
             )
         if self._inflated_norm_squared >= 2**62:
-            raise ValueError(
+            raise validation.UsageError(
                 f"scaled_clip_norm {self.scaled_clip_norm!r} makes squared norms that overflow an "
                 "int64 sum. Lower it below 2**31."
             )
         if self.modulus > MAX_MODULUS:
-            raise ValueError(
+            raise validation.UsageError(
                 f"scaled_clip_norm {self.scaled_clip_norm!r} with max_clients {self.max_clients} "
                 f"needs the modulus {self.modulus}, above the largest of an int32 sum, "
                 f"{MAX_MODULUS}. Lower either."
@@ -335,7 +335,7 @@ def for_bits(
     bits_per_parameter = validation.integer("bits_per_parameter", bits_per_parameter, minimum=1)
     largest = (min(2**bits_per_parameter, MAX_MODULUS) - 1) // (2 * max_clients)
     if largest < 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"bits_per_parameter {bits_per_parameter} cannot hold a sum over max_clients "
             f"{max_clients}: use at least {(2 * max_clients).bit_length()} bits."
         )
@@ -372,7 +372,7 @@ def for_inflation(
     """
     ratio = inflation / (1 + DECODING_ALLOWANCE)
     if not 1 < ratio < math.inf:
-        raise ValueError(
+        raise validation.UsageError(
             f"inflation must be above {1 + DECODING_ALLOWANCE} and finite, got {inflation!r}; "
             "try 1.01."
         )

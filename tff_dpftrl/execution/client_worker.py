@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.execution import client_part
 
 _FAIL_IF_STATEFUL = 2  # TensorFlow's ExternalStatePolicy.
@@ -67,7 +68,7 @@ def _encode_leaf(tensor: tf.Tensor, name: str) -> Any:
             input_dataset=tensor, external_state_policy=_FAIL_IF_STATEFUL
         )
     except tf.errors.FailedPreconditionError as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"The data of {name} cannot be sent to another process: {error.message} Make its "
             "dataset of tensors and of TensorFlow operations without state (no list of elements, "
             "Python generator or function; stateless random numbers), or give compile_process a "

@@ -16,10 +16,11 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.execution import client_part, graph_function, leaves, process_form
 
 
-class NotCompilableError(ValueError):
+class NotCompilableError(validation.UsageError):
     """A process that can only be run by TFF."""
 
 
@@ -84,7 +85,9 @@ def compile_process(
         and `tensor_spec` is given.
     """
     if (dataset_fn is None) != (tensor_spec is None):
-        raise ValueError("dataset_fn and tensor_spec belong together: give both or none.")
+        raise validation.UsageError(
+            "dataset_fn and tensor_spec belong together: give both or none."
+        )
     if clients is None:
         clients = client_part.ThreadedClients()
     with _refusing_the_process():
@@ -159,7 +162,7 @@ class CompiledProcess:
           tf.errors.OpError: If a computation fails.
         """
         if not isinstance(client_data, list | tuple):
-            raise ValueError(
+            raise validation.UsageError(
                 f"client_data must be a list with a value for each client, got {type(client_data)}."
             )
         state_leaves = leaves.flatten(state, self._state_type, "state")
@@ -188,7 +191,9 @@ class CompiledProcess:
         try:
             tf.nest.assert_same_structure(value, self._tensor_spec)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{name} must be arrays like tensor_spec: {error}") from error
+            raise validation.UsageError(
+                f"{name} must be arrays like tensor_spec: {error}"
+            ) from error
         pairs = zip(tf.nest.flatten(value), tf.nest.flatten(self._tensor_spec), strict=True)
         return [leaves.to_tensor(leaf, spec, name) for leaf, spec in pairs]
 

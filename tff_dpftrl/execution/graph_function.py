@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import tensorflow as tf
 from google.protobuf import message
 
+from tff_dpftrl import validation
+
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
 """`ResourceHandle::ANONYMOUS_NAME`: a resource of this name is a new one at every run, and
 is freed with the last use of its handle, also when the run fails."""
@@ -23,7 +25,7 @@ _STATIC_TABLE = "HashTableV2"
 _COUNTER = itertools.count()
 
 
-class UnsupportedGraphError(ValueError):
+class UnsupportedGraphError(validation.UsageError):
     """A graph holds something that cannot be run again and again in one process."""
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
+
 _VARIANT = tf.TensorSpec([], tf.variant)
 
 
@@ -81,14 +83,18 @@ def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
     try:
         tensor = tf.convert_to_tensor(value, spec.dtype)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{name} must be a tensor of dtype {spec.dtype.name}: {error}") from error
+        raise validation.UsageError(
+            f"{name} must be a tensor of dtype {spec.dtype.name}: {error}"
+        ) from error
     if not spec.shape.is_compatible_with(tensor.shape):
-        raise ValueError(f"{name} must be of shape {spec.shape}, got {tensor.shape}.")
+        raise validation.UsageError(f"{name} must be of shape {spec.shape}, got {tensor.shape}.")
     if spec.dtype.is_integer and not isinstance(value, tf.Tensor):
         # TensorFlow keeps the low bits of an integer that is too large.
         given = np.asarray(value)
         if given.dtype != spec.dtype.as_numpy_dtype and not np.array_equal(given, tensor.numpy()):
-            raise ValueError(f"{name} must be in the range of {spec.dtype.name}, got {value}.")
+            raise validation.UsageError(
+                f"{name} must be in the range of {spec.dtype.name}, got {value}."
+            )
     return tensor
 
 
@@ -97,15 +103,17 @@ def _flatten_struct(value: Any, type_spec: tff.StructType, name: str) -> list[tf
     try:
         given = tff.structure.from_container(value)
     except TypeError as error:
-        raise ValueError(f"{name} must be of type {type_spec}, got {type(value)}.") from error
+        raise validation.UsageError(
+            f"{name} must be of type {type_spec}, got {type(value)}."
+        ) from error
     if len(given) != len(elements):
-        raise ValueError(
+        raise validation.UsageError(
             f"{name} must have {len(elements)} elements, as its type {type_spec}, got {len(given)}."
         )
     has_names = bool(dir(given))
     if has_names and set(dir(given)) != {key for key, _ in elements}:
         wanted = [key for key, _ in elements]
-        raise ValueError(f"{name} must have the elements {wanted}, got {dir(given)}.")
+        raise validation.UsageError(f"{name} must have the elements {wanted}, got {dir(given)}.")
     leaves = []
     for index, (key, element_type) in enumerate(elements):
         element = given[key if has_names else index]
@@ -128,7 +136,7 @@ def check_elements(dataset: tf.data.Dataset, type_spec: tff.SequenceType, name: 
     """
     found = tff.types.tensorflow_to_type(dataset.element_spec)
     if not type_spec.element.is_assignable_from(found):
-        raise ValueError(
+        raise validation.UsageError(
             f"{name} must be a dataset with elements of type {type_spec.element}, got {found}."
         )
 
@@ -154,7 +162,9 @@ def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
 def _dataset_of_elements(elements: Any, type_spec: tff.SequenceType, name: str) -> tf.data.Dataset:
     """A dataset of the elements of a list, as TFF makes one too."""
     if not isinstance(elements, list | tuple):
-        raise ValueError(f"{name} must be a tf.data.Dataset or a list, got {type(elements)}.")
+        raise validation.UsageError(
+            f"{name} must be a tf.data.Dataset or a list, got {type(elements)}."
+        )
     element_specs = tff.types.type_to_tf_tensor_specs(type_spec.element)
     names = f"{name}, element"
     rows = [

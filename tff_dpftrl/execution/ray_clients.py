@@ -99,7 +99,7 @@ class RayClients(client_part.ClientRunner):
         elif self._connected:
             ray_sessions.join(address)
         elif address is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 f"address must be None, got {address!r}: the program is connected to Ray already, "
                 "call ray.shutdown() first."
             )
@@ -150,7 +150,7 @@ class RayClients(client_part.ClientRunner):
           tf.errors.OpError: If a client's computation fails.
         """
         if self._closed:
-            raise ValueError("The workers have been closed: make another RayClients.")
+            raise validation.UsageError("The workers have been closed: make another RayClients.")
         if not clients:
             return functions.zero()
         key, part = self._send_part(functions)

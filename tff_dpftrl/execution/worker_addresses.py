@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
+from tff_dpftrl import validation
+
 
 def check(addresses: Sequence[str], *, trust_network: bool) -> None:
     """Refuses addresses of workers that cannot be used.
@@ -18,19 +20,21 @@ def check(addresses: Sequence[str], *, trust_network: bool) -> None:
         loopback address and the network is not trusted.
     """
     if isinstance(addresses, str) or not addresses:
-        raise ValueError(f"addresses={addresses!r} must be a list of at least one 'host:port'.")
+        raise validation.UsageError(
+            f"addresses={addresses!r} must be a list of at least one 'host:port'."
+        )
     for address in addresses:
         if not _is_host_and_port(address):
-            raise ValueError(
+            raise validation.UsageError(
                 f"addresses has {address!r}, which is not 'host:port', such as '127.0.0.1:7000'."
             )
         host, _, port = address.rpartition(":")
         if addresses.count(address) > 1:
-            raise ValueError(
+            raise validation.UsageError(
                 f"addresses has {address!r} twice: a worker uses all processors by itself."
             )
         if not trust_network and not _is_loopback(host):
-            raise ValueError(
+            raise validation.UsageError(
                 f"addresses has {address!r}, which is another machine's: the model, the clients' "
                 "data and their updates would travel in the clear, to whoever answers there. If "
                 "the network is trusted, say trust_network=True (--trust-network); otherwise reach "
@@ -48,7 +52,7 @@ def check_of_ray(address: str) -> None:
       ValueError: If it is neither.
     """
     if address != "auto" and not _is_host_and_port(address):
-        raise ValueError(
+        raise validation.UsageError(
             f"address of Ray must be 'host:port' or 'auto', got {address!r}: run this program on a "
             "machine that is a node of the cluster."
         )

@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Mapping
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import contributions, group_size, proxies, run_privacy
@@ -158,7 +159,7 @@ def _group_and_cohort(
 
 def _check_num_users(num_users: int) -> None:
     if num_users < group_size.SMALLEST_COHORT:
-        raise ValueError(
+        raise validation.UsageError(
             f"Estimate-and-Double begins with {group_size.SMALLEST_COHORT} users in a step, and "
             f"there are {num_users}: give sampling 'user', group_size and cohort_size."
         )
@@ -169,7 +170,7 @@ def _example(
 ) -> plan_lib.Plan:
     pool = config.declared_units or users.pool_size(choice.group_size)
     if config.compute_budget > pool:
-        raise ValueError(
+        raise validation.UsageError(
             f"compute_budget={config.compute_budget} exceeds the {pool} examples of the pool: "
             "lower it, or raise group_size."
         )
@@ -284,12 +285,12 @@ def _check_cohort(
     config: config_lib.FinetuningConfig, group: int, cohort: int, num_users: int
 ) -> None:
     if cohort < 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"compute_budget={config.compute_budget} is smaller than a cohort of one user with "
             f"group_size={group} examples: raise it or lower group_size."
         )
     if cohort > num_users:
         name = "cohort_size" if config.cohort_size else "compute_budget / group_size"
-        raise ValueError(
+        raise validation.UsageError(
             f"{name} = {cohort} exceeds the {num_users} users that there are: lower it."
         )

@@ -157,7 +157,7 @@ def looped(row_losses: RowLosses, *, normalised: bool = False) -> ClippedSum:
                 tape.watch(weights)
                 of_rows = row_losses(weights, own)
                 if of_rows.shape.rank != 1:
-                    raise ValueError(
+                    raise validation.UsageError(
                         "row_losses must return one loss a row, shape [n], got shape "
                         f"{of_rows.shape}: do not average over the rows."
                     )
@@ -261,7 +261,9 @@ def sum_in_chunks(
         nonlocal compiled
         row_splits = np.asarray(row_splits, np.int64)
         if row_splits.ndim != 1 or not len(row_splits) or row_splits[0] != 0:
-            raise ValueError(f"row_splits must be a vector that begins with 0, got {row_splits}.")
+            raise validation.UsageError(
+                f"row_splits must be a vector that begins with 0, got {row_splits}."
+            )
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         clip_norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
         total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
@@ -271,7 +273,7 @@ def sum_in_chunks(
             rows = tf.nest.map_structure(tf.convert_to_tensor, read_rows(splits[0], splits[-1]))
             found = {int(x.shape[0]) for x in tf.nest.flatten(rows)}
             if found != {splits[-1] - splits[0]}:
-                raise ValueError(
+                raise validation.UsageError(
                     f"read_rows must return the rows from {splits[0]} up to {splits[-1]}, all "
                     f"{splits[-1] - splits[0]} of them; got {sorted(found)} rows."
                 )
@@ -316,7 +318,7 @@ def refuse_mixing_layers(model: tf.Module) -> None:
     for layer in model.submodules:
         # Keras' other batch normalisations are its subclasses.
         if isinstance(layer, tf.keras.layers.BatchNormalization) and layer.trainable:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model has the layer {layer.name!r} of batch normalisation, which mixes the rows "
                 "of different units: replace it by layer or group normalisation, or freeze it "
                 "(trainable = False)."
@@ -336,19 +338,19 @@ def refuse_mixed_rows(row_losses: RowLosses, weights: Sequence[tf.Tensor], rows:
     """
     num_rows = int(tf.nest.flatten(rows)[0].shape[0])
     if num_rows < 2:
-        raise ValueError(f"rows must be at least two, for the trial; got {num_rows}.")
+        raise validation.UsageError(f"rows must be at least two, for the trial; got {num_rows}.")
     together = np.asarray(row_losses(weights, rows))
     for row in range(num_rows):
         own = tf.nest.map_structure(lambda x, row=row: x[row : row + 1], rows)
         alone = np.asarray(row_losses(weights, own))
         if alone.shape != (1,) or together.shape != (num_rows,):
-            raise ValueError(
+            raise validation.UsageError(
                 "row_losses must return one loss a row, shape [n], got shapes "
                 f"{list(alone.shape)} of one row and {list(together.shape)} of {num_rows}: do not "
                 "average over the rows."
             )
         if not np.allclose(alone[0], together[row], rtol=_SAME, atol=_SAME, equal_nan=True):
-            raise ValueError(
+            raise validation.UsageError(
                 f"row_losses gives row {row} the loss {alone[0]:.6g} when it is alone and "
                 f"{together[row]:.6g} beside others: the loss of a row must depend on that row "
                 "only (no batch normalisation, no mean over the batch)."

@@ -202,15 +202,17 @@ class FinetuningConfig(language_config.TextConfig):
         if self.iterate_averaging is not None:
             validation.number("iterate_averaging", self.iterate_averaging, above=0, below=1)
         if self.initial_weights is None:
-            raise ValueError(
+            raise validation.UsageError(
                 "initial_weights must name the folder of the model to fine-tune: make one with "
                 "tff-dpftrl pretrain."
             )
         if (self.target_epsilon is None) == (self.noise_multiplier is None):
             given = "neither" if self.target_epsilon is None else "both"
-            raise ValueError(f"Give either target_epsilon or noise_multiplier, got {given}.")
+            raise validation.UsageError(
+                f"Give either target_epsilon or noise_multiplier, got {given}."
+            )
         if self.warmup_steps is not None and self.warmup_steps >= self.num_steps:
-            raise ValueError(
+            raise validation.UsageError(
                 f"warmup_steps must be below num_steps={self.num_steps}, got {self.warmup_steps}."
             )
         self._check_budget_of_epsilon()
@@ -235,13 +237,13 @@ class FinetuningConfig(language_config.TextConfig):
                 ("deterministic_noise_seed", self.deterministic_noise_seed is not None),
             ):
                 if is_given:
-                    raise ValueError(
+                    raise validation.UsageError(
                         f"max_epsilon has no meaning with {name}, which makes the run not private: "
                         "leave one of them out."
                     )
         if self.chooses_median and self.target_epsilon is not None:
             if self.target_epsilon <= self.group_size_epsilon:
-                raise ValueError(
+                raise validation.UsageError(
                     f"target_epsilon={self.target_epsilon:g} is not above group_size_epsilon="
                     f"{self.group_size_epsilon:g}, which the private median costs: raise it, or "
                     "give group_size."
@@ -256,11 +258,11 @@ class FinetuningConfig(language_config.TextConfig):
             ("group_size_epsilon", self.chooses_median, "a group size that is chosen privately"),
         ):
             if getattr(self, name) != getattr(type(self), name) and not has_effect:
-                raise ValueError(f"{name} is for {where}: leave it out.")
+                raise validation.UsageError(f"{name} is for {where}: leave it out.")
 
     def _check_sampling(self):
         if self.sampling == "example" and self.cohort_size is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 "cohort_size is a number of users, and sampling 'example' samples examples: give "
                 "compute_budget, the examples of a step."
             )
@@ -268,54 +270,54 @@ class FinetuningConfig(language_config.TextConfig):
             needs_budget = self.sampling in ("auto", "example")
             if needs_budget or None in (self.cohort_size, self.group_size):
                 both = "" if needs_budget else ", or both group_size and cohort_size"
-                raise ValueError(
+                raise validation.UsageError(
                     f"sampling {self.sampling!r} needs compute_budget, the gradients of a step"
                     f"{both}."
                 )
         elif self.sampling == "passes" and self.group_size is None:
-            raise ValueError(
+            raise validation.UsageError(
                 "sampling 'passes' needs group_size, which Estimate-and-Double chooses for "
                 "sampled users only: give it."
             )
         elif self.cohort_size is not None and self.group_size is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 "compute_budget follows from group_size and cohort_size: leave one of them out."
             )
         if self.sampling == "auto":
             for name in ("group_size", "cohort_size", "declared_units"):
                 if getattr(self, name) is not None:
-                    raise ValueError(
+                    raise validation.UsageError(
                         f"{name} has no meaning before it is known what is sampled: leave it out, "
                         "or name sampling."
                     )
         if self.cohort_size is not None and self.compute_budget is not None:
             if self.compute_budget < self.cohort_size:
-                raise ValueError(
+                raise validation.UsageError(
                     f"compute_budget={self.compute_budget} is smaller than cohort_size="
                     f"{self.cohort_size}, with one example of each user: raise it or lower that."
                 )
         if self.splits_budget and self.compute_budget < group_sizes.SMALLEST_COHORT:
-            raise ValueError(
+            raise validation.UsageError(
                 f"compute_budget={self.compute_budget} is below {group_sizes.SMALLEST_COHORT}, the "
                 "cohort that Estimate-and-Double begins with: raise it, or give sampling 'user', "
                 "group_size and cohort_size."
             )
         if self.splits_budget and self.target_epsilon is None:
-            raise ValueError(
+            raise validation.UsageError(
                 "Group size and sampling are chosen by their noise at one ε: give target_epsilon, "
                 "or group_size and sampling."
             )
         if self.sampling == "passes" and self.delta is None:
-            raise ValueError(
+            raise validation.UsageError(
                 "sampling 'passes' needs delta, far below one over the number of users: give it."
             )
         if self.sampling == "passes" and self.declared_units is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 "declared_units has no meaning with sampling 'passes', which samples nothing: "
                 "leave it out."
             )
         if self.sampling != "passes" and self.mechanism != type(self).mechanism:
-            raise ValueError(
+            raise validation.UsageError(
                 f"mechanism {self.mechanism!r} is for sampling 'passes', not for "
                 f"{self.sampling!r}, whose noise is independent: leave it out."
             )

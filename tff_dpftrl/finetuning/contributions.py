@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
@@ -48,9 +49,9 @@ class Users:
         ids = tuple(self.ids)
         sizes = np.array(self.num_examples)
         if not ids:
-            raise ValueError("ids must name at least one user, got none.")
+            raise validation.UsageError("ids must name at least one user, got none.")
         if sizes.shape != (len(ids),) or not np.issubdtype(sizes.dtype, np.integer):
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_examples must be one integer for each of {len(ids)} ids, got shape "
                 f"{sizes.shape}, {sizes.dtype}."
             )
@@ -60,11 +61,13 @@ class Users:
                 for one, other in zip(sorted(ids), sorted(ids)[1:], strict=False)
                 if one == other
             )
-            raise ValueError(f"ids must differ, got {twice!r} twice: merge its examples.")
+            raise validation.UsageError(
+                f"ids must differ, got {twice!r} twice: merge its examples."
+            )
         without = np.flatnonzero(sizes < 1)
         if without.size:
             more = f" and {without.size - 1} more" if without.size > 1 else ""
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_examples must be at least 1, got {sizes[without[0]]} for user "
                 f"{ids[without[0]]!r}{more}: leave users without examples out of the data."
             )
@@ -241,8 +244,8 @@ class ExampleSampling(Contributions):
         """See the base class: p · |D_sub|."""
         return self.sampling_probability * self.pool_size
 
+    @override
     def batch(self, step: int) -> Batch:
-        """See the base class."""
         sampled = self._sampler.cohort(step)
         return self._checked(
             Batch(self._owners[sampled], self._pool[sampled], np.arange(len(sampled) + 1))
@@ -263,8 +266,8 @@ class UserSampling(Contributions):
         """See the base class: q · Σ min(n_u, G)."""
         return self.sampling_probability * self.users.pool_size(self.group_size)
 
+    @override
     def batch(self, step: int) -> Batch:
-        """See the base class."""
         sampled = self._sampler.cohort(step)
         return self._checked(
             batch_of_users(self.users, sampled, self.group_size, f"rows/{self._seed}/{step}")
@@ -367,7 +370,7 @@ def of_text(corpus: user_text.UserText) -> Users:
     sizes = {u: sum(bool(t.strip()) for t in corpus.examples(u)) for u in corpus.user_ids}
     sizes = {user: size for user, size in sizes.items() if size}
     if not sizes:
-        raise ValueError(
+        raise validation.UsageError(
             f"data {corpus.name!r} has no user to train on who has a text that is not blank: use "
             "other text."
         )

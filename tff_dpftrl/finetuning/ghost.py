@@ -85,7 +85,7 @@ def booked(
     """
     rows_per_unit = validation.integer("rows_per_unit", rows_per_unit, minimum=1)
     if not model.reports_uses:
-        raise ValueError(
+        raise validation.UsageError(
             f"model is {type(model).__name__}, which does not report its uses of weights as it is: "
             "use clipped_sums.looped."
         )

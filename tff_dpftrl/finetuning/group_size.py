@@ -114,7 +114,7 @@ def median_probabilities(
     if candidates is None:
         candidates = _powers_of_two(2**16)
     if not len(candidates):
-        raise ValueError("candidates must have at least one group size, got none.")
+        raise validation.UsageError("candidates must have at least one group size, got none.")
     options = np.array([contributions.check_group_size(one) for one in candidates])
     half = len(counts) / 2.0
     below = np.searchsorted(counts, options, side="left") - half
@@ -169,7 +169,7 @@ class GradientNorms:
 
     def __post_init__(self):
         if len(self.group_sizes) != len(self.norms) or not self.norms:
-            raise ValueError(
+            raise validation.UsageError(
                 f"norms must have one entry for each of {len(self.group_sizes)} group_sizes, at "
                 f"least one, got {len(self.norms)}."
             )
@@ -177,7 +177,9 @@ class GradientNorms:
             contributions.check_group_size(size)
             validation.positive(f"norms at group size {size}", norm)
         if any(a >= b for a, b in zip(self.group_sizes, self.group_sizes[1:], strict=False)):
-            raise ValueError(f"group_sizes must be increasing, got {self.group_sizes!r}.")
+            raise validation.UsageError(
+                f"group_sizes must be increasing, got {self.group_sizes!r}."
+            )
 
     @classmethod
     def of_users(cls, group_sizes: Sequence[int], norms: np.ndarray) -> GradientNorms:
@@ -196,7 +198,7 @@ class GradientNorms:
         """
         norms = np.asarray(norms, np.float64)
         if norms.ndim != 2 or norms.shape[1] != len(group_sizes) or not len(norms):
-            raise ValueError(
+            raise validation.UsageError(
                 f"norms must have shape [users, {len(group_sizes)}], got {norms.shape}."
             )
         return cls(tuple(group_sizes), tuple(np.median(norms, axis=0).tolist()))
@@ -209,7 +211,7 @@ class GradientNorms:
         """
         first, last = self.group_sizes[0], self.group_sizes[-1]
         if not first <= group_size <= last:
-            raise ValueError(
+            raise validation.UsageError(
                 f"group_size={group_size} is not between {first} and {last}, for which gradient "
                 "norms are known: estimate them for larger groups, or lower the compute budget."
             )
@@ -375,12 +377,12 @@ def _num_doublings(compute_budget: int, smallest_cohort: int, num_users: int | N
     smallest_cohort = validation.integer("smallest_cohort", smallest_cohort, minimum=1)
     compute_budget = validation.integer("compute_budget", compute_budget, minimum=1)
     if compute_budget < smallest_cohort:
-        raise ValueError(
+        raise validation.UsageError(
             f"compute_budget={compute_budget} is smaller than the smallest cohort, "
             f"{smallest_cohort} users with one example each: raise it, or lower smallest_cohort."
         )
     if num_users is not None and smallest_cohort > num_users:
-        raise ValueError(
+        raise validation.UsageError(
             f"smallest_cohort={smallest_cohort} exceeds num_users={num_users}: lower it."
         )
     return (compute_budget // smallest_cohort).bit_length() - 1

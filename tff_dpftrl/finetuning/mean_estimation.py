@@ -106,15 +106,17 @@ class Method:
           ValueError: If G is larger than K, or a step expects more than there is.
         """
         if self.sampling not in (plan.EXAMPLE, plan.USER):
-            raise ValueError(f"sampling must be 'example' or 'user', got {self.sampling!r}.")
+            raise validation.UsageError(
+                f"sampling must be 'example' or 'user', got {self.sampling!r}."
+            )
         contributions.check_group_size(self.group_size)
         if self.group_size > task.examples_per_user:
-            raise ValueError(
+            raise validation.UsageError(
                 f"group_size={self.group_size} exceeds examples_per_user="
                 f"{task.examples_per_user}: lower it."
             )
         if self.expected_units(task) > self.num_units(task):
-            raise ValueError(
+            raise validation.UsageError(
                 f"compute_budget={task.compute_budget} asks for {self.expected_units(task):g} of "
                 f"{self.num_units(task)} {self.sampling}s in a step: lower it, or raise group_size."
             )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
+
 if TYPE_CHECKING:
     from tff_dpftrl.finetuning import config as config_lib
 
@@ -35,7 +37,7 @@ def build(config: config_lib.FinetuningConfig) -> tf.keras.optimizers.Optimizer:
             return optimizers.AdamW(rate, weight_decay=config.weight_decay, **moments)
         case "adafactor":
             return optimizers.Adafactor(rate, relative_step=False)
-    raise ValueError(f"optimizer must be one of Optimizer, got {config.optimizer!r}.")
+    raise validation.UsageError(f"optimizer must be one of Optimizer, got {config.optimizer!r}.")
 
 
 def learning_rate(config: config_lib.FinetuningConfig, step: int) -> float:

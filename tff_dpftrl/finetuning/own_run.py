@@ -221,7 +221,7 @@ class _Run:
             )
         snapshot = checkpoint.Snapshot.of(trained.state)
         if not all(np.all(np.isfinite(w)) for w in released_model.last_weights(snapshot)):
-            raise ValueError(
+            raise validation.UsageError(
                 f"Training diverged: the weights after step {step + 1} are not finite. Lower the "
                 "learning rate and start a new run."
             )
@@ -318,13 +318,13 @@ def _check_is_the_same(
         kept, given = dict(getattr(begun, what)), dict(getattr(asked, what))
         for name in sorted({*kept, *given}):
             if kept.get(name) != given.get(name):
-                raise ValueError(
+                raise validation.UsageError(
                     f"The run in {output} began with {name} = {kept.get(name)!r}, not "
                     f"{given.get(name)!r}: go on with what it began with, or name another folder."
                 )
     for name, digest in begun.identities.items():
         if digest != asked.identities[name]:
-            raise ValueError(
+            raise validation.UsageError(
                 f"The {name} are not those that the run in {output} began with: restore them, or "
                 "name another folder."
             )
@@ -333,7 +333,7 @@ def _check_is_the_same(
 def _checked(index: int, weight: np.ndarray) -> np.ndarray:
     weight = np.asarray(weight)
     if weight.dtype != np.float32 or not np.all(np.isfinite(weight)):
-        raise ValueError(
+        raise validation.UsageError(
             f"weights[{index}] must be finite and float32, got {weight.dtype}: convert it."
         )
     return weight

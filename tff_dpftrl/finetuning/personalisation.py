@@ -57,7 +57,9 @@ class PersonalisationConfig:
         for rate in rates:
             validation.positive("learning_rates", rate)
         if not rates or len(set(rates)) < len(rates):
-            raise ValueError(f"learning_rates must be one or more different ones, got {rates}.")
+            raise validation.UsageError(
+                f"learning_rates must be one or more different ones, got {rates}."
+            )
         object.__setattr__(self, "learning_rates", rates)
         for name, minimum in (("epochs", 1), ("batch_size", 1), ("max_users", 1), ("seed", 0)):
             validation.integer(name, getattr(self, name), minimum=minimum)
@@ -155,11 +157,13 @@ def read(folder: str | pathlib.Path, given: Mapping[str, Any], part: Part) -> us
         model.
     """
     if part not in get_args(Part):
-        raise ValueError(f"users must be one of {', '.join(get_args(Part))}; got {part!r}.")
+        raise validation.UsageError(
+            f"users must be one of {', '.join(get_args(Part))}; got {part!r}."
+        )
     folder, options = pathlib.Path(folder), dict(given)
     if "data" not in given:
         if not manifest.exists(folder):
-            raise ValueError(
+            raise validation.UsageError(
                 f"{folder} is not the folder of a run, whose text could be read: name text with "
                 "data."
             )
@@ -176,7 +180,7 @@ def _refuse_trained_on(folder: pathlib.Path, data: str) -> None:
     """Refuses a corpus of which `pretrain` has taken all users but the held-out ones."""
     known = warm_start.pretrained_on(folder)
     if known is not None and sources.are_same_text(known, data):
-        raise ValueError(
+        raise validation.UsageError(
             f"users 'test' of data {data!r} are among those whom the model in {folder} was trained "
             "on, by tff-dpftrl pretrain: take users 'held-out', or other text."
         )
@@ -236,7 +240,7 @@ def personalise(
         tuple(_outcome(rate, measured, before) for rate, measured in after.items()),
     )
     if not any(map(_converged, found.after)):
-        raise ValueError(
+        raise validation.UsageError(
             f"Training diverged with each of learning_rates {config.learning_rates}: lower them."
         )
     return found
@@ -255,7 +259,7 @@ def _choose(
         else:
             num_too_few += 1
     if not chosen:
-        raise ValueError(
+        raise validation.UsageError(
             f"data {encoded.corpus.name!r} has {len(encoded.user_ids)} such users, none of whom "
             f"has min_examples = {config.min_examples} examples with a word: lower it or use more "
             "text."

@@ -101,7 +101,9 @@ class Plan:
         """
         num_steps = validation.integer("num_steps", num_steps, minimum=0)
         if num_steps > self.num_steps:
-            raise ValueError(f"num_steps={num_steps} exceeds those planned, {self.num_steps}.")
+            raise validation.UsageError(
+                f"num_steps={num_steps} exceeds those planned, {self.num_steps}."
+            )
         return self.group_size_epsilon + _epsilon(
             self.noise_multiplier, self.sampling_probability, self._rows, num_steps, self.delta
         )
@@ -136,7 +138,7 @@ class Plan:
         )
         counted = _count_units(users, self.sampling, self.group_size)
         if counted != self.num_units and not self.units_are_declared:
-            raise ValueError(
+            raise validation.UsageError(
                 f"users have {counted} {_units(self.sampling)}, but the plan was made for "
                 f"{self.num_units}: the data has changed; make a new plan."
             )
@@ -395,7 +397,7 @@ def make_plan(
       ValueError: If an argument is out of range, or the target cannot be met.
     """
     if sampling not in _NAMES:
-        raise ValueError(f"sampling must be {EXAMPLE!r} or {USER!r}, got {sampling!r}.")
+        raise validation.UsageError(f"sampling must be {EXAMPLE!r} or {USER!r}, got {sampling!r}.")
     choice = group_size
     if not isinstance(choice, group_sizes.Choice):
         choice = group_sizes.Choice(contributions.check_group_size(group_size))
@@ -403,18 +405,20 @@ def make_plan(
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
     users_scale = validation.number("users_scale", users_scale, at_least=1)
     if (target_epsilon is None) == (noise_multiplier is None):
-        raise ValueError(
+        raise validation.UsageError(
             f"Give exactly one of target_epsilon={target_epsilon!r} and "
             f"noise_multiplier={noise_multiplier!r}."
         )
     if users_scale != 1.0 and target_epsilon is None:
-        raise ValueError(f"users_scale={users_scale:g} needs a target_epsilon: give one.")
+        raise validation.UsageError(
+            f"users_scale={users_scale:g} needs a target_epsilon: give one."
+        )
     num_units = _count_units(users, sampling, choice.group_size)
     if declared_units is not None:
         num_units = validation.integer("declared_units", declared_units, minimum=1)
     if expected_units > num_units:
         remedy = " or raise group_size" if sampling == EXAMPLE else ""
-        raise ValueError(
+        raise validation.UsageError(
             f"expected_units={expected_units:g} exceeds the {num_units} {_units(sampling)} that "
             f"there are to sample from: lower it{remedy}."
         )
@@ -425,7 +429,7 @@ def make_plan(
         target_epsilon = validation.positive("target_epsilon", target_epsilon)
         left = target_epsilon - choice.epsilon
         if left <= 0.0:
-            raise ValueError(
+            raise validation.UsageError(
                 f"target_epsilon={target_epsilon:g} is not above {choice.epsilon:g}, which the "
                 "choice of the group size costs: raise it, or spend less on the choice."
             )
@@ -481,7 +485,9 @@ def _noise_of_cohort(
     num_users: int, num_steps: int, target_epsilon: float, delta: float, cohort_size: float
 ) -> float:
     if cohort_size > num_users:
-        raise ValueError(f"cohort_size={cohort_size:g} exceeds num_users={num_users}: lower it.")
+        raise validation.UsageError(
+            f"cohort_size={cohort_size:g} exceeds num_users={num_users}: lower it."
+        )
     return mixture_of_gaussians.calibrate_els(
         sampling_probability=cohort_size / num_users,
         group_size=1,
@@ -538,7 +544,7 @@ def choices(
         make_plan(users, sampling=USER, group_size=g, expected_units=m, **kwargs) for g, m in pairs
     ]
     if not found:
-        raise ValueError(
+        raise validation.UsageError(
             f"compute_budget={compute_budget} exceeds what {len(users)} users with "
             f"{int(users.num_examples.sum())} examples can give in a step: lower it."
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, sequences, sources, user_text
 from tff_dpftrl.finetuning import clipped_sums, contributions, group_size
 from tff_dpftrl.models import language_model
@@ -53,7 +54,7 @@ def read(name: str, *, is_tokenized: bool, protected: str) -> tuple[user_text.Us
     if name == pretraining.STANDARD_LIBRARY:
         return docstrings.read_standard_library(), "docstrings of Python's standard library"
     if sources.are_same_text(name, protected):
-        raise ValueError(
+        raise validation.UsageError(
             f"proxy_data {name!r} is the file of the users to be protected, {protected!r}, or a "
             "copy of it, and cannot be public: name other text."
         )
@@ -131,7 +132,9 @@ def measure(
     """
     ids = [user for user in corpus.user_ids if len(corpus.sequences(user))]
     if not ids:
-        raise ValueError("proxy_data has no user with a word of the vocabulary: name other text.")
+        raise validation.UsageError(
+            "proxy_data has no user with a word of the vocabulary: name other text."
+        )
     users = contributions.Users(tuple(ids), np.array([len(corpus.sequences(u)) for u in ids]))
     sizes = [2**i for i in range((largest_group - 1).bit_length() + 1)]
     chosen, orders = group_size.probe(users, largest_group=sizes[-1], seed=seed)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     choosing,
@@ -111,7 +111,9 @@ def finetune(
     group_size = known.derived["group_size"]
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         # What it costs may depend on the private median, which is not told before it is kept.
-        raise ValueError(f"max_epsilon={config.max_epsilon:g} does not pay for one step: raise it.")
+        raise validation.UsageError(
+            f"max_epsilon={config.max_epsilon:g} does not pay for one step: raise it."
+        )
     steps = steps_of(config, plan, group_size, part.model, part.weights)
     state = steps.initial_state()
     with committed_run.open_rounds(
@@ -213,7 +215,7 @@ def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.Fine
       ValueError: If it is a training run.
     """
     if not config_lib.is_finetuning(known.config):
-        raise ValueError(
+        raise validation.UsageError(
             f"The run in {output} is one of tff-dpftrl train: go on with it by tff-dpftrl train "
             f"--resume --output {shlex.quote(str(output))}."
         )
@@ -364,7 +366,7 @@ def users_of(task: text_task.TextTask) -> contributions.Users:
     sizes = {user: len(task.train.sequences(user)) for user in task.train.user_ids}
     ids = tuple(user for user, size in sizes.items() if size)
     if not ids:
-        raise ValueError(
+        raise validation.UsageError(
             f"data {task.train.corpus.name!r} has no user to train on who has a text with a word: "
             "use other text."
         )

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
@@ -76,12 +78,12 @@ class SampledFinetuning(privacy.PrivacyPlan):
         """Only the number of steps is promised: a sampled user may be in all of them."""
         return schema_lib.MinSep.unrestricted(self.num_rounds)
 
+    @override
     def epsilon_after(self, rounds_done: int) -> float | None:
-        """See the base class."""
         return self.plan.epsilon_after(rounds_done) if self.has_guarantee else None
 
+    @override
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        """See the base class."""
         epsilon = self.epsilon_after(seen.num_rounds)
         return math.inf if epsilon is None else epsilon
 
@@ -89,10 +91,11 @@ class SampledFinetuning(privacy.PrivacyPlan):
         """See the base class: σ √(d T) over the T steps' expected units."""
         return self.plan.noise_of_average * math.sqrt(num_parameters / self.num_rounds)
 
+    @override
     def describe(self) -> list[str]:
-        """See the base class."""
         return self.plan.describe()
 
+    @override
     def statement(
         self,
         seen: observed.ObservedParticipation,
@@ -104,7 +107,6 @@ class SampledFinetuning(privacy.PrivacyPlan):
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
-        """See the base class."""
         return self.plan.statement(
             steps_done=None if charge_all_rounds else seen.num_rounds,
             parameters={
@@ -119,8 +121,8 @@ class SampledFinetuning(privacy.PrivacyPlan):
             headline_caveats=headline_caveats,
         )
 
+    @override
     def derived(self) -> dict[str, Any]:
-        """See the base class."""
         return {"plan": dataclasses.asdict(self.plan), "clip_norm": self.clip_norm}
 
     @classmethod

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.aggregators import sampled_gaussian
 from tff_dpftrl.learning import client_work as client_work_lib
 from tff_dpftrl.learning import local_model
@@ -111,7 +112,9 @@ def build_dp_fedsgd(
 
 def _check(aggregator: sampled_gaussian.SampledGaussianFactory) -> None:
     if not isinstance(aggregator, sampled_gaussian.SampledGaussianFactory):
-        raise ValueError(f"aggregator must be a SampledGaussianFactory, got {aggregator!r}.")
+        raise validation.UsageError(
+            f"aggregator must be a SampledGaussianFactory, got {aggregator!r}."
+        )
 
 
 def _compose(

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, metrics, own_model
 
 _LOGITS = "logits"
@@ -108,7 +109,7 @@ def read(
     """
     trainable, others = model.initial_weights
     if tf.nest.flatten(others):
-        raise ValueError(
+        raise validation.UsageError(
             f"model has {len(tf.nest.flatten(others))} weights that are not trained; it must have "
             "trainable weights only: leave out layers such as batch normalisation."
         )

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
+
 Model: TypeAlias = (
     Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
 )
@@ -147,7 +149,7 @@ def build_initial_weights(model_fn: Model) -> tff.Computation:
 
         return initial_weights
     if not callable(model_fn):
-        raise ValueError(
+        raise validation.UsageError(
             "model_fn must be a function that makes a tff.learning.models.VariableModel, or a "
             f"tff.learning.models.FunctionalModel, got {model_fn!r}."
         )

@@ -70,6 +70,8 @@ def restart_at(
       ValueError: If a round is negative or there is none.
     """
     if not rounds:
-        raise ValueError("rounds must name at least one round, got none: leave the optimizer be.")
+        raise validation.UsageError(
+            "rounds must name at least one round, got none: leave the optimizer be."
+        )
     checked = tuple(validation.integer("rounds", one, minimum=0) for one in rounds)
     return _Restarting(optimizer, checked)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
 from tff_dpftrl.mechanisms.numerics import banded_blocks, banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
@@ -34,18 +35,18 @@ class Banded(strategy.Strategy):
     def __init__(self, rows: np.ndarray | Sequence[Sequence[float]]):
         rows = np.array(rows, dtype=np.float64)
         if rows.ndim != 2 or rows.shape[1] < 1 or rows.shape[0] < rows.shape[1]:
-            raise ValueError(
+            raise validation.UsageError(
                 "rows must have the shape [num_rounds, bands] with 1 <= bands <= num_rounds, got "
                 f"{rows.shape}."
             )
         if not np.all(np.isfinite(rows)) or np.min(rows[:, 0]) <= 0:
-            raise ValueError(
+            raise validation.UsageError(
                 "rows must be finite and rows[:, 0], the diagonal of C, positive; got a smallest "
                 f"diagonal entry of {np.min(rows[:, 0])!r}."
             )
         bands = rows.shape[1]
         if np.any(np.triu(rows[:bands], 1)):
-            raise ValueError(
+            raise validation.UsageError(
                 "rows[t, j] must be 0 for j > t: C has no columns before the first. Set them to 0."
             )
         rows.setflags(write=False)
@@ -72,7 +73,7 @@ class Banded(strategy.Strategy):
 
     def _first_rows(self, num_rounds: int) -> np.ndarray:
         if not 1 <= num_rounds <= self.max_rounds:
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}: this C has "
                 f"{self.max_rounds} rows. Optimise one for more rounds."
             )

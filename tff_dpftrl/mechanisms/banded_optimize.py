@@ -21,7 +21,7 @@ from typing import TypeAlias
 import numpy as np
 from scipy import optimize
 
-from tff_dpftrl import array_files, durable_files
+from tff_dpftrl import array_files, durable_files, validation
 from tff_dpftrl.mechanisms import banded, banded_toeplitz_optimize
 from tff_dpftrl.mechanisms.numerics import banded_blocks
 from tff_dpftrl.participation import schema as schema_lib
@@ -92,11 +92,11 @@ def _load(path: pathlib.Path, shape: tuple[int, int], minimize_rms: bool) -> tup
         same_error = bool(saved["minimize_rms"]) == minimize_rms
         is_sound = columns.dtype == np.float64 and np.isfinite(columns).all() and 0 <= stage
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"checkpoint {str(path)!r} cannot be read: {error}. Delete it, or give another path."
         ) from error
     if not (columns.shape == shape and same_error and is_sound):
-        raise ValueError(
+        raise validation.UsageError(
             f"checkpoint {str(path)!r} belongs to another problem (rounds and bands "
             f"{columns.shape}, here {shape}, or another error). Give another path or delete it."
         )
@@ -144,7 +144,7 @@ def optimize_banded(
     stages = (1.0,) if minimize_rms else _MAX_ERROR_POWERS
     path = None if checkpoint is None else pathlib.Path(checkpoint)
     if path is not None and not path.parent.is_dir():
-        raise ValueError(
+        raise validation.UsageError(
             f"checkpoint {str(path)!r} is in a folder that does not exist: make it, or give "
             "another path."
         )

@@ -94,11 +94,11 @@ def optimize_banded_toeplitz(
         bands = defaults.bands(schema)
     validation.integer("bands", bands, minimum=1)
     if bands > schema.num_rounds:
-        raise ValueError(
+        raise validation.UsageError(
             f"bands must be at most {schema.num_rounds}, the number of rounds, got {bands!r}."
         )
     if bands > schema.min_sep and schema.effective_participations > 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"bands must be at most min_sep = {schema.min_sep}, got {bands}: beyond that the "
             "columns of one participant overlap. Use fewer bands."
         )

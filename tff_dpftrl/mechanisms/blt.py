@@ -42,18 +42,20 @@ class Blt(strategy.Strategy):
         decay = validation.numbers("buf_decay", self.buf_decay)
         scale = validation.numbers("output_scale", self.output_scale)
         if len(decay) != len(scale) or not decay:
-            raise ValueError(
+            raise validation.UsageError(
                 f"buf_decay has {len(decay)} entries and output_scale {len(scale)}; give both one "
                 "entry a buffer, at least one. Identity() is the strategy without buffers."
             )
         if not all(0 < x < 1 for x in decay):
-            raise ValueError(f"buf_decay must lie strictly between 0 and 1, got {decay}.")
+            raise validation.UsageError(
+                f"buf_decay must lie strictly between 0 and 1, got {decay}."
+            )
         if not all(0 < x < math.inf for x in scale):
-            raise ValueError(
+            raise validation.UsageError(
                 f"output_scale must be positive and finite, got {scale}. Drop a buffer of scale 0."
             )
         if len({1 - x for x in decay}) < len(decay):
-            raise ValueError(
+            raise validation.UsageError(
                 f"buf_decay must be distinct, by more than 1e-16, got {decay}; merge equal buffers "
                 "by adding their scales."
             )
@@ -81,7 +83,7 @@ class Blt(strategy.Strategy):
         poles, zeros = np.sort(1.0 - np.array(decay)), np.sort(1.0 - np.array(inverse_decay))
         chain = np.ravel(np.column_stack([poles, zeros])) if len(poles) == len(zeros) else [0.0]
         if not (np.all(np.diff(chain, prepend=0.0) > 0) and chain[-1] < 1):
-            raise ValueError(
+            raise validation.UsageError(
                 "buf_decay and inverse_buf_decay must interlace within (0, 1), largest first "
                 f"buf_decay, got {tuple(buf_decay)} and {tuple(inverse_buf_decay)}."
             )
@@ -223,7 +225,7 @@ class Blt(strategy.Strategy):
         try:
             return cls(parameters["buf_decay"], parameters["output_scale"])
         except KeyError as error:
-            raise ValueError(f"A BLT needs the parameter {error}.") from None
+            raise validation.UsageError(f"A BLT needs the parameter {error}.") from None
 
 
 def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -146,7 +146,9 @@ def search(
     if num_buffers is not None:
         validation.integer("num_buffers", num_buffers, minimum=1)
         if num_buffers > MAX_BUFFERS:
-            raise ValueError(f"num_buffers must be at most {MAX_BUFFERS}, got {num_buffers!r}.")
+            raise validation.UsageError(
+                f"num_buffers must be at most {MAX_BUFFERS}, got {num_buffers!r}."
+            )
         return _optimize(schema, num_buffers, minimize_rms, bound)
     validation.positive("auto_tolerance", auto_tolerance)
     best = _optimize(schema, 1, minimize_rms, bound)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -57,7 +58,7 @@ class Certificate:
         try:
             return cls(**values)
         except TypeError as error:
-            raise ValueError(f"This is not a certificate: {error}.") from None
+            raise validation.UsageError(f"This is not a certificate: {error}.") from None
 
     def verify(self, strategy: strategy_lib.Strategy, tolerance: float = 1e-9) -> None:
         """Computes everything anew for `strategy` and compares.
@@ -77,7 +78,7 @@ class Certificate:
             else:
                 same = claimed == computed
             if not same:
-                raise ValueError(
+                raise validation.UsageError(
                     f"The certificate claims {field.name} = {claimed!r}, but it is {computed!r}; "
                     "do not use this file, optimise the strategy anew."
                 )

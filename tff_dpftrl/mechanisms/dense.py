@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
 from tff_dpftrl.mechanisms.numerics import banded_sensitivity
 from tff_dpftrl.participation import schema as schema_lib
@@ -29,14 +30,16 @@ class Dense(strategy.Strategy):
     def __init__(self, matrix: np.ndarray | Sequence[Sequence[float]]):
         matrix = np.array(matrix, dtype=np.float64)
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] < 1:
-            raise ValueError(f"matrix must be square and not empty, got shape {matrix.shape}.")
+            raise validation.UsageError(
+                f"matrix must be square and not empty, got shape {matrix.shape}."
+            )
         if not np.all(np.isfinite(matrix)) or np.any(np.triu(matrix, 1)):
-            raise ValueError(
+            raise validation.UsageError(
                 "matrix must be finite, and zero above the diagonal: the noise of a round must "
                 "not depend on later rounds. Use the Cholesky factor of CᵀC reversed in time."
             )
         if np.min(np.diagonal(matrix)) <= 0:
-            raise ValueError(
+            raise validation.UsageError(
                 "matrix must have a positive diagonal, got a smallest entry of "
                 f"{np.min(np.diagonal(matrix))!r}. Flip the signs of whole rows."
             )
@@ -51,7 +54,7 @@ class Dense(strategy.Strategy):
     def strategy_matrix(self, num_rounds: int) -> np.ndarray:
         """The leading block of C, shape [num_rounds, num_rounds], read-only."""
         if not 1 <= num_rounds <= self.max_rounds:
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}: this C has "
                 f"{self.max_rounds} rows. Give a larger one."
             )
@@ -99,5 +102,7 @@ class Dense(strategy.Strategy):
         """
         rows = values["rows"]
         if any(len(row) != t + 1 for t, row in enumerate(rows)):
-            raise ValueError("rows must have 1, 2, 3 ... entries: those up to the diagonal.")
+            raise validation.UsageError(
+                "rows must have 1, 2, 3 ... entries: those up to the diagonal."
+            )
         return cls([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])

@@ -39,7 +39,7 @@ def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float
     if z == 0.0:
         return 0.0
     if not stddev > COUNT_SENSITIVITY * z:
-        raise ValueError(
+        raise validation.UsageError(
             f"clipped_count_stddev must be above noise_multiplier / 2 = {z / 2}, got {stddev!r}: "
             "the counts alone would spend the whole privacy budget. Raise it (its default is "
             "clients_per_round / 20), use more clients in a round, or lower noise_multiplier."

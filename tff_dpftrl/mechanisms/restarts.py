@@ -54,15 +54,19 @@ class Restarted(strategy.Strategy):
         strategy.check_strategy(self.base, "base")
         starts = tuple(int(start) for start in self.starts)
         if starts != tuple(self.starts) or not starts or starts[0] != 0:
-            raise ValueError(f"starts must be integers, the first one 0, got {self.starts!r}.")
+            raise validation.UsageError(
+                f"starts must be integers, the first one 0, got {self.starts!r}."
+            )
         if any(later <= earlier for earlier, later in zip(starts, starts[1:], strict=False)):
-            raise ValueError(f"starts must increase, got {starts}.")
+            raise validation.UsageError(f"starts must increase, got {starts}.")
         if isinstance(self.base, Restarted):
-            raise ValueError("base must not have restarts of its own; give all starts at once.")
+            raise validation.UsageError(
+                "base must not have restarts of its own; give all starts at once."
+            )
         limit = self.base.max_rounds
         longest = max(np.diff(starts), default=0)
         if limit is not None and longest > limit:
-            raise ValueError(
+            raise validation.UsageError(
                 f"starts must be at most {limit} rounds apart, the length of base, got {longest}: "
                 "build base for more rounds."
             )
@@ -85,7 +89,7 @@ class Restarted(strategy.Strategy):
           ValueError: If `num_rounds` is less than 1 or more than `max_rounds`.
         """
         if num_rounds < 1 or (self.max_rounds is not None and num_rounds > self.max_rounds):
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}. Restart once "
                 "more or build base for more rounds."
             )
@@ -216,7 +220,7 @@ def whole_run(
     """
     longest, limit = longest_block(num_rounds, starts), strategy.check_strategy(base).max_rounds
     if limit is not None and limit < longest:
-        raise ValueError(
+        raise validation.UsageError(
             f"the strategy is for at most {limit} rounds, got {longest}: optimise one for more "
             "rounds (`tff-dpftrl optimize --rounds`), or restart it more often."
         )

@@ -16,7 +16,7 @@ import json
 import os
 import pathlib
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.mechanisms import (
     banded,
     banded_toeplitz,
@@ -103,11 +103,15 @@ def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
         if mechanism in _CLASSES:
             return _CLASSES[mechanism].from_dict(values)
     except KeyError as error:
-        raise ValueError(f"The mechanism {mechanism!r} needs the parameter {error}.") from None
+        raise validation.UsageError(
+            f"The mechanism {mechanism!r} needs the parameter {error}."
+        ) from None
     except (TypeError, OverflowError) as error:
-        raise ValueError(f"A parameter of the mechanism {mechanism!r} is wrong: {error}.") from None
+        raise validation.UsageError(
+            f"A parameter of the mechanism {mechanism!r} is wrong: {error}."
+        ) from None
     known = sorted([*_CLASSES, restarts.Restarted.mechanism])
-    raise ValueError(
+    raise validation.UsageError(
         f"Unknown mechanism {mechanism!r}; this version of the package knows {', '.join(known)}."
     )
 
@@ -131,7 +135,9 @@ def save(
     try:
         durable_files.write(path, text.encode())
     except OSError as error:
-        raise ValueError(f"Cannot write the strategy to {path}: {error.strerror}.") from error
+        raise validation.UsageError(
+            f"Cannot write the strategy to {path}: {error.strerror}."
+        ) from error
 
 
 def load(path: str | os.PathLike) -> strategy_lib.Strategy:
@@ -144,7 +150,7 @@ def load(path: str | os.PathLike) -> strategy_lib.Strategy:
     try:
         return strategy_from_json(text)
     except ValueError as error:
-        raise ValueError(f"{os.fspath(path)}: {error}") from error
+        raise validation.UsageError(f"{os.fspath(path)}: {error}") from error
 
 
 def load_certificate(path: str | os.PathLike) -> certificate_lib.Certificate | None:
@@ -160,22 +166,26 @@ def _read(path: str | os.PathLike) -> str:
     try:
         return pathlib.Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"Cannot read a strategy from {os.fspath(path)}: {error}.") from error
+        raise validation.UsageError(
+            f"Cannot read a strategy from {os.fspath(path)}: {error}."
+        ) from error
 
 
 def _document(text: str) -> dict:
     try:
         document = json_text.parse(text)
     except ValueError as error:
-        raise ValueError(f"A strategy must be JSON text: {error}.") from None
+        raise validation.UsageError(f"A strategy must be JSON text: {error}.") from None
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f'This JSON is not a strategy: it has no "format": "{FORMAT}".')
+        raise validation.UsageError(f'This JSON is not a strategy: it has no "format": "{FORMAT}".')
     version = document.get("version")
     if not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise ValueError(
+        raise validation.UsageError(
             f"This strategy has format version {version!r}, and this package reads versions up to "
             f"{VERSION}; install a newer tff_dpftrl or write the file anew."
         )
     if "strategy" not in document:
-        raise ValueError('This file has no "strategy"; write it anew with tff-dpftrl optimize.')
+        raise validation.UsageError(
+            'This file has no "strategy"; write it anew with tff-dpftrl optimize.'
+        )
     return document

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -151,4 +152,6 @@ def check_strategy(value: Any, name: str = "strategy") -> Strategy:
         if isinstance(value, type):
             got = f"the class {value.__name__}"
         remedy = "make one with optimize_blt(schema) or mechanisms.table.build(name, schema)"
-    raise ValueError(f"{name} must be a strategy of tff_dpftrl.mechanisms, got {got}: {remedy}.")
+    raise validation.UsageError(
+        f"{name} must be a strategy of tff_dpftrl.mechanisms, got {got}: {remedy}."
+    )

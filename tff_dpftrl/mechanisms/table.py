@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import defaults
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Options:
 
     def __post_init__(self):
         if self.error not in (None, "max", "rms"):
-            raise ValueError(f"error must be 'max' or 'rms', got {self.error!r}.")
+            raise validation.UsageError(f"error must be 'max' or 'rms', got {self.error!r}.")
 
     def given(self) -> list[str]:
         """Names of the options that are not None."""
@@ -166,7 +167,9 @@ def _lambda_cgd(
 
     if options.correlation is not None:
         if options.error is not None:
-            raise ValueError("error has no meaning for a given correlation: leave one of them out.")
+            raise validation.UsageError(
+                "error has no meaning for a given correlation: leave one of them out."
+            )
         return inverse_banded.InverseBanded.lambda_cgd(options.correlation)
     # λ-CGD is γ-BIFR with two bands: (1 - x)^γ = 1 - γ x + ...
     return _bifr(schema, dataclasses.replace(options, bands=2), notify)
@@ -248,10 +251,12 @@ def check(name: str, options: Options = DEFAULTS) -> Mechanism:
       ValueError: If there is none of that name, or it does not take an option.
     """
     if not isinstance(name, str) or name not in MECHANISMS:
-        raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}.")
+        raise validation.UsageError(
+            f"mechanism must be one of {', '.join(MECHANISMS)}, got {name!r}."
+        )
     for option in options.given():
         if option not in MECHANISMS[name].options:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{option} is for the mechanism {' or '.join(_takers(option))}, not for {name}: "
                 "leave it out."
             )

@@ -103,7 +103,7 @@ class Tree(_TreeStrategy):
         num_rounds = validation.integer("num_rounds", self.num_rounds, minimum=1)
         object.__setattr__(self, "num_rounds", num_rounds)
         if not isinstance(self.variance_reduction, bool):
-            raise ValueError(
+            raise validation.UsageError(
                 f"variance_reduction must be True or False, got {self.variance_reduction!r}; for "
                 "the full variance reduction, which cannot be run, use FullTree."
             )
@@ -125,7 +125,7 @@ class Tree(_TreeStrategy):
     def _check(self, num_rounds: int) -> int:
         num_rounds = super()._check(num_rounds)
         if num_rounds > self.max_rounds:
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_rounds must be at most {self.max_rounds}, got {num_rounds}: this tree was "
                 f"planned for {self.num_rounds} rounds. Build one for more."
             )
@@ -274,7 +274,7 @@ class FullTree(_TreeStrategy):
         Raises:
           ValueError: Always.
         """
-        raise ValueError(
+        raise validation.UsageError(
             "tree-full cannot be run: the noise of a round would depend on later rounds. Use "
             "Tree(num_rounds, variance_reduction=True)."
         )

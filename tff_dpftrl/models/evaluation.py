@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, metrics
 
 _MAX_PARALLEL = 8
@@ -41,12 +42,12 @@ class Evaluator:
           ValueError: If `sequences` is empty or has another shape.
         """
         if sequences.ndim != 2 or sequences.shape[1] != model.sequence_length + 1:
-            raise ValueError(
+            raise validation.UsageError(
                 f"sequences must have shape [n, {model.sequence_length + 1}], got "
                 f"{list(sequences.shape)}; use the model's sequence_length to make them."
             )
         if len(sequences) == 0:
-            raise ValueError("sequences must not be empty; hold out more users.")
+            raise validation.UsageError("sequences must not be empty; hold out more users.")
         batches = tf.constant(_batches(sequences, batch_size))
         spec = collections.OrderedDict(
             (name, tf.TensorSpec([], count.dtype)) for name, count in metrics.zero_counts().items()

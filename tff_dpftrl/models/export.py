@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tff_dpftrl import array_files, durable_files, json_text
+from tff_dpftrl import array_files, durable_files, json_text, validation
 from tff_dpftrl.models import language_model, table
 
 _DESCRIPTION = "model"
@@ -60,15 +60,17 @@ def read(
         arrays = array_files.read(path)
         model = table.from_description(json_text.parse(str(arrays.pop(_DESCRIPTION))))
     except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"{path} is not a model that `export.write` wrote: {error}.") from error
+        raise validation.UsageError(
+            f"{path} is not a model that `export.write` wrote: {error}."
+        ) from error
     if set(arrays) != set(model.weight_shapes):
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} has the weights {sorted(arrays)}, but its model needs "
             f"{sorted(model.weight_shapes)}."
         )
     weights = [arrays[name] for name in model.weight_shapes]
     if not all(np.issubdtype(weight.dtype, np.floating) for weight in weights):
-        raise ValueError(f"{path} has weights that are no floating-point numbers.")
+        raise validation.UsageError(f"{path} has weights that are no floating-point numbers.")
     return model, tuple(_named(model, weights, str(path)).values())
 
 
@@ -79,5 +81,7 @@ def _named(
     found = [weight.shape for weight in weights]
     expected = list(model.weight_shapes.values())
     if found != expected:
-        raise ValueError(f"{where}: the model needs weights of shapes {expected}, got {found}.")
+        raise validation.UsageError(
+            f"{where}: the model needs weights of shapes {expected}, got {found}."
+        )
     return dict(zip(model.weight_shapes, weights, strict=True))

@@ -71,7 +71,7 @@ def predict_words(
     """
     validation.integer("top", top, minimum=1)
     if sequences.shape[1:] != (model.sequence_length + 1,) or len(sequences) == 0:
-        raise ValueError(
+        raise validation.UsageError(
             f"sequences must have shape [n, {model.sequence_length + 1}] with n at least 1, got "
             f"{list(sequences.shape)}."
         )

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import own_model
 
 _Variable = type(tf.Variable(0.0, trainable=False))
@@ -39,7 +40,7 @@ def read(
     try:
         model(tf.zeros([1, sequence_length], tf.int32), training=False)
     except Exception as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
             f"{error}"
         ) from error
@@ -61,13 +62,13 @@ def read(
 def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
     others = [variable.name for variable in model.non_trainable_variables]
     if others:
-        raise ValueError(
+        raise validation.UsageError(
             f"model must have trainable weights only, but {others[0]} is not: leave out batch "
             "normalisation (layer normalisation has no such weights) and stateful layers, and let "
             "all layers be trainable."
         )
     if model.losses:
-        raise ValueError(
+        raise validation.UsageError(
             "model adds losses of its own, like those of a regulariser, which training does not "
             "add to the cross-entropy: leave them out."
         )
@@ -76,19 +77,19 @@ def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
             continue
         for name, value in vars(owner).items():
             if isinstance(value, tf.types.experimental.GenericFunction):
-                raise ValueError(
+                raise validation.UsageError(
                     f"model has the method {owner.__name__}.{name}, which is a tf.function and "
                     "keeps the weights that it was traced with: leave out @tf.function, which "
                     "training adds itself."
                 )
     for variable in variables:
         if type(variable) is not _Variable:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model has the weight {variable.name} of type {type(variable).__name__}: build it "
                 "without a mixed-precision policy and outside of a distribution strategy."
             )
         if variable.constraint is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model has a constraint on {variable.name}, which noise and the server's "
                 "optimizer do not keep: leave it out, or let the layer normalise the weight."
             )

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
+
 PAD = 0
 """Id of padding: such inputs are never scored."""
 
@@ -121,7 +123,7 @@ def checked_words(words: tf.Tensor, sequence_length: int) -> tf.Tensor:
     """
     words = tf.convert_to_tensor(words)
     if words.shape[1] != sequence_length:
-        raise ValueError(
+        raise validation.UsageError(
             f"words must have shape [batch, {sequence_length}], got {words.shape}; make "
             "sequences of the model's sequence_length."
         )

@@ -53,7 +53,7 @@ class LowRank(language_model.LanguageModel):
         """
         validation.integer("adapter_rank", adapter_rank, minimum=1)
         if not model.adaptable_kernels:
-            raise ValueError(
+            raise validation.UsageError(
                 f"adapter_rank={adapter_rank} is for models with kernels that can be adapted, like "
                 f"the transformer, and the model is {type(model).__name__}: leave it out, which "
                 "trains all weights, or take a transformer."
@@ -61,7 +61,7 @@ class LowRank(language_model.LanguageModel):
         kernels = {name: model.weight_shapes[name] for name in model.adaptable_kernels}
         smallest = min(kernels, key=lambda name: min(kernels[name]))
         if adapter_rank > min(kernels[smallest]):
-            raise ValueError(
+            raise validation.UsageError(
                 f"adapter_rank={adapter_rank} exceeds {min(kernels[smallest])}, the smaller side "
                 f"of {smallest}: lower it, or leave it out, which trains all weights."
             )

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import metrics
 
 MAX_ORDER = 3
@@ -78,7 +79,9 @@ class NgramModel:
         before, last, targets = _contexts(sequences, special.pad)
         is_word = (targets != special.pad) & (targets < special.oov)
         if not is_word.any():
-            raise ValueError("sequences must hold at least one word of the vocabulary to count.")
+            raise validation.UsageError(
+                "sequences must hold at least one word of the vocabulary to count."
+            )
         before, last, targets = before[is_word], last[is_word], targets[is_word]
         self._tables = (
             _Table.count(np.zeros_like(last), targets, size),
@@ -100,7 +103,7 @@ class NgramModel:
           ValueError: If `order` is not 1, 2 or 3.
         """
         if not 1 <= order <= MAX_ORDER:
-            raise ValueError(f"order must be 1, 2 or 3, got {order!r}.")
+            raise validation.UsageError(f"order must be 1, 2 or 3, got {order!r}.")
         before, last, _ = _contexts(sequences, self._special.pad)
         contexts = (np.zeros_like(last), last, before * self._size + last)
         predicted, _ = self._tables[0].look_up(contexts[0])
@@ -129,7 +132,7 @@ class NgramModel:
         in_vocab = (targets != special.pad) & (targets < special.oov)
         num_in_vocab = int(in_vocab.sum())
         if num_in_vocab == 0:
-            raise ValueError("sequences must hold at least one word of the vocabulary.")
+            raise validation.UsageError("sequences must hold at least one word of the vocabulary.")
         num_words = num_in_vocab + int((targets == special.oov).sum())
         correct = int((in_vocab & (self.predict(sequences, order) == targets)).sum())
         return NgramAccuracy(correct / num_in_vocab, correct / num_words, num_in_vocab, num_words)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, table
 
 Scores = Callable[[tuple[tf.Tensor, ...], tf.Tensor, bool], Any]
@@ -57,11 +58,11 @@ class Record(language_model.LanguageModel):
 
     def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
         """Raises `ValueError`: a record has no weights."""
-        raise ValueError(_NOT_HERE)
+        raise validation.UsageError(_NOT_HERE)
 
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
         """Raises `ValueError`: a record cannot compute."""
-        raise ValueError(_NOT_HERE)
+        raise validation.UsageError(_NOT_HERE)
 
     def description(self) -> dict[str, Any]:
         """What `of_description` needs to build an equal record, fit for JSON."""
@@ -88,7 +89,7 @@ class Record(language_model.LanguageModel):
                 probe=tuple(map(float, description["probe"])),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"the description of a caller's own model is incomplete: {error}."
             ) from error
 
@@ -105,21 +106,23 @@ class Record(language_model.LanguageModel):
         for name in ("vocabulary_size", "sequence_length"):
             then, now = getattr(self, name), getattr(model, name)
             if then != now:
-                raise ValueError(f"model has {name} {now}, that of the run {then}: {remedy}")
+                raise validation.UsageError(
+                    f"model has {name} {now}, that of the run {then}: {remedy}"
+                )
         for then, now in zip(self.shapes, model.shapes, strict=False):
             if then != now:
-                raise ValueError(
+                raise validation.UsageError(
                     f"model has the weight {now[0]} of shape {list(now[1])} where that of the run "
                     f"has {then[0]} of shape {list(then[1])}: {remedy}"
                 )
         if len(self.shapes) != len(model.shapes):
-            raise ValueError(
+            raise validation.UsageError(
                 f"model has {len(model.shapes)} weights, that of the run {len(self.shapes)}: "
                 f"{remedy}"
             )
         size = max(map(abs, self.probe))
         if not np.allclose(self.probe, model.probe, rtol=0, atol=_PROBE_TOLERANCE * size):
-            raise ValueError(
+            raise validation.UsageError(
                 "model has the weights of that of the run, but computes something else from them: "
                 f"{remedy}"
             )
@@ -188,7 +191,7 @@ def build(
     try:
         traced = trace(training=False)
     except Exception as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"model cannot be applied to word ids, int32 of shape [batch, {sequence_length}]: "
             f"{error}"
         ) from error
@@ -211,37 +214,39 @@ def build(
 
 def _check_weights(weights: Mapping[str, np.ndarray]) -> None:
     if not weights:
-        raise ValueError("model has no trainable weight: give one that can be trained.")
+        raise validation.UsageError("model has no trainable weight: give one that can be trained.")
     for name, weight in weights.items():
         if weight.dtype != np.float32:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model must have weights of float32, but {name} is of {weight.dtype}: build it in "
                 "single precision (in Keras, without a mixed-precision policy)."
             )
         if not np.all(np.isfinite(weight)):
-            raise ValueError(f"model has the weight {name}, which is not finite: give finite ones.")
+            raise validation.UsageError(
+                f"model has the weight {name}, which is not finite: give finite ones."
+            )
 
 
 def _check_output(output: Any, wanted: str, sequence_length: int, vocabulary_size: int) -> None:
     if not isinstance(output, tf.Tensor):
-        raise ValueError(
+        raise validation.UsageError(
             f"model must return one tensor of scores, {wanted}, got {type(output).__name__}: give "
             "one that returns nothing else."
         )
     shape = output.shape
     if shape.rank == 2:
-        raise ValueError(
+        raise validation.UsageError(
             f"model must score the next word at every position, {wanted}, got {shape}: let it "
             "return whole sequences (in Keras' recurrent layers: return_sequences=True)."
         )
     if not shape.is_compatible_with([None, sequence_length, vocabulary_size]):
-        raise ValueError(
+        raise validation.UsageError(
             f"model must return scores of shape {wanted}, got {shape}: {vocabulary_size} ids are "
             f"the {vocabulary_size - 4} words of the vocabulary and four special ones, and "
             f"{sequence_length} is the config's sequence_length."
         )
     if output.dtype != tf.float32:
-        raise ValueError(
+        raise validation.UsageError(
             f"model must return scores of float32, got {output.dtype.name}: build it in single "
             "precision (in Keras, without a mixed-precision policy)."
         )
@@ -253,7 +258,7 @@ def _without_captures(traced: Any) -> Callable[..., tf.Tensor]:
     if not captures:
         return traced
     if any(outside.dtype == tf.resource for outside, _ in captures):
-        raise ValueError(
+        raise validation.UsageError(
             "model reads something that is not one of its trainable weights, such as another "
             "variable or a table: make its scores a function of those weights and the ids alone."
         )
@@ -296,23 +301,23 @@ class _Trial:
         try:
             self.scores = self.function(*self.weights, self.ids).numpy()
         except tf.errors.OpError as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model fails on ids from 0 to {self._vocabulary_size - 1}: {error.message}"
             ) from error
         if self.scores.shape != (*self.ids.shape, self._vocabulary_size):
-            raise ValueError(
+            raise validation.UsageError(
                 f"model must return scores of shape {[*self.ids.shape, self._vocabulary_size]} for "
                 f"ids of shape {self.ids.shape}, got {list(self.scores.shape)}."
             )
         found = self.scores[self._is_word]
         if not np.all(np.isfinite(found)):
-            raise ValueError(
+            raise validation.UsageError(
                 "model has scores that are not finite for weights of moderate size, where a "
                 "sequence has padding (id 0) at its end or without: let padding not lead to a "
                 "division by zero."
             )
         if np.all(found >= 0) and np.allclose(found.sum(axis=-1), 1, rtol=0, atol=1e-3):
-            raise ValueError(
+            raise validation.UsageError(
                 "model returns probabilities, but training needs scores (logits): leave out the "
                 "softmax at its end."
             )
@@ -321,7 +326,7 @@ class _Trial:
         """Refuses a model that sees the words it is to predict, or other sequences."""
         alone = self.function(*self.weights, self.ids[:1]).numpy()
         if not self._equal(alone[0], self.scores[0]):
-            raise ValueError(
+            raise validation.UsageError(
                 "model scores a sequence differently beside other sequences: a sequence's scores "
                 "must depend on that sequence only."
             )
@@ -331,7 +336,7 @@ class _Trial:
             scores = self.function(*self.weights, changed).numpy()
             before = self._is_word[:, :first]
             if not self._equal(scores[:, :first][before], self.scores[:, :first][before]):
-                raise ValueError(
+                raise validation.UsageError(
                     "model looks ahead: its scores at a position change with the words after it, "
                     "which are what it is to predict. Let it see earlier words only (a causal "
                     "mask; no bidirectional layer)."
@@ -346,7 +351,7 @@ class _Trial:
         gradients = tape.gradient(total, self.weights)
         unused = [n for n, g in zip(self._names, gradients, strict=True) if g is None]
         if unused:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model has scores that do not depend on its weight {unused[0]}, or have no "
                 "gradient in it: leave out layers that are not used."
             )
@@ -374,7 +379,7 @@ def _check_repeats(trial: _Trial, trace: Callable[[bool], Callable[..., tf.Tenso
     except Exception as error:
         repeats, reason = False, error
     if not repeats:
-        raise ValueError(
+        raise validation.UsageError(
             "model computes something else in training than in evaluation, or something else at "
             "every call, which cannot be repeated when a run is resumed: leave out layers such as "
             "dropout, noise and batch normalisation, or set their rate to 0."

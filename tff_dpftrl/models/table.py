@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from tff_dpftrl import validation
+
 if TYPE_CHECKING:
     from tff_dpftrl.models import language_model
 
@@ -92,11 +94,13 @@ def build(name: str, **sizes: Any) -> language_model.LanguageModel:
       ValueError: If there is no such model, or it has no such size or cannot take it.
     """
     if name not in MODELS:
-        raise ValueError(f"model must be one of {', '.join(MODELS)}; got {name!r}.")
+        raise validation.UsageError(f"model must be one of {', '.join(MODELS)}; got {name!r}.")
     try:
         return MODELS[name].make(**{**MODELS[name].sizes, **sizes})
     except TypeError as error:
-        raise ValueError(f"model {name!r} cannot be built from {sizes}: {error}.") from error
+        raise validation.UsageError(
+            f"model {name!r} cannot be built from {sizes}: {error}."
+        ) from error
 
 
 def describe(model: language_model.LanguageModel) -> dict[str, Any]:
@@ -125,7 +129,9 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
                 return {"model": name, **sizes}
         except ValueError:  # The entry has other sizes.
             continue
-    raise ValueError(f"{type(model).__name__} has no entry in MODELS: add it to models/table.py.")
+    raise validation.UsageError(
+        f"{type(model).__name__} has no entry in MODELS: add it to models/table.py."
+    )
 
 
 def from_description(description: Mapping[str, Any]) -> language_model.LanguageModel:
@@ -142,7 +148,9 @@ def from_description(description: Mapping[str, Any]) -> language_model.LanguageM
     """
     sizes = dict(description)
     if "model" not in sizes:
-        raise ValueError(f"the description of a model must have the key 'model': {description}.")
+        raise validation.UsageError(
+            f"the description of a model must have the key 'model': {description}."
+        )
     if sizes["model"] == OWN:
         from tff_dpftrl.models import own_model
 

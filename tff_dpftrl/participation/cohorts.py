@@ -11,6 +11,7 @@ import abc
 import hashlib
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.participation import schema as schema_lib
@@ -70,7 +71,7 @@ class CohortSampler(abc.ABC):
                 "clients_per_round", clients_per_round, minimum=1
             )
             if self.clients_per_round > self.num_clients:
-                raise ValueError(
+                raise validation.UsageError(
                     f"clients_per_round={clients_per_round} exceeds num_clients={num_clients}: "
                     f"lower it to {num_clients} or less."
                 )
@@ -97,7 +98,7 @@ class CohortSampler(abc.ABC):
     def _checked_round(self, round_index: int) -> int:
         round_index = validation.integer("round_index", round_index, minimum=0)
         if round_index >= self.num_rounds:
-            raise ValueError(
+            raise validation.UsageError(
                 f"round_index={round_index} is beyond the last round, {self.num_rounds - 1}: "
                 "make the sampler with a larger num_rounds."
             )
@@ -164,7 +165,7 @@ class MinSepSampler(CohortSampler):
         needed_sep = min(self._schema.min_sep, self.num_rounds)
         if needed_sep * clients_per_round > num_clients:
             feasible = largest_feasible_min_sep(num_clients, clients_per_round)
-            raise ValueError(
+            raise validation.UsageError(
                 f"min_sep={min_sep} is impossible with {num_clients} clients, "
                 f"{clients_per_round} a round: the largest feasible min_sep is {feasible}. "
                 f"Lower min_sep, lower clients_per_round, or find "
@@ -172,7 +173,7 @@ class MinSepSampler(CohortSampler):
             )
         if self._schema.max_participations < least:
             feasible = max_participations * num_clients // clients_per_round
-            raise ValueError(
+            raise validation.UsageError(
                 f"max_participations={max_participations} is impossible with {num_clients} "
                 f"clients, {clients_per_round} a round, over {num_rounds} rounds: some client "
                 f"must take part {least} times. Raise max_participations to {least} or lower "
@@ -253,8 +254,8 @@ class ShuffledEpochs(CohortSampler):
         epochs = -(-self.num_rounds // self._rounds_per_epoch)
         return schema_lib.MinSep(self.num_rounds, 1, epochs)
 
+    @override
     def cohort(self, round_index: int) -> np.ndarray:
-        """See the base class."""
         epoch, position = divmod(self._checked_round(round_index), self._rounds_per_epoch)
         if self._cached is None or self._cached[0] != epoch:
             self._cached = (epoch, _random_order(self._random_words(self.num_clients, epoch)))

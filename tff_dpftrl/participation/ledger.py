@@ -31,6 +31,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import ledger_file, observed, pseudonyms
 from tff_dpftrl.participation import ledger_rules as rules
 from tff_dpftrl.participation import schema as schema_lib
@@ -90,7 +91,9 @@ class Ledger:
         self._initial_checkpoint, key_check = rows[0][3:]
         self._pseudonyms = pseudonyms.Pseudonyms.load(key_file)
         if self._pseudonyms.check != key_check:
-            raise ValueError(f"{key_file} is not the key of the ledger {path}: restore its own.")
+            raise validation.UsageError(
+                f"{key_file} is not the key of the ledger {path}: restore its own."
+            )
         connection.execute("CREATE TEMP TABLE cohort (pseudonym BLOB PRIMARY KEY) WITHOUT ROWID")
         self._committed = _committed_participation(connection, self.path)
         self._budget_guard: BudgetGuard | None = None
@@ -120,7 +123,9 @@ class Ledger:
           OSError: If the files cannot be written.
         """
         if pathlib.Path(path).exists():
-            raise ValueError(f"{path} exists already: open it to resume, or choose another path.")
+            raise validation.UsageError(
+                f"{path} exists already: open it to resume, or choose another path."
+            )
         key = pseudonyms.Pseudonyms.create(ledger_file.key_path(path))
         ledger_file.create(path, declared, initial_checkpoint, key.check)
         return cls.open(path, declared, budget_guard=budget_guard)
@@ -153,7 +158,7 @@ class Ledger:
             with ledger_file.as_os_error(path):
                 ledger = cls(path, connection, ledger_file.key_path(path))
             if ledger.declared != declared:
-                raise ValueError(
+                raise validation.UsageError(
                     f"The ledger {path} was started under {ledger.declared}, not {declared}: a "
                     "run cannot change its promise. Resume with the former, or start a new run."
                 )

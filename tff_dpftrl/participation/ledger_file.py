@@ -13,7 +13,7 @@ import pathlib
 import sqlite3
 from collections.abc import Iterator
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.participation import schema as schema_lib
 
 _APPLICATION_ID = 0x44504C47  # "DPLG"
@@ -130,7 +130,9 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
       OSError: If the file cannot be used.
     """
     if not pathlib.Path(path).is_file():
-        raise ValueError(f"There is no ledger at {path}: create one, or correct the path.")
+        raise validation.UsageError(
+            f"There is no ledger at {path}: create one, or correct the path."
+        )
     with as_os_error(path):
         connection = sqlite3.connect(path, timeout=1.0, isolation_level=None)
         try:
@@ -144,16 +146,16 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
         except sqlite3.DatabaseError as error:
             connection.close()
             if "locked" in str(error):
-                raise ValueError(
+                raise validation.UsageError(
                     f"The ledger {path} is in use by another process: two runs on one ledger "
                     "would fork it. Wait for the other one to end, or end it."
                 ) from None
             if "not a database" in str(error):
-                raise ValueError(f"{path} is not a participation ledger.") from None
+                raise validation.UsageError(f"{path} is not a participation ledger.") from None
             raise
     if (application, version) != (_APPLICATION_ID, _FORMAT):
         connection.close()
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} is not a participation ledger of format {_FORMAT} "
             f"(application id {application}, format {version})."
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import schema as schema_lib
 
 
-class LedgerRefusal(ValueError):
+class LedgerRefusal(validation.UsageError):
     """The ledger does not let a round begin or commit."""
 
 

@@ -50,7 +50,9 @@ class Participation:
           ValueError: If there has been no round yet.
         """
         if self.num_rounds == 0:
-            raise ValueError("num_rounds=0: no round has begun, so there is nothing to account.")
+            raise validation.UsageError(
+                "num_rounds=0: no round has begun, so there is nothing to account."
+            )
         return schema_lib.MinSep(
             num_rounds=self.num_rounds,
             min_sep=self.num_rounds if self.min_sep is None else self.min_sep,
@@ -142,7 +144,9 @@ class ParticipationCounter:
         """
         cohort = np.asarray(cohort, dtype=int)
         if len(np.unique(cohort)) != len(cohort):
-            raise ValueError("cohort names a client twice: one client takes part once in a round.")
+            raise validation.UsageError(
+                "cohort names a client twice: one client takes part once in a round."
+            )
         this_round, before = self.observed.num_rounds, self._participations[cohort]
         last = self._last_round[cohort]
         strides = this_round - last[last >= 0]

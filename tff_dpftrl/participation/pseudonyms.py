@@ -15,7 +15,7 @@ import pathlib
 import secrets
 from collections.abc import Iterable
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 
 _KEY_BYTES = 32
 
@@ -33,7 +33,7 @@ class Pseudonyms:
           ValueError: If it has another length.
         """
         if len(key) != _KEY_BYTES:
-            raise ValueError(f"key must have {_KEY_BYTES} bytes, got {len(key)}.")
+            raise validation.UsageError(f"key must have {_KEY_BYTES} bytes, got {len(key)}.")
         self._key = key
 
     @classmethod
@@ -69,12 +69,14 @@ class Pseudonyms:
         try:
             key = pathlib.Path(path).read_bytes()
         except FileNotFoundError:
-            raise ValueError(
+            raise validation.UsageError(
                 f"The key file {path} of the ledger is missing: without it nobody can tell "
                 "which users took part before. Restore it, or start a new run."
             ) from None
         if len(key) != _KEY_BYTES:
-            raise ValueError(f"{path} is not a ledger key: it has {len(key)} bytes, not 32.")
+            raise validation.UsageError(
+                f"{path} is not a ledger key: it has {len(key)} bytes, not 32."
+            )
         return cls(key)
 
     @property
@@ -97,9 +99,13 @@ class Pseudonyms:
         hashes = []
         for user_id in user_ids:
             if not isinstance(user_id, str):
-                raise ValueError(f"user ids must be strings, got a {type(user_id).__name__}.")
+                raise validation.UsageError(
+                    f"user ids must be strings, got a {type(user_id).__name__}."
+                )
             message = user_id.encode("utf-8", "surrogatepass")
             hashes.append(hashlib.blake2b(message, key=self._key, digest_size=16).digest())
         if len(set(hashes)) != len(hashes):
-            raise ValueError("A user id appears twice in one cohort: list every user once.")
+            raise validation.UsageError(
+                "A user id appears twice in one cohort: list every user once."
+            )
         return hashes

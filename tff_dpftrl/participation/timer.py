@@ -25,6 +25,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.participation import cohorts, observed
@@ -60,7 +61,7 @@ class TimerModel:
 
     def __post_init__(self):
         if not 1 <= self.clients_per_round <= self.num_clients:
-            raise ValueError(
+            raise validation.UsageError(
                 f"clients_per_round={self.clients_per_round} must be between 1 and "
                 f"num_clients={self.num_clients}: a larger round never completes."
             )
@@ -69,7 +70,7 @@ class TimerModel:
         validation.positive("checkins_per_day", self.checkins_per_day)
         availability = np.asarray(self.hourly_availability, float)
         if availability.shape != (24,) or not (availability >= 0).all() or not availability.any():
-            raise ValueError(
+            raise validation.UsageError(
                 "hourly_availability must be 24 numbers, none negative and not all zero, got "
                 f"{self.hourly_availability!r}."
             )
@@ -192,8 +193,8 @@ class TimerSampler(cohorts.CohortSampler):
             counter.add(cohort)
         return counter.observed.as_schema()
 
+    @override
     def cohort(self, round_index: int) -> np.ndarray:
-        """See the base class."""
         return self._cohorts[self._checked_round(round_index)].astype(np.int64)
 
 

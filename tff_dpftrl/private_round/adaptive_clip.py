@@ -189,7 +189,7 @@ class AdaptiveClipRound(interface.PrivateRound):
           ValueError: If an argument is out of range, or the noise cannot be split.
         """
         if not isinstance(clipping, AdaptiveClipping):
-            raise ValueError(f"clipping must be an AdaptiveClipping, got {clipping!r}.")
+            raise validation.UsageError(f"clipping must be an AdaptiveClipping, got {clipping!r}.")
         self.strategy = strategy_lib.check_strategy(strategy)
         self.clipping = clipping
         self.noise_multiplier = validation.noise_multiplier(noise_multiplier)

@@ -139,7 +139,7 @@ def _checked(
         return clip_norm
     values = np.asarray(clip_norm)
     if values.ndim > 1 or values.size == 0:
-        raise ValueError(
+        raise validation.UsageError(
             "clip_norm must be a number, a non-empty list of numbers (one a round) or a function "
             f"of the round, got {clip_norm!r}."
         )
@@ -197,7 +197,7 @@ class Clipping(abc.ABC):
           ValueError: If it is not.
         """
         if not isinstance(self.clip_norm, float):
-            raise ValueError(
+            raise validation.UsageError(
                 "clipping must have one clip norm for all rounds: DP-FTRL's noise of different "
                 "rounds is correlated, and cancels only if its scale is the same in all of them; "
                 f"got {self.clip_norm!r}. Give one number, or use adaptive clipping with restarts."
@@ -261,7 +261,7 @@ class PerLayerClipping(Clipping):
             return
         values = np.asarray(self.proportions, np.float64)
         if values.ndim != 1 or values.size == 0 or not np.all((values > 0) & np.isfinite(values)):
-            raise ValueError(
+            raise validation.UsageError(
                 "proportions must be None or positive numbers, one for each tensor of an update, "
                 f"got {self.proportions!r}."
             )
@@ -282,7 +282,9 @@ class PerLayerClipping(Clipping):
         """
         norms = tuple(check_clip_norm("layer_clip_norms", norm) for norm in layer_clip_norms)
         if not norms:
-            raise ValueError("layer_clip_norms must have one entry for each tensor, got none.")
+            raise validation.UsageError(
+                "layer_clip_norms must have one entry for each tensor, got none."
+            )
         return cls(math.hypot(*norms), norms)
 
     def clip(self, tensors, round_index):
@@ -302,7 +304,7 @@ class PerLayerClipping(Clipping):
     def check_num_tensors(self, num_tensors):
         """See base class."""
         if self.proportions is not None and num_tensors != len(self.proportions):
-            raise ValueError(
+            raise validation.UsageError(
                 f"proportions has {len(self.proportions)} entries, but an update has "
                 f"{num_tensors} tensors: give one for each."
             )

@@ -79,7 +79,7 @@ class FixedClipRound(interface.PrivateRound):
           ValueError: If an argument cannot be used.
         """
         if not isinstance(clipping, clipping_lib.Clipping):
-            raise ValueError(
+            raise validation.UsageError(
                 f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
             )
         self.strategy = strategy_lib.check_strategy(strategy)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.private_round import summation
 
 
@@ -137,7 +138,7 @@ class PrivateRound(abc.ABC):
 def refuse_weight(weight: tf.Tensor | None) -> None:
     """Raises ValueError if a client was given a weight in a round without weights."""
     if weight is not None:
-        raise ValueError(
+        raise validation.UsageError(
             "weight must be None: in this round every client weighs the same. Use a "
             "SampledGaussianRound to weigh clients."
         )

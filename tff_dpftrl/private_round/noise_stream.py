@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.private_round import gaussians, kernel, matrix_kernels, seeds, tree_kernels
 
@@ -30,7 +31,7 @@ def build_kernel(recipe: noise_recipe.BlockRecipe) -> kernel.Kernel:
     Raises:
       ValueError: If `recipe` is not a recipe for one block.
     """
-    raise ValueError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
+    raise validation.UsageError(f"recipe must be a recipe for one block of rounds, got {recipe!r}.")
 
 
 @build_kernel.register
@@ -94,7 +95,7 @@ class NoiseStream:
             self.starts = (0,)
             block_recipe = recipe
         if self.starts[:1] != (0,) or any(np.diff(self.starts) <= 0):
-            raise ValueError(
+            raise validation.UsageError(
                 f"starts must begin with 0 and increase strictly, got {list(self.starts)}."
             )
         self._shapes = [tuple(shape) for shape in shapes]

@@ -91,11 +91,11 @@ class SampledGaussianRound(interface.PrivateRound):
           ValueError: If an argument cannot be used.
         """
         if not isinstance(clipping, clipping_lib.Clipping):
-            raise ValueError(
+            raise validation.UsageError(
                 f"clipping must be a FlatClipping or a PerLayerClipping, got {clipping!r}."
             )
         if not isinstance(estimator, estimators.Estimator):
-            raise ValueError(
+            raise validation.UsageError(
                 f"estimator must be a FixedDenominator or a ClippedDenominator, got {estimator!r}."
             )
         self.clipping = clipping
@@ -114,7 +114,7 @@ class SampledGaussianRound(interface.PrivateRound):
     def clip_client(self, tensors, broadcast, weight=None):
         """See base class; `weight` is required, the result a `WeightedContribution`."""
         if weight is None:
-            raise ValueError("weight must be the client's number of examples, got None.")
+            raise validation.UsageError("weight must be the client's number of examples, got None.")
         clipped, norm = self.clipping.clip(tensors, broadcast)
         is_finite = tf.math.is_finite(norm)
         weight = tf.cast(weight, tf.float64) / self.weight_cap

@@ -15,6 +15,8 @@ import operator
 
 import tensorflow as tf
 
+from tff_dpftrl import validation
+
 PHILOX = 1
 """`tf.random.Algorithm.PHILOX`, as TensorFlow's raw ops want it."""
 
@@ -72,7 +74,7 @@ def check_deterministic_seed(seed: int | None) -> int | None:
     except TypeError:
         as_int = -1
     if not 0 <= as_int < _WORD**2:
-        raise ValueError(
+        raise validation.UsageError(
             f"deterministic_seed must be None or an integer in [0, 2**128), got {seed!r}. "
             "Leave it None for a private run."
         )

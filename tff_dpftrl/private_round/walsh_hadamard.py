@@ -8,6 +8,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
+
 _PHILOX = 1  # tf.random.Algorithm.PHILOX, as the raw ops want it.
 _MAX_LOG2_RADIX = 5
 _WORD_BITS = 32
@@ -109,8 +111,10 @@ def unrotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 def _static_power_of_two(x: tf.Tensor) -> int:
     if x.shape.rank != 1 or not x.shape.is_fully_defined():
-        raise ValueError(f"x must be a vector of static length, got shape {x.shape}.")
+        raise validation.UsageError(f"x must be a vector of static length, got shape {x.shape}.")
     dim = x.shape[0]
     if dim < 1 or dim & (dim - 1):
-        raise ValueError(f"x must have a power of two of entries, got {dim}: pad it with zeros.")
+        raise validation.UsageError(
+            f"x must have a power of two of entries, got {dim}: pad it with zeros."
+        )
     return dim

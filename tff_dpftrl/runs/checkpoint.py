@@ -21,14 +21,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import tree
 
-from tff_dpftrl import array_files, durable_files, json_text
+from tff_dpftrl import array_files, durable_files, json_text, validation
 
 _SAVED = "saved"
 _MAX_THREADS = 8
 _BYTES_PER_THREAD = 8_000_000  # Below that, starting a thread costs more than it hashes.
 
 
-class CheckpointError(ValueError):
+class CheckpointError(validation.UsageError):
     """A checkpoint cannot be read or does not fit the run."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pathlib
 import secrets
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 
 _NAME = "cohort_seed"
 _BITS = 256
@@ -36,7 +36,7 @@ def read(private: pathlib.Path) -> int:
     try:
         return int((private / _NAME).read_text(encoding="ascii"), base=16)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"The secret seed of the cohorts, {private / _NAME}, cannot be read: {error}. Without "
             "it the run cannot go on with the same cohorts; restore it or start a new run."
         ) from error

@@ -18,7 +18,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tff_dpftrl import durable_files, private_round
+from tff_dpftrl import durable_files, private_round, validation
 from tff_dpftrl.participation import ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint
@@ -88,7 +88,9 @@ class CommittedRounds:
         """
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if cls.exist(folder):
-            raise ValueError(f"{folder} holds a run already: open it, or name another folder.")
+            raise validation.UsageError(
+                f"{folder} holds a run already: open it, or name another folder."
+            )
         checkpoints = _checkpoints(folder, binding)
         snapshot = checkpoint.Snapshot.of(state)
         fingerprint = checkpoints.save(0, snapshot, saved)
@@ -177,7 +179,9 @@ class CommittedRounds:
           OSError: If the ledger cannot be written.
         """
         if self._fingerprint is None:
-            raise ValueError("Call restore() first: a round continues from the committed state.")
+            raise validation.UsageError(
+                "Call restore() first: a round continues from the committed state."
+            )
         cohort = tuple(cohort)
         is_repeated = self._ledger.begin_round(
             round_index,
@@ -211,7 +215,9 @@ class CommittedRounds:
           OSError: If a file cannot be written; the round is not committed then.
         """
         if self._asked is None:
-            raise ValueError("Call begin() first: only a round that was begun can be committed.")
+            raise validation.UsageError(
+                "Call begin() first: only a round that was begun can be committed."
+            )
         snapshot = checkpoint.Snapshot.of(state)
         fingerprint = self._checkpoints.save(round_index + 1, snapshot, saved)
         self._ledger.commit_round(

@@ -7,6 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, guarantee, statement
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity, restarts, serialization, table
@@ -116,7 +119,7 @@ class DpFtrlPrivacy:
             try:
                 _sampler(num_clients, clients_per_round, schema, seed=0)
             except ValueError as error:
-                raise ValueError(
+                raise validation.UsageError(
                     "In the run that is simulated, where clients_per_round is simulate_report_goal "
                     f"and simulate_population says how many clients there are: {error}"
                 ) from error
@@ -238,21 +241,21 @@ class DpFtrlPlan(privacy.FederatedPlan):
     needs_secret_cohorts = False
 
     @property
+    @override
     def memory_copies(self) -> int:
-        """See the base class."""
         return 0 if self.strategy is None else self.strategy.memory_copies(self.num_rounds)
 
     @property
+    @override
     def declared(self) -> schema_lib.MinSep:
-        """See the base class."""
         return self.schema
 
+    @override
     def sampler(self, seed: int) -> cohorts.CohortSampler:
-        """See the base class."""
         return _sampler(self.num_clients, self.clients_per_round, self.schema, seed)
 
+    @override
     def epsilon_after(self, rounds_done: int) -> float | None:
-        """See the base class."""
         if not self.has_guarantee:
             return None
         return guarantee.epsilon_so_far(
@@ -263,8 +266,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
             delta=self.delta,
         )
 
+    @override
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        """See the base class."""
         return self._claim(seen.as_schema()).epsilon
 
     def noise_to_signal(self, num_parameters: int) -> float:
@@ -280,8 +283,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
         noise = self.noise_multiplier * inflation * math.sqrt(variance * num_parameters)
         return noise / (rounds * self.clients_per_round)
 
+    @override
     def describe(self) -> list[str]:
-        """See the base class."""
         schema = self.schema
         lines = [
             f"Participation: each of {self.num_clients} users at most "
@@ -309,6 +312,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
             adaptive_clipping=self.adaptive_clipping,
         )
 
+    @override
     def statement(
         self,
         seen: observed.ObservedParticipation,
@@ -320,7 +324,6 @@ class DpFtrlPlan(privacy.FederatedPlan):
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
-        """See the base class."""
         found: dict[str, statement.Scalar] = {"clients_per_round": self.clients_per_round}
         if self.adaptive_clipping:
             found["initial_clip_norm"] = self.clip_norm
@@ -353,8 +356,8 @@ class DpFtrlPlan(privacy.FederatedPlan):
             data_in_one_place=self.data_in_one_place,
         )
 
+    @override
     def derived(self) -> dict[str, Any]:
-        """See the base class."""
         return {
             "schema": dataclasses.asdict(self.wanted_schema),
             "noise_multiplier": self.wanted_noise_multiplier,

@@ -18,7 +18,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import durable_files, json_text, private_round, version
+from tff_dpftrl import durable_files, json_text, private_round, validation, version
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
@@ -89,7 +89,7 @@ class Manifest:
           ValueError: If it is not what the run began with.
         """
         if self.identities.get(name) != identity(names):
-            raise ValueError(
+            raise validation.UsageError(
                 f"The {name} are no longer those that the run began with, so its privacy "
                 f"cannot be accounted for: {remedy}, or start a new run."
             )
@@ -113,20 +113,22 @@ def check_is_free(output: pathlib.Path) -> None:
       ValueError: If it holds a run or a model already, is a file, or cannot be written.
     """
     if exists(output):
-        raise ValueError(
+        raise validation.UsageError(
             f"--output {output} already holds a run: add --resume to go on with it (and leave out "
             "the other options), or name another folder."
         )
     if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output} is not a folder: name another one.")
+        raise validation.UsageError(f"--output {output} is not a folder: name another one.")
     if (output / _MODEL).exists():  # Of a pretraining, or a copy: it would get other words.
-        raise ValueError(
+        raise validation.UsageError(
             f"--output {output} already holds a model, {_MODEL}, which a run would replace: name "
             "another folder."
         )
     existing = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ValueError(f"--output {output} cannot be written: {existing} is not writable.")
+        raise validation.UsageError(
+            f"--output {output} cannot be written: {existing} is not writable."
+        )
 
 
 def read(output: pathlib.Path) -> Manifest:
@@ -139,13 +141,13 @@ def read(output: pathlib.Path) -> Manifest:
     """
     path = output / _NAME
     if not exists(output):
-        raise ValueError(f"There is no run in {output}: {path} does not exist.")
+        raise validation.UsageError(f"There is no run in {output}: {path} does not exist.")
     public = _read(path)
     if public.get("format") != FORMAT:
         found = "1, which did not bind a run to its options"
         if "format" in public:
             found = repr(public["format"])
-        raise ValueError(
+        raise validation.UsageError(
             f"The run in {output} was begun by another version of tff-dpftrl: its folder is of "
             f"format {found}, and this version goes on with format {FORMAT} only. Finish it with "
             "the version that began it, or start a new run."
@@ -156,14 +158,14 @@ def read(output: pathlib.Path) -> Manifest:
         for name, then, now in _differences(_bound(copy), _bound(public))
     ]
     if differences:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} is no longer what the run began with ({'; '.join(differences[:_SHOWN])}"
             f"{'; ...' if len(differences) > _SHOWN else ''}): its statement would not be that of "
             "what was run. Undo the change, or start a new run."
         )
     noise_version = copy.get("noise_version")
     if noise_version != private_round.NOISE_VERSION:
-        raise ValueError(
+        raise validation.UsageError(
             f"The noise of the run in {output} is of version {noise_version!r}, that of this "
             f"version of tff-dpftrl {private_round.NOISE_VERSION}: a round that was begun would be "
             "repeated with other noise. Finish it with the version that began it, or start a new "
@@ -171,7 +173,9 @@ def read(output: pathlib.Path) -> Manifest:
         )
     parts = [copy.get(name) for name in ("config", "derived", "facts", "identities")]
     if not all(isinstance(part, dict) for part in parts):
-        raise ValueError(f"{output / _COPY} is not the manifest of a run: a part of it is missing.")
+        raise validation.UsageError(
+            f"{output / _COPY} is not the manifest of a run: a part of it is missing."
+        )
     return Manifest(*parts)
 
 
@@ -184,12 +188,12 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
         content = json_text.parse(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} cannot be read as the manifest of a run: {error}. Restore it; without it "
             "nobody can tell what was run."
         ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} is not the manifest of a run: it is no JSON object.")
+        raise validation.UsageError(f"{path} is not the manifest of a run: it is no JSON object.")
     return content
 
 

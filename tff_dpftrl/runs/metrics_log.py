@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 
 _TABLE = "metrics.csv"
 _NOTE = "metrics_README.md"
@@ -109,7 +109,7 @@ def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
             rows = [_parse(row) for row in csv.DictReader(file)]
         return [row for row in rows if row["round"] <= rounds_done]
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"{folder / _TABLE} is not the table of a run: {error!r}. Remove it; its later rows "
             "will be written again."
         ) from error

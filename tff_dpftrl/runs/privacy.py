@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -43,7 +44,7 @@ def check_population(num_clients: int, clients_per_round: int) -> None:
       ValueError: If it is.
     """
     if clients_per_round > num_clients:
-        raise ValueError(
+        raise validation.UsageError(
             f"clients_per_round={clients_per_round} exceeds the {num_clients} training "
             f"users: lower it to {num_clients} or less."
         )

@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.accounting import dp_fedavg, statement
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -146,8 +148,8 @@ class SampledPlan(privacy.FederatedPlan):
         """The q of the papers: clients per round over number of clients."""
         return self.clients_per_round / self.num_clients
 
+    @override
     def sampler(self, seed: int) -> cohorts.CohortSampler:
-        """See the base class."""
         return cohorts.PoissonSampler(
             num_clients=self.num_clients,
             sampling_probability=self.sampling_probability,
@@ -155,14 +157,14 @@ class SampledPlan(privacy.FederatedPlan):
             seed=seed,
         )
 
+    @override
     def epsilon_after(self, rounds_done: int) -> float | None:
-        """See the base class."""
         if not self.has_guarantee:
             return None
         return _epsilon(self.sampling_probability, self.noise_multiplier, rounds_done, self.delta)
 
+    @override
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        """See the base class."""
         epsilon = self.epsilon_after(seen.num_rounds)
         return math.inf if epsilon is None else epsilon
 
@@ -173,8 +175,8 @@ class SampledPlan(privacy.FederatedPlan):
         per_round *= 2.0 if self.estimator == CLIPPED else 1.0
         return per_round / rounds
 
+    @override
     def describe(self) -> list[str]:
-        """See the base class."""
         return [
             f"Participation: each of {self.num_clients} users is in a round's cohort with "
             f"probability {self.sampling_probability:.4g}, in secret; {self.num_rounds} rounds."
@@ -183,6 +185,7 @@ class SampledPlan(privacy.FederatedPlan):
             f"Noise: {self.algorithm}, independent, z = {self.noise_multiplier:.6g}.",
         ]
 
+    @override
     def statement(
         self,
         seen: observed.ObservedParticipation,
@@ -194,7 +197,6 @@ class SampledPlan(privacy.FederatedPlan):
         not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
-        """See the base class."""
         charged = self.num_rounds if charge_all_rounds else seen.num_rounds
         spent = dp_fedavg.DpFedAvg(self.sampling_probability, self.noise_multiplier, charged)
         return statement.sampled_statement(
@@ -232,8 +234,8 @@ class SampledPlan(privacy.FederatedPlan):
             not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
         )
 
+    @override
     def derived(self) -> dict[str, Any]:
-        """See the base class."""
         return {
             "noise_multiplier": self.wanted_noise_multiplier,
             "sampling_probability": self.sampling_probability,

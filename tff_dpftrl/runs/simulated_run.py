@@ -41,7 +41,7 @@ class Deployment:
           ValueError: If the cohort is not smaller.
         """
         if clients_per_round > self.report_goal:
-            raise ValueError(
+            raise validation.UsageError(
                 f"clients_per_round={clients_per_round} exceeds the report goal that is "
                 f"simulated, {self.report_goal}: lower it, or do not simulate."
             )

@@ -63,7 +63,7 @@ class ParticipationBuckets:
                 for edge in getattr(self, field.name)
             )
             if edges[:1] != (1,) or any(b <= a for a, b in zip(edges, edges[1:], strict=False)):
-                raise ValueError(f"{field.name} must increase, from 1, got {edges}.")
+                raise validation.UsageError(f"{field.name} must increase, from 1, got {edges}.")
             object.__setattr__(self, field.name, edges)
 
     @classmethod
@@ -105,12 +105,12 @@ class ParticipationBuckets:
         """
         times = validation.integer("times", times, minimum=1)
         if times > self.times_edges[-1]:
-            raise ValueError(
+            raise validation.UsageError(
                 f"times={times} is above the declared {self.times_edges[-1]}: the device should "
                 "have refused to take part."
             )
         if (stride is None) != (times == 1):
-            raise ValueError(f"stride={stride} contradicts times={times}.")
+            raise validation.UsageError(f"stride={stride} contradicts times={times}.")
         strides, counts = (np.zeros(shape, np.int32) for shape in self.shapes)
         if stride is None:
             strides[0] = 1
@@ -132,7 +132,7 @@ class ParticipationBuckets:
         """
         summed = self._checked(strides, times)
         if summed[0].sum() != 1:
-            raise ValueError(f"strides must be one-hot, sums to {summed[0].sum()}.")
+            raise validation.UsageError(f"strides must be one-hot, sums to {summed[0].sum()}.")
 
     def decode(self, strides: np.ndarray, times: np.ndarray) -> tuple[int | None, int]:
         """Smallest stride and largest number of times of a round, erring on the safe side.
@@ -163,16 +163,16 @@ class ParticipationBuckets:
         ):
             values = np.asarray(values)
             if values.shape != shape or not np.issubdtype(values.dtype, np.integer):
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name} must be integers of shape {shape}, got {values.dtype} of shape "
                     f"{values.shape}."
                 )
             if (values < 0).any():
-                raise ValueError(f"{name} must not be negative, got {values.min()}.")
+                raise validation.UsageError(f"{name} must not be negative, got {values.min()}.")
             arrays.append(values.astype(np.int64))
         strides, times = arrays
         if strides.sum() != times.sum() or strides[0] != times[0]:
-            raise ValueError(
+            raise validation.UsageError(
                 f"strides and times contradict each other: {strides.sum()} and {times.sum()} "
                 f"devices, {strides[0]} and {times[0]} of them for the first time."
             )

@@ -6,6 +6,8 @@ import os
 import pathlib
 import stat
 
+from tff_dpftrl import validation
+
 
 def check_owner_only(path: str | os.PathLike[str], what: str = "a private key") -> None:
     """Refuses a secret file whose mode lets other users in.
@@ -20,7 +22,7 @@ def check_owner_only(path: str | os.PathLike[str], what: str = "a private key") 
     """
     mode = stat.S_IMODE(pathlib.Path(path).stat().st_mode)
     if mode & 0o077:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} is {what} that others can use (mode {mode:04o}): run `chmod 600 {path}`, or "
             "make a new one if somebody may have read it."
         )
@@ -44,7 +46,7 @@ def read(path: str | os.PathLike[str], what: str = "a private key") -> bytes:
         content = pathlib.Path(path).read_bytes()
     except FileNotFoundError:
         name = what.partition(" ")[2]
-        raise ValueError(f"There is no {name} at {path}: correct the path.") from None
+        raise validation.UsageError(f"There is no {name} at {path}: correct the path.") from None
     check_owner_only(path, what)
     return content
 

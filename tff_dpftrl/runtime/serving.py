@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
@@ -93,13 +94,15 @@ def put_together(tasks: Sequence[planned_task.PlannedTask], settings: Settings) 
     """
     populations = {task.population for task in tasks}
     if len(populations) != 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"tasks must be of one population, got {sorted(populations)}: start a server for "
             "each, with its own store or the same."
         )
     served = {task.name: _resting(task, settings) for task in tasks}
     if len(served) != len(tasks):
-        raise ValueError(f"tasks has a name twice: {sorted(task.name for task in tasks)}.")
+        raise validation.UsageError(
+            f"tasks has a name twice: {sorted(task.name for task in tasks)}."
+        )
     population = population_lib.Population(
         populations.pop(), tuple(task.task for task in served.values())
     )
@@ -421,7 +424,7 @@ def folder_for(store: str, given: str | None) -> server_folder_lib.ServerFolder:
       ValueError: If none is named, and the store is in a database elsewhere.
     """
     if given is None and "://" in store:
-        raise ValueError(
+        raise validation.UsageError(
             f"--store {store.partition('://')[0]}://... is no folder: name one for the server's "
             "certificate and keys with --server-folder."
         )

@@ -13,7 +13,7 @@ from cryptography import exceptions
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runtime import private_files
 
 
@@ -37,7 +37,7 @@ def create(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
     """
     path = pathlib.Path(path)
     if path.exists():
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} exists already: what it signed could not be verified with another key. "
             "Name another file, or remove this one."
         )
@@ -71,7 +71,7 @@ def load_private(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise ValueError(f"{path} holds no Ed25519 private key in unencrypted PEM.")
+        raise validation.UsageError(f"{path} holds no Ed25519 private key in unencrypted PEM.")
     return key
 
 
@@ -91,13 +91,15 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
     try:
         content = pathlib.Path(path).read_bytes()
     except FileNotFoundError:
-        raise ValueError(f"There is no public key at {path}: correct the path.") from None
+        raise validation.UsageError(
+            f"There is no public key at {path}: correct the path."
+        ) from None
     try:
         key = serialization.load_pem_public_key(content)
     except (ValueError, exceptions.UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise ValueError(f"{path} holds no Ed25519 public key in PEM.")
+        raise validation.UsageError(f"{path} holds no Ed25519 public key in PEM.")
     return key
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tff_dpftrl import validation
+
 
 def write(indices: Iterable[int], num_devices: int) -> bytes:
     """The bitmap of some devices of a group, ceil(num_devices / 8) bytes."""
@@ -25,5 +27,7 @@ def read(bitmap: bytes, num_devices: int) -> set[int]:
     """
     value = int.from_bytes(bitmap, "little")
     if len(bitmap) != (num_devices + 7) // 8 or value >> num_devices:
-        raise ValueError(f"bitmap is none of {num_devices} devices: it has {len(bitmap)} bytes.")
+        raise validation.UsageError(
+            f"bitmap is none of {num_devices} devices: it has {len(bitmap)} bytes."
+        )
     return {index for index in range(num_devices) if value >> index & 1}

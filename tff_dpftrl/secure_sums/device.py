@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.secure_sums import (
     bitmaps,
     directories,
@@ -96,7 +97,7 @@ class Participant:
         """
         is_active = demanded.threat_model is parameters.ThreatModel.ACTIVE_SERVER
         if is_active != (identity is not None):
-            raise ValueError(
+            raise validation.UsageError(
                 f"identity must be {'given' if is_active else 'None'} where the threat model is "
                 f"{demanded.threat_model.value!r}, got {type(identity).__name__}."
             )
@@ -150,7 +151,7 @@ class Participant:
             advertisement.identity_key = self._identity_key.public
             proof = self._identity.make_proof(self._identity_key.public)
             if len(proof) > keys.MAX_PROOF_BYTES:
-                raise ValueError(
+                raise validation.UsageError(
                     f"identity must make proofs of at most {keys.MAX_PROOF_BYTES} bytes, got "
                     f"{len(proof)}."
                 )

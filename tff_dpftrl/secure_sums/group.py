@@ -95,7 +95,7 @@ class Group:
             validation.integer("num_neighbours", num_neighbours, minimum=1)
             least = demanded.least_neighbours
             if least is None or num_neighbours < least:
-                raise ValueError(
+                raise validation.UsageError(
                     f"num_neighbours must be {'None' if least is None else f'at least {least}'}, "
                     f"got {num_neighbours}: devices go by least_neighbours of their parameters."
                 )
@@ -148,7 +148,9 @@ class Group:
         """
         if self._total is None:
             why = f" {self._lost_because}" if self._lost_because else ""
-            raise ValueError(f"The group has no sum: its phase is {self._phase.name}.{why}")
+            raise validation.UsageError(
+                f"The group has no sum: its phase is {self._phase.name}.{why}"
+            )
         return self._total
 
     def receive(self, device: Hashable, message: secure_sum_pb2.ToServer) -> None:
@@ -210,7 +212,7 @@ class Group:
           ValueError: If it is done.
         """
         if self._phase is Phase.DONE:
-            raise ValueError("The group is done: read its total.")
+            raise validation.UsageError("The group is done: read its total.")
         if self._phase is Phase.LOST:
             raise GroupLostError(self._lost_because)
         try:

@@ -62,7 +62,7 @@ class Neighbourhood:
         _check_degree(self.num_devices, self.num_neighbours)
         validation.integer("threshold", self.threshold, minimum=_LEAST_THRESHOLD)
         if self.threshold > self.num_neighbours + 1:
-            raise ValueError(
+            raise validation.UsageError(
                 f"threshold must be at most num_neighbours + 1 = {self.num_neighbours + 1}, as "
                 f"many shares as there are, got {self.threshold}."
             )
@@ -121,7 +121,9 @@ def random_neighbours(
         order = list(range(num_devices))
         secrets.SystemRandom().shuffle(order)
     elif sorted(order) != list(range(num_devices)):
-        raise ValueError(f"order must be a permutation of 0 to {num_devices - 1}, got {order!r}.")
+        raise validation.UsageError(
+            f"order must be a permutation of 0 to {num_devices - 1}, got {order!r}."
+        )
     half = num_neighbours // 2
     steps = [step for step in range(-half, half + 1) if step]
     if num_neighbours % 2:
@@ -208,7 +210,7 @@ def choose(
             and _log_too_few_shares(num_devices, k, dropped)[secure[0]] <= log_correctness
         ):
             return Neighbourhood(num_devices, k, int(secure[0]))
-    raise ValueError(
+    raise validation.UsageError(
         f"Not even with all {num_devices} devices as neighbours is there a threshold above "
         f"{threshold_fraction:g} of the shares, above {corrupt} corrupt and at most "
         f"{num_devices - dropped} surviving devices: lower corrupt_fraction={corrupt_fraction!r} "
@@ -220,11 +222,11 @@ def _check_degree(num_devices: int, num_neighbours: int) -> None:
     validation.integer("num_devices", num_devices, minimum=2)
     validation.integer("num_neighbours", num_neighbours, minimum=1)
     if num_neighbours >= num_devices:
-        raise ValueError(
+        raise validation.UsageError(
             f"num_neighbours must be below num_devices={num_devices}, got {num_neighbours}."
         )
     if num_neighbours % 2 and num_devices % 2:
-        raise ValueError(
+        raise validation.UsageError(
             f"num_neighbours={num_neighbours} and num_devices={num_devices} are both odd, and no "
             "such graph exists: take an even number of neighbours."
         )
@@ -240,7 +242,7 @@ def _counts(num_devices: int, corrupt_fraction: float, drop_out_fraction: float)
         counts.append(math.floor(fraction * num_devices + _ROUNDING))
     corrupt, dropped = counts
     if corrupt + dropped >= num_devices:
-        raise ValueError(
+        raise validation.UsageError(
             f"corrupt_fraction={corrupt_fraction!r} and drop_out_fraction={drop_out_fraction!r} "
             f"leave no honest survivor of {num_devices} devices: lower one of them."
         )

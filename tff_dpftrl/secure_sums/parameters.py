@@ -63,12 +63,14 @@ class Parameters:
     def __post_init__(self):
         object.__setattr__(self, "layout", tuple(self.layout))
         if not self.layout:
-            raise ValueError("layout is empty: name at least one segment.")
+            raise validation.UsageError("layout is empty: name at least one segment.")
         for part in self.layout:
             if not isinstance(part, vectors.Segment):
-                raise ValueError(f"layout must be of Segments, got {part!r}: use vectors.Segment.")
+                raise validation.UsageError(
+                    f"layout must be of Segments, got {part!r}: use vectors.Segment."
+                )
         if not isinstance(self.threat_model, ThreatModel):
-            raise ValueError(
+            raise validation.UsageError(
                 f"threat_model must be a ThreatModel, got {self.threat_model!r}: use "
                 f"{' or '.join(map(str, ThreatModel))}."
             )
@@ -83,12 +85,12 @@ class Parameters:
         if self.least_neighbours is not None:
             validation.integer("least_neighbours", self.least_neighbours, minimum=1)
             if self.threat_model is ThreatModel.ACTIVE_SERVER:
-                raise ValueError(
+                raise validation.UsageError(
                     f"least_neighbours must be None, got {self.least_neighbours}, where the "
                     "server may be active: it is secure with the complete graph only."
                 )
             if self.most_devices is not None and self.least_neighbours >= self.most_devices:
-                raise ValueError(
+                raise validation.UsageError(
                     f"least_neighbours must be below most_devices={self.most_devices}, got "
                     f"{self.least_neighbours}: no group could have so many."
                 )
@@ -121,9 +123,11 @@ def check_session(session: bytes) -> bytes:
       ValueError: If it is not bytes, or not SESSION_BYTES of them.
     """
     if not isinstance(session, bytes):
-        raise ValueError(f"session must be bytes, got {type(session).__name__}. Use new_session().")
+        raise validation.UsageError(
+            f"session must be bytes, got {type(session).__name__}. Use new_session()."
+        )
     if len(session) != SESSION_BYTES:
-        raise ValueError(
+        raise validation.UsageError(
             f"session must have {SESSION_BYTES} bytes, got {len(session)}. Use new_session()."
         )
     return bytes(session)

@@ -18,6 +18,8 @@ import operator
 import secrets
 from collections.abc import Callable, Sequence
 
+from tff_dpftrl import validation
+
 PRIME = 2**256 + 297
 SHARE_BYTES = 33
 
@@ -48,9 +50,11 @@ def split(
       ValueError: If an argument is out of range.
     """
     if not 1 <= threshold <= num_shares:
-        raise ValueError(f"threshold must be from 1 to num_shares={num_shares}, got {threshold}.")
+        raise validation.UsageError(
+            f"threshold must be from 1 to num_shares={num_shares}, got {threshold}."
+        )
     if not all(0 <= value < PRIME for value in values):
-        raise ValueError("values must be from 0 to below PRIME.")
+        raise validation.UsageError("values must be from 0 to below PRIME.")
     # Side by side in one large integer the polynomials are summed at once. None reaches the
     # next: its value at x is below PRIME times the sum of binomials "x over k", at most 2^x.
     lane = PRIME.bit_length() + num_shares

@@ -34,7 +34,7 @@ class Segment:
         modulus = validation.integer("modulus", self.modulus, minimum=2)
         object.__setattr__(self, "modulus", modulus)
         if modulus > (2**64 if self.is_power_of_two else 2**32):
-            raise ValueError(
+            raise validation.UsageError(
                 "modulus must be at most 2**32, or a power of two up to 2**64, got "
                 f"{modulus}. Take the next power of two."
             )
@@ -80,18 +80,20 @@ def check(vector: Sequence[np.ndarray], layout: Layout) -> None:
       ValueError: If the number of segments, the shape or type of one, or an entry is wrong.
     """
     if len(vector) != len(layout):
-        raise ValueError(f"vector must have {len(layout)} segments, got {len(vector)}.")
+        raise validation.UsageError(f"vector must have {len(layout)} segments, got {len(vector)}.")
     for i, (entries, segment) in enumerate(zip(vector, layout, strict=True)):
         if not isinstance(entries, np.ndarray) or entries.dtype.kind != "u":
-            raise ValueError(
+            raise validation.UsageError(
                 f"vector[{i}] must be an array of unsigned integers, got "
                 f"{getattr(entries, 'dtype', type(entries).__name__)}. Convert it by astype, "
                 "after reducing it modulo its segment's modulus."
             )
         if entries.shape != (segment.size,):
-            raise ValueError(f"vector[{i}] must have shape ({segment.size},), got {entries.shape}.")
+            raise validation.UsageError(
+                f"vector[{i}] must have shape ({segment.size},), got {entries.shape}."
+            )
         if int(entries.max()) >= segment.modulus:
-            raise ValueError(
+            raise validation.UsageError(
                 f"vector[{i}] must have entries below {segment.modulus}, got "
                 f"{int(entries.max())}. Reduce them modulo the segment's modulus."
             )
@@ -156,7 +158,9 @@ def unpack(content: bytes, layout: Layout) -> Vector:
       ValueError: If there are more or fewer bytes, or an entry is not below its modulus.
     """
     if len(content) != packed_bytes(layout):
-        raise ValueError(f"content must have {packed_bytes(layout)} bytes, got {len(content)}.")
+        raise validation.UsageError(
+            f"content must have {packed_bytes(layout)} bytes, got {len(content)}."
+        )
     vector, offset = [], 0
     for i, segment in enumerate(layout):
         width, itemsize = segment.bytes_per_entry, segment.dtype.itemsize
@@ -167,7 +171,7 @@ def unpack(content: bytes, layout: Layout) -> Vector:
             padded = _columns(narrow.reshape(segment.size, width), width, itemsize)
             entries = padded.view(segment.dtype).reshape(segment.size)
         if segment.modulus < 256**itemsize and int(entries.max()) >= segment.modulus:
-            raise ValueError(
+            raise validation.UsageError(
                 f"content must have entries below {segment.modulus} in segment {i}, got "
                 f"{int(entries.max())}."
             )

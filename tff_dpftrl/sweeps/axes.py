@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 
+from tff_dpftrl import validation
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
@@ -52,19 +53,19 @@ def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Ax
             if match:
                 name, part = _field(match[1], synonyms or {}), match[2]
                 if name in found:
-                    raise ValueError(
+                    raise validation.UsageError(
                         f"--over names {name} twice: give all its values in one list, as in "
                         f"--over {name}=…,…."
                     )
                 found[name] = []
             if name is None:
-                raise ValueError(
+                raise validation.UsageError(
                     f"--over must look like NAME=VALUE,VALUE or, for integers, NAME=0:3, got "
                     f"{text!r}."
                 )
             for value in _values(name, part.strip()):
                 if any(_same(value, other) for other in found[name]):
-                    raise ValueError(
+                    raise validation.UsageError(
                         f"--over gives {name} the value {shown(value)} twice: leave one of them "
                         "out."
                     )
@@ -80,7 +81,7 @@ def _field(name: str, synonyms: Mapping[str, str]) -> str:
         return wanted
     near = difflib.get_close_matches(wanted, known, n=1)
     meant = f": did you mean {near[0]}?" if near else "; `tff-dpftrl train --help` lists them."
-    raise ValueError(f"--over {name}=… is no option of a run{meant}")
+    raise validation.UsageError(f"--over {name}=… is no option of a run{meant}")
 
 
 def _values(name: str, text: str) -> list[Value]:
@@ -95,7 +96,7 @@ def _values(name: str, text: str) -> list[Value]:
     if kind is int and (match := _RANGE.fullmatch(text)):
         values = list(range(int(match[1]), int(match[2])))
         if not values:
-            raise ValueError(
+            raise validation.UsageError(
                 f"--over {name}={text} is empty: the end of a range is left out, as in 0:3 for "
                 "0, 1 and 2."
             )
@@ -119,9 +120,11 @@ def _value(name: str, text: str, kind: typing.Any) -> Value:
             raise ValueError
     except (KeyError, ValueError):
         remedy = " (ranges are for integers: list the values)" if _RANGE.fullmatch(text) else ""
-        raise ValueError(f"--over {name} needs {wanted}, got {text!r}{remedy}.") from None
+        raise validation.UsageError(
+            f"--over {name} needs {wanted}, got {text!r}{remedy}."
+        ) from None
     if typing.get_origin(kind) is typing.Literal and text not in typing.get_args(kind):
-        raise ValueError(
+        raise validation.UsageError(
             f"--over {name} must be among {', '.join(typing.get_args(kind))}; got {text!r}."
         )
     return language_config.absolute_path(name, text)

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
@@ -66,10 +67,10 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
         try:
             config = options_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
         except ValueError as error:
-            raise ValueError(f"The cell {axes_lib.label(values)}: {error}") from error
+            raise validation.UsageError(f"The cell {axes_lib.label(values)}: {error}") from error
         same = found.setdefault(config.with_model_sizes(), Cell(values, config))
         if same.values != values:
-            raise ValueError(
+            raise validation.UsageError(
                 f"The cells {axes_lib.label(same.values)} and {axes_lib.label(values)} are the "
                 "same run: leave one of them out."
             )

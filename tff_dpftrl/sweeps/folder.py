@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -70,12 +70,12 @@ def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
     """
     if not exists(output):
         if manifest.exists(output):
-            raise ValueError(
+            raise validation.UsageError(
                 f"--output {output} holds a single run, not a sweep: name another folder."
             )
         manifest.check_is_free(output)
         if (output / "cells").exists():
-            raise ValueError(
+            raise validation.UsageError(
                 f"--output {output} has a folder cells, but no {_DEFINITION} that says of which "
                 "sweep: name another folder."
             )
@@ -85,7 +85,7 @@ def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
         then_axes, axes
     )
     if differences:
-        raise ValueError(
+        raise validation.UsageError(
             f"--output {output} holds another sweep ({'; '.join(differences[:_SHOWN])}"
             f"{'; ...' if len(differences) > _SHOWN else ''}): undo that to go on with it, or name "
             "another folder. Values can be added to an axis, but neither taken away nor moved "
@@ -107,11 +107,11 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
         options = dict(known["options"])
         axes = {name: tuple(values) for name, values in known["axes"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} cannot be read as a sweep: {error!r}. Restore it, or name another folder."
         ) from error
     if found != FORMAT:
-        raise ValueError(
+        raise validation.UsageError(
             f"The sweep in {output} was begun by another version of tff-dpftrl: its folder is of "
             f"format {found!r}, and this version goes on with format {FORMAT} only. Name another "
             "folder."
@@ -198,7 +198,7 @@ def lock(
         deadline, has_spoken = time.monotonic() + seconds_to_wait, False
         while not _try_lock(descriptor):
             if time.monotonic() >= deadline:
-                raise ValueError(
+                raise validation.UsageError(
                     f"Another sweep runs in {output}, or a cell of it has not ended yet: wait for "
                     "it, or end it."
                 )
@@ -278,14 +278,14 @@ def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
             then = json_text.parse(path.read_text(encoding="utf-8"))["config"]
             then = options_lib.of_begun_run(then, str(path)).with_model_sizes().to_dict()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{path} is not of a run that this version can go on with: {error} Move {folder} "
                 "away."
             ) from error
         now = cell.config.with_model_sizes().to_dict()
         differences = _differences(then, now)
         if differences:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{folder} holds a run with other options than the cell's "
                 f"({'; '.join(differences[:_SHOWN])}): move it away."
             )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from tff_dpftrl import validation
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
 from tff_dpftrl.sweeps import child
@@ -52,7 +53,7 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
         raise OSError(f"the process that reads the text ended with status {done.returncode}")
     found = json.loads(done.stdout.splitlines()[-1])
     if found is not None:
-        raise ValueError(
+        raise validation.UsageError(
             f"The cell {axes_lib.label(cells[found['cell']].values)}: {found['error']}"
         )
 

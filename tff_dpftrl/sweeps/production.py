@@ -12,7 +12,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.accounting import planner
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -96,20 +96,20 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
     """
     for cell in cells:
         if cell.config.algorithm != "dp-ftrl":
-            raise ValueError(
+            raise validation.UsageError(
                 "--target-accuracy plans for algorithm 'dp-ftrl', and the cell "
                 f"{axes_lib.label(cell.values)} has {cell.config.algorithm!r}: leave one of them "
                 "out."
             )
         for name in ("stop_at_accuracy", "max_epsilon"):
             if getattr(cell.config, name) is not None:
-                raise ValueError(
+                raise validation.UsageError(
                     "--target-accuracy plans with the noise of all rounds, and the cell "
                     f"{axes_lib.label(cell.values)} may end earlier by {name}: leave one of them "
                     "out."
                 )
     if not any(name in cell.values for cell in cells for name in _NOISE):
-        raise ValueError(
+        raise validation.UsageError(
             "--target-accuracy looks for the largest noise multiplier that meets it: add an axis, "
             "as in --over noise_multiplier=0.5,1,2."
         )
@@ -197,7 +197,9 @@ def _read(folder: pathlib.Path) -> tuple[strategy_lib.Strategy, int]:
         strategy = serialization.strategy_from_dict(found["derived"]["strategy"])
         return strategy, found["facts"]["num_parameters"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} does not say which strategy its run had: {error!r}.") from error
+        raise validation.UsageError(
+            f"{path} does not say which strategy its run had: {error!r}."
+        ) from error
 
 
 def nearest(families: Sequence[Family]) -> Point | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.runs import metrics_log
 from tff_dpftrl.sweeps import axes as axes_lib
 from tff_dpftrl.sweeps import cells as cells_lib
@@ -119,7 +119,7 @@ def _json(path: pathlib.Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise validation.UsageError(f"{path} cannot be read: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import cohorts
 
 _STATE = struct.Struct("!Q32s")
@@ -58,7 +59,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
           ValueError: If `client_ids` and `sampler` disagree on the number of clients.
         """
         if len(client_ids) != sampler.num_clients:
-            raise ValueError(
+            raise validation.UsageError(
                 f"client_ids lists {len(client_ids)} clients, but the sampler has "
                 f"num_clients={sampler.num_clients}: make it with num_clients={len(client_ids)}."
             )
@@ -133,7 +134,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
         """
         fixed = self._sampler.clients_per_round
         if size is not None and size != fixed:
-            raise ValueError(
+            raise validation.UsageError(
                 f"k={size} clients were asked for, but the sampler has "
                 f"clients_per_round={fixed}: pass {fixed}."
             )
@@ -193,7 +194,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
         next_round, cohort_hash = _STATE.unpack(buffer)
         iterator = cls(next_round)
         if iterator._last_cohort_hash() != cohort_hash:
-            raise ValueError(
+            raise validation.UsageError(
                 f"The program state was saved after round {next_round - 1} with another cohort "
                 "than the one of this data source: resume with the clients, the sampler and the "
                 "seed of the first run."

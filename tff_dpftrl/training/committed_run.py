@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tqdm
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.models import export
 from tff_dpftrl.runs import (
@@ -246,7 +247,7 @@ class CommittedRun:
         """Stops before a model that has diverged is committed."""
         weights = released_model.last_weights(checkpoint.Snapshot.of(state))
         if not all(np.all(np.isfinite(weight)) for weight in weights):
-            raise ValueError(
+            raise validation.UsageError(
                 f"Training diverged: the weights after {self._config.unit} {round_index + 1} are "
                 f"not finite. Lower {self._trainer.too_fast} and start a new run."
             )

@@ -290,7 +290,7 @@ class TrainingConfig(language_config.LanguageConfig):
 
     def _check_server_optimizer(self):
         if self.server_warmup_rounds >= self.num_rounds:
-            raise ValueError(
+            raise validation.UsageError(
                 f"server_warmup_rounds must be below num_rounds={self.num_rounds}, got "
                 f"{self.server_warmup_rounds}."
             )
@@ -303,25 +303,27 @@ class TrainingConfig(language_config.LanguageConfig):
         for name in _DP_FTRL_ONLY if is_sampled else _SAMPLED_ONLY:
             default = type(self).__dataclass_fields__[name].default
             if getattr(self, name) != default:
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name} applies to algorithm {others} only, not {self.algorithm!r}: leave it "
                     "out."
                 )
         if self.restart_optimizer and not self.adaptive_clipping:
-            raise ValueError(
+            raise validation.UsageError(
                 "restart_optimizer is for runs whose noise restarts, with adaptive_clipping: leave "
                 "it out."
             )
         if self.mechanism == "none" and (self.adaptive_clipping or self.secagg_bits is not None):
             name = "adaptive_clipping" if self.adaptive_clipping else "secagg_bits"
-            raise ValueError(f"{name} has no meaning with mechanism 'none': leave it out.")
+            raise validation.UsageError(
+                f"{name} has no meaning with mechanism 'none': leave it out."
+            )
         options = self.mechanism_options
         for source, meaningless in (
             ("a strategy file", self.strategy is not None),
             ("mechanism 'none'", self.mechanism == "none"),
         ):
             if meaningless and options.given():
-                raise ValueError(
+                raise validation.UsageError(
                     f"{options.given()[0]} has no meaning with {source}: leave it out."
                 )
         if self.mechanism != "none":
@@ -332,16 +334,20 @@ class TrainingConfig(language_config.LanguageConfig):
         if self.mechanism == "none":
             given += ["max_epsilon"] if self.max_epsilon is not None else []
             if given:
-                raise ValueError(f"{given[0]} has no meaning with mechanism 'none': leave it out.")
+                raise validation.UsageError(
+                    f"{given[0]} has no meaning with mechanism 'none': leave it out."
+                )
         elif len(given) != 1:
-            raise ValueError(
+            raise validation.UsageError(
                 f"mechanism {self.mechanism!r} needs either noise_multiplier or target_epsilon, "
                 f"got {'both' if given else 'neither'}."
             )
         if self.max_epsilon is not None and self.noise_multiplier == 0.0:
-            raise ValueError("max_epsilon cannot be kept without noise: raise noise_multiplier.")
+            raise validation.UsageError(
+                "max_epsilon cannot be kept without noise: raise noise_multiplier."
+            )
         if self.max_epsilon is not None and self.deterministic_noise_seed is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 "max_epsilon has no meaning with deterministic_noise_seed, which makes the run not "
                 "private: leave one of them out."
             )
@@ -349,14 +355,14 @@ class TrainingConfig(language_config.LanguageConfig):
     def _check_simulation(self):
         goal, population = self.simulate_report_goal, self.simulate_population
         if (goal is None) != (population is None):
-            raise ValueError(
+            raise validation.UsageError(
                 "simulate_report_goal and simulate_population go together, got "
                 f"{goal} and {population}: give both, or none."
             )
         if goal is None:
             return
         if population < goal:
-            raise ValueError(
+            raise validation.UsageError(
                 f"simulate_population={population} is below simulate_report_goal={goal}: a round "
                 "cannot have more clients than there are."
             )
@@ -367,7 +373,7 @@ class TrainingConfig(language_config.LanguageConfig):
             ("secagg_bits", self.secagg_bits is not None, "rounding does not scale with cohorts"),
         ):
             if is_given:
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name} has no meaning with simulate_report_goal, because {why}: leave one "
                     "of them out."
                 )

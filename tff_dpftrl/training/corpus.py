@@ -10,6 +10,7 @@ import dataclasses
 
 import tqdm
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import sources, split, user_text, vocabulary
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
@@ -83,7 +84,7 @@ def check_named(config: language_config.TextConfig, train: user_text.UserText) -
     """
     default = language_config.TextConfig.data
     if config.data == default and train.name != default:
-        raise ValueError(
+        raise validation.UsageError(
             f"text is of {train.name!r}, but data is {default!r} in the config, which is what "
             "the statement would say: set data to the name of the text."
         )
@@ -94,19 +95,19 @@ def _check_users(
 ) -> None:
     """Refuses a corpus that leaves nobody, or no word, to train on or to evaluate on."""
     if not corpus.has_text():
-        raise ValueError(
+        raise validation.UsageError(
             f"data {corpus.name!r} has {len(corpus)} users, none of them has a text with a word in "
             "it: check how the file was written."
         )
     for part, verb in ((train, "train on"), (held_out, "hold out for evaluation")):
         if len(part) == 0:
-            raise ValueError(
+            raise validation.UsageError(
                 f"data {corpus.name!r} has too few users, {len(corpus)}: a hash of their ids gives "
                 f"about eight in ten to training and one in ten to evaluation, which leaves none "
                 f"to {verb}; use a larger corpus."
             )
         if not part.has_text():
-            raise ValueError(
+            raise validation.UsageError(
                 f"data {corpus.name!r} has {len(part)} users to {verb}, none of them has a text "
                 f"with a word in it (others of its {len(corpus)} users have); use a larger corpus."
             )
@@ -150,7 +151,9 @@ def read_vocabulary(
             return vocabulary.standard_library(size, lower_case=lower_case)
         case "private":
             if train is None:
-                raise ValueError("vocabulary 'private' needs the text of the training users.")
+                raise validation.UsageError(
+                    "vocabulary 'private' needs the text of the training users."
+                )
             return vocabulary.of_training_users(train, size, lower_case=lower_case)
         case path:
             _refuse_same_file(config.data, path)
@@ -166,7 +169,7 @@ def read_vocabulary(
 def _refuse_same_file(data: str, path: str) -> None:
     """Refuses a vocabulary that is the protected file, under its own name or as a copy."""
     if sources.are_same_text(data, path):
-        raise ValueError(
+        raise validation.UsageError(
             f"vocabulary {path!r} is the file of the users to be protected, {data!r}, or a copy of "
             "it, and cannot be public: count it on other text, or pass vocabulary 'private', and "
             "the statement will say that it is not covered."

@@ -12,6 +12,7 @@ import sys
 import typing
 from typing import TYPE_CHECKING, Any, Literal
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
@@ -108,7 +109,9 @@ class TextConfig:
             value = _convert(field.name, getattr(self, field.name), hints[field.name])
             minimum = field.metadata["minimum"]
             if minimum is not None and value is not None and not value >= minimum:
-                raise ValueError(f"{field.name} must be at least {minimum:g}, got {value!r}.")
+                raise validation.UsageError(
+                    f"{field.name} must be at least {minimum:g}, got {value!r}."
+                )
             object.__setattr__(self, field.name, value)
 
     def with_absolute_paths(self) -> Self:
@@ -171,12 +174,12 @@ class LanguageConfig(TextConfig):
         for name, size in _MODEL_SIZES.items():
             takers = model_table.takers(size)
             if getattr(self, name) is not None and self.model not in takers:
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name} is for the model {' or '.join(takers)}, not for {self.model}: leave "
                     "it out."
                 )
         if self.model == model_table.OWN and self.initial_weights is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 "initial_weights has no meaning with a model of your own, which begins with the "
                 "weights that it has: leave it out."
             )
@@ -207,15 +210,15 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
             if value in typing.get_args(kind):
                 return value
             choices = ", ".join(typing.get_args(kind))
-            raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
+            raise validation.UsageError(f"{name} must be one of {choices}; got {value!r}.")
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             if not abs(value) <= sys.float_info.max:  # An integer of TOML may be larger.
-                raise ValueError(f"{name} must be finite, got {str(value)[:50]}.")
+                raise validation.UsageError(f"{name} must be finite, got {str(value)[:50]}.")
             return float(value)
         if kind is not type(None) and type(value) is kind:
             return value
     expected = " or ".join(k.__name__ for k in alternatives if k is not type(None))
-    raise ValueError(f"{name} must be of type {expected}, got {value!r}.")
+    raise validation.UsageError(f"{name} must be of type {expected}, got {value!r}.")
 
 
 def absolute_path(name: str, value: Any) -> Any:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from tff_dpftrl import validation
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
@@ -48,7 +49,7 @@ def check_names(
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         meant = f" (did you mean {near[0]}?)" if near else ""
-        raise ValueError(
+        raise validation.UsageError(
             f"{source} has the unknown option {unknown[0]!r}{meant}; known are: "
             f"{', '.join(sorted(known))}."
         )
@@ -87,7 +88,7 @@ def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingC
       ValueError: If a key is unknown or a value cannot be used.
     """
     if "num_steps" in values:  # `finetuning` has the options of its runs.
-        raise ValueError(
+        raise validation.UsageError(
             f"{source} is of a run of tff-dpftrl finetune: go on with it by tff-dpftrl finetune "
             "--resume, and report it by tff-dpftrl report."
         )
@@ -118,15 +119,21 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         with open(path, "rb") as file:
             document = tomllib.load(file)
     except OSError as error:
-        raise ValueError(f"Cannot read the config file {path}: {error.strerror}.") from error
+        raise validation.UsageError(
+            f"Cannot read the config file {path}: {error.strerror}."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"The config file {path} is not valid TOML: {error}.") from error
+        raise validation.UsageError(
+            f"The config file {path} is not valid TOML: {error}."
+        ) from error
     except RecursionError:
-        raise ValueError(f"The config file {path} is nested too deeply.") from None
+        raise validation.UsageError(f"The config file {path} is nested too deeply.") from None
     options: dict[str, Any] = {}
     for key, value in document.items():
         for name, entry in value.items() if isinstance(value, dict) else [(key, value)]:
             if name in options:
-                raise ValueError(f"The config file {path} gives the option {name!r} twice.")
+                raise validation.UsageError(
+                    f"The config file {path} gives the option {name!r} twice."
+                )
             options[name] = entry
     return options

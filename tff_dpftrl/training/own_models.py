@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+from tff_dpftrl import validation
 from tff_dpftrl.models import table
 from tff_dpftrl.training import config as config_lib
 
@@ -51,7 +52,7 @@ def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> own_model
 
     if isinstance(model, tff.learning.models.FunctionalModel):
         return functional_model.read(model, **sizes)
-    raise ValueError(
+    raise validation.UsageError(
         "model must be a tf.keras.Model or a tff.learning.models.FunctionalModel, got "
         f"{type(model).__name__}: give the model itself, not a function that makes it."
     )
@@ -75,16 +76,20 @@ def named_in(
     """
     if model is None:
         if trained_on is not None:
-            raise ValueError("model_trained_on is about a model of your own: give model too.")
+            raise validation.UsageError(
+                "model_trained_on is about a model of your own: give model too."
+            )
         refuse_here(config.model, None)
         return config
     if config.model not in (table.OWN, config_lib.TrainingConfig.model):
-        raise ValueError(
+        raise validation.UsageError(
             f"config names the model {config.model!r}, but one of your own is given: leave one of "
             "them out."
         )
     if trained_on is not None and not trained_on.strip():
-        raise ValueError('model_trained_on must name a text, or be "nothing"; got an empty one.')
+        raise validation.UsageError(
+            'model_trained_on must name a text, or be "nothing"; got an empty one.'
+        )
     return dataclasses.replace(config, model=table.OWN)
 
 
@@ -103,7 +108,7 @@ def refuse_here(model: str, output: pathlib.Path | None) -> None:
     call = "tff_dpftrl.train(config, output, model=...)"
     if output is not None:
         call = how_to_go_on(model, output)
-    raise ValueError(
+    raise validation.UsageError(
         f"model {table.OWN!r} is the caller's own and has to be given in Python: {call}."
     )
 
@@ -141,13 +146,13 @@ def check_resumed(
       ValueError: If they do not fit each other.
     """
     if trained_on is not None:
-        raise ValueError(
+        raise validation.UsageError(
             "model_trained_on is recorded when a run begins: leave it out to go on with it."
         )
     if model is None:
         refuse_here(config.model, output)
     elif config.model != table.OWN:
-        raise ValueError(
+        raise validation.UsageError(
             f"model is given, but the run in {output} is of the model {config.model!r}: leave it "
             "out to go on with it."
         )
@@ -187,13 +192,13 @@ def of_file(
 
     if not isinstance(found, own_model.Record):
         if model is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 f"model is given, but {path} is of a model of this package, which needs none: "
                 "leave it out."
             )
         return found
     if model is None:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} has the weights of a model of its author's own, which only Python code of "
             "theirs can compute. There, tff_dpftrl.training.trained_model.find("
             f"{str(path.parent)!r}).load(model=...) gives a model to predict with, and "

@@ -33,13 +33,17 @@ class Placement:
         if self.ray_workers is not None:
             validation.integer("ray_workers", self.ray_workers, minimum=1)
         if self.trust_network and not self.workers:
-            raise ValueError("trust_network has a meaning with workers only: leave it out.")
+            raise validation.UsageError(
+                "trust_network has a meaning with workers only: leave it out."
+            )
         if self.ray_address is not None:
             worker_addresses.check_of_ray(self.ray_address)
         if self.workers is not None:
             worker_addresses.check(self.workers, trust_network=self.trust_network)
         if self.workers and self.uses_ray:
-            raise ValueError("clients work on TFF's workers or on Ray, not on both: name one.")
+            raise validation.UsageError(
+                "clients work on TFF's workers or on Ray, not on both: name one."
+            )
 
     @property
     def uses_ray(self) -> bool:
@@ -60,12 +64,12 @@ class Placement:
             ("compiled", self.uses_ray, "ray_workers and ray_address"),
         ):
             if wanted and engine != needed:
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name} need a run with engine {needed!r}, and this one has {engine!r}: a run "
                     f"keeps its engine, so begin one with engine {needed!r}, or leave them out."
                 )
         if self.uses_ray and importlib.util.find_spec("ray") is None:
-            raise ValueError(
+            raise validation.UsageError(
                 "ray_workers and ray_address need Ray, which is not installed: "
                 "pip install 'tff_dpftrl[distributed]'."
             )

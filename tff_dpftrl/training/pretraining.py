@@ -95,12 +95,12 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
       ValueError: If text or vocabulary cannot be used.
     """
     if options.vocabulary == "private":
-        raise ValueError(
+        raise validation.UsageError(
             "vocabulary 'private' is counted on the users to be protected, and pretraining reads "
             "public text only: name a public vocabulary, and use it for the run too."
         )
     if options.model == model_table.OWN:
-        raise ValueError(
+        raise validation.UsageError(
             f"model {model_table.OWN!r} can be trained in Python only, where it is: pretrain it "
             "there, or name a model of this package."
         )
@@ -112,7 +112,7 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
         source = "docstrings of Python's standard library and of the installed packages"
     else:
         if config.data == "docs":
-            raise ValueError(
+            raise validation.UsageError(
                 "data 'docs' are what the run protects, whose data are 'docs' too (the default): "
                 f"pretrain on {STANDARD_LIBRARY!r} or on a file of public text, or name the run's "
                 "data with --config."
@@ -130,7 +130,7 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
     train = corpus.select([user for user in corpus.user_ids if user not in kept])
     for part, verb in ((train, "train on"), (held_out, "hold out")):
         if not part.has_text():
-            raise ValueError(
+            raise validation.UsageError(
                 f"data {config.data!r} has {len(corpus)} users, too few to {verb} any with text: "
                 "about one in ten is held out, by a hash of their ids. Use more text."
             )
@@ -153,7 +153,7 @@ def _all_docstrings() -> user_text.UserText:
 
 def _refuse_protected(public: str, protected: str) -> None:
     if sources.are_same_text(public, protected):
-        raise ValueError(
+        raise validation.UsageError(
             f"data {public!r} is the file of the users to be protected, {protected!r}, or a "
             "copy of it, and cannot be public: pretrain on other text."
         )
@@ -172,7 +172,9 @@ def check_is_free(output: pathlib.Path) -> None:
     else:
         is_free = not output.exists()
     if not is_free:
-        raise ValueError(f"--output {output} exists and is not an empty folder: name another one.")
+        raise validation.UsageError(
+            f"--output {output} exists and is not an empty folder: name another one."
+        )
 
 
 def pretrain(
@@ -249,7 +251,7 @@ def pretrain(
         for number, epoch in enumerate(trained, start=1):
             measured = evaluate(epoch.weights)
             if not measured["loss"] < float("inf"):
-                raise ValueError(
+                raise validation.UsageError(
                     f"Training diverged in epoch {number}: lower learning_rate, "
                     f"{config.learning_rate:g}."
                 )

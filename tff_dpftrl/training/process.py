@@ -9,6 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
 from tff_dpftrl.private_round import adaptive_clip, clipping, estimators
@@ -116,7 +117,7 @@ def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
     # The weights, their average, and the server optimizer's two moments at most.
     num_bytes = 4 * num_parameters * (plan.memory_copies + 4)
     if num_bytes > _LARGEST_MESSAGE:
-        raise ValueError(
+        raise validation.UsageError(
             f"The noise keeps {plan.memory_copies} copies of a model of {num_parameters} weights: "
             f"{num_bytes / 1e9:.1f} GB of state, more than the 2 GB that TFF sends to its worker. "
             "Take engine 'compiled', which sends no state, fewer bands or buffers, or another "

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -196,7 +196,7 @@ def write(
     """
     done = rounds.rounds_done
     if done == 0:
-        raise ValueError(
+        raise validation.UsageError(
             f"The run in {output} has not committed a round yet: there is nothing to report. Go on "
             f"with {go_on}."
         )

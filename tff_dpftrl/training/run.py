@@ -20,7 +20,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.models import table
 from tff_dpftrl.participation import cohorts
@@ -141,7 +141,7 @@ def train(
     for line in startup.describe_plan(plan, num_parameters):
         say(line)
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
-        raise ValueError(
+        raise validation.UsageError(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
             f"{display.round_up(plan.epsilon_after(1))}: raise it or noise_multiplier."
         )

@@ -80,18 +80,18 @@ def check_output(output: str | pathlib.Path, *, overwrite: bool = False) -> None
     """
     output = pathlib.Path(output)
     if not output.absolute().parent.is_dir():
-        raise ValueError(
+        raise validation.UsageError(
             f"OUTPUT {output} cannot be written: there is no folder {output.absolute().parent}. "
             "Make it first."
         )
     if not output.exists() and not output.is_symlink():
         return
     if not (output / _FILE).is_file():
-        raise ValueError(
+        raise validation.UsageError(
             f"OUTPUT {output} exists and is no SavedModel, so it is left alone: name a new folder."
         )
     if not overwrite:
-        raise ValueError(
+        raise validation.UsageError(
             f"OUTPUT {output} is a SavedModel already: add --overwrite to replace it, or name a "
             "new folder."
         )

@@ -92,7 +92,9 @@ class TrainedModel:
         split = [self.rule.words(text) for text in texts]
         for text, words in zip(texts, split, strict=True):
             if not words:
-                raise ValueError(f"the text must have at least one word in it, got {text!r}.")
+                raise validation.UsageError(
+                    f"the text must have at least one word in it, got {text!r}."
+                )
         if not split:
             return []
         ids = tf.ragged.constant([self.words.ids(words) for words in split], dtype=tf.int32)
@@ -157,7 +159,7 @@ class TrainedFiles:
 
         found, weights = export.read(self.model_path)
         if found.vocabulary_size != self.words.size:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{self.model_path} is a model of {found.vocabulary_size} ids, but {_VOCABULARY} "
                 f"beside it has {self.words.size}: they are of two runs. Restore the one that "
                 "belongs to the other."
@@ -182,16 +184,18 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
     """
     folder = pathlib.Path(folder)
     if which not in _MODELS:
-        raise ValueError(f"which must be one of {', '.join(get_args(Which))}; got {which!r}.")
+        raise validation.UsageError(
+            f"which must be one of {', '.join(get_args(Which))}; got {which!r}."
+        )
     model_path, words_path = folder / _MODELS[which], folder / _VOCABULARY
     quoted = shlex.quote(str(folder))
     if not model_path.exists():
         if not (folder / "config.json").exists():
-            raise ValueError(
+            raise validation.UsageError(
                 f"There is no trained model in {folder}: {model_path} does not exist. Name a "
                 "folder that tff-dpftrl train or pretrain wrote to."
             )
-        raise ValueError(
+        raise validation.UsageError(
             f"The run in {folder} has no {model_path.name} yet: "
             + (
                 f"tff-dpftrl report {quoted} writes the model of the rounds done so far."
@@ -201,7 +205,7 @@ def find(folder: str | pathlib.Path, which: Which = "last") -> TrainedFiles:
             )
         )
     if not words_path.exists():
-        raise ValueError(
+        raise validation.UsageError(
             f"The model in {folder} has no words: {words_path} does not exist, perhaps because an "
             "older version of tff-dpftrl trained it. While its data is where it was, tff-dpftrl "
             f"train --resume --output {quoted} writes it, also for a run that has ended."

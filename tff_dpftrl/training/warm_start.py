@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.data import sources, vocabulary
 from tff_dpftrl.training import trained_model
 
@@ -45,7 +45,7 @@ def find(folder: str | pathlib.Path) -> trained_model.TrainedFiles:
     try:
         return trained_model.find(pathlib.Path(folder).expanduser())
     except ValueError as error:
-        raise ValueError(f"initial_weights cannot be read. {error}") from error
+        raise validation.UsageError(f"initial_weights cannot be read. {error}") from error
 
 
 def source(folder: pathlib.Path) -> tuple[str, bool]:
@@ -62,7 +62,7 @@ def source(folder: pathlib.Path) -> tuple[str, bool]:
         try:
             found = json_text.parse(record.read_text(encoding="utf-8"))["source"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{record} cannot be read: {error}. Restore it, or pretrain anew."
             ) from error
         return f"the model {name!r}, trained on {found}", True
@@ -95,7 +95,7 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
     """
     data = pretrained_on(folder)  # None of something else, which `source` has words for.
     if data is not None and sources.are_same_text(data, protected):
-        raise ValueError(
+        raise validation.UsageError(
             f"initial_weights {folder} were pretrained on {data!r}, the very text that this run "
             "protects or a copy of it: pretrain on public text."
         )
@@ -134,7 +134,7 @@ def read(
     }
     resized = dataclasses.replace(earlier.model, **sizes)
     if resized != model:
-        raise ValueError(
+        raise validation.UsageError(
             f"initial_weights {folder} are of another model, {earlier.model}, than the run's, "
             f"{model}: give the run the same model and sizes, or pretrain with the run's --config."
         )
@@ -148,7 +148,7 @@ def read(
         axes = [axis for axis, size in enumerate(shape) if longer[name][axis] != size]
         if not axes:
             if old.shape != shape:
-                raise ValueError(
+                raise validation.UsageError(
                     f"initial_weights {folder} has {name} of shape {old.shape}, the run's model of "
                     f"{shape}: give the run sequence_length {earlier.model.sequence_length}."
                 )

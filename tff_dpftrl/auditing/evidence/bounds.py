@@ -266,14 +266,16 @@ def _two_samples(
 ) -> tuple[np.ndarray, np.ndarray]:
     scores, present = np.asarray(scores, float), np.asarray(present, bool)
     if not 0.0 < error_rate < 1.0:
-        raise ValueError(f"error_rate must be strictly between 0 and 1, got {error_rate!r}.")
+        raise validation.UsageError(
+            f"error_rate must be strictly between 0 and 1, got {error_rate!r}."
+        )
     if scores.ndim != 1 or scores.shape != present.shape or not np.all(np.isfinite(scores)):
-        raise ValueError(
+        raise validation.UsageError(
             "scores must be finite, one for each entry of present, got shapes "
             f"{scores.shape} and {present.shape}."
         )
     if not 2 <= present.sum() <= len(present) - 2:
-        raise ValueError(
+        raise validation.UsageError(
             "present must have two trials of either kind at least, got "
             f"{int(present.sum())} True of {len(present)}."
         )

@@ -19,6 +19,7 @@ import numpy as np
 import scipy.linalg
 from scipy import special, stats
 
+from tff_dpftrl import validation
 from tff_dpftrl.auditing import report
 from tff_dpftrl.auditing.evidence import correlations
 
@@ -52,19 +53,21 @@ class Recording:
     def __post_init__(self):
         shape = np.shape(self.noise)
         if len(shape) != 3 or shape[2] < _FEWEST_COORDINATES:
-            raise ValueError(
+            raise validation.UsageError(
                 "noise must have shape [runs, rounds, coordinates] with at least "
                 f"{_FEWEST_COORDINATES} coordinates, got {shape}: record a larger tensor."
             )
         if np.shape(self.covariance) != (shape[1], shape[1]):
-            raise ValueError(
+            raise validation.UsageError(
                 f"covariance must have shape [{shape[1]}, {shape[1]}], one entry for two rounds of "
                 f"noise, got {np.shape(self.covariance)}."
             )
         if not np.all(np.isfinite(self.noise)):
-            raise ValueError(f"noise of {self.name} must be finite.")
+            raise validation.UsageError(f"noise of {self.name} must be finite.")
         if not self.stddev > 0.0:
-            raise ValueError(f"stddev must be positive, got {self.stddev!r}: nothing is claimed.")
+            raise validation.UsageError(
+                f"stddev must be positive, got {self.stddev!r}: nothing is claimed."
+            )
 
     def whitened(self) -> np.ndarray:
         """The noise as independent N(0, 1), if the claim is true; same shape."""
@@ -92,15 +95,17 @@ def examine(recordings: Sequence[Recording], *, error_rate: float) -> tuple[repo
       ValueError: If there are none, their runs or rounds differ, or `error_rate` is out of range.
     """
     if not 0.0 < error_rate < 1.0:
-        raise ValueError(f"error_rate must be strictly between 0 and 1, got {error_rate!r}.")
+        raise validation.UsageError(
+            f"error_rate must be strictly between 0 and 1, got {error_rate!r}."
+        )
     if not recordings or len({np.shape(one.noise)[:2] for one in recordings}) != 1:
-        raise ValueError(
+        raise validation.UsageError(
             "recordings must be of one or more tensors with the same runs and rounds, got "
             f"{[np.shape(one.noise) for one in recordings]}."
         )
     white = {one.name: one.whitened() for one in recordings}
     if len(white) != len(recordings):
-        raise ValueError("recordings must have different names.")
+        raise validation.UsageError("recordings must have different names.")
     runs, rounds, _ = next(iter(white.values())).shape
     tests = [_variance, _variance_by_round, _mean, _neighbours, _tails]
     left_out = []

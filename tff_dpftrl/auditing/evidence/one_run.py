@@ -43,7 +43,7 @@ class Guesses:
 
     def __post_init__(self):
         if not 0 <= self.correct <= self.guesses <= self.canaries:
-            raise ValueError(
+            raise validation.UsageError(
                 "there must be 0 <= correct <= guesses <= canaries, got "
                 f"{self.correct}, {self.guesses} and {self.canaries}."
             )
@@ -71,9 +71,9 @@ class Guesses:
           ValueError: If an argument is out of range.
         """
         if not epsilon >= 0.0:
-            raise ValueError(f"epsilon must be at least 0, got {epsilon!r}.")
+            raise validation.UsageError(f"epsilon must be at least 0, got {epsilon!r}.")
         if not 0.0 <= delta < 1.0:
-            raise ValueError(f"delta must be in [0, 1), got {delta!r}.")
+            raise validation.UsageError(f"delta must be in [0, 1), got {delta!r}.")
         chance = special.expit(epsilon)
         tail = float(stats.binom.sf(self.correct - 1, self.guesses, chance))
         if delta == 0.0 or self.correct == 0:
@@ -185,13 +185,13 @@ def guess(scores: np.ndarray, present: np.ndarray, guesses: int) -> Guesses:
     """
     scores, present = np.asarray(scores, float), np.asarray(present)
     if scores.ndim != 1 or scores.shape != present.shape or present.dtype != bool:
-        raise ValueError(
+        raise validation.UsageError(
             "scores and present (bool) must have one entry a canary, got shapes "
             f"{scores.shape} and {present.shape}."
         )
     validation.integer("guesses", guesses, minimum=1)
     if guesses > len(scores):
-        raise ValueError(f"guesses must be at most {len(scores)}, got {guesses}.")
+        raise validation.UsageError(f"guesses must be at most {len(scores)}, got {guesses}.")
     order = np.argsort(scores, kind="stable")
     lowest, highest = order[: guesses // 2], order[len(order) - (guesses - guesses // 2) :]
     correct = int(np.sum(~present[lowest]) + np.sum(present[highest]))
@@ -317,13 +317,15 @@ def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
     validation.delta(delta)
     seen, fresh = np.asarray(seen, float), np.asarray(fresh, float)
     if min(seen.size, fresh.size) < 2:
-        raise ValueError(
+        raise validation.UsageError(
             f"seen and fresh must have two values each, got {seen.size} and {fresh.size}: add "
             "canaries."
         )
     spread, fresh_spread = seen.std(ddof=1), fresh.std(ddof=1)
     if not min(spread, fresh_spread) > 0.0:
-        raise ValueError("seen and fresh must vary: give the canaries different directions.")
+        raise validation.UsageError(
+            "seen and fresh must vary: give the canaries different directions."
+        )
     shift = float(seen.mean() - fresh.mean())
     return Estimate(
         shift / math.sqrt((spread**2 + fresh_spread**2) / 2.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.linalg
 
+from tff_dpftrl import validation
 from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 
 _NUM_FOLDS = 5
@@ -36,14 +37,16 @@ def likelihood_ratio_scores(
     """
     rounds = transcripts.released.shape[1]
     if np.shape(signal) != (rounds,) or np.shape(covariance) != (rounds, rounds):
-        raise ValueError(
+        raise validation.UsageError(
             f"signal and covariance must be for the {rounds} rounds of the transcripts, got "
             f"shapes {np.shape(signal)} and {np.shape(covariance)}."
         )
     weights = scipy.linalg.solve(covariance, signal, assume_a="pos")
     squared = float(np.dot(signal, weights))
     if not squared > 0.0:
-        raise ValueError("signal must not be 0 in all rounds: give one of worst_pattern.")
+        raise validation.UsageError(
+            "signal must not be 0 in all rounds: give one of worst_pattern."
+        )
     return transcripts.released @ weights / np.sqrt(squared)
 
 
@@ -71,7 +74,7 @@ def learned_scores(
     """
     fewest = min(int(train.present.sum()), int((~train.present).sum()))
     if fewest < 20:
-        raise ValueError(
+        raise validation.UsageError(
             f"train must have at least 20 trials of either kind, got {fewest}: play more trials."
         )
     location, scale = train.released.mean(axis=0), train.released.std(axis=0)

@@ -6,6 +6,8 @@ import dataclasses
 
 import numpy as np
 
+from tff_dpftrl import validation
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transcripts:
@@ -25,12 +27,12 @@ class Transcripts:
 
     def __post_init__(self):
         if self.released.ndim != 2 or self.present.shape != self.released.shape[:1]:
-            raise ValueError(
+            raise validation.UsageError(
                 "released must have shape [trials, rounds] and present [trials], got "
                 f"{self.released.shape} and {self.present.shape}."
             )
         if self.present.dtype != bool:
-            raise ValueError(f"present must be bool, got {self.present.dtype}.")
+            raise validation.UsageError(f"present must be bool, got {self.present.dtype}.")
 
     def __len__(self) -> int:
         return len(self.present)

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -102,7 +103,7 @@ def noise_covariance(strategy: strategy_lib.Strategy, num_rounds: int) -> np.nda
     noise = strategy.noise_matrix(num_rounds)
     error = np.max(np.abs(noise @ matrix - np.eye(num_rounds)))
     if error > 1e-8:
-        raise ValueError(
+        raise validation.UsageError(
             f"strategy must have a noise matrix N with N C = I, got one that is {error:.2g} off: "
             f"the noise of {strategy.name} does not belong to its C."
         )

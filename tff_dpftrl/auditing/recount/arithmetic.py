@@ -13,6 +13,8 @@ import scipy.linalg
 from dp_accounting import pld
 from scipy import special, stats
 
+from tff_dpftrl import validation
+
 _MAX_PATTERNS = 20_000
 _MAX_WORK = 1_500_000_000
 _STARTS_OF_SEARCH = 4
@@ -104,7 +106,7 @@ def _coefficients(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray 
         return scipy.linalg.solve_triangular(matrix, found, lower=True)
     if mechanism in ("tree", "tree-full", "banded", "dense"):
         return None
-    raise ValueError(f"The mechanism {mechanism!r} is not known to the recount.")
+    raise validation.UsageError(f"The mechanism {mechanism!r} is not known to the recount.")
 
 
 def noise_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:

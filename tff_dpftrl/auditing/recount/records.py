@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 
 Json = dict[str, Any]
 
@@ -166,7 +166,7 @@ def read(folder: pathlib.Path) -> Records:
     """
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(
+        raise validation.UsageError(
             f"There is no run in {folder}: {path} does not exist. Name the folder that train or "
             "finetune wrote to; a served task keeps its records in its server's store."
         )
@@ -174,7 +174,9 @@ def read(folder: pathlib.Path) -> Records:
     public = _json(path, unreadable)
     parts = ("config", "derived", "facts")
     if public is None or not all(isinstance(public.get(part), dict) for part in parts):
-        raise ValueError(f"{path} is not that of a run of train or finetune: a part is missing.")
+        raise validation.UsageError(
+            f"{path} is not that of a run of train or finetune: a part is missing."
+        )
     ledger = _ledger(folder / "private" / "ledger.sqlite", unreadable)
     return Records(
         folder=folder,
@@ -229,12 +231,12 @@ def _ledger(path: pathlib.Path, unreadable: list[str]) -> Ledger | None:
             return _tables(connection)
     except sqlite3.OperationalError as error:
         if "locked" in str(error):
-            raise ValueError(
+            raise validation.UsageError(
                 f"The run in {path.parents[1]} is in use by another process: wait for it to end, "
                 "or interrupt it."
             ) from None
         if "readonly" in str(error):
-            raise ValueError(
+            raise validation.UsageError(
                 f"The last process of the run in {path.parents[1]} was killed while it wrote the "
                 "ledger: run tff-dpftrl report on it first, which takes back what was half written."
             ) from None

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.auditing.recount import arithmetic, records
 
 DP_FTRL, SAMPLED = "DP-FTRL", "secret sampling"
@@ -78,7 +79,7 @@ def of(run: records.Records) -> Terms:
     try:
         return _of(run)
     except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"{run.folder / 'config.json'} does not say what the run was: {error!r} is missing or "
             "wrong."
         ) from None

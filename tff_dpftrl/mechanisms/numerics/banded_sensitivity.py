@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy
 from tff_dpftrl.participation import schema as schema_lib
 
@@ -152,7 +153,7 @@ def from_gram(diagonals: np.ndarray, schema: schema_lib.MinSep) -> strategy.Sens
     """
     num_diagonals, num_rounds = diagonals.shape
     if num_rounds != schema.num_rounds:
-        raise ValueError(
+        raise validation.UsageError(
             f"diagonals must have {schema.num_rounds} columns, one a round of the schema, got "
             f"{num_rounds}."
         )

@@ -35,7 +35,7 @@ def checked_column(name: str, values: Sequence[float]) -> tuple[float, ...]:
     """
     column = validation.numbers(name, values)
     if not column or not np.all(np.isfinite(column)) or column[0] <= 0:
-        raise ValueError(
+        raise validation.UsageError(
             f"{name} must be finite, at least one, and the first one positive, got {column}."
         )
     return column
@@ -63,7 +63,9 @@ def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarra
     """
     column = pad(coefficients, min(len(coefficients), num_rounds))
     if column[0] == 0:
-        raise ValueError("coefficients[0] is 0, so C has no inverse; it must be non-zero.")
+        raise validation.UsageError(
+            "coefficients[0] is 0, so C has no inverse; it must be non-zero."
+        )
     impulse = np.zeros(num_rounds)
     impulse[0] = 1.0
     return signal.lfilter([1.0], column, impulse)
@@ -182,7 +184,9 @@ def sensitivity(coefficients: np.ndarray, schema: schema_lib.MinSep) -> strategy
     """
     column = pad(coefficients, min(len(coefficients), schema.num_rounds))
     if not np.all(np.isfinite(column)):
-        raise ValueError("coefficients has entries that are not finite; all must be numbers.")
+        raise validation.UsageError(
+            "coefficients has entries that are not finite; all must be numbers."
+        )
     if schema.effective_participations == 1 or len(np.trim_zeros(column, "b")) <= schema.min_sep:
         return strategy.Sensitivity(
             earliest_pattern_norm_squared(column, schema), True, "columns do not overlap"

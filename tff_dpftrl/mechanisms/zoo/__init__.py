@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import pathlib
 
+from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import certificate as certificate_lib
 from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -43,11 +44,15 @@ def load_certificate(name: str) -> certificate_lib.Certificate:
     """
     certificate = serialization.load_certificate(_path(name))
     if certificate is None:
-        raise ValueError(f"The zoo entry {name!r} has no certificate; reinstall the package.")
+        raise validation.UsageError(
+            f"The zoo entry {name!r} has no certificate; reinstall the package."
+        )
     return certificate
 
 
 def _path(name: str) -> pathlib.Path:
     if name not in names():
-        raise ValueError(f"No zoo entry is called {name!r}; there are {', '.join(names())}.")
+        raise validation.UsageError(
+            f"No zoo entry is called {name!r}; there are {', '.join(names())}."
+        )
     return _FOLDER / f"{name}.json"

@@ -300,13 +300,13 @@ class Task:
     def _check_sizes(self, secure_sum: SecureSumSettings) -> None:
         wanted, least = self.rounds.wanted, secure_sum.parameters.least_devices
         if wanted < least:
-            raise ValueError(
+            raise validation.UsageError(
                 f"rounds of the task {self.name!r} choose {wanted} devices, and its devices are "
                 f"in no secure sum of fewer than {least}: raise goal_count, or make the task with "
                 "a smaller least_devices."
             )
         if wanted > secure_sum.most_devices:
-            raise ValueError(
+            raise validation.UsageError(
                 f"rounds of the task {self.name!r} choose {wanted} devices, and its moduli have "
                 f"room for {secure_sum.most_devices}: lower goal_count or over_selection, or make "
                 "the task with a larger most_devices."
@@ -377,10 +377,12 @@ class Population:
     def __post_init__(self):
         names = [task.name for task in self.tasks]
         if len(set(names)) != len(names) or not names:
-            raise ValueError(f"tasks must have different names, and be one at least: {names}.")
+            raise validation.UsageError(
+                f"tasks must have different names, and be one at least: {names}."
+            )
         for task in self.tasks:
             if task.model_of is not None and task.model_of not in names:
-                raise ValueError(
+                raise validation.UsageError(
                     f"model_of={task.model_of!r} of the task {task.name!r} must be one of {names}."
                 )
         validation.positive("heartbeat_seconds", self.heartbeat_seconds)

@@ -21,6 +21,7 @@ from typing import Any
 
 import sqlalchemy
 from sqlalchemy import event
+from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import actor, cast, messages, population, selector
 from tff_dpftrl.runtime.store import interface
@@ -157,13 +158,13 @@ class ArmedActor(actor.Actor):
         self._inner, self._trigger = inner, trigger
         self._kind = type(inner).__name__
 
+    @override
     def start(self, now: float) -> list[actor.Effect]:
-        """See the base class."""
         with self._trigger.around(f"{self._kind}: start"):
             return self._inner.start(now)
 
+    @override
     def step(self, now: float, message: Any) -> list[actor.Effect]:
-        """See the base class."""
         with self._trigger.around(f"{self._kind}: {label(message)}"):
             _keeping.message = label(message) if self._kind == "Keeper" else ""
             try:
@@ -205,16 +206,16 @@ class ArmedCast(cast.Cast):
         self._inner = cast_type(served, selectors=selectors, pace=pace, **options)
         self._trigger = trigger
 
+    @override
     def selector(self, address: str, randomness: random.Random) -> actor.Actor:
-        """See the base class."""
         return ArmedActor(self._inner.selector(address, randomness), self._trigger)
 
+    @override
     def keeper(self, store: interface.Store) -> actor.Actor:
-        """See the base class."""
         return ArmedActor(self._inner.keeper(store), self._trigger)
 
+    @override
     def build(self, address: str, role: Any, randomness: random.Random) -> actor.Actor:
-        """See the base class."""
         return ArmedActor(self._inner.build(address, role, randomness), self._trigger)
 
 
@@ -242,13 +243,13 @@ class ArmedStep(population.ServerStep):
         """
         self._inner, self._trigger = inner, trigger
 
+    @override
     def apply(
         self, total: Any, num_reports: int, model: bytes, state: bytes
     ) -> population.StepResult:
-        """See the base class."""
         with self._trigger.around("ServerStep: apply"):
             return self._inner.apply(total, num_reports, model, state)
 
+    @override
     def skip(self, model: bytes, state: bytes) -> population.StepResult:
-        """See the base class."""
         return self._inner.skip(model, state)

@@ -7,6 +7,8 @@ import pathlib
 import time
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.server import observer
 
@@ -23,8 +25,8 @@ class Events(observer.Observer):
         line = {"kind": kind, "at": time.time(), **values}
         self._file.write(json.dumps(line).encode() + b"\n")
 
+    @override
     def hear(self, now: float, event: Any) -> None:
-        """See the base class."""
         match event:
             case messages.Leading():
                 self.write("leading", epoch=event.epoch)

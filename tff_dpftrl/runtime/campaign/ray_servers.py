@@ -15,6 +15,8 @@ import tempfile
 import time
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import cast
@@ -86,8 +88,8 @@ class RayServers(engines.Engines):
         addresses = () if self._cluster is None else self._cluster.addresses
         return addresses[number] if number < len(addresses) else ""
 
+    @override
     async def begin(self) -> None:
-        """See the base class."""
         self._start_nodes()  # Not in a thread: it sets a signal's handler.
         self._cluster = cluster.RayCluster(
             deployment.Deployment(
@@ -145,8 +147,8 @@ class RayServers(engines.Engines):
         """See the base class: any host."""
         return generator.choice(list(self._processes.values())) if self._processes else None
 
+    @override
     async def lose_one(self, point: str) -> None:
-        """See the base class."""
         kind = "selector-0" if point.startswith("Selector") else placement.COORDINATOR
         if kind in self._processes:
             engines.send(self._processes[kind], signal.SIGKILL)
@@ -170,13 +172,13 @@ class RayServers(engines.Engines):
     async def retire(self) -> None:
         """See the base class: who comes back is ended by Ray, if others have taken its place."""
 
+    @override
     async def start_anew(self) -> None:
-        """See the base class."""
         for pid in self._processes.values():
             engines.send(pid, signal.SIGKILL)
 
+    @override
     async def lose_node(self) -> None:
-        """See the base class."""
         await asyncio.to_thread(self._nodes.remove_node, self._second, allow_graceful=False)
         self._second = self._nodes.add_node(**_NODE)
 

@@ -12,10 +12,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.participation import observed
 
 
-class RecountError(ValueError):
+class RecountError(validation.UsageError):
     """The store and the devices contradict each other."""
 
 

@@ -10,6 +10,8 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.campaign import engines, stage, toys
 
 _LOOK_SECONDS = 0.02
@@ -89,8 +91,8 @@ class Servers(engines.Engines):
         """See the base class; the one that has led last is where devices are sent."""
         return (lambda: "" if self._leader is None else self._leader.address,)
 
+    @override
     async def begin(self) -> None:
-        """See the base class."""
         for _ in range(_SPARES):
             self._waiting.append(asyncio.ensure_future(self._spawn()))
         self._following = asyncio.ensure_future(self._follow())
@@ -105,26 +107,26 @@ class Servers(engines.Engines):
             self._all.append(server)
             server.process.stdin.write(b"\n")
 
+    @override
     def victim(self, generator: random.Random) -> int | None:
-        """See the base class."""
         del generator  # There is one that leads.
         return None if self._leader is None else self._leader.pid
 
+    @override
     async def lose_one(self, point: str) -> None:
-        """See the base class."""
         del point  # All of it starts together.
         if self._leader is not None:
             await _kill(self._leader)
 
+    @override
     def note_stopped(self, pid: int) -> None:
-        """See the base class."""
         super().note_stopped(pid)
         for server in self._alive:
             if server.pid == pid:
                 server.is_stopped = True
 
+    @override
     def go_on(self) -> None:
-        """See the base class."""
         super().go_on()
         for server in self._all:
             server.is_stopped = False
@@ -143,14 +145,14 @@ class Servers(engines.Engines):
                 if server is not leader:
                     await _kill(server)
 
+    @override
     async def start_anew(self) -> None:
-        """See the base class."""
         for server in self._alive:
             await _kill(server)
         await self.keep()
 
+    @override
     async def end(self) -> None:
-        """See the base class."""
         if self._following is not None:
             self._following.cancel()
         waiting = await asyncio.gather(*self._waiting, return_exceptions=True)

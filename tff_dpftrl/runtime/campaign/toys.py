@@ -14,6 +14,7 @@ import random
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import wire_pb2
@@ -84,12 +85,12 @@ def packed(report: vectors.Vector) -> bytes:
 class VectorSum(population.Summation):
     """Sums vectors, one by one or by groups."""
 
+    @override
     def zero(self) -> vectors.Vector:
-        """See the base class."""
         return vectors.zeros(LAYOUT)
 
+    @override
     def accumulate(self, total: vectors.Vector, payload: Any) -> vectors.Vector:
-        """See the base class."""
         if not isinstance(payload, wire_pb2.Report):
             raise population.UnusableReport("it is no report")
         try:
@@ -100,15 +101,15 @@ class VectorSum(population.Summation):
             raise population.UnusableReport("it counts other devices")
         return self.merge(total, own)
 
+    @override
     def merge(self, total: vectors.Vector, other: vectors.Vector) -> vectors.Vector:
-        """See the base class."""
         return [
             ((one.astype(np.uint64) + two) % segment.modulus).astype(segment.dtype)
             for one, two, segment in zip(total, other, LAYOUT, strict=True)
         ]
 
+    @override
     def of_group(self, vector: vectors.Vector, num_devices: int) -> vectors.Vector:
-        """See the base class."""
         if int(vector[0][0]) != num_devices:
             raise population.UnusableReport("it counts other devices")
         return vector
@@ -117,10 +118,10 @@ class VectorSum(population.Summation):
 class NoisyStep(population.ServerStep):
     """Adds a mask that follows from seed and round. The state is both, as JSON."""
 
+    @override
     def apply(
         self, total: vectors.Vector, num_reports: int, model: bytes, state: bytes
     ) -> population.StepResult:
-        """See the base class."""
         del model, num_reports
         kept = json.loads(state)
         noise = np.frombuffer(
@@ -135,8 +136,8 @@ class NoisyStep(population.ServerStep):
             metrics={"whose": whose, "model": hashlib.sha256(made).hexdigest()},
         )
 
+    @override
     def skip(self, model: bytes, state: bytes) -> population.StepResult:
-        """See the base class."""
         kept = json.loads(state)
         after = first_state(kept["task"], kept["seed"], kept["round"] + 1)
         return population.StepResult(model, after, {population.SKIPPED: True})

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from tff_dpftrl import validation
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime.cluster import observed, ray_hosts
 from tff_dpftrl.runtime.cluster import placement as placement_lib
@@ -116,7 +117,7 @@ class RayCluster:
     def _connect(self) -> None:
         if ray.is_initialized():
             if self._ray_address is not None:
-                raise ValueError(
+                raise validation.UsageError(
                     f"ray_address must be None, got {self._ray_address!r}: the program is "
                     "connected to Ray already, call ray.shutdown() first."
                 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
@@ -19,14 +21,14 @@ class CoordinatorHost(host_lib.Host):
     finds all loaded.
     """
 
+    @override
     def __init__(self, *args: Any, **options: Any):
-        """See the base class."""
         super().__init__(*args, **options)
         self._opening: mail_lib.Told | None = None
         self._ending: asyncio.Task | None = None
 
+    @override
     async def _begin(self, parts, attestation):
-        """See the base class."""
         await super()._begin(parts, attestation)
         asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
 
@@ -40,8 +42,8 @@ class CoordinatorHost(host_lib.Host):
         self._forget_children(parent)
         return super().spawn(parent, address, role)
 
+    @override
     def _hear(self, now: float, event: Any) -> mail_lib.Told:
-        """See the base class."""
         told = super()._hear(now, event)
         if isinstance(event, messages.SelectionOpened):
             self._opening = told
@@ -55,8 +57,8 @@ class CoordinatorHost(host_lib.Host):
         if is_new and self._opening is not None and host in self._placement.selectors:
             self._outbox.post(host, self._opening)
 
+    @override
     def _actor_gone(self, address: str) -> None:
-        """See the base class."""
         super()._actor_gone(address)
         asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
 

@@ -77,14 +77,16 @@ class Deployment:
     def __post_init__(self):
         validation.positive("answer_seconds", self.answer_seconds)
         if isinstance(self.addresses, str) or not self.addresses:
-            raise ValueError(
+            raise validation.UsageError(
                 f"addresses={self.addresses!r} must be a list of at least one 'host:port'."
             )
         fixed = [address for address in self.addresses if not address.endswith(":0")]
         if len(set(fixed)) != len(fixed):
-            raise ValueError(f"addresses has one twice: {fixed}. Give each Selector its own.")
+            raise validation.UsageError(
+                f"addresses has one twice: {fixed}. Give each Selector its own."
+            )
         if not self.store_is_folder and database.has_password(self.store):
-            raise ValueError(
+            raise validation.UsageError(
                 "store has a password in its URL, which would travel in the clear: put it into a "
                 "password file on every node, such as ~/.pgpass."
             )
@@ -118,7 +120,7 @@ class Deployment:
             try:
                 builder = getattr(importlib.import_module(module), name)
             except (ImportError, AttributeError, ValueError) as error:
-                raise ValueError(
+                raise validation.UsageError(
                     f"builder={self.builder!r} cannot be imported here ({error}): write it like "
                     "package.module:function, of a package that every node has."
                 ) from None

@@ -18,6 +18,9 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import cast, messages
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
@@ -150,7 +153,7 @@ class Host(engine_lib.Elsewhere):
         """Imports what the builder needs, which takes seconds; in a thread."""
         parts = self._deployment.build()
         if parts.population.name != self._deployment.population:
-            raise ValueError(
+            raise validation.UsageError(
                 f"builder makes the population {parts.population.name!r}, and the deployment is "
                 f"of {self._deployment.population!r}: name the same."
             )
@@ -265,24 +268,24 @@ class Host(engine_lib.Elsewhere):
 
     # What is said to others.
 
+    @override
     def send(self, to: str, message: Any) -> bool:
-        """See the base class."""
         host = self._placement.host_of(to)
         if host in ("", self.name):
             return False
         self._outbox.post(host, mail_lib.Deliver(to, message))
         return True
 
+    @override
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """See the base class."""
         host = self._placement.host_of(address)
         if host in ("", self.name):
             return False
         self._outbox.post(host, mail_lib.Begin(address, role, parent))
         return True
 
+    @override
     def end(self, address: str) -> None:
-        """See the base class."""
         host = self._placement.host_of(address)
         if host not in ("", self.name):
             self._outbox.post(host, mail_lib.End(address))

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import messages, roles
 from tff_dpftrl.runtime.cluster import observed
 
@@ -87,7 +88,7 @@ class Batch:
     mail: tuple[Mail, ...]
 
 
-class OtherTasks(ValueError):
+class OtherTasks(validation.UsageError):
     """Mail of a host that has read other tasks than who is to take it."""
 
 

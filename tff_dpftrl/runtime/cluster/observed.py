@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import messages
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import observer
@@ -220,38 +222,38 @@ class Recorder(observer.Observer):
 
     # Calls.
 
+    @override
     def session_opened(self) -> None:
-        """See the base class."""
         self._levels = self._levels.moved(other=1)
         self._count("session_opened")
 
+    @override
     def session_refused(self, reason: str) -> None:
-        """See the base class."""
         self._count("session_refused", reason)
 
+    @override
     def waiting(self) -> None:
-        """See the base class."""
         self._levels = self._levels.moved(other=-1, waiting=1)
         self._count("waiting")
 
+    @override
     def sent_away(self, reason: str, has_waited: bool) -> None:
-        """See the base class."""
         if has_waited:
             self._levels = self._levels.moved(other=1, waiting=-1)
         self._count("sent_away", reason, has_waited)
 
+    @override
     def configured(self, task: str, num_bytes: int) -> None:
-        """See the base class."""
         self._levels = self._levels.moved(waiting=-1, training=1)
         self._count("configured", task, num_bytes=num_bytes)
 
+    @override
     def reported(self, task: str, refusal: str, num_bytes: int) -> None:
-        """See the base class."""
         self._levels = self._levels.moved(other=1, training=-1)
         self._count("reported", task, refusal, num_bytes=num_bytes)
 
+    @override
     def session_closed(self, phase: str) -> None:
-        """See the base class."""
         self._levels = self._levels.moved(
             **{phase if phase in ("waiting", "training") else "other": -1}
         )

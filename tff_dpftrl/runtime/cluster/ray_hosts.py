@@ -11,6 +11,8 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import host_kinds, mail, observed, transport
@@ -99,8 +101,8 @@ class _RayTransport(transport.Transport):
             self._handles[host] = handle
         return handle
 
+    @override
     async def call(self, host: str, sealed: bytes) -> str:
-        """See the base class."""
         handle = await self._handle(host)
         try:
             if len(sealed) > _LARGE:
@@ -110,8 +112,8 @@ class _RayTransport(transport.Transport):
             self._forget(host, handle)
             raise mail.Unreachable from None
 
+    @override
     async def watch(self, host: str, life: str) -> None:
-        """See the base class."""
         handle = await self._handle(host)
         try:
             await handle.watch.remote(life)
@@ -122,35 +124,35 @@ class _RayTransport(transport.Transport):
         if self._handles.get(host) is handle:
             del self._handles[host]
 
+    @override
     async def start_coordinator(self) -> None:
-        """See the base class."""
         try:
             await asyncio.to_thread(create, self._deployment, placement_lib.COORDINATOR)
         except (ValueError, ray.exceptions.RayError):
             raise mail.Unreachable from None
 
+    @override
     async def restart(self, host: str) -> None:
-        """See the base class."""
         handle = await self._handle(host)
         self._forget(host, handle)
         is_over = host == placement_lib.COORDINATOR
         await asyncio.to_thread(ray.kill, handle, no_restart=is_over)
 
+    @override
     async def leave(self) -> None:
-        """See the base class."""
         own = ray.get_runtime_context().current_actor
         await asyncio.to_thread(ray.kill, own)
 
+    @override
     def node_address(self) -> str:
-        """See the base class."""
         return ray.util.get_node_ip_address()
 
+    @override
     def remember(self, name: str, value: str) -> None:
-        """See the base class."""
         _kv()._internal_kv_put(self._key(name), value.encode(), namespace=_NAMESPACE.encode())
 
+    @override
     def remembered(self, name: str) -> str:
-        """See the base class."""
         found = _kv()._internal_kv_get(self._key(name), namespace=_NAMESPACE.encode())
         return "" if found is None else found.decode()
 

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 import grpc
+from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import cast, messages, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
@@ -27,8 +28,8 @@ class SelectorHost(host_lib.Host):
 
     _keeps_store = False
 
+    @override
     def __init__(self, *args: Any, **options: Any):
-        """See the base class."""
         super().__init__(*args, **options)
         self._service: service_lib.Service | None = None
         self._grpc: grpc.aio.Server | None = None
@@ -38,8 +39,8 @@ class SelectorHost(host_lib.Host):
         self._seeking: asyncio.Task | None = None
         self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices of the last attempts.
 
+    @override
     def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
-        """See the base class."""
         return engine_lib.Engine(
             actors,
             None,
@@ -51,8 +52,8 @@ class SelectorHost(host_lib.Host):
             elsewhere=self,
         )
 
+    @override
     async def _begin(self, parts, attestation):
-        """See the base class."""
         self._service = service_lib.Service(
             parts.population.name,
             parts.tasks,
@@ -102,8 +103,8 @@ class SelectorHost(host_lib.Host):
         if self._grpc is not None:
             await self._grpc.stop(1.0)
 
+    @override
     def standing(self) -> host_lib.Standing:
-        """See the base class."""
         return dataclasses.replace(
             super().standing(),
             address=self._address,
@@ -111,8 +112,8 @@ class SelectorHost(host_lib.Host):
             store_failure=self._store_failure,
         )
 
+    @override
     def send(self, to: str, message: Any) -> bool:
-        """See the base class."""
         if type(message) is messages.DevicesForwarded:
             self._forwarded[to] = message.devices
             if len(self._forwarded) > _KEPT_ATTEMPTS:
@@ -133,14 +134,14 @@ class SelectorHost(host_lib.Host):
             await self._transport.start_coordinator()
             self._outbox.post(placement_lib.COORDINATOR, begin)
 
+    @override
     def _deliver(self, to: str, message: Any) -> None:
-        """See the base class."""
         if type(message) is messages.SelectDevices:
             self._leader, self._store_failure = message.coordinator, ""
         super()._deliver(to, message)
 
+    @override
     def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
-        """See the base class."""
         if isinstance(mail, mail_lib.Ended):
             self._service.actor_gone(mail.address)
             return
@@ -151,8 +152,8 @@ class SelectorHost(host_lib.Host):
             self._store_failure = event.reason
         self._recorder.relay(mail.at, mail.noted)
 
+    @override
     def _do_without(self, host: str, life: str) -> None:
-        """See the base class."""
         if host == placement_lib.COORDINATOR:
             self._engine.deliver(self.name, messages.Lost(self._leader))
         elif placement_lib.is_worker(host):

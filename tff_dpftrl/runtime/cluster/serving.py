@@ -13,6 +13,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import core_files, signing_keys
 from tff_dpftrl.runtime import serving as serving_lib
 from tff_dpftrl.runtime.cluster import cluster as cluster_lib
@@ -73,7 +76,7 @@ def deployment(
     host, _, port = settings.address.rpartition(":")
     ports = [int(port) and int(port) + i for i in range(num_selectors)]
     if ports[-1] >= 2**16:
-        raise ValueError(
+        raise validation.UsageError(
             f"address={settings.address!r} has no room for {num_selectors} Selectors, which take a "
             "port each: name a smaller port."
         )
@@ -174,8 +177,8 @@ class ClusterServing(serving_lib.Serving):
         self._cluster = cluster_lib.RayCluster(deployed, ray_address=ray_address)
         self._leave = leave
 
+    @override
     def _make_engine(self) -> serving_lib.Engine:
-        """See the base class."""
         return _Hosts(
             self._cluster,
             self._reader,
@@ -185,8 +188,8 @@ class ClusterServing(serving_lib.Serving):
             leave=self._leave,
         )
 
+    @override
     def _unsay_where(self) -> None:
-        """See the base class."""
         if self._leave:
             self._folder.write_endpoint(self.address, "")
         else:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import messages, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
@@ -16,20 +18,20 @@ _AHEAD_SECONDS = 5.0  # For which devices wait for an actor that is being made.
 class WorkerHost(host_lib.Host):
     """Has Master Aggregators and Aggregators, of attempts that others begin."""
 
+    @override
     def __init__(self, *args: Any, **options: Any):
-        """See the base class."""
         super().__init__(*args, **options)
         self._has_secure_sums = False
         self._devices: dict[str, tuple[str, ...]] = {}  # Of the Aggregators here.
         self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
 
+    @override
     async def _begin(self, parts, attestation):
-        """See the base class."""
         self._has_secure_sums = any(task.secure_sum for task in parts.population.tasks)
         await super()._begin(parts, attestation)
 
+    @override
     def _deliver(self, to: str, message: Any) -> None:
-        """See the base class."""
         if type(message) is messages.DevicesForwarded and not self._engine.has(to):
             # Who forwards devices may be quicker than who spawns the actor that waits for them.
             self._ahead.setdefault(to, []).append(message)
@@ -41,15 +43,15 @@ class WorkerHost(host_lib.Host):
         for message in self._ahead.pop(address, ()):
             self._engine.undeliverable(message)
 
+    @override
     def _begin_actor(self, begin: mail_lib.Begin) -> None:
-        """See the base class."""
         self._note_devices(begin.address, begin.role)
         super()._begin_actor(begin)
         for message in self._ahead.pop(begin.address, ()):
             self._engine.deliver(begin.address, message)
 
+    @override
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """See the base class."""
         is_elsewhere = super().spawn(parent, address, role)
         if not is_elsewhere:
             self._note_devices(address, role)
@@ -70,15 +72,15 @@ class WorkerHost(host_lib.Host):
             else:
                 self._see(host, life)
 
+    @override
     def _actor_gone(self, address: str) -> None:
-        """See the base class."""
         super()._actor_gone(address)
         if self._devices.pop(address, None) is not None and self._has_secure_sums:
             for selector in self._placement.selectors:
                 self._outbox.post(selector, mail_lib.Ended(address))
 
+    @override
     def _do_without(self, host: str, life: str) -> None:
-        """See the base class."""
         if placement_lib.is_worker(host):
             self._engine.end_children(lambda parent: self._placement.host_of(parent) == host)
         self._lose_devices(host, life)

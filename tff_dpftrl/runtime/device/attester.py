@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.protocol import attestation
 
 
@@ -25,8 +27,8 @@ class Attester(abc.ABC):
 class NoAttester(Attester):
     """For servers that ask for no token."""
 
+    @override
     def token(self, nonce: bytes) -> None:
-        """See the base class."""
         del nonce
 
 
@@ -44,6 +46,6 @@ class IssuingAttester(Attester):
         """
         self._issuer = issuer
 
+    @override
     def token(self, nonce: bytes) -> bytes:
-        """See the base class."""
         return self._issuer.issue(nonce)

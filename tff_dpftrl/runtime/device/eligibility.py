@@ -14,6 +14,8 @@ import pathlib
 import time
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from tff_dpftrl import validation
 
 _LOAD_SPAN_S = 60.0  # The first load average of Linux decays over one minute.
@@ -48,8 +50,8 @@ class SettableEligibility(Eligibility):
     charging: bool = True
     unmetered: bool = True
 
+    @override
     def unmet(self) -> tuple[str, ...]:
-        """See the base class."""
         return tuple(name for name, holds in dataclasses.asdict(self).items() if not holds)
 
 
@@ -94,8 +96,8 @@ class LinuxEligibility(Eligibility):
         self._clock, self._own_processor_s = clock, own_processor_s
         self._own_load, self._seen = 0.0, (clock(), own_processor_s())
 
+    @override
     def unmet(self) -> tuple[str, ...]:
-        """See the base class."""
         conditions = {
             "idle": self._is_idle(),
             "charging": self._is_charging(),

@@ -187,7 +187,7 @@ class SqliteExampleStore(ExampleStore):
         now = self._clock()
         recorded = now if recorded is None else validation.number("recorded", recorded)
         if recorded > now:
-            raise ValueError(f"recorded={recorded} is in the future: it is {now} now.")
+            raise validation.UsageError(f"recorded={recorded} is in the future: it is {now} now.")
         collection = _checked_collection(collection)
         rows = [(collection, recorded, self._checked(example)) for example in examples]
         with self._database.transaction() as connection:
@@ -231,9 +231,9 @@ class SqliteExampleStore(ExampleStore):
 
     def _checked(self, example: bytes) -> bytes:
         if not isinstance(example, bytes):
-            raise ValueError(f"examples must be bytes, got a {type(example).__name__}.")
+            raise validation.UsageError(f"examples must be bytes, got a {type(example).__name__}.")
         if len(example) + _ROW_BYTES > self._retention.max_bytes:
-            raise ValueError(
+            raise validation.UsageError(
                 f"An example of {len(example)} bytes is larger than the store may be, "
                 f"max_bytes={self._retention.max_bytes}."
             )
@@ -290,5 +290,7 @@ def _count_deletion(connection: sqlite3.Connection, deleted: sqlite3.Cursor) -> 
 
 def _checked_collection(collection: str) -> str:
     if not isinstance(collection, str) or not 0 < len(collection) <= 200:
-        raise ValueError(f"collection must be a name of 1 to 200 characters, got {collection!r}.")
+        raise validation.UsageError(
+            f"collection must be a name of 1 to 200 characters, got {collection!r}."
+        )
     return collection

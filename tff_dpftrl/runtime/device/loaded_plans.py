@@ -95,7 +95,9 @@ class LoadedPlans:
         """
         self._keys = tuple(keys)
         if not self._keys:
-            raise ValueError("keys is empty: name the public key of at least one who signs plans.")
+            raise validation.UsageError(
+                "keys is empty: name the public key of at least one who signs plans."
+            )
         self._max_plans = validation.integer("max_plans", max_plans, minimum=1)
         self._max_running = validation.integer("max_running", max_running, minimum=1)
         self._lock = threading.Lock()

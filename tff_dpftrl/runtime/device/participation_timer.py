@@ -29,6 +29,7 @@ import sqlite3
 from collections.abc import Callable
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms as histograms
@@ -54,7 +55,7 @@ _KIND = private_database.Kind(
 )
 
 
-class TimerRefusal(ValueError):
+class TimerRefusal(validation.UsageError):
     """The device does not take part in this round; the message says why.
 
     Attributes:
@@ -151,10 +152,11 @@ class MemoryTimer(Timer):
         self._clock = clock
         self._last: dict[tuple[str, str], tuple[int, float, int]] = {}
 
+    @override
     def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
-        """See the base class."""
         self._next_times(population, task, round_index, rule)
 
+    @override
     def record(
         self,
         population: str,
@@ -163,7 +165,6 @@ class MemoryTimer(Timer):
         rule: ParticipationRule,
         buckets: histograms.ParticipationBuckets,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See the base class."""
         stride, times = self._next_times(population, task, round_index, rule)
         vectors = buckets.encode(stride, times)
         _, last_time, _ = self._last.get((population, task), (0, -math.inf, 0))
@@ -219,8 +220,8 @@ class ParticipationTimer(Timer):
         """Closes the file."""
         self._database.close()
 
+    @override
     def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
-        """See the base class."""
         rows = self._sound(self._database.read(_SELECT, population, task))
         _next_times(rows, round_index, rule, self._now(), f"{population}/{task}")
 
@@ -265,7 +266,7 @@ def _next_times(
 ) -> tuple[int | None, int]:
     """Stride and number of times if the device took part now; refuses if it must not."""
     if validation.integer("round_index", round_index, minimum=0) > LARGEST_ROUND:
-        raise ValueError(f"round_index={round_index} is above {LARGEST_ROUND}.")
+        raise validation.UsageError(f"round_index={round_index} is above {LARGEST_ROUND}.")
     if not rows:
         return None, 1
     [(last_round, last_time, times)] = rows

@@ -17,7 +17,7 @@ import stat
 import threading
 from collections.abc import Iterator
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 
 _BUSY_S = 30.0
 # A transaction that has ended survives a loss of power, and so does its journal's end.
@@ -181,9 +181,9 @@ class PrivateDatabase:
                     connection.execute(f"PRAGMA user_version = {self._kind.version}")
         application_id, version = self._marks()
         if application_id != self._kind.application_id:
-            raise ValueError(f"{self.path} is not {self._kind.name}: name another file.")
+            raise validation.UsageError(f"{self.path} is not {self._kind.name}: name another file.")
         if version != self._kind.version:
-            raise ValueError(
+            raise validation.UsageError(
                 f"{self.path} is {self._kind.name} of format {version}, and this version knows "
                 f"format {self._kind.version}: update the software, or name another file."
             )
@@ -206,9 +206,9 @@ def _create_file(path: pathlib.Path, kind: Kind) -> None:
         durable_files.sync_folder(path.parent)
     except FileExistsError:
         if not path.is_file():
-            raise ValueError(f"{path} is not {kind.name} but no file at all.") from None
+            raise validation.UsageError(f"{path} is not {kind.name} but no file at all.") from None
     except FileNotFoundError:
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} cannot be made: there is no folder {path.parent}. Make it first."
         ) from None
 
@@ -224,9 +224,9 @@ def _explaining(path: pathlib.Path, kind: Kind) -> Iterator[None]:
     except sqlite3.Error as error:
         reason = str(error)
         if "not a database" in reason:
-            raise ValueError(f"{path} is not {kind.name}: name another file.") from error
+            raise validation.UsageError(f"{path} is not {kind.name}: name another file.") from error
         if "malformed" in reason:
-            raise ValueError(_damaged(path, kind, reason)) from error
+            raise validation.UsageError(_damaged(path, kind, reason)) from error
         if "locked" in reason:
             raise OSError(
                 f"{path}, {kind.name}, was in use by others for {_BUSY_S:.0f} s: end the program "

@@ -116,7 +116,9 @@ class Schedule:
         """
         names = tuple(populations)
         if not names or len(set(names)) != len(names):
-            raise ValueError(f"populations must be distinct names, at least one, got {names}.")
+            raise validation.UsageError(
+                f"populations must be distinct names, at least one, got {names}."
+            )
         self._clock, self._generator = clock, generator
         self._waits = Waits() if waits is None else waits
         begin = clock()

@@ -105,7 +105,7 @@ class ServerConnection:
         try:
             x509.load_pem_x509_certificates(root_certificates)
         except (ValueError, x509.InvalidVersion):
-            raise ValueError(
+            raise validation.UsageError(
                 "root_certificates holds no certificate in PEM: give the server's certificate, or "
                 "that of who signed it."
             ) from None
@@ -434,7 +434,9 @@ def _addresses(address: str) -> tuple[str, ...]:
 def _host(address: str) -> str:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16) or "/" in host:
-        raise ValueError(f"address must be HOST:PORT, like example.org:443, got {address!r}.")
+        raise validation.UsageError(
+            f"address must be HOST:PORT, like example.org:443, got {address!r}."
+        )
     return host.removeprefix("[").removesuffix("]")
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import version
+from tff_dpftrl import validation, version
 from tff_dpftrl.runtime import participation_histograms as histograms
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 from tff_dpftrl.runtime.device import participation_timer
@@ -84,7 +84,7 @@ class Work:
 
     def __post_init__(self):
         if (self.rule is None) != (self.buckets is None):
-            raise ValueError("rule and buckets must both be given, or neither.")
+            raise validation.UsageError("rule and buckets must both be given, or neither.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import enum
 
+from tff_dpftrl import validation
+
 
 class Event(str, enum.Enum):
     """One event; the value is its character."""
@@ -60,5 +62,7 @@ class SessionShape:
         """
         events = self._events + event.value
         if events not in SHAPES and not _STEPS.startswith(events):
-            raise ValueError(f"event {event.name} cannot follow {self._events!r} in a session.")
+            raise validation.UsageError(
+                f"event {event.name} cannot follow {self._events!r} in a session."
+            )
         self._events = events

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
 from tff_dpftrl.runtime.device import example_store
 
@@ -95,13 +96,13 @@ def _feature(name: str, values: Values) -> bytes:
         try:
             packed = struct.pack(f"<{len(values)}f", *values)
         except OverflowError:
-            raise ValueError(f"{name}: floats must fit into float32.") from None
+            raise validation.UsageError(f"{name}: floats must fit into float32.") from None
         return _field(2, _field(1, packed))
     if kinds == {int}:
         if not all(-(2**63) <= value < 2**63 for value in values):
-            raise ValueError(f"{name}: integers must fit into 64 bits.")
+            raise validation.UsageError(f"{name}: integers must fit into 64 bits.")
         return _field(3, _field(1, b"".join(_varint(value % 2**64) for value in values)))
-    raise ValueError(
+    raise validation.UsageError(
         f"{name}: values must be all bytes or strings, all int or all float, got "
         f"{', '.join(sorted(kind.__name__ for kind in kinds))}."
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from typing_extensions import override
 
 from tff_dpftrl.runtime import participation_histograms as histograms
 from tff_dpftrl.runtime.device import attester as attester_lib
@@ -210,13 +211,13 @@ class WireSession(session.SessionSteps):
                 raise session.StepFailed(str(error)) from None
         return tensor_values.to_bytes(update) if self._secure_upload is None else update
 
+    @override
     def upload(
         self,
         update: bytes | list[np.ndarray],
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
-        """See the base class."""
         patience = self._connection.patience
         if self._secure_upload is not None:
             answer = self._secure_upload.run(
@@ -241,8 +242,8 @@ class WireSession(session.SessionSteps):
         for message in session_stream.report_messages(report):
             self._stream.send(message)
 
+    @override
     def close(self) -> None:
-        """See the base class."""
         if self._stream is not None:
             self._stream.close()
 

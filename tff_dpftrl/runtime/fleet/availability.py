@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import eligibility
 
@@ -39,8 +41,8 @@ class Nightly(eligibility.Eligibility):
         self._middle = generator.gauss(_NIGHT, _SPREAD)
         self._hours = generator.uniform(_LEAST, _MOST)
 
+    @override
     def unmet(self) -> tuple[str, ...]:
-        """See the base class."""
         hour = self._clock() % self._day_s / self._day_s * _HOURS
         distance = (hour - self._middle + _HOURS / 2) % _HOURS - _HOURS / 2
         return () if abs(distance) <= self._hours / 2 else ("charging",)
@@ -58,6 +60,6 @@ class UntilStopped(eligibility.Eligibility):
         """
         self._other, self._is_stopped = other, is_stopped
 
+    @override
     def unmet(self) -> tuple[str, ...]:
-        """See the base class."""
         return ("running",) if self._is_stopped() else self._other.unmet()

@@ -68,7 +68,7 @@ class Rates:
             validation.number(name, getattr(self, name), at_least=0, at_most=1)
         validation.number("straggler_s", self.straggler_s, at_least=0)
         if self.malicious and not self.attacks:
-            raise ValueError("attacks must name at least one if devices are malicious.")
+            raise validation.UsageError("attacks must name at least one if devices are malicious.")
 
     def draw_malicious(self, generator: random.Random) -> bool:
         """Whether a device is malicious."""

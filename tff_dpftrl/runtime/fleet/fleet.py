@@ -133,7 +133,9 @@ class Fleet:
         """
         corpus = split.by_user(sources.load_user_text(self.data)).train
         if not len(corpus):
-            raise ValueError(f"{self.data} has no users to train on: give one with more users.")
+            raise validation.UsageError(
+                f"{self.data} has no users to train on: give one with more users."
+            )
         return corpus
 
     def run_part(

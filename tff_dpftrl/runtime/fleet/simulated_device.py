@@ -9,6 +9,7 @@ import threading
 import time
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
@@ -92,10 +93,10 @@ class SimulatedUpload(secure_upload.SecureUpload):
         super().__init__(*args, **options)
         self._behaviour = behaviour
 
+    @override
     def send(
         self, stream: server_connection.Stream, step: int, message: secure_sum_pb2.ToServer
     ) -> None:
-        """See the base class."""
         behaviour = self._behaviour
         last = int(behaviour.drop_out_at * self.num_messages)
         if behaviour.drop_out is behaviour_lib.DropOut.UPLOAD and step == last:
@@ -153,14 +154,14 @@ class SimulatedSession(wire_session.WireSession):
         super().__init__(*args, **options)
         self._behaviour, self._stop = behaviour, stop
 
+    @override
     def fetch(self, keep_going: session.KeepGoing) -> session.Work:
-        """See the base class."""
         work = super().fetch(keep_going)
         self._drop_out(behaviour_lib.DropOut.BEFORE_TRAINING)
         return work
 
+    @override
     def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes:
-        """See the base class."""
         self._drop_out(behaviour_lib.DropOut.TRAINING)
         update = super().train(work, keep_going)
         end = time.monotonic() + self._behaviour.delay_s
@@ -169,17 +170,17 @@ class SimulatedSession(wire_session.WireSession):
             self._stop.wait(min(left, _LOOK_S))
         return update
 
+    @override
     def secure_upload(self, *args: object, **options: object) -> SimulatedUpload:
-        """See the base class."""
         return SimulatedUpload(*args, behaviour=self._behaviour, **options)
 
+    @override
     def upload(
         self,
         update: bytes | list[np.ndarray],
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
-        """See the base class."""
         if not isinstance(update, bytes):  # What happens is in `SimulatedUpload`.
             return super().upload(update, participation, keep_going)
         self._drop_out(behaviour_lib.DropOut.UPLOAD)
@@ -237,8 +238,8 @@ class SimulatedDevice(device.Device):
     seed: int = dataclasses.field(kw_only=True)
     stop: threading.Event = dataclasses.field(kw_only=True)
 
+    @override
     def steps(self, population: str) -> wire_session.WireSession:
-        """See the base class."""
         behaviour = self.rates.draw(self.generator, is_malicious=self.is_malicious)
         attester = _KeepingAttester
         if behaviour.attack is behaviour_lib.Attack.TOKEN:

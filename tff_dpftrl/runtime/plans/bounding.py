@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.runtime.plans import plan_pb2, report_bounds
 
@@ -40,7 +41,7 @@ class ReportLimits:
     most_reports: int = 100_000
 
 
-class UnboundedError(ValueError):
+class UnboundedError(validation.UsageError):
     """A process for whose reports no bounds are known, with the reason."""
 
 

@@ -31,7 +31,7 @@ _SEED_SPEC = tf.TensorSpec([2], tf.int64)
 _AGGREGATOR, _TRAINABLE = "aggregator/", "trainable/"
 
 
-class CannotPlanError(ValueError):
+class CannotPlanError(validation.UsageError):
     """A process of which no plan can be made."""
 
 
@@ -166,7 +166,7 @@ def _check_terms(
     names = {"population": population, "task": task, "selection.collection": selection.collection}
     for name, value in names.items():
         if not value:
-            raise ValueError(f"{name} must not be empty.")
+            raise validation.UsageError(f"{name} must not be empty.")
     validation.integer("selection.max_examples", selection.max_examples, minimum=1)
     validation.number("selection.max_age_hours", selection.max_age_hours, at_least=0)
     for name in ("memory_bytes", "seconds", "upload_bytes"):

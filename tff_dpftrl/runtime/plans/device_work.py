@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from tff_dpftrl import validation
 from tff_dpftrl.execution import graph_function, interruptible
 from tff_dpftrl.runtime.plans import (
     allowed_ops,
@@ -117,7 +118,7 @@ class DeviceWork:
         """
         limits = self.plan.limits
         if len(examples) > self.plan.selection.max_examples:
-            raise ValueError(
+            raise validation.UsageError(
                 f"examples has {len(examples)} entries; the plan takes the newest "
                 f"{self.plan.selection.max_examples}."
             )

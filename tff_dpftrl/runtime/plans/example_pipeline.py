@@ -63,9 +63,9 @@ class ExamplePipeline:
 
     def __post_init__(self):
         if self.to_rows is None and any(isinstance(f, Values) for f in self.features.values()):
-            raise ValueError("features with any number of entries need to_rows.")
+            raise validation.UsageError("features with any number of entries need to_rows.")
         if not self.features:
-            raise ValueError("features must name at least one feature of the examples.")
+            raise validation.UsageError("features must name at least one feature of the examples.")
         validation.integer("batch_size", self.batch_size, minimum=1)
         validation.integer("epochs", self.epochs, minimum=1)
         if self.max_rows is not None:

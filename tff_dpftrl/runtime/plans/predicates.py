@@ -25,7 +25,7 @@ from tff_dpftrl.runtime.plans import (
 )
 
 
-class TaskRefusedError(ValueError):
+class TaskRefusedError(validation.UsageError):
     """A task that failed its tests.
 
     Attributes:
@@ -67,7 +67,9 @@ class Predicates:
         validation.number("least_change", self.least_change, at_least=0)
         validation.number("largest_change", self.largest_change, above=self.least_change)
         if not self.runtime_versions:
-            raise ValueError("runtime_versions must name at least one version of devices.")
+            raise validation.UsageError(
+                "runtime_versions must name at least one version of devices."
+            )
 
 
 DEFAULT_PREDICATES = Predicates()
@@ -117,7 +119,7 @@ def check_task(
       ValueError: If there is no proxy with an example.
     """
     if not any(proxies):
-        raise ValueError("proxies must have at least one device with examples.")
+        raise validation.UsageError("proxies must have at least one device with examples.")
     reasons: list[str] = []
     chosen: dict[int, int] = {}
     for version in predicates.runtime_versions:

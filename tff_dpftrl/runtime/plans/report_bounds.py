@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 
 _ROUNDING = 1e-7
@@ -53,7 +54,7 @@ class ReportBounds:
         self._scales: Mapping[str, float] = {"": 1.0}
         places = sorted(place for bound in plan.report_bounds for place in bound.tensors)
         if places != list(range(len(plan.update))):
-            raise ValueError(
+            raise validation.UsageError(
                 f"The plan of the task {plan.task!r} does not bound every tensor of a report: an "
                 "older version has made it, and one device could spoil its sums. Make the task "
                 "anew (tff-dpftrl task new), or end it with the version that made it."
@@ -148,7 +149,7 @@ class ReportBounds:
                 if rule is not None and rule.HasField("modulus"):
                     room = rule.modulus - 1
                 if not largest <= room:
-                    raise ValueError(
+                    raise validation.UsageError(
                         f"The sum of {tensor.label} over {most_reports} reports can be "
                         f"{largest:g}, and there is room for {room:g}: lower goal_count or "
                         "over_selection, or bound the metric more closely."

@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 from tff_dpftrl.secure_sums import parameters as parameters_lib
@@ -43,7 +44,7 @@ _INTEGERS = frozenset(name for name in tensor_values.DTYPES if "int" in name)
 _NUM_OWN = 3  # Segments before those of the update.
 
 
-class PlanNotSecureError(ValueError):
+class PlanNotSecureError(validation.UsageError):
     """A plan whose reports cannot be summed securely as it says, with the reason."""
 
 
@@ -164,7 +165,7 @@ def vector_of(
     buckets_of(plan.participation).check_one_hot(*participation)
     tensors = _tensors(plan)
     if len(update) != len(tensors):
-        raise ValueError(f"update must have {len(tensors)} tensors, got {len(update)}.")
+        raise validation.UsageError(f"update must have {len(tensors)} tensors, got {len(update)}.")
     for array, tensor, rule in zip(update, tensors, plan.secure_sums, strict=True):
         _check_entries(np.asarray(array), tensor, rule)
     parts = [np.ones(1, np.int64), *participation, *update]
@@ -278,13 +279,13 @@ def _above(largest_entry: int, most_devices: int) -> int:
 
 def _check_entries(array: np.ndarray, tensor: plan_pb2.Tensor, rule: plan_pb2.SecureSum) -> None:
     if array.dtype.name != tensor.dtype or array.shape != tuple(tensor.shape):
-        raise ValueError(
+        raise validation.UsageError(
             f"update, {tensor.label}, must be {tensor.dtype} of shape {list(tensor.shape)}, got "
             f"{array.dtype} of shape {list(array.shape)}."
         )
     largest = largest_entry(rule)
     if not 0 <= int(array.min()) <= int(array.max()) <= largest:
-        raise ValueError(
+        raise validation.UsageError(
             f"update, {tensor.label}, has integers outside [0, {largest}], the range of their "
             "secure sum."
         )

@@ -19,6 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_values
 
 State: TypeAlias = list[np.ndarray]
@@ -30,7 +31,7 @@ Sums: TypeAlias = list[np.ndarray]
 _Adding: TypeAlias = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Sums]
 
 
-class UpdateRefusedError(ValueError):
+class UpdateRefusedError(validation.UsageError):
     """An update that is not added: its device counts as lost."""
 
 
@@ -193,7 +194,7 @@ class ServerWork:
         """
         wanted = self.plan.set_weights.inputs[len(self.state) :]
         if {tensor.label for tensor in wanted} != weights.keys():
-            raise ValueError(
+            raise validation.UsageError(
                 f"weights must be {[tensor.label for tensor in wanted]}, got {list(weights)}."
             )
         arrays = [np.asarray(weights[tensor.label]) for tensor in wanted]

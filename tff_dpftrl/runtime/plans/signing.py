@@ -14,13 +14,14 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _Plan = TypeVar("_Plan", plan_pb2.DevicePlan, plan_pb2.ServerPlan)
 _KEY_BYTES = 8
 
 
-class PlanRefusedError(ValueError):
+class PlanRefusedError(validation.UsageError):
     """A plan that is not run, with the reason."""
 
 

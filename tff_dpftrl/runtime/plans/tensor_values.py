@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from google.protobuf import message
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import plan_pb2
 
 _DTYPES = (
@@ -24,7 +25,7 @@ MOST_DIMENSIONS = 32
 """Of a tensor; NumPy and TensorFlow have no more."""
 
 
-class ValuesError(ValueError):
+class ValuesError(validation.UsageError):
     """Values do not fit what a plan says of them."""
 
 

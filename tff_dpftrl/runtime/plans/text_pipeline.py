@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_dpftrl import validation
 from tff_dpftrl.data import tokenizer
 from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.runtime.plans import example_pipeline
@@ -69,7 +70,9 @@ def _hashed(words: vocabulary_lib.Vocabulary) -> tuple[np.ndarray, np.ndarray]:
     with tf.device("/CPU:0"):
         hashes = tf.strings.to_hash_bucket_fast(tf.constant(encoded), _BUCKETS).numpy()
     if len(np.unique(hashes)) < len(hashes):
-        raise ValueError("words of the vocabulary must have different hashes: leave out the last.")
+        raise validation.UsageError(
+            "words of the vocabulary must have different hashes: leave out the last."
+        )
     order = np.argsort(hashes)
     return hashes[order], (order + 1).astype(np.int32)
 

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable
 
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime import signing_keys
@@ -143,7 +144,7 @@ class TokenIssuer:
           ValueError: If the nonce has another length.
         """
         if len(nonce) != NONCE_BYTES:
-            raise ValueError(f"nonce must have {NONCE_BYTES} bytes, got {len(nonce)}.")
+            raise validation.UsageError(f"nonce must have {NONCE_BYTES} bytes, got {len(nonce)}.")
         expiry = int(self._clock() + self._lifetime_s)
         fields = _FIELDS.pack(_VERSION, self._key_name, nonce, secrets.token_bytes(16), expiry)
         return fields + self._key.sign(_CONTEXT + fields)
@@ -181,7 +182,9 @@ class SignedTokens(Attestation):
         """
         self._issuers = {_key_name(key): key for key in issuers}
         if not self._issuers:
-            raise ValueError("issuers is empty: name the public key of at least one issuer.")
+            raise validation.UsageError(
+                "issuers is empty: name the public key of at least one issuer."
+            )
         self._clock = clock
         self._longest_s = validation.positive("longest_lifetime_s", longest_lifetime_s)
         self._skew_s = validation.number("clock_skew_s", clock_skew_s, at_least=0)
@@ -189,8 +192,8 @@ class SignedTokens(Attestation):
         self._used = _UsedTokens(capacity, keep_s=self._longest_s + 2 * self._skew_s)
         self._now = clock()
 
+    @override
     def verify(self, token: bytes, nonce: bytes) -> Verdict:
-        """See the base class."""
         if len(token) != TOKEN_BYTES:
             return Verdict.MALFORMED
         fields, signature = token[: _FIELDS.size], token[_FIELDS.size :]

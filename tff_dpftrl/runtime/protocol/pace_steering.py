@@ -67,7 +67,7 @@ class PaceSteering:
         validation.probability("meeting_fraction", self.meeting_fraction)
         curve = np.asarray(self.availability, float)
         if curve.shape != (24,) or not (np.isfinite(curve) & (curve >= 0)).all() or not curve.any():
-            raise ValueError(
+            raise validation.UsageError(
                 "availability must be 24 numbers, none negative and not all zero, got "
                 f"{self.availability!r}."
             )

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.protocol import session_stream
@@ -43,19 +44,19 @@ class Noised:
 class NameSum(population.Summation):
     """Sums lists of names."""
 
+    @override
     def zero(self) -> list[str]:
-        """See the base class."""
         return []
 
+    @override
     def accumulate(self, total: list[str], payload: Any) -> list[str]:
-        """See the base class."""
         if not isinstance(payload, str):
             raise population.UnusableReport("the report is not a name")
         total.append(payload)
         return total
 
+    @override
     def merge(self, total: list[str], other: list[str]) -> list[str]:
-        """See the base class."""
         return total + other
 
 
@@ -100,8 +101,8 @@ def participant(
 class SecureNameSum(NameSum):
     """Sums lists of names, which groups of devices have summed securely."""
 
+    @override
     def of_group(self, vector: vectors.Vector, num_devices: int) -> list[str]:
-        """See the base class."""
         count, connections = vector
         devices = np.flatnonzero(connections)
         if int(count[0]) != num_devices or len(devices) != num_devices:
@@ -123,10 +124,10 @@ class NameStep(population.ServerStep):
         """
         self._has_model = has_model
 
+    @override
     def apply(
         self, total: list[str], num_reports: int, model: bytes, state: bytes
     ) -> population.StepResult:
-        """See the base class."""
         del model, num_reports
         task, seed, round_index = state.decode().split("|")
         result = Noised(task, int(round_index), f"{seed}:{round_index}", tuple(sorted(total)))
@@ -137,8 +138,8 @@ class NameStep(population.ServerStep):
             metrics={"noised": text},
         )
 
+    @override
     def skip(self, model: bytes, state: bytes) -> population.StepResult:
-        """See the base class."""
         task, seed, round_index = state.decode().split("|")
         state = f"{task}|{seed}|{int(round_index) + 1}".encode()
         return population.StepResult(model, state, {population.SKIPPED: True})

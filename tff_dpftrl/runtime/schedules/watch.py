@@ -8,6 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.schedules import toy_task
 from tff_dpftrl.runtime.store import interface
@@ -203,42 +205,43 @@ class WatchedStore(interface.Store):
         self._store = store
         self._watch = watch
 
+    @override
     def acquire(
         self, population: str, owner: str, *, now: float, duration: float
     ) -> interface.Lease:
-        """See the base class."""
         lease = self._store.acquire(population, owner, now=now, duration=duration)
         self._watch.leased(lease)
         return lease
 
+    @override
     def renew(
         self, population: str, owner: str, epoch: int, *, now: float, duration: float
     ) -> interface.Lease:
-        """See the base class."""
         return self._store.renew(population, owner, epoch, now=now, duration=duration)
 
+    @override
     def release(self, population: str, owner: str, epoch: int) -> None:
-        """See the base class."""
         self._store.release(population, owner, epoch)
 
+    @override
     def lease(self, population: str) -> interface.Lease | None:
-        """See the base class."""
         return self._store.lease(population)
 
+    @override
     def add_task(
         self, population: str, task: str, *, model: bytes, state: bytes
     ) -> interface.Commit:
-        """See the base class."""
         return self._store.add_task(population, task, model=model, state=state)
 
+    @override
     def tasks(self, population: str) -> tuple[str, ...]:
-        """See the base class."""
         return self._store.tasks(population)
 
+    @override
     def last_commit(self, population: str, task: str) -> interface.Commit:
-        """See the base class."""
         return self._store.last_commit(population, task)
 
+    @override
     def commit(
         self,
         population: str,
@@ -249,17 +252,16 @@ class WatchedStore(interface.Store):
         metrics: Mapping[str, Any],
         **values: Any,
     ) -> interface.Commit:
-        """See the base class."""
         done = self._store.commit(
             population, task, round_index=round_index, epoch=epoch, metrics=metrics, **values
         )
         self._watch.committed(task, round_index, epoch, metrics)
         return done
 
+    @override
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
-        """See the base class."""
         return self._store.history(population, task)
 
+    @override
     def close(self) -> None:
-        """See the base class."""
         self._store.close()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import secure_aggregator
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream
@@ -17,8 +19,8 @@ class OneAtATime(attestation_lib.Attestation):
         self._attestation = attestation
         self._lock = threading.Lock()
 
+    @override
     def verify(self, token: bytes, nonce: bytes) -> attestation_lib.Verdict:
-        """See the base class."""
         with self._lock:
             return self._attestation.verify(token, nonce)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import cast, messages, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
@@ -84,7 +85,7 @@ class Server:
         if [task.task for task in tasks.values()] != [
             population.task(name) for name in tasks
         ] or len(tasks) != len(population.tasks):
-            raise ValueError(
+            raise validation.UsageError(
                 f"tasks has {sorted(tasks)}, and must have those of the population, by name: "
                 f"{sorted(task.name for task in population.tasks)}."
             )

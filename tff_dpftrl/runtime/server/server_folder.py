@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.runtime import private_files, signing_keys
 from tff_dpftrl.runtime.plans import signing
 from tff_dpftrl.runtime.server import tls
@@ -148,7 +148,7 @@ class ServerFolder:
         """
         known_plan, known = self._known_rounds().get(task, ["", 0])
         if known_plan == plan and rounds_done < known:
-            raise ValueError(
+            raise validation.UsageError(
                 f"The store has {rounds_done} rounds of the task {task!r}, and {known} were "
                 "committed and released: it was set back, by a backup for instance. Repeated, its "
                 "rounds would have the same noise for other devices, which reveals them. Bring "
@@ -165,7 +165,7 @@ class ServerFolder:
         if not isinstance(known, dict) or not all(
             isinstance(one, list) and list(map(type, one)) == [str, int] for one in known.values()
         ):
-            raise ValueError(
+            raise validation.UsageError(
                 f"{self.rounds} is damaged: it held how many rounds were released. Remove it if "
                 "the store was not set back."
             )
@@ -197,12 +197,12 @@ class ServerFolder:
         try:
             return str(json_text.parse(self.endpoint.read_text(encoding="utf-8"))["devices"])
         except FileNotFoundError:
-            raise ValueError(
+            raise validation.UsageError(
                 f"No server runs with the folder {self.path}: start one with tff-dpftrl serve, or "
                 "name another folder or --server."
             ) from None
         except (ValueError, TypeError, KeyError):
-            raise ValueError(
+            raise validation.UsageError(
                 f"{self.endpoint} does not say where a server is: start the server again."
             ) from None
 

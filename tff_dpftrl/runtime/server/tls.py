@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runtime import private_files
 
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -58,12 +58,12 @@ def create_self_signed(
     """
     for path in (certificate, key):
         if pathlib.Path(path).exists():
-            raise ValueError(
+            raise validation.UsageError(
                 f"{os.fspath(path)} exists already, and devices may trust it: name another "
                 "file, or remove this one."
             )
     if not names:
-        raise ValueError("names is empty: give the names that devices connect to.")
+        raise validation.UsageError("names is empty: give the names that devices connect to.")
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -116,21 +116,25 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
     try:
         certificate_pem = pathlib.Path(certificate).read_bytes()
     except FileNotFoundError:
-        raise ValueError(f"There is no certificate at {certificate}: correct the path.") from None
+        raise validation.UsageError(
+            f"There is no certificate at {certificate}: correct the path."
+        ) from None
     key_pem = private_files.read(key)
     try:
         own = x509.load_pem_x509_certificates(certificate_pem)[0]
         public, valid_until = own.public_key(), own.not_valid_after_utc
     except (ValueError, x509.InvalidVersion, exceptions.UnsupportedAlgorithm):
-        raise ValueError(f"{certificate} holds no certificate in PEM.") from None
+        raise validation.UsageError(f"{certificate} holds no certificate in PEM.") from None
     try:
         private = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError, exceptions.UnsupportedAlgorithm):
-        raise ValueError(f"{key} holds no private key in unencrypted PEM.") from None
+        raise validation.UsageError(f"{key} holds no private key in unencrypted PEM.") from None
     if private.public_key() != public:
-        raise ValueError(f"{key} is not the key of {certificate}: name the files of one pair.")
+        raise validation.UsageError(
+            f"{key} is not the key of {certificate}: name the files of one pair."
+        )
     if valid_until < datetime.datetime.now(datetime.timezone.utc):
-        raise ValueError(
+        raise validation.UsageError(
             f"{certificate} was valid until {valid_until:%Y-%m-%d}: devices will not "
             "connect. Renew it."
         )
@@ -141,7 +145,7 @@ def _names(own: x509.Certificate, path: str | os.PathLike[str]) -> tuple[str, ..
     try:
         names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} names no server (subject alternative name): devices could not check it."
         ) from None
     addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))

@@ -13,7 +13,7 @@ import re
 import secrets
 from collections.abc import Sequence
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.runtime import private_files
 
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -44,14 +44,14 @@ class Access:
     def __post_init__(self):
         for name in self.names:
             if not (_NAME.fullmatch(name) or _is_address(name)):
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name!r} is no name of a server: give a host name or an address, without "
                     "scheme, port and wildcards."
                 )
         if self.token is not None and self.is_open:
-            raise ValueError("token and is_open exclude each other: give one of them.")
+            raise validation.UsageError("token and is_open exclude each other: give one of them.")
         if self.token is not None and not _TOKEN.fullmatch(self.token):
-            raise ValueError(
+            raise validation.UsageError(
                 "token must have 16 characters or more, all of ASCII and none of them a space."
             )
 
@@ -65,7 +65,7 @@ class Access:
           ValueError: If it is not loopback, there is no token, and the page is not open.
         """
         if not is_loopback(host) and self.token is None and not self.is_open:
-            raise ValueError(
+            raise validation.UsageError(
                 f"host={host!r} is for other machines: give a token, or is_open if everybody who "
                 "reaches the port may read the status page."
             )
@@ -136,7 +136,7 @@ def token_of(path: str | os.PathLike[str]) -> str:
         durable_files.write(path, f"{token}\n".encode(), private=True)
     token = private_files.read(path, "a token").decode("latin-1").strip()
     if not _TOKEN.fullmatch(token):
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} holds no token: put 16 random characters or more on one line, or remove the "
             "file for a new one."
         )

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
@@ -136,8 +138,8 @@ class Observations(observer.Observer):
 
     # What an observer hears.
 
+    @override
     def hear(self, now: float, event: Any) -> None:
-        """See the base class."""
         now = self.series.advance(now)
         match event:
             case messages.Leading():
@@ -173,35 +175,35 @@ class Observations(observer.Observer):
             case messages.TooFewDevices():
                 task.too_few = event.waiting
 
+    @override
     def session_opened(self) -> None:
-        """See the base class."""
         self.now()
         self.series.add("sessions")
         self.series.shift("connected", 1)
 
+    @override
     def session_refused(self, reason: str) -> None:
-        """See the base class."""
         if reason == _GONE:
             return
         self.now()
         self.series.add("refused_sessions")
         self.refused_sessions.add(reason)
 
+    @override
     def waiting(self) -> None:
-        """See the base class."""
         self.now()
         self.series.shift("waiting", 1)
 
+    @override
     def sent_away(self, reason: str, has_waited: bool) -> None:
-        """See the base class."""
         self.now()
         self.series.add("sent_away")
         if has_waited:
             self.series.shift("waiting", -1)
         self.sent_away_reasons.add(reason)
 
+    @override
     def configured(self, task: str, num_bytes: int) -> None:
-        """See the base class."""
         self.now()
         self.series.add("configured")
         self.series.shift("waiting", -1)
@@ -210,8 +212,8 @@ class Observations(observer.Observer):
         if task in self.tasks:
             self.tasks[task].bytes_sent += num_bytes
 
+    @override
     def reported(self, task: str, refusal: str, num_bytes: int) -> None:
-        """See the base class."""
         now = self.now()
         self.series.shift("participating", -1)
         self.series.add("bytes_received", num_bytes)
@@ -219,8 +221,8 @@ class Observations(observer.Observer):
         if task in self.tasks:
             self.tasks[task].reported(refusal, num_bytes, now)
 
+    @override
     def session_closed(self, phase: str) -> None:
-        """See the base class."""
         self.now()
         self.series.shift("connected", -1)
         if phase == "waiting":
@@ -230,8 +232,8 @@ class Observations(observer.Observer):
         if phase in _DROPPED:
             self.series.add(_DROPPED[phase])
 
+    @override
     def told(self, summary: wire_pb2.SessionSummary) -> None:
-        """See the base class."""
         self.now()
         self.series.add("told_sessions")
         shape = self.session_table.add(summary.shape)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.status import bounded_counts
 
@@ -127,18 +127,18 @@ class SessionTable:
         except FileNotFoundError:
             return table
         except ValueError as error:
-            raise ValueError(problem) from error
+            raise validation.UsageError(problem) from error
         if isinstance(content, dict) and content.get("version") == 1:
             counts = content.get("session_shapes")
             content = {"since": table._since, "session_shapes": {}, "former_session_shapes": counts}
         elif not isinstance(content, dict) or content.get("version") != _VERSION:
-            raise ValueError(problem)
+            raise validation.UsageError(problem)
         since = content.get("since")
         present, former = content.get("session_shapes"), content.get("former_session_shapes")
         if type(since) not in (int, float) or not 0 <= since < math.inf:
-            raise ValueError(problem)
+            raise validation.UsageError(problem)
         if not (_are_counts(present) and _are_counts(former)):
-            raise ValueError(problem)
+            raise validation.UsageError(problem)
         table._since = min(since, table._since)  # Clocks are set back.
         table._present.update(present)
         table._former.update(former)

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from tff_dpftrl import validation
+
 # A clock that is set back by more than this begins the windows anew; until then it stands.
 _SMALL_STEP_BACK = 60.0
 
@@ -74,7 +76,9 @@ class TimeSeries:
         self._num_counters = len(counters)
         self._place = {name: i for i, name in enumerate(self._names)}
         if len(self._place) < len(self._names):
-            raise ValueError(f"counters and levels must have different names: {self._names}.")
+            raise validation.UsageError(
+                f"counters and levels must have different names: {self._names}."
+            )
         self._totals = [0.0] * len(self._names)
         self._levels = [0.0] * len(self._names)  # Of counters, 0.
         self._since = [now] * len(self._names)

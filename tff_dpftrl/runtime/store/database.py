@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sql
 from sqlalchemy import event, exc, pool
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import private_files
 from tff_dpftrl.runtime.store import checks, digests, interface, migration, tables
 
@@ -236,12 +237,12 @@ def _read_url(text: str) -> sql.engine.URL:
     try:
         url = sql.engine.make_url(text)
     except (exc.ArgumentError, ValueError):
-        raise ValueError(
+        raise validation.UsageError(
             "The URL of the store cannot be read: write it like postgresql://user@host/name, or "
             "name a folder."
         ) from None
     if "@" in (url.host or ""):  # The rest of a password, which messages would quote.
-        raise ValueError(
+        raise validation.UsageError(
             "The URL of the store has an @ in its password: write it as %40, or leave the password "
             "out of the URL, for PGPASSWORD or a password file."
         )
@@ -253,16 +254,16 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
     shown = url.difference_update_query(_SECRET_OPTIONS)
     name = shown.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite":
-        raise ValueError(f"store must be a folder for SQLite, got the URL {name!r}.")
+        raise validation.UsageError(f"store must be a folder for SQLite, got the URL {name!r}.")
     try:
         engine = sql.create_engine(url, **_options(url), hide_parameters=True, future=True)
     except exc.NoSuchModuleError:
-        raise ValueError(
+        raise validation.UsageError(
             f"store names the unknown kind of database {url.drivername!r}: use postgresql://, or "
             "name a folder."
         ) from None
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise validation.UsageError(
             f"store={name!r} needs the driver {error.name!r}, which is not installed: "
             f"pip install {_PACKAGES.get(error.name, error.name)}, or name a folder."
         ) from None

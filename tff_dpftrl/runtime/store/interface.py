@@ -31,7 +31,7 @@ from tff_dpftrl import validation
 HISTORY_COLUMNS = ("task", "round", "epoch", "committed_at")
 
 
-class StoreRefusal(ValueError):
+class StoreRefusal(validation.UsageError):
     """The store does not do what was asked, by one of its laws."""
 
 
@@ -322,7 +322,9 @@ def check_lease(population: str, owner: str, now: float, duration: float) -> Non
     """
     for name, value in (("population", population), ("owner", owner)):
         if not isinstance(value, str) or not value:
-            raise ValueError(f"{name} must be a string that is not empty, got {value!r}.")
+            raise validation.UsageError(
+                f"{name} must be a string that is not empty, got {value!r}."
+            )
     validation.number("now", now)
     validation.positive("duration", duration)
 
@@ -350,12 +352,14 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     """
     taken = sorted(set(HISTORY_COLUMNS) & set(metrics))
     if taken:
-        raise ValueError(f"metrics must not use the names {taken}: the history has such columns.")
+        raise validation.UsageError(
+            f"metrics must not use the names {taken}: the history has such columns."
+        )
     for name, value in metrics.items():
         try:
             json.dumps(_finite(value))
         except TypeError as error:  # Without the values: they are not committed.
-            raise ValueError(
+            raise validation.UsageError(
                 f"metrics must be JSON-compatible, which {name!r} is not ({error}): convert "
                 "arrays and tensors to numbers and lists."
             ) from None

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime.store import interface
 
 
@@ -18,10 +20,10 @@ class MemoryStore(interface.Store):
         self._commits: dict[tuple[str, str], interface.Commit] = {}
         self._history: dict[tuple[str, str], list[dict[str, Any]]] = {}
 
+    @override
     def acquire(
         self, population: str, owner: str, *, now: float, duration: float
     ) -> interface.Lease:
-        """See the base class."""
         interface.check_lease(population, owner, now, duration)
         last = self._leases.get(population)
         epoch = 1 if last is None else last.epoch + 1
@@ -35,10 +37,10 @@ class MemoryStore(interface.Store):
         self._leases[lease.population] = lease
         return lease
 
+    @override
     def renew(
         self, population: str, owner: str, epoch: int, *, now: float, duration: float
     ) -> interface.Lease:
-        """See the base class."""
         interface.check_lease(population, owner, now, duration)
         last = self._leases.get(population)
         if (
@@ -49,20 +51,20 @@ class MemoryStore(interface.Store):
             raise interface.LeaseLost(population, owner, epoch)
         return self._keep(dataclasses.replace(last, expires_at=now + duration))
 
+    @override
     def release(self, population: str, owner: str, epoch: int) -> None:
-        """See the base class."""
         last = self._leases.get(population)
         if last is not None and (last.owner, last.epoch) == (owner, epoch):
             self._keep(dataclasses.replace(last, owner=""))
 
+    @override
     def lease(self, population: str) -> interface.Lease | None:
-        """See the base class."""
         return self._leases.get(population)
 
+    @override
     def add_task(
         self, population: str, task: str, *, model: bytes, state: bytes
     ) -> interface.Commit:
-        """See the base class."""
         if (population, task) in self._commits:
             raise interface.TaskExists(population, task)
         added = interface.Commit(task, 0, 0, model, state)
@@ -70,17 +72,18 @@ class MemoryStore(interface.Store):
         self._history[population, task] = []
         return added
 
+    @override
     def tasks(self, population: str) -> tuple[str, ...]:
-        """See the base class."""
         return tuple(sorted(task for of, task in self._commits if of == population))
 
+    @override
     def last_commit(self, population: str, task: str) -> interface.Commit:
-        """See the base class."""
         try:
             return self._commits[population, task]
         except KeyError:
             raise interface.UnknownTask(population, task) from None
 
+    @override
     def commit(
         self,
         population: str,
@@ -93,7 +96,6 @@ class MemoryStore(interface.Store):
         metrics: Mapping[str, Any],
         now: float,
     ) -> interface.Commit:
-        """See the base class."""
         interface.check_commit(round_index, epoch)
         text = interface.metrics_text(metrics)
         lease = self._leases.get(population)
@@ -111,10 +113,11 @@ class MemoryStore(interface.Store):
         )
         return done
 
+    @override
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
-        """See the base class."""
         self.last_commit(population, task)
         return [dict(row) for row in self._history[population, task]]
 
+    @override
     def close(self) -> None:
-        """See the base class."""
+        pass

@@ -9,6 +9,7 @@ from typing import Any
 
 import sqlalchemy as sql
 from sqlalchemy import exc
+from typing_extensions import override
 
 from tff_dpftrl import json_text
 from tff_dpftrl.runtime.store import checks, database, digests, interface, tables
@@ -49,10 +50,10 @@ class SqlStore(interface.Store):
     def _writing(self) -> contextlib.AbstractContextManager[sql.engine.Connection]:
         return self._transaction("write to")
 
+    @override
     def acquire(
         self, population: str, owner: str, *, now: float, duration: float
     ) -> interface.Lease:
-        """See the base class."""
         interface.check_lease(population, owner, now, duration)
         self._ensure_lease_row(population)
         with self._writing() as connection:
@@ -74,10 +75,10 @@ class SqlStore(interface.Store):
                 with contextlib.suppress(exc.IntegrityError), connection.begin_nested():
                     connection.execute(_LEASES.insert().values(_lease_row(lease)))
 
+    @override
     def renew(
         self, population: str, owner: str, epoch: int, *, now: float, duration: float
     ) -> interface.Lease:
-        """See the base class."""
         interface.check_lease(population, owner, now, duration)
         with self._writing() as connection:
             last = _locked_lease(connection, population)
@@ -87,23 +88,23 @@ class SqlStore(interface.Store):
                 connection, interface.Lease(population, owner, epoch, now + duration)
             )
 
+    @override
     def release(self, population: str, owner: str, epoch: int) -> None:
-        """See the base class."""
         with self._writing() as connection:
             last = _locked_lease(connection, population)
             if (last.owner, last.epoch) == (owner, epoch):
                 _write_lease(connection, interface.Lease(population, "", epoch, last.expires_at))
 
+    @override
     def lease(self, population: str) -> interface.Lease | None:
-        """See the base class."""
         with self._reading() as connection:
             found = _read_lease(connection, population)
         return found if found is not None and found.epoch else None
 
+    @override
     def add_task(
         self, population: str, task: str, *, model: bytes, state: bytes
     ) -> interface.Commit:
-        """See the base class."""
         known = digests.of_content(model, state)
         digest = digests.of_task(population, task, **known)
         row = {
@@ -133,14 +134,14 @@ class SqlStore(interface.Store):
                 )
         return interface.Commit(task, 0, 0, model, state)
 
+    @override
     def tasks(self, population: str) -> tuple[str, ...]:
-        """See the base class."""
         query = sql.select(_COMMITS.c.task).where(_COMMITS.c.population == population)
         with self._reading() as connection:
             return tuple(sorted(connection.execute(query).scalars()))
 
+    @override
     def last_commit(self, population: str, task: str) -> interface.Commit:
-        """See the base class."""
         with self._reading() as connection:
             row = _checked_head(connection, _COMMITS.c, population, task)
             digests.check_content(row)
@@ -153,6 +154,7 @@ class SqlStore(interface.Store):
                 json_text.parse(row.metrics),
             )
 
+    @override
     def commit(
         self,
         population: str,
@@ -165,7 +167,6 @@ class SqlStore(interface.Store):
         metrics: Mapping[str, Any],
         now: float,
     ) -> interface.Commit:
-        """See the base class."""
         interface.check_commit(round_index, epoch)
         round_index, epoch = int(round_index), int(epoch)  # As a digest has them.
         text = interface.metrics_text(metrics)
@@ -197,8 +198,8 @@ class SqlStore(interface.Store):
             connection.execute(_ROUNDS.insert().values(digest=digest, **row))
         return interface.Commit(task, round_index + 1, epoch, model, state, json_text.parse(text))
 
+    @override
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
-        """See the base class."""
         with self._reading() as connection:
             head = _head(connection, tables.HEAD, population, task)
             rows = connection.execute(tables.rounds_of(head)).all()
@@ -211,8 +212,8 @@ class SqlStore(interface.Store):
             for row in rows
         ]
 
+    @override
     def close(self) -> None:
-        """See the base class."""
         self._engine.dispose()
 
 

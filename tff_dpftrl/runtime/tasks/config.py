@@ -42,7 +42,7 @@ def check_name(name: str, value: str) -> None:
     """
     plain = value.replace("-", "").replace("_", "").replace(".", "").replace("=", "")
     if not (plain.isascii() and plain.isalnum()) or value[0] == "." or len(value) > 100:
-        raise ValueError(
+        raise validation.UsageError(
             f"{name} must be a name of up to 100 letters, digits and -_.=, got {value!r}."
         )
 
@@ -159,22 +159,28 @@ class TaskConfig(config_lib.TrainingConfig):
         super().__post_init__()
         for name, why in MEANINGLESS.items():
             if getattr(self, name) is not None:
-                raise ValueError(f"{name} has no meaning for a task, because {why}: leave it out.")
+                raise validation.UsageError(
+                    f"{name} has no meaning for a task, because {why}: leave it out."
+                )
         if self.algorithm != "dp-ftrl":
-            raise ValueError(
+            raise validation.UsageError(
                 f"algorithm {self.algorithm!r} rests on cohorts that are sampled in secret, and "
                 "devices come when they can: take algorithm 'dp-ftrl' with mechanism 'identity', "
                 "the same independent noise, whose statement assumes no sampling."
             )
         if self.vocabulary == "private":
-            raise ValueError(
+            raise validation.UsageError(
                 "vocabulary 'private' is counted on the devices' texts, which the server never "
                 "sees: take 'docs' or a file of public text."
             )
         if self.model == "own":
-            raise ValueError("model 'own' cannot be named in a task's config: choose another.")
+            raise validation.UsageError(
+                "model 'own' cannot be named in a task's config: choose another."
+            )
         if not self.population:
-            raise ValueError("population must be given: the name of the devices that take part.")
+            raise validation.UsageError(
+                "population must be given: the name of the devices that take part."
+            )
         for name in ("population", "task", "collection", "text_feature"):
             if getattr(self, name) or name != "task":
                 check_name(name, getattr(self, name))
@@ -185,22 +191,24 @@ class TaskConfig(config_lib.TrainingConfig):
 
     def _check_rounds(self) -> None:
         if self.num_devices is None:
-            raise ValueError("num_devices must be given: how many devices there are, at least.")
+            raise validation.UsageError(
+                "num_devices must be given: how many devices there are, at least."
+            )
         wanted = self.rounds.wanted
         if self.rounds.least < 2:
-            raise ValueError(
+            raise validation.UsageError(
                 f"clients_per_round={self.clients_per_round} with least_fraction="
                 f"{self.least_fraction:g} lets a round end with {self.rounds.least} reports, and "
                 "its metrics would be the exact figures of one device: raise one of these."
             )
         if self.num_devices < wanted:
-            raise ValueError(
+            raise validation.UsageError(
                 f"num_devices={self.num_devices} is below the {wanted} devices that a round "
                 f"chooses (clients_per_round={self.clients_per_round} times "
                 f"over_selection={self.over_selection:g}): lower one of these."
             )
         if self.min_sep is not None and self.min_sep * wanted > self.num_devices:
-            raise ValueError(
+            raise validation.UsageError(
                 f"min_sep={self.min_sep} with {wanted} devices a round needs "
                 f"{self.min_sep * wanted} of them, and num_devices={self.num_devices}: rounds "
                 "would be skipped while devices rest. Lower min_sep, clients_per_round or "
@@ -209,7 +217,7 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.max_participations is not None:
             turns = self.max_participations * self.num_devices
             if turns < self.num_rounds * wanted:
-                raise ValueError(
+                raise validation.UsageError(
                     f"max_participations={self.max_participations} of {self.num_devices} devices "
                     f"are {turns} turns, and num_rounds={self.num_rounds} with {wanted} devices "
                     f"need {self.num_rounds * wanted}: raise it, or lower one of these."
@@ -261,9 +269,11 @@ def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str
     """
     known = {field.name for field in dataclasses.fields(config)}
     if name not in known:
-        raise ValueError(f"grid names the unknown option {name!r}; known are: {sorted(known)}.")
+        raise validation.UsageError(
+            f"grid names the unknown option {name!r}; known are: {sorted(known)}."
+        )
     if len(set(map(str, values))) != len(values):
-        raise ValueError(f"grid gives {name} a value twice: {values}.")
+        raise validation.UsageError(f"grid gives {name} a value twice: {values}.")
     made = []
     for value in values:
         suffix = f"-{name}={value}"

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl import version
+from tff_dpftrl import validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.data import docstrings, sources, tokenizer, user_text, vocabulary
 from tff_dpftrl.discretization import grid
@@ -84,7 +84,7 @@ def make(
     terms = _terms(material, plan)
     refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
     if refusal:
-        raise ValueError(
+        raise validation.UsageError(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round: {refusal}. Raise it, "
             "or noise_multiplier."
         )
@@ -126,11 +126,13 @@ def make_evaluation(
     config = dataclasses.replace(config, min_sep=1, max_participations=config.num_rounds)
     config = config.resolved(pathlib.Path(output).name)
     if config.task == of.name:
-        raise ValueError(f"task {config.task!r} is the task that is evaluated: give another name.")
+        raise validation.UsageError(
+            f"task {config.task!r} is the task that is evaluated: give another name."
+        )
     proxies = _proxies(config)
     material = _material(config, say)
     if material.words != of.words:
-        raise ValueError(f"vocabulary is another than that of the task {of.name!r}.")
+        raise validation.UsageError(f"vocabulary is another than that of the task {of.name!r}.")
     say("Building the plans ...")
     with contexts.compiled_only():
         built = tff.learning.algorithms.build_fed_eval(
@@ -389,7 +391,7 @@ def _public_text(config: config_lib.TaskConfig) -> user_text.UserText:
     if config.proxy_data == _STANDARD_LIBRARY:
         return docstrings.read_standard_library()
     if sources.are_same_text(config.proxy_data, config.data):
-        raise ValueError(
+        raise validation.UsageError(
             f"proxy_data {config.proxy_data!r} is the data that is protected, or a copy of it: "
             "name public text."
         )

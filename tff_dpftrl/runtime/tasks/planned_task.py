@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from typing_extensions import override
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import (
@@ -54,10 +56,10 @@ class _PlanStep(population_lib.ServerStep):
         state = self._work.initialize()
         return self._model(state), self._packed(state, participation_histograms.ObservedRounds())
 
+    @override
     def apply(
         self, total: summations.Total, num_reports: int, model: bytes, state: bytes
     ) -> population_lib.StepResult:
-        """See the base class."""
         del model
         self._check_room(num_reports)
         before = task_state.TaskState.from_bytes(state, self._terms)
@@ -71,8 +73,8 @@ class _PlanStep(population_lib.ServerStep):
             metrics=self._shown(metrics, observed),
         )
 
+    @override
     def skip(self, model: bytes, state: bytes) -> population_lib.StepResult:
-        """See the base class."""
         del model  # It follows from the state; the clip norm in it may change.
         before = task_state.TaskState.from_bytes(state, self._terms)
         observed = before.observed.with_skipped_round()
@@ -88,7 +90,9 @@ class _PlanStep(population_lib.ServerStep):
         plan = self._work.plan
         most = plan.secure_aggregation.most_devices
         if secure_report.is_asked_for(plan) and num_reports > most:
-            raise ValueError(f"The sum is of {num_reports} devices: it has room for {most}.")
+            raise validation.UsageError(
+                f"The sum is of {num_reports} devices: it has room for {most}."
+            )
 
     def _observed(
         self,
@@ -98,7 +102,7 @@ class _PlanStep(population_lib.ServerStep):
     ) -> participation_histograms.ObservedRounds:
         try:
             if total.strides.sum() != num_reports:
-                raise ValueError("the histograms are of other devices than the sum")
+                raise validation.UsageError("the histograms are of other devices than the sum")
             return before.with_round(
                 self._buckets,
                 total.strides,

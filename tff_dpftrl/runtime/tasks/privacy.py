@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, gaussian, guarantee
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
@@ -177,12 +178,14 @@ class TaskPrivacy:
         """
         terms = self._terms
         if terms.kind == "evaluation":
-            raise ValueError(
+            raise validation.UsageError(
                 f"The task {terms.task!r} evaluates only: its metrics have no noise, and no "
                 "privacy statement."
             )
         if seen.num_rounds == seen.skipped_rounds:
-            raise ValueError(f"The task {terms.task!r} has released no round: nothing to state.")
+            raise validation.UsageError(
+                f"The task {terms.task!r} has released no round: nothing to state."
+            )
         charged = self._charged_rounds(seen)
         claim = self._claim(self._declared(charged))
         if terms.strategy is None:

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tff_dpftrl import durable_files
+from tff_dpftrl import durable_files, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.data import sequences
@@ -159,7 +159,7 @@ def write(
     rows = rounds(store, terms.population, terms.task)[: commit.rounds_done]
     released = [row for row in rows if not row.get(population_lib.SKIPPED)]
     if not released:
-        raise ValueError(
+        raise validation.UsageError(
             f"The task {terms.task!r} has not released a round yet: there is nothing to report."
         )
     output.mkdir(parents=True, exist_ok=True)

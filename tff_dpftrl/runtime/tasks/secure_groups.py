@@ -46,7 +46,7 @@ def check(config: config_lib.TaskConfig) -> None:
     if config.secure_aggregation is None:
         for name in _ONLY_SECURE:
             if getattr(config, name) is not None:
-                raise ValueError(
+                raise validation.UsageError(
                     f"{name}={getattr(config, name)!r} has no meaning without secure_aggregation: "
                     "give it ('honest-but-curious' or 'active-server'), or leave this out."
                 )
@@ -116,13 +116,13 @@ def _threat_model(config: config_lib.TaskConfig) -> parameters.ThreatModel:
 def _check_bits(config: config_lib.TaskConfig) -> None:
     name = f"secure_aggregation={config.secure_aggregation!r}"
     if config.secagg_bits is None:
-        raise ValueError(
+        raise validation.UsageError(
             f"{name} sums integers: give secagg_bits, the bits of one parameter (20 to 24 are "
             "usual)."
         )
     least = (2 * config.rounds.wanted).bit_length()
     if config.secagg_bits < least:
-        raise ValueError(
+        raise validation.UsageError(
             f"secagg_bits={config.secagg_bits} has no room for the sum of the "
             f"{config.rounds.wanted} devices that a round chooses: raise it to {least} at least, "
             "and to 20 for little rounding."
@@ -134,7 +134,7 @@ def _check_threshold(config: config_lib.TaskConfig) -> None:
         return
     words, least = _LEAST_FRACTIONS[_threat_model(config)]
     if not least <= config.secure_threshold < 1:
-        raise ValueError(
+        raise validation.UsageError(
             f"secure_threshold={config.secure_threshold:g} must be {words} or more, and below 1, "
             f"with secure_aggregation={config.secure_aggregation!r}: devices take part in nothing "
             "less. Leave it out for the least."
@@ -144,13 +144,13 @@ def _check_threshold(config: config_lib.TaskConfig) -> None:
 def _check_least_group(config: config_lib.TaskConfig) -> None:
     groups, least = num_groups(config), least_group(config)
     if least < 2:
-        raise ValueError(
+        raise validation.UsageError(
             f"least_group={least} must be at least 2: the sum of one device is what it sent."
         )
     fits = _reporting(config)
     if least > fits:
         lower = "lower it, or raise" if fits >= 2 else "no group has fewer than 2: raise"
-        raise ValueError(
+        raise validation.UsageError(
             f"least_group={least} is above the {fits} devices that report in each of {groups} "
             f"groups, of {config.rounds.wanted} that a round chooses "
             f"(over_selection={config.over_selection:g}): {lower} "
@@ -167,31 +167,31 @@ def _check_neighbours(config: config_lib.TaskConfig) -> None:
             remedy = "lower devices_per_aggregator"
             if model is parameters.ThreatModel.HONEST_BUT_CURIOUS:
                 remedy += ", or give secure_neighbours"
-            raise ValueError(
+            raise validation.UsageError(
                 f"devices_per_aggregator={config.devices_per_aggregator} makes groups of "
                 f"{largest}, and in groups of more than {LARGEST_COMPLETE} it takes too long that "
                 f"every device shares secrets with every other one: {remedy}."
             )
         if config.secure_corrupt_fraction is not None:
-            raise ValueError(
+            raise validation.UsageError(
                 f"secure_corrupt_fraction={config.secure_corrupt_fraction:g} is what "
                 "secure_neighbours are enough for, and there are none: give these, or leave it out."
             )
         return
     if model is parameters.ThreatModel.ACTIVE_SERVER:
-        raise ValueError(
+        raise validation.UsageError(
             f"secure_neighbours={k} lets the server draw who shares secrets with whom, and an "
             "active server may draw what suits it: leave it out, with devices_per_aggregator of "
             f"{LARGEST_COMPLETE} or fewer."
         )
     validation.number("secure_corrupt_fraction", _corrupt_fraction(config), at_least=0, below=1)
     if k % 2 or k < 2:
-        raise ValueError(
+        raise validation.UsageError(
             f"secure_neighbours={k} must be even and at least 2: half of them are on either side "
             "of a device on a ring."
         )
     if k >= least_group(config):
-        raise ValueError(
+        raise validation.UsageError(
             f"secure_neighbours={k} must be below least_group={least_group(config)}, or there may "
             "be none of so many: lower it, or leave it out to share secrets with all."
         )
@@ -207,7 +207,7 @@ def _check_neighbours(config: config_lib.TaskConfig) -> None:
         remedy = "raise least_group, or leave this out, with groups that are smaller"
         if enough:
             remedy = f"raise it to {enough}"
-        raise ValueError(
+        raise validation.UsageError(
             f"secure_neighbours={k} in groups of {largest} could show more than a group's sum with "
             f"a probability above 2**-{SECURITY_BITS}, if secure_corrupt_fraction="
             f"{_corrupt_fraction(config):g} of the devices are in league with the server and "

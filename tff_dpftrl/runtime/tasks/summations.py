@@ -6,7 +6,9 @@ import copy
 import dataclasses
 
 import numpy as np
+from typing_extensions import override
 
+from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import report_bounds, secure_report, server_work, tensor_values
 from tff_dpftrl.runtime.protocol import wire_pb2
@@ -46,8 +48,8 @@ class PlanSummation(population_lib.Summation):
         self._buckets = secure_report.buckets_of(work.plan.participation)
         self._too_soon = self._buckets.below(work.plan.participation.min_sep_rounds)
 
+    @override
     def zero(self) -> Total:
-        """See the base class."""
         strides, times = (np.zeros(shape, np.int64) for shape in self._buckets.shapes)
         return Total(self._work.zero(), strides, times)
 
@@ -57,8 +59,8 @@ class PlanSummation(population_lib.Summation):
         made._bounds = self._bounds.for_round(model)
         return made
 
+    @override
     def accumulate(self, total: Total, payload: wire_pb2.Report) -> Total:
-        """See the base class."""
         try:
             strides, times = (
                 np.array(values, np.int64) for values in (payload.strides, payload.times)
@@ -78,10 +80,12 @@ class PlanSummation(population_lib.Summation):
     def _check_stride(self, strides: np.ndarray) -> None:
         """A device that keeps its timer never says so; one lie would end the task's budget."""
         if strides[1 : 1 + self._too_soon].any():
-            raise ValueError("strides says that the device has not rested as the plan asks.")
+            raise validation.UsageError(
+                "strides says that the device has not rested as the plan asks."
+            )
 
+    @override
     def merge(self, total: Total, other: Total) -> Total:
-        """See the base class."""
         total.sums = self._work.merge(total.sums, other.sums)
         total.strides += other.strides
         total.times += other.times
@@ -105,8 +109,8 @@ class SecureSummation(population_lib.Summation):
         self._bounds = report_bounds.ReportBounds(work.plan, most_devices)
         self._shapes = secure_report.buckets_of(work.plan.participation).shapes
 
+    @override
     def zero(self) -> Total:
-        """See the base class."""
         strides, times = (np.zeros(shape, np.int64) for shape in self._shapes)
         return Total(self._work.zero(), strides, times)
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
@@ -85,7 +85,7 @@ def check_is_free(path: str | os.PathLike[str]) -> None:
     """
     path = pathlib.Path(path)
     if path.exists() or path.is_symlink():
-        raise ValueError(
+        raise validation.UsageError(
             f"{path} exists already, and a task is never overwritten: name another folder."
         )
 
@@ -156,7 +156,9 @@ def read(
     """
     path = pathlib.Path(path)
     if not (path / _TASK).is_file():
-        raise ValueError(f"There is no task in {path}: make one with tff-dpftrl task new.")
+        raise validation.UsageError(
+            f"There is no task in {path}: make one with tff-dpftrl task new."
+        )
     try:
         if keys is None:
             keys = [own_key(path)]
@@ -169,9 +171,11 @@ def read(
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
         config = options.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
     except message.DecodeError:
-        raise ValueError(f"The task in {path} is refused: {_TASK} cannot be read.") from None
+        raise validation.UsageError(
+            f"The task in {path} is refused: {_TASK} cannot be read."
+        ) from None
     except (ValueError, OSError) as error:
-        raise ValueError(f"The task in {path} is refused: {error}") from error
+        raise validation.UsageError(f"The task in {path} is refused: {error}") from error
     return TaskFolder(path, signed, server, devices, terms, config, words, rule)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from tff_dpftrl import json_text
+from tff_dpftrl import json_text, validation
 from tff_dpftrl.runtime import participation_histograms
 
 _MAGIC = b"tff_dpftrl task state 1\n"
 
 
-class StateError(ValueError):
+class StateError(validation.UsageError):
     """A state that is not this task's."""
 
 

@@ -30,7 +30,7 @@ _PLAIN = {"str": str, "bool": bool, "str | None": str | None}
 _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
 
 
-class TermsRefusedError(ValueError):
+class TermsRefusedError(validation.UsageError):
     """Terms that are not those of a task, with the reason."""
 
 
@@ -58,7 +58,7 @@ class SecureAggregation:
         validation.integer("least_group", self.least_group, minimum=2)
         validation.number("threshold", self.threshold, at_least=0.5, below=1)
         if (self.neighbours is None) != (self.corrupt_fraction is None):
-            raise ValueError(
+            raise validation.UsageError(
                 f"neighbours={self.neighbours} and corrupt_fraction={self.corrupt_fraction} go "
                 "together: give both or neither."
             )
@@ -118,13 +118,15 @@ class Terms:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type in _PLAIN and not isinstance(value, _PLAIN[field.type]):
-                raise ValueError(f"{field.name} must be {field.type}, got {value!r}.")
+                raise validation.UsageError(f"{field.name} must be {field.type}, got {value!r}.")
         for name, kinds in (("files", str), ("parameters", str | int | float | None)):
             values = getattr(self, name)
             if not isinstance(values, Mapping) or not all(
                 isinstance(key, str) and isinstance(value, kinds) for key, value in values.items()
             ):
-                raise ValueError(f"{name} must map names to plain values, got {values!r}.")
+                raise validation.UsageError(
+                    f"{name} must map names to plain values, got {values!r}."
+                )
         validation.integer("num_devices", self.num_devices, minimum=1)
         validation.number("clip_norm", self.clip_norm, at_least=0)
         if self.max_epsilon is not None:
@@ -132,9 +134,13 @@ class Terms:
         validation.delta(self.delta)
         validation.noise_multiplier(self.noise_multiplier)
         if self.kind not in ("training", "evaluation"):
-            raise ValueError(f"kind must be 'training' or 'evaluation', got {self.kind!r}.")
+            raise validation.UsageError(
+                f"kind must be 'training' or 'evaluation', got {self.kind!r}."
+            )
         if (self.kind == "evaluation") != (self.model_of is not None):
-            raise ValueError(f"model_of={self.model_of!r} does not go with kind={self.kind!r}.")
+            raise validation.UsageError(
+                f"model_of={self.model_of!r} does not go with kind={self.kind!r}."
+            )
 
     def to_bytes(self) -> bytes:
         """The terms as JSON; equal terms give equal bytes."""
@@ -202,7 +208,7 @@ def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519Pub
 
 def _from_dict(values: dict[str, Any]) -> Terms:
     if values.pop("format") != _FORMAT:
-        raise ValueError("they are of another version of this package")
+        raise validation.UsageError("they are of another version of this package")
     strategy, secure = values.pop("strategy"), values.pop("secure_aggregation", None)
     return Terms(
         **values
