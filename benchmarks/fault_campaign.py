@@ -80,7 +80,7 @@ def main() -> int:
                 seconds=60 * given.minutes,
                 num_hostile=given.hostile,
                 **options,
-                say=lambda line: print(line, flush=True),
+                progress=lambda line: print(line, flush=True),
             )
         )
         if database:  # So that devices' vectors are looked for in its files.

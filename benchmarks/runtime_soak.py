@@ -341,7 +341,7 @@ class Soak:
 
     def run(self) -> None:
         """Runs until the time is over or Ctrl-C comes; leaves no process behind."""
-        _say("Making a task ...")
+        _progress("Making a task ...")
         if not (self._folder / "task").exists():
             _make_task(self._folder, self._given)
         command = [__file__, f"--write-sample={self._folder}"]
@@ -357,7 +357,7 @@ class Soak:
                 self._start_fleets()
                 self._watch(server, onlooker)
             except KeyboardInterrupt:
-                _say("Ending early.")
+                _progress("Ending early.")
             finally:
                 self.seen["seconds"] = time.time() - self._begin
                 for fleet in self.fleets:
@@ -377,7 +377,7 @@ class Soak:
             "round-seconds": self._given.shape.round_seconds,
         }
         options = [f"--{name}={value}" for name, value in arguments.items()]
-        _say("Starting the server ...")
+        _progress("Starting the server ...")
         server = _Process(
             ["-m", "tff_dpftrl.cli.main", "serve", *options], self._folder / "serve.log"
         )
@@ -426,7 +426,7 @@ class Soak:
             for process in (server, *self.fleets):
                 process.check()
             self.samples.append(self._sample(server, onlooker))
-            _say(self._line(self.samples[-1]))
+            _progress(self._line(self.samples[-1]))
 
     def _sample(self, server: _Process, onlooker: _Onlooker) -> dict[str, Any]:
         return {
@@ -620,7 +620,7 @@ def to_markdown(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _say(line: str) -> None:
+def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

@@ -129,14 +129,14 @@ class Devices:
         for task in (*made, telling):
             task.cancel()
         await asyncio.gather(*made, telling, return_exceptions=True)
-        self._say()
+        self._progress()
 
     async def _say_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(_REPORT_EVERY_S)
-            self._say()
+            self._progress()
 
-    def _say(self) -> None:
+    def _progress(self) -> None:
         """Writes what was seen since the last time."""
         seen = {
             "at": time.time(),

@@ -52,7 +52,7 @@ def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_no
         resumed=player,
         resume=lambda state: state,
         seed=0,
-        say=lambda sentence: None,
+        progress=lambda sentence: None,
     )
     kept = [2000, 10, 2000] if is_known else [0, 0, 0]
     assert played.noise.shape == (64, 2, sum(kept))

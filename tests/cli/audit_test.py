@@ -21,7 +21,7 @@ corpus = toy_run.corpus
 def trained(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("audit") / "run"
     config = toy_run.config(corpus, num_rounds=2, min_sep=2, deterministic_noise_seed=None)
-    run_lib.train(config, folder, say=lambda line: None)
+    run_lib.train(config, folder, progress=lambda line: None)
     return folder
 
 

@@ -21,7 +21,7 @@ def calls(monkeypatch, tmp_path):
     )
     seen = []
 
-    def fake(config, options, output, *, text, say):
+    def fake(config, options, output, *, text, progress):
         seen.append((config, options, text))
         return "done"
 

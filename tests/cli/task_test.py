@@ -36,7 +36,7 @@ def made(monkeypatch):
     """The tasks that would have been made."""
     found = []
 
-    def make(config, output, key, *, say):
+    def make(config, output, key, *, progress):
         found.append((config, output, key))
         return types.SimpleNamespace(name=output.name)
 
@@ -132,7 +132,7 @@ def test_secure_aggregation_without_a_value_is_that_against_an_active_server(
 def test_an_evaluation_has_groups_of_its_own_size(monkeypatch, tmp_path):
     found = []
 
-    def make(of, config, output, key, *, say):
+    def make(of, config, output, key, *, progress):
         found.append(config)
         return types.SimpleNamespace(name=output.name)
 

@@ -74,7 +74,7 @@ def _finetune(output, table=None, made=None, *, crash_at=None, lines=None, **opt
         _losses,
         weights,
         read,
-        say=(lines if lines is not None else []).append,
+        progress=(lines if lines is not None else []).append,
         **options,
     )
 

@@ -44,8 +44,8 @@ _KINDS = {
 
 
 def _finetune(config, output, lines=None):
-    say = (lambda line: None) if lines is None else lines.append
-    return run.finetune(config, output, say=say)
+    progress = (lambda line: None) if lines is None else lines.append
+    return run.finetune(config, output, progress=progress)
 
 
 def _weights(output):
@@ -359,10 +359,10 @@ def test_text_in_memory_is_named_and_gone_on_with(toy, tmp_path, monkeypatch):
     text = corpus.read_users(toy_finetuning.config(toy))
     with pytest.raises(ValueError, match="which is what the statement would say"):
         run.finetune(dataclasses.replace(config, data="docs"), tmp_path / "run", text=text)
-    say = lambda line: None  # noqa: E731
-    results = run.finetune(config, tmp_path / "run", text=text, say=say)
+    progress = lambda line: None  # noqa: E731
+    results = run.finetune(config, tmp_path / "run", text=text, progress=progress)
     assert results.statement.parameters["data"] == "somebody's text"
-    assert run.finetune(None, tmp_path / "run", text=text, say=say).rows == results.rows
+    assert run.finetune(None, tmp_path / "run", text=text, progress=progress).rows == results.rows
 
 
 def test_public_text_must_not_be_the_protected_one(toy, tmp_path):

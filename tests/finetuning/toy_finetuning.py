@@ -31,7 +31,7 @@ def toy(tmp_path_factory) -> pathlib.Path:
         feed_forward_size=5,
     )
     public = pretraining.PretrainingConfig(data=str(folder / "public.jsonl"), epochs=1)
-    pretraining.pretrain(public, options, folder / "pretrained", say=lambda line: None)
+    pretraining.pretrain(public, options, folder / "pretrained", progress=lambda line: None)
     return folder
 
 

@@ -113,7 +113,7 @@ def _write_run(folder: pathlib.Path, number: int) -> None:
     config = toy_run.config(
         corpus, num_rounds=2, min_sep=2, eval_every=1, deterministic_noise_seed=number
     )
-    run.train(config, folder / "run", say=lambda line: None)
+    run.train(config, folder / "run", progress=lambda line: None)
 
 
 def _write_served(folder: pathlib.Path, number: int) -> None:

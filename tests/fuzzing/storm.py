@@ -357,7 +357,7 @@ class _Liar:
             [wire_server.answer(True, 5.0)],
         ]
 
-    def say(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def progress(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """The server's half of a session."""
         del context
         drawn = self.drawn
@@ -378,7 +378,7 @@ class _Liar:
 
 class _Handler(grpc.GenericRpcHandler):
     def __init__(self, liar: _Liar):
-        self._session = grpc.stream_stream_rpc_method_handler(liar.say)  # Of bytes.
+        self._session = grpc.stream_stream_rpc_method_handler(liar.progress)  # Of bytes.
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         return self._session if details.method == session_stream.SESSION_METHOD else None

@@ -50,7 +50,7 @@ def _serving(task, store, folder, lines=None, **changes):
         folder,
         dataclasses.replace(_SETTINGS, **changes),
         attestation=attestation.SignedTokens([issuer], clock=time.time),
-        say=(lambda line: None) if lines is None else lines.append,
+        progress=(lambda line: None) if lines is None else lines.append,
     )
 
 
@@ -257,7 +257,7 @@ def test_a_commit_says_what_contradicts_the_declared_participation(task, folder)
 def test_what_cannot_be_served_is_named(task, folder):
     with pytest.raises(ValueError, match="has a name twice"):
         serving.Serving(
-            [task, task], memory.MemoryStore(), folder, _SETTINGS, say=lambda line: None
+            [task, task], memory.MemoryStore(), folder, _SETTINGS, progress=lambda line: None
         )
     with pytest.raises(ValueError, match="--server-folder"):
         serving.folder_for("postgresql://user@host/name", None)

@@ -39,7 +39,7 @@ def pretrained(corpus, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs") / "pretrained"
     lines = []
     options = toy_run.config(corpus)
-    summary = pretraining.pretrain(_config(corpus), options, output, say=lines.append)
+    summary = pretraining.pretrain(_config(corpus), options, output, progress=lines.append)
     return output, lines, summary
 
 
@@ -81,7 +81,7 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
         corpus, initial_weights=str(output), num_rounds=2, server_learning_rate=1e-9, eval_every=1
     )
     lines = []
-    results = run.train(config, tmp_path / "run", say=lines.append)
+    results = run.train(config, tmp_path / "run", progress=lines.append)
     source = "the model 'pretrained', trained on public.jsonl, declared public by the operator"
     assert f"Initial weights: {source}; it knows 30 of 30 words." in lines
     sentence = f"Text that the initial weights were trained on: {source}."
@@ -92,7 +92,7 @@ def test_a_run_begins_with_its_weights_and_says_so(corpus, pretrained, tmp_path)
         np.testing.assert_allclose(ours, theirs, atol=1e-6)
     # What was begun needs the folder no more.
     shutil.rmtree(output)
-    again = run.train(None, tmp_path / "run", say=lines.append)
+    again = run.train(None, tmp_path / "run", progress=lines.append)
     assert sentence in again.statement.not_covered
 
 

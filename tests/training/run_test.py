@@ -30,7 +30,7 @@ def uninterrupted(corpus, tmp_path_factory):
     lines = []
     before = os.umask(0o077)
     try:
-        return output, run.train(toy_run.config(corpus), output, say=lines.append), lines
+        return output, run.train(toy_run.config(corpus), output, progress=lines.append), lines
     finally:
         os.umask(before)
 
@@ -71,7 +71,7 @@ def test_a_simulation_says_whose_epsilon_is_whose(corpus, tmp_path):
         deterministic_noise_seed=None,
         delta=1e-4,
     )
-    results = run.train(config, output, say=lines.append)
+    results = run.train(config, output, progress=lines.append)
     assert any("Simulation: with the noise of this run" in line for line in lines)
     statement = results.statement
     assert statement.epsilon > 10 * statement.parameters["simulated_epsilon"]
@@ -337,7 +337,7 @@ def test_updates_that_are_not_finite_are_dropped_and_reported(corpus, tmp_path):
     options = {"client_learning_rate": 1e30, "num_rounds": 1, "buffers": None}
     lines = []
     config = toy_run.config(corpus, **options, mechanism="identity")
-    run.train(config, tmp_path / "run", say=lines.append)
+    run.train(config, tmp_path / "run", progress=lines.append)
     # Users of one batch only make an update that is huge, but finite: it is clipped.
     assert re.match(f"Round 1: [1-5] of 5 {_NOT_FINITE}", lines[-1])
     assert all(np.all(np.isfinite(weight)) for weight in toy_run.weights(tmp_path / "run"))
@@ -348,7 +348,7 @@ def test_a_run_that_drowns_in_noise_says_so_and_keeps_its_cohorts_secret(corpus,
     options = {"client_learning_rate": 1e30, "num_rounds": 1, "buffers": None, "min_sep": None}
     lines = []
     config = toy_run.config(corpus, **options, algorithm="dp-fedavg", noise_multiplier=1e5)
-    results = run.train(config, tmp_path / "run", say=lines.append)
+    results = run.train(config, tmp_path / "run", progress=lines.append)
     assert sum(line.startswith("Warning: above 0.2 the noise") for line in lines) == 1
     assert "Warning: the model is worse than before training" in results.summary
     assert lines[-1].startswith(f"Round 1: some {_NOT_FINITE}")  # No size of the cohort.

@@ -44,7 +44,7 @@ def audit_aggregator(
     canaries_per_run: int | None = None,
     error_rate: float = 0.05,
     seed: int | None = None,
-    say: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> report.AuditReport:
     """Tests whether what an aggregator releases is as private as it claims.
 
@@ -95,7 +95,7 @@ def audit_aggregator(
         for, up to 500, if None. With 1, every trial takes a run.
       error_rate: Chance that a correct mechanism is called violated, at most.
       seed: Of the audit's own choices; the noise has seeds of its own. Drawn if None.
-      say: Receives progress, in sentences.
+      progress: Callback for progress lines.
 
     Returns:
       The report.
@@ -123,7 +123,7 @@ def audit_aggregator(
     mechanism = own if mechanism is None else mechanism
     found_claim = _claim(aggregator_or_process, claim, schema, delta, mechanism)
     rng = np.random.default_rng(seed)
-    say = say or (lambda sentence: None)
+    progress = progress or (lambda sentence: None)
     num_canaries = _num_canaries(mechanism, trials, canaries_per_run)
     make = _maker(aggregator_or_process, mechanism, value_type, num_canaries)
     weight = 1.0 if mechanism is None else mechanism.client_weight
@@ -139,7 +139,7 @@ def audit_aggregator(
         schema,
         dataclasses.replace(schema, num_rounds=rounds),
         rng,
-        say,
+        progress,
     )
     findings, trade_off = audit.findings(trials, num_canaries, repeats_rounds, error_rate)
     return report.AuditReport(
@@ -164,7 +164,7 @@ class _Audit:
     declared: schema_lib.MinSep
     schema: schema_lib.MinSep
     rng: np.random.Generator
-    say: Callable[[str], None]
+    progress: Callable[[str], None]
     moments: list[probes.Moment] = dataclasses.field(default_factory=list)
     history: list[playing.Played] = dataclasses.field(default_factory=list)
 
@@ -289,7 +289,7 @@ class _Audit:
             resumed=self.resumed,
             resume=self.resume,
             seed=int(self.rng.integers(2**31)),
-            say=self.say,
+            progress=self.progress,
         )
 
     def _count_weight(self) -> float:

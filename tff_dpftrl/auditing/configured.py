@@ -34,7 +34,7 @@ def audit_config(
     trials: int = 8000,
     rounds: int = 200,
     error_rate: float = 0.05,
-    say: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> report.AuditReport:
     """Audits what `train` would run with a config, on small vectors and a tiny model.
 
@@ -53,7 +53,7 @@ def audit_config(
       trials: Games with the aggregator, at least.
       rounds: Rounds that are played of each game, at most.
       error_rate: Chance that a correct config is called violated, at most.
-      say: Receives progress, in sentences.
+      progress: Callback for progress lines.
 
     Returns:
       The report, of both.
@@ -61,7 +61,7 @@ def audit_config(
     Raises:
       ValueError: If the config promises nothing, or its population cannot keep what it asks for.
     """
-    say = say or (lambda sentence: None)
+    progress = progress or (lambda sentence: None)
     config = dataclasses.replace(config, deterministic_noise_seed=None)
     if num_clients is None:
         num_clients = len(corpus.read_users(config).train)
@@ -72,7 +72,7 @@ def audit_config(
             "or target_epsilon."
         )
     with contexts.compiled_only():  # Secure sums, too, are run in this process.
-        return _audit(config, plan, trials, rounds, error_rate, say)
+        return _audit(config, plan, trials, rounds, error_rate, progress)
 
 
 def _audit(
@@ -81,7 +81,7 @@ def _audit(
     trials: int,
     rounds: int,
     error_rate: float,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> report.AuditReport:
     """Both audits of a plan."""
     if isinstance(plan, sampled_privacy.SampledPlan):
@@ -91,7 +91,7 @@ def _audit(
     else:
         built = process.build_aggregator(config, plan)
         whole = aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.schema, plan.delta))
-    say(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
+    progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
         built,
         schema=plan.declared,
@@ -100,10 +100,10 @@ def _audit(
         trials=trials,
         rounds=min(rounds, plan.num_rounds),
         error_rate=error_rate / 2.0,
-        say=say,
+        progress=progress,
     )
-    say("The learning process: a short run of a tiny model, with canaries.")
-    run = _short_run(config, plan, built, error_rate / 2.0, say)
+    progress("The learning process: a short run of a tiny model, with canaries.")
+    run = _short_run(config, plan, built, error_rate / 2.0, progress)
     found, trade_off = games.findings, games.trade_off
     if isinstance(plan, sampled_privacy.SampledPlan):  # Held against a claim of their own.
         about = " Here everybody knows who was sampled; the claim is of a secret sample."
@@ -128,7 +128,7 @@ def _short_run(
     plan: dp_ftrl_privacy.DpFtrlPlan | sampled_privacy.SampledPlan,
     built: tff.aggregators.AggregationFactory,
     error_rate: float,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> report.AuditReport:
     """One run of the config's process with a tiny model."""
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
@@ -155,7 +155,7 @@ def _short_run(
         server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
         subject="tiny model",
         is_ours=True,
-        say=say,
+        progress=progress,
         **known,
     )
     about = f" Of the first {num_rounds} rounds." if num_rounds < plan.num_rounds else ""

@@ -181,7 +181,7 @@ def play(
     resumed: playing.Player,
     resume: playing.Resume,
     seed: int,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Games:
     """Plays all games.
 
@@ -197,7 +197,7 @@ def play(
       resumed: Runs the process after it was resumed.
       resume: From a state as NumPy arrays to the state that is gone on with.
       seed: Of who takes part.
-      say: Receives progress.
+      progress: Callback for progress lines.
 
     Returns:
       What was recorded.
@@ -224,7 +224,7 @@ def play(
             if run < len(noise):
                 noise[run, t] = sums[quiet]
             counts[run, t], norms[run, t] = scale.count(played), scale.norm(played)
-        say(f"Run {run + 1} of {plan.num_runs}, {canaries.number} canaries each.")
+        progress(f"Run {run + 1} of {plan.num_runs}, {canaries.number} canaries each.")
     tensor_of = np.repeat(np.arange(len(player.sizes)), player.sizes)
     has_counts = mechanism is not None and mechanism.count_stddev
     publishes = mechanism is not None and mechanism.publishes_clip_norm

@@ -85,7 +85,7 @@ def audit_training(
     seed: int | None = None,
     subject: str = "training process",
     is_ours: bool = False,
-    say: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> report.AuditReport:
     """Trains a model once, with canaries among its clients, and bounds ε from below.
 
@@ -126,7 +126,7 @@ def audit_training(
       seed: Of the coins, for tests; the operating system's if None.
       subject: What is audited, in words.
       is_ours: Whether it is this package's own code.
-      say: Receives progress, in sentences.
+      progress: Callback for progress lines.
 
     Returns:
       The report.
@@ -165,7 +165,7 @@ def audit_training(
         signal = (rng.random(shape) < probability).astype(float)
     with _runnable(process) as runnable:
         watched = watch(
-            runnable, canaries, signal, present, cohorts, say or (lambda sentence: None)
+            runnable, canaries, signal, present, cohorts, progress or (lambda sentence: None)
         )
     findings, trade_off = judge(
         watched,
@@ -190,7 +190,7 @@ def watch(
     signal: np.ndarray,
     present: np.ndarray,
     cohorts: Callable[[int], Sequence[Any]] | None,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> Watched:
     """Trains, and watches how the model moves along the canaries' directions.
 
@@ -200,7 +200,7 @@ def watch(
       signal: [canaries, rounds]: 1 or −1 where a canary would take part, else 0.
       present: bool, [canaries]: whether it does.
       cohorts: As for `audit_training`.
-      say: Receives progress.
+      progress: Callback for progress lines.
 
     Returns:
       What was seen.
@@ -218,12 +218,12 @@ def watch(
         state = process.next(state, clients).state
         after = canaries.weights(process.get_model_weights(state))
         if not all(np.all(np.isfinite(weight)) for weight in after):
-            say(f"The model is not finite after round {t + 1}: the audit ends here.")
+            progress(f"The model is not finite after round {t + 1}: the audit ends here.")
             finite_rounds = t
             break
         moved[:, t] = canaries.directions.project(_difference(after, before))
         before = after
-        say(f"Round {t + 1} of {num_rounds}, {len(clients)} clients.")
+        progress(f"Round {t + 1} of {num_rounds}, {len(clients)} clients.")
     total_norm = math.sqrt(sum(float(np.sum(x**2)) for x in _difference(before, first)))
     return Watched(moved, present, signal, total_norm, finite_rounds)
 

@@ -135,12 +135,12 @@ def _of_config(args: argparse.Namespace) -> report_lib.AuditReport:
     own_models.refuse_here(config.model, None)
     given = {"trials": args.trials, "error_rate": args.error_rate, "num_clients": args.clients}
     train.silence_tensorflow()
-    _say("Loading TensorFlow ...")
+    _progress("Loading TensorFlow ...")
     from tff_dpftrl.auditing import configured
 
     return configured.audit_config(
         config,
-        say=_say,
+        progress=_progress,
         **{name: value for name, value in given.items() if value is not None},
     )
 
@@ -152,10 +152,10 @@ def _of_run(args: argparse.Namespace) -> report_lib.AuditReport:
             raise validation.UsageError(f"{flag} is for --config, not for a recount: leave it out.")
     from tff_dpftrl.auditing.recount import run_folder
 
-    return run_folder.recount_run(args.run_folder, say=_say)
+    return run_folder.recount_run(args.run_folder, progress=_progress)
 
 
-def _say(line: str) -> None:
+def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

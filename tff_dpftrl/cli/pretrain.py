@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     summary = pretraining.pretrain(
-        config, shared, output, text=text, say=lambda line: print(line, file=sys.stderr)
+        config, shared, output, text=text, progress=lambda line: print(line, file=sys.stderr)
     )
     begin = f"--initial-weights {shlex.quote(str(output))} ..."
     print(

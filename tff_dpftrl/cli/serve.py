@@ -233,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
         return _stop(args, folder)
     keys = [signing_keys.load_public(path) for path in args.plan_keys]
     train.silence_tensorflow()
-    _say("Loading TensorFlow and the tasks ...")
+    _progress("Loading TensorFlow and the tasks ...")
     from tff_dpftrl.runtime.store import sql
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
@@ -278,7 +278,7 @@ def run(args: argparse.Namespace) -> int:
                 certificate=args.certificate,
                 private_key=args.private_key,
                 attestation=_attestation(args, folder),
-                say=_say,
+                progress=_progress,
             )
         try:
             _run_loop(_serve(served, folder, args))
@@ -292,7 +292,7 @@ def _on_ray(args: argparse.Namespace, tasks, store, folder, settings) -> serving
     from tff_dpftrl.runtime.cluster import serving as cluster_serving
 
     if args.no_attestation:
-        _say(_NO_ATTESTATION)
+        _progress(_NO_ATTESTATION)
     return cluster_serving.ClusterServing(
         _deployment(args, folder, settings),
         tasks,
@@ -301,7 +301,7 @@ def _on_ray(args: argparse.Namespace, tasks, store, folder, settings) -> serving
         settings,
         ray_address=args.ray_address,
         leave=args.detach,
-        say=_say,
+        progress=_progress,
     )
 
 
@@ -337,7 +337,7 @@ def _stop(args: argparse.Namespace, folder) -> int:
     running = cluster.RayCluster(deployed, ray_address=args.ray_address)
     stopped = asyncio.run(running.stop())
     folder.remove_endpoint()
-    _say(
+    _progress(
         f"Stopped {', '.join(stopped)}. What is committed is in the store."
         if stopped
         else f"No server of the population {args.population!r} runs on the cluster."
@@ -422,7 +422,7 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
             "--secagg-bits 20 and its other options, or leave out the flag."
         )
     for name, secure in stated.items():
-        _say(f"{name}: {summation_sentences.in_short(secure)}")
+        _progress(f"{name}: {summation_sentences.in_short(secure)}")
         if secure is None or secure.threat_model != "active-server":
             continue
         if args.no_attestation:
@@ -431,7 +431,7 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
                 "tokens, as its server may be active. Leave it out."
             )
         if not args.attestation_keys:
-            _say(
+            _progress(
                 f"{name}: the issuer of attestation tokens is in {folder.path}: whoever has it can "
                 "make up devices, and an active server would see reports. Name the key of another "
                 "issuer by --attestation-keys."
@@ -444,7 +444,7 @@ def _attestation(args: argparse.Namespace, folder):
     from tff_dpftrl.runtime.protocol import attestation
 
     if args.no_attestation:
-        _say(_NO_ATTESTATION)
+        _progress(_NO_ATTESTATION)
         return None
     paths = args.attestation_keys or [folder.issuer_public]
     return attestation.SignedTokens(map(signing_keys.load_public, paths), clock=time.time)
@@ -459,13 +459,13 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, _end, args.detach, stop)
     if not await _has_started(served, stop):
-        _say("Stopped before it served anybody.")
+        _progress("Stopped before it served anybody.")
         return
     garbage.settle()
     try:
-        _say(f"Devices:     {served.address} (try: --server-folder {folder.path})")
+        _progress(f"Devices:     {served.address} (try: --server-folder {folder.path})")
         token = f" (password: the token in {args.status_token})" if args.status_token else ""
-        _say(f"Status page: {served.page_address}{token}")
+        _progress(f"Status page: {served.page_address}{token}")
         waits = [asyncio.ensure_future(stop.wait())]
         if args.until_done:
             waits.append(asyncio.ensure_future(served.done.wait()))
@@ -475,11 +475,13 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
     finally:
         await served.stop()
     if args.detach:
-        _say("The server goes on without this command; the same one finds it, --stop ends it.")
+        _progress("The server goes on without this command; the same one finds it, --stop ends it.")
     elif stop.is_set():
-        _say("Stopped. What is committed is in the store; the same command goes on from there.")
+        _progress(
+            "Stopped. What is committed is in the store; the same command goes on from there."
+        )
     else:
-        _say("All rounds are done.")
+        _progress("All rounds are done.")
 
 
 async def _has_started(served: serving.Serving, stop: asyncio.Event) -> bool:
@@ -502,9 +504,9 @@ def _end(leaves: bool, stop: asyncio.Event) -> None:
     if stop.is_set():
         os._exit(128 + signal.SIGINT)
     if not leaves:
-        _say("Ending: devices are sent away, the lease is given back (again: at once).")
+        _progress("Ending: devices are sent away, the lease is given back (again: at once).")
     stop.set()
 
 
-def _say(line: str) -> None:
+def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

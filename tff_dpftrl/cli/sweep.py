@@ -153,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
 
     output.mkdir(parents=True, exist_ok=True)
     interruption = running.Interruption()
-    with folder_lib.lock(output, _say) as lock:
+    with folder_lib.lock(output, _progress) as lock:
         axes = folder_lib.check(output, options, axes)  # Again: another sweep may have begun it.
         folder_lib.write(output, options, axes)
         outcome = outcome_lib.Outcome(cells, axes, output)
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
                 jobs=args.jobs,
                 lock=lock,
                 interruption=interruption,
-                say=_say,
+                progress=_progress,
                 after_each=lambda cell, ending: _after(outcome, cell, ending),
             )
             results = outcome.write()
@@ -221,7 +221,7 @@ def _check(
                 f"The cell {axes_lib.label(cell.values)}: {error}"
             ) from error
     if unfinished:
-        _say(f"{len(cells)} cells, {len(unfinished)} to run. Reading the data ...")
+        _progress(f"{len(cells)} cells, {len(unfinished)} to run. Reading the data ...")
     population_check.check(unfinished)
 
 
@@ -251,7 +251,7 @@ def _check_production(args: argparse.Namespace, cells: Sequence[cells_lib.Cell])
         ).check_feasible()
 
 
-def _say(line: str) -> None:
+def _progress(line: str) -> None:
     import tqdm
 
     tqdm.tqdm.write(line, file=sys.stderr)
@@ -270,7 +270,7 @@ def _after(outcome: outcome_lib.Outcome, cell: cells_lib.Cell, ending: folder_li
     else:
         went = "finished" if accuracy is None else f"top-1 {accuracy:.2%}"
         went += f" after {len(found.rows)} rounds"
-    _say(f"{axes_lib.label(cell.values)}: {went}")
+    _progress(f"{axes_lib.label(cell.values)}: {went}")
 
 
 def _finish(
@@ -291,7 +291,7 @@ def _finish(
     failed = [result for result in results if result.state == "failed"]
     for result in failed:
         log = folder_lib.cell_folder(output, result.cell) / folder_lib.LOG
-        _say(f"\n{axes_lib.label(result.cell.values)} failed ({log}):\n  {result.failure}")
+        _progress(f"\n{axes_lib.label(result.cell.values)} failed ({log}):\n  {result.failure}")
     if failed:
-        _say("\nThe same command again tries what failed once more.")
+        _progress("\nThe same command again tries what failed once more.")
     return 1 if failed else 0

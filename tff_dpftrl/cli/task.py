@@ -224,14 +224,14 @@ def _new(args: argparse.Namespace) -> int:
         task_folder.check_is_free(folder)
     key = _key(pathlib.Path(args.signing_key or output.parent / "signing_key"))
     train.silence_tensorflow()
-    _say("Loading TensorFlow ...")
+    _progress("Loading TensorFlow ...")
     from tff_dpftrl.runtime.tasks import making
 
     for folder, options in folders:
         if of is None:
-            made = making.make(options, folder, key, say=_say)
+            made = making.make(options, folder, key, progress=_progress)
         else:
-            made = making.make_evaluation(of, options, folder, key, say=_say)
+            made = making.make_evaluation(of, options, folder, key, progress=_progress)
         print(f"The task {made.name!r} is in {folder}/: see its README.md.")
     names = " ".join(f"--task {shlex.quote(str(folder))}" for folder, _ in folders)
     print(f"Serve it with:\n  tff-dpftrl serve --population {config.population} {names} ...")
@@ -273,12 +273,12 @@ def _key(path: pathlib.Path):
         return signing_keys.load_private(path)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
     key = signing_keys.create(path)
-    _say(
+    _progress(
         f"Made the signing key {path}, which only you can read: keep it safe. Devices have to "
         f"trust {signing_keys.public_path(path)}."
     )
     return key
 
 
-def _say(line: str) -> None:
+def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)

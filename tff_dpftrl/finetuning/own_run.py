@@ -78,7 +78,7 @@ def finetune(
     weights_source: str | None = None,
     data: str = "in memory",
     deterministic_noise_seed: int | None = None,
-    say: committed_run.Say = committed_run.to_stderr,
+    progress: committed_run.Progress = committed_run.to_stderr,
 ) -> Results:
     """Trains any model with a user-level guarantee (Charles et al. 2024), or goes on with it.
 
@@ -110,7 +110,7 @@ def finetune(
         random.
       data: What the statement calls the data.
       deterministic_noise_seed: For debugging only: the run is not private then.
-      say: Receives the facts of the run, and warnings.
+      progress: Receives the facts of the run, and warnings.
 
     Returns:
       Weights, metrics and statement.
@@ -177,16 +177,18 @@ def finetune(
             users.ids, plan.contributions(users, seed).batch, steps, read_examples
         )
         for line in private.describe():
-            say(line)
+            progress(line)
         for name, value in before.items():
-            say(f"Before the first step: {name} {value:.4g}.")
-        return _Run(output, known, private, trainer, rounds, evaluate, eval_every, say).run(state)
+            progress(f"Before the first step: {name} {value:.4g}.")
+        return _Run(output, known, private, trainer, rounds, evaluate, eval_every, progress).run(
+            state
+        )
 
 
 class _Run:
     """The steps of one process of a run."""
 
-    def __init__(self, output, known, private, trainer, rounds, evaluate, eval_every, say):
+    def __init__(self, output, known, private, trainer, rounds, evaluate, eval_every, progress):
         self._output: pathlib.Path = output
         self._known: manifest.Manifest = known
         self._private: run_privacy.SampledFinetuning = private
@@ -194,7 +196,7 @@ class _Run:
         self._rounds: committed_rounds.CommittedRounds = rounds
         self._evaluate: Evaluate | None = evaluate
         self._eval_every: int = eval_every
-        self._say: committed_run.Say = say
+        self._progress: committed_run.Progress = progress
 
     def run(self, template: Any) -> Results:
         snapshot, row = self._rounds.restore()
@@ -215,7 +217,7 @@ class _Run:
         self._rounds.begin(step, members)
         trained = self._trainer.train(state, step, members)
         if trained.num_not_finite:
-            self._say(
+            self._progress(
                 f"Step {step + 1}: some {self._trainer.unit} had a gradient that is not finite "
                 "(NaN, Inf), which counts as zero."
             )

@@ -49,7 +49,7 @@ def finetune(
     output: str | pathlib.Path,
     *,
     text: split.UserSplit | None = None,
-    say: committed_run.Say = committed_run.to_stderr,
+    progress: committed_run.Progress = committed_run.to_stderr,
 ) -> report.TrainingResults:
     """Fine-tunes a model with a user-level guarantee, and writes all there is to know.
 
@@ -61,7 +61,7 @@ def finetune(
       output: Folder of the run; created for a new one.
       text: The users, as `training.corpus.read_users` returns them for the config; they are
         read now if None.
-      say: Receives the facts of the run as soon as each is known, and warnings.
+      progress: Receives the facts of the run as soon as each is known, and warnings.
 
     Returns:
       Metrics, statement and summary, which are also in the folder.
@@ -79,7 +79,7 @@ def finetune(
         known = manifest.read(output)
         config = config_of(known, output)
     if text is None:
-        say("Reading the data ...")
+        progress("Reading the data ...")
         text = corpus.read_users(config)
     elif is_new:
         corpus.check_named(config, text.train)
@@ -87,17 +87,17 @@ def finetune(
     part = trained_part.TrainedPart.of(config, initial)
     task = _task(config, text, initial)
     for line in startup.describe_task(task):
-        say(line)
+        progress(line)
     users = users_of(task)
     if is_new:
         # Also refuses held-out text without words, before anything is written.
         pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
         source, weights_are_public = warm_start.source(pathlib.Path(config.initial_weights))
-        say(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
+        progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
         for line in part.describe():
-            say(line)
+            progress(line)
         trained = dataclasses.replace(initial, model=part.model, weights=part.weights)
-        chosen = _choose(config, users, trained, say)
+        chosen = _choose(config, users, trained, progress)
         plan = chosen.privacy
         facts = {
             "pretrained_top1": pretrained,
@@ -125,12 +125,12 @@ def finetune(
         # Not before the choice is kept: who starts anew until a private median pleases has
         # looked at it each time.
         for line in chosen.reasons if is_new else ():
-            say(line)
+            progress(line)
         for line in startup.describe_plan(
             plan, part.model.num_parameters, unit=config.unit, swamped=run_privacy.SWAMPED
         ):
-            say(line)
-        say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
+            progress(line)
+        progress(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
         public_seed = config.seed
         if config.deterministic_noise_seed is not None:
             public_seed = config.deterministic_noise_seed
@@ -138,10 +138,20 @@ def finetune(
         batches = batches_of(plan, users, group_size, seed)
         trainer = step_trainer.StepTrainer(users.ids, batches, steps, _reader(task.train))
         if rounds.rounds_done < plan.num_rounds:
-            say("Compiling the step: the first one takes seconds, of a large model minutes ...")
+            progress(
+                "Compiling the step: the first one takes seconds, of a large model minutes ..."
+            )
         before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
         committed_run.CommittedRun(
-            config, output, task, plan, trainer, rounds, say, baselines=before, whole=part.whole
+            config,
+            output,
+            task,
+            plan,
+            trainer,
+            rounds,
+            progress,
+            baselines=before,
+            whole=part.whole,
         ).run(state)
         go_on = how_to_go_on(output, config.data)
         return report.write(output, known, config, plan, rounds, go_on=go_on, whole=part.whole)
@@ -377,11 +387,11 @@ def _choose(
     config: config_lib.FinetuningConfig,
     users: contributions.Users,
     trained: trained_model.TrainedModel,
-    say: committed_run.Say,
+    progress: committed_run.Progress,
 ) -> choosing.Chosen:
     public = None
     if choosing.needs_proxies(config):
-        say("Measuring gradients of public text ...")
+        progress("Measuring gradients of public text ...")
         public = proxies.of_model(
             trained,
             config.proxy_data,

@@ -124,7 +124,7 @@ class Serving:
         certificate: str | os.PathLike[str] | None = None,
         private_key: str | os.PathLike[str] | None = None,
         attestation: attestation_lib.Attestation | None = None,
-        say: Callable[[str], None],
+        progress: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ):
         """Puts the parts together; nothing runs yet, and nothing is written.
@@ -137,7 +137,7 @@ class Serving:
           certificate: File of the server's certificate; made in `folder` if None.
           private_key: File of its key; given if and only if the certificate is.
           attestation: Verifies tokens of devices; None to take any that connects.
-          say: Told a line now and then.
+          progress: Callback for progress lines.
           clock: Seconds since 1970.
 
         Raises:
@@ -146,11 +146,13 @@ class Serving:
         self._tasks = {task.name: task for task in tasks}
         self._store, self._folder, self._settings = store, folder, settings
         self._certificate, self._private_key = certificate, private_key
-        self._attestation, self._say, self._clock = attestation, say, clock
+        self._attestation, self._progress, self._clock = attestation, progress, clock
         self._served = put_together(tasks, settings)
         self.population = self._served.population
         """What is served."""
-        self.seen = Narrator(self.population, clock=clock, say=say, released=self._released)
+        self.seen = Narrator(
+            self.population, clock=clock, progress=progress, released=self._released
+        )
         """What is observed."""
         self.done = asyncio.Event()
         """Set when no task may have another round."""
@@ -182,7 +184,7 @@ class Serving:
         for task in self._tasks.values():
             commit = await asyncio.to_thread(task.add_to, self._store)
             self._folder.check_rounds(task.name, task.folder.terms.server_plan, commit.rounds_done)
-            self._say(_where_it_stands(task, commit))
+            self._progress(_where_it_stands(task, commit))
         self._server = self._make_engine()
         try:
             if self._settings.status_address is not None:
@@ -208,7 +210,7 @@ class Serving:
             address=self._settings.address,
             limits=self._settings.limits,
             clock=self._clock,
-            waits=self._say,
+            waits=self._progress,
         )
 
     def _say_where(self) -> None:
@@ -238,7 +240,7 @@ class Serving:
         try:
             write()
         except OSError as error:
-            self._say(f"Cannot write to {self._folder.path}: {error}")
+            self._progress(f"Cannot write to {self._folder.path}: {error}")
 
     def _unsay_where(self) -> None:
         self._folder.remove_endpoint()
@@ -255,7 +257,9 @@ class Serving:
         )
         await self._page.start()
         if self._settings.status_access.is_open and not access.is_loopback(host.strip("[]")):
-            self._say(f"Warning: whoever reaches {self.page_address} can read the status page.")
+            self._progress(
+                f"Warning: whoever reaches {self.page_address} can read the status page."
+            )
 
     def _privacy(self, name: str) -> dict[str, Any]:
         """For the page: what a task has spent, from its last commit."""
@@ -284,10 +288,10 @@ class Serving:
                 reasons = await asyncio.to_thread(self._refusals)
                 await asyncio.to_thread(self.seen.save_counts, self._folder.sessions)
         except OSError as error:
-            self._say(f"Cannot look at the store, or write counts: {error}")
+            self._progress(f"Cannot look at the store, or write counts: {error}")
             return
         if name and reasons[name] is not None:
-            self._say(f"{name}: no further round: {reasons[name]}.")
+            self._progress(f"{name}: no further round: {reasons[name]}.")
         if all(reason is not None for reason in reasons.values()):
             self.done.set()
 
@@ -344,11 +348,11 @@ class Narrator(observations.Observations):
         served: population_lib.Population,
         *,
         clock: Callable[[], float],
-        say: Callable[[str], None],
+        progress: Callable[[str], None],
         released: Callable[[str], None],
     ):
         super().__init__(served, clock=clock)
-        self._say, self._after = say, released
+        self._progress, self._after = progress, released
         self._last = ""
         self.is_quiet = False
 
@@ -364,7 +368,7 @@ class Narrator(observations.Observations):
             line = ""
         if line and line != self._last:
             self._last = line
-            self._say(line)
+            self._progress(line)
         if is_commit:
             self._after(event.task)
 

@@ -174,7 +174,7 @@ def write(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
 @contextlib.contextmanager
 def lock(
     output: pathlib.Path,
-    say: Callable[[str], None],
+    progress: Callable[[str], None],
     seconds_to_wait: float = _SECONDS_TO_WAIT,
 ) -> Iterator[int]:
     """Keeps other processes from running this sweep's cells.
@@ -184,7 +184,7 @@ def lock(
 
     Args:
       output: Folder of the sweep; it exists.
-      say: Receives a line if the lock is not free yet.
+      progress: Receives a line if the lock is not free yet.
       seconds_to_wait: How long to wait for it.
 
     Yields:
@@ -203,7 +203,7 @@ def lock(
                     "it, or end it."
                 )
             if not has_spoken:
-                say(f"Waiting for another sweep in {output}, or a cell of it, to end ...")
+                progress(f"Waiting for another sweep in {output}, or a cell of it, to end ...")
                 has_spoken = True
             time.sleep(0.1)
         yield descriptor

@@ -32,7 +32,7 @@ from tff_dpftrl.runs import (
 )
 from tff_dpftrl.training import released_model, report, stopping, text_task
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 """Receives what a person should know while a run starts and goes on, line by line."""
 
 
@@ -108,7 +108,7 @@ class CommittedRun:
         plan: privacy.PrivacyPlan,
         trainer: Trainer,
         rounds: committed_rounds.CommittedRounds,
-        say: Say,
+        progress: Progress,
         *,
         baselines: Mapping[str, float] | None = None,
         whole: released_model.Whole = list,
@@ -122,7 +122,7 @@ class CommittedRun:
           plan: The run's privacy.
           trainer: What trains a round.
           rounds: The rounds, open.
-          say: Receives warnings.
+          progress: Receives warnings.
           baselines: Top-1 accuracies of models to compare with, besides those of the task.
           whole: From the weights that are trained to the task's model's; the same by default.
         """
@@ -132,7 +132,7 @@ class CommittedRun:
         self._plan = plan
         self._trainer = trainer
         self._rounds = rounds
-        self._say = say
+        self._progress = progress
         self._baselines = baselines or {}
         self._whole = whole
 
@@ -237,7 +237,7 @@ class CommittedRun:
             return
         # A secret cohort's size is secret too.
         who = "some" if self._plan.needs_secret_cohorts else f"{num_dropped} of {num_members}"
-        self._say(
+        self._progress(
             f"{self._config.unit.capitalize()} {round_index + 1}: {who} {self._trainer.unit} had "
             "an update that is not finite (NaN, Inf), which counts as zero; lower "
             f"{self._trainer.too_fast}."

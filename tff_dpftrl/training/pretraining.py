@@ -31,7 +31,7 @@ STANDARD_LIBRARY = "standard-library"
 # Written before the first model, which is so never without them.
 _BEFORE_MODEL = {"vocabulary.json", warm_start.RECORD}
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +183,7 @@ def pretrain(
     output: pathlib.Path,
     *,
     text: PublicText | None = None,
-    say: Say = print,
+    progress: Progress = print,
 ) -> str:
     """Trains a model, and keeps the best one of the epochs done at any time.
 
@@ -192,7 +192,7 @@ def pretrain(
       options: Of the run that is to go on with it: model, vocabulary, sequence length.
       output: An empty or new folder.
       text: What `read` returned; it is read now if None.
-      say: Receives the outcome of every epoch.
+      progress: Receives the outcome of every epoch.
 
     Returns:
       The outcome in a line.
@@ -218,7 +218,7 @@ def pretrain(
     )
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     evaluate = evaluation.Evaluator(model, special, held_out)
-    say(
+    progress(
         f"Text: {len(rows)} sequences of {len(text.train)} users ({text.source}); {len(held_out)} "
         f"of {len(text.held_out)} others decide when to stop. Model: {options.model}, "
         f"{model.num_parameters} weights."

@@ -55,7 +55,7 @@ def train(
     text: corpus.RunText | None = None,
     model: own_models.Own | None = None,
     model_trained_on: str | None = None,
-    say: committed_run.Say = committed_run.to_stderr,
+    progress: committed_run.Progress = committed_run.to_stderr,
     placement: placement_lib.Placement = _HERE,
 ) -> report.TrainingResults:
     """Trains a model and writes everything there is to know to a folder.
@@ -79,7 +79,7 @@ def train(
       model_trained_on: Of a new run with a model of your own: the public text that its weights
         were trained on, as the statement is to name it, or "nothing" if they were drawn at
         random. If None, the statement says beside ε that they may tell of the same people.
-      say: Receives the facts of the run as soon as each is known, and warnings; the
+      progress: Receives the facts of the run as soon as each is known, and warnings; the
         terminal's standard error by default.
       placement: Where clients work; in this process by default.
 
@@ -102,18 +102,18 @@ def train(
         config = config.with_absolute_paths().with_model_sizes()
     placement.check(config.engine)
     if text is None:
-        say("Reading the data ...")
+        progress("Reading the data ...")
     elif is_new:
         corpus.check_named(config, text.train)
     language_task = task.build_language_task(config, text, model)
     num_clients = len(language_task.train.user_ids)
     num_parameters = language_task.model.num_parameters
     for line in startup.describe_task(language_task):
-        say(line)
+        progress(line)
     facts: dict[str, Any] = {}
     if is_new and model is not None:
         facts |= own_models.weights_facts(model_trained_on)
-        say(
+        progress(
             f"Model: your own, of {num_parameters} weights. Text that they were trained on: "
             f"{facts['initial_weights_source']}."
         )
@@ -125,7 +125,7 @@ def train(
             config.seed,
             protected=config.data,
         )
-        say(
+        progress(
             f"Initial weights: {initial.source}; it knows {initial.num_known_words} of "
             f"{len(language_task.words.words)} words."
         )
@@ -139,7 +139,7 @@ def train(
         _check_unchanged(known, config, language_task)
         plan = config.privacy().resumed(num_clients, num_parameters, known.derived)
     for line in startup.describe_plan(plan, num_parameters):
-        say(line)
+        progress(line)
     if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
         raise validation.UsageError(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round, which costs "
@@ -148,7 +148,7 @@ def train(
     if config.engine == "tff":
         process.check_state_fits(plan, num_parameters)
     plan.sampler(seed=0)  # Refuses what the population cannot do before anything is written.
-    say("Building the computations ...")
+    progress("Building the computations ...")
     with engine.open_engine(config, plan, language_task, placement) as (
         learning_process,
         client_value,
@@ -161,12 +161,12 @@ def train(
             trained_model.write_vocabulary(
                 output, language_task.words, language_task.train.corpus.is_tokenized
             )
-            say(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} rounds done.")
+            progress(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} rounds done.")
             sampler = plan.sampler(committed_run.sampling_seed(output, plan, config.seed))
             users = language_task.train.user_ids
             clients = _Clients(users, sampler, learning_process, client_value)
             committed_run.CommittedRun(
-                config, output, language_task, plan, clients, rounds, say
+                config, output, language_task, plan, clients, rounds, progress
             ).run(template=state)
             go_on = own_models.how_to_go_on(config.model, output)
             return report.write(output, known, config, plan, rounds, go_on=go_on)

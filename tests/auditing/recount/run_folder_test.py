@@ -67,9 +67,9 @@ def runs(corpus, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(committed_rounds.CommittedRounds, "commit", killed_commit)
         with pytest.raises(toy_run.Crash):
-            run.train(config, folder, say=lambda line: None)
+            run.train(config, folder, progress=lambda line: None)
     shutil.copytree(folder, killed)
-    run.train(None, folder, say=lambda line: None)
+    run.train(None, folder, progress=lambda line: None)
     return folder, killed
 
 
@@ -91,7 +91,7 @@ def _violated(folder):
 def test_an_untouched_run_is_consistent(runs):
     before = {path: path.stat().st_mtime_ns for path in runs[0].rglob("*")}
     said = []
-    found = run_folder.recount_run(runs[0], say=said.append)
+    found = run_folder.recount_run(runs[0], progress=said.append)
     assert found.verdict == "consistent with the claim"
     assert {finding.outcome for finding in found.findings} == {"consistent"}
     assert len(found.findings) == len(said) == 18
@@ -433,7 +433,7 @@ _KINDS = {
 def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
     folder = tmp_path / "run"
     options = {"buffers": None, **_SECRET, **_KINDS[kind]}
-    run.train(toy_run.config(corpus, **options), folder, say=lambda line: None)
+    run.train(toy_run.config(corpus, **options), folder, progress=lambda line: None)
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
@@ -458,7 +458,7 @@ def test_runs_of_every_kind_are_consistent(corpus, tmp_path, kind):
 def test_fine_tuning_is_consistent(toy, tmp_path, options):
     folder = tmp_path / "run"
     config = toy_finetuning.config(toy, **options, **_SECRET)
-    finetuning_run.finetune(config, folder, say=lambda line: None)
+    finetuning_run.finetune(config, folder, progress=lambda line: None)
     found = _outcomes(folder)
     assert set(found.values()) <= {"consistent", "not tested"}
     assert found[_EPSILON] == found[_LEDGER] == found[_CHECKPOINT] == "consistent"
@@ -490,7 +490,7 @@ def test_a_run_of_somebodys_own_model_is_consistent(tmp_path):
         optimizer=lambda: tf.keras.optimizers.SGD(0.1),
         evaluate=lambda weights: {"error": 0.0},
         eval_every=2,
-        say=lambda line: None,
+        progress=lambda line: None,
     )
     found = _outcomes(tmp_path / "run")
     assert set(found.values()) <= {"consistent", "not tested"}

@@ -55,7 +55,7 @@ def _run(folder, num_faults, *, numbers=None, options=(), seed=0):
             num_faults=num_faults,
             seed=seed,
             numbers=numbers,
-            say=lines.append,
+            progress=lines.append,
         )
     )
     print("\n".join(lines))

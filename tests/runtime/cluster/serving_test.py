@@ -237,7 +237,7 @@ def _corpora(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
         config = toy_task.config(folder, **rounds, **seconds)
-        making.make(config, folder / "toy", small_tasks.KEY, say=lambda line: None)
+        making.make(config, folder / "toy", small_tasks.KEY, progress=lambda line: None)
     return folder
 
 
@@ -302,7 +302,7 @@ def test_the_command_serves_a_fleet_on_two_nodes_whoever_is_killed(nodes, corpor
         with sql.SqlStore(place) as store:
             assert store.lease("tests").owner == ""
             served = serving_lib.Serving(
-                [task], store, folder, serving_lib.Settings(), say=lines.append
+                [task], store, folder, serving_lib.Settings(), progress=lines.append
             )
             await served.start()
             try:

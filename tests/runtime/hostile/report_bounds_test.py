@@ -61,7 +61,7 @@ def training(tmp_path_factory):
     config = toy_task.config(
         corpora, adaptive_clipping=True, mechanism="tree", clipped_count_stddev=5.0
     )
-    folder = making.make(config, corpora / "task", small_tasks.KEY, say=lambda _: None)
+    folder = making.make(config, corpora / "task", small_tasks.KEY, progress=lambda _: None)
     return _Round(planned_task.PlannedTask(folder), toy_task.examples())
 
 

@@ -56,7 +56,7 @@ def folder(corpora, said, tmp_path_factory):
     output = tmp_path_factory.mktemp("tasks") / "toy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
-        return making.make(toy_task.config(corpora), output, small_tasks.KEY, say=said.append)
+        return making.make(toy_task.config(corpora), output, small_tasks.KEY, progress=said.append)
 
 
 def test_the_plans_say_what_the_options_do(folder, said):
@@ -81,7 +81,7 @@ def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_
     config = toy_task.config(
         corpora, secagg_bits=20, secure_aggregation="honest-but-curious", least_group=3
     )
-    made = making.make(config, tmp_path / "secure", small_tasks.KEY, say=lambda line: None)
+    made = making.make(config, tmp_path / "secure", small_tasks.KEY, progress=lambda line: None)
     device, stated = made.devices[0], made.terms.secure_aggregation
     assert len(device.secure_sums) == len(device.graph.outputs)
     assert not made.server.zero.outputs
@@ -94,13 +94,13 @@ def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_
 
 def test_nothing_is_overwritten(folder, corpora):
     with pytest.raises(ValueError, match="never overwritten"):
-        making.make(toy_task.config(corpora), folder.path, small_tasks.KEY, say=print)
+        making.make(toy_task.config(corpora), folder.path, small_tasks.KEY, progress=print)
 
 
 def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_path):
     config = toy_task.config(corpora, client_learning_rate=1e-12)
     with pytest.raises(predicates.TaskRefusedError) as caught:
-        making.make(config, tmp_path / "new" / "toy", small_tasks.KEY, say=lambda line: None)
+        making.make(config, tmp_path / "new" / "toy", small_tasks.KEY, progress=lambda line: None)
     assert any("The update is zero" in reason for reason in caught.value.reasons)
     assert list(tmp_path.iterdir()) == []
 
@@ -108,13 +108,13 @@ def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_pa
 def test_a_budget_must_pay_for_a_round(corpora, tmp_path):
     config = toy_task.config(corpora, max_epsilon=0.1)
     with pytest.raises(ValueError, match="max_epsilon=0.1 does not pay for one round"):
-        making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+        making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 
 def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
     config = toy_task.config(corpora, proxy_data=str(corpora / "users.jsonl"))
     with pytest.raises(ValueError, match="proxy_data .* is the data that is protected"):
-        making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+        making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 
 def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
@@ -157,7 +157,7 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
         folder.config, task="", clients_per_round=3, min_sep=None, max_participations=None
     )
     made = making.make_evaluation(
-        folder, config, tmp_path / "watch", small_tasks.KEY, say=lambda line: None
+        folder, config, tmp_path / "watch", small_tasks.KEY, progress=lambda line: None
     )
     assert (made.name, made.terms.kind, made.terms.model_of) == ("watch", "evaluation", "toy")
     assert made.devices[0].kind == plan_pb2.EVALUATION
@@ -176,7 +176,9 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
     # Its metrics have no ρ: the task that trains is not composed with it.
     assert not report.write(folder, store, tmp_path / "other").statement.headline_caveats
     with pytest.raises(ValueError, match="is the task that is evaluated"):
-        making.make_evaluation(folder, folder.config, tmp_path / "toy", small_tasks.KEY, say=print)
+        making.make_evaluation(
+            folder, folder.config, tmp_path / "toy", small_tasks.KEY, progress=print
+        )
 
 
 @pytest.mark.slow
@@ -191,12 +193,12 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
         least_group=3,
         adaptive_clipping=adaptive_clipping,
     )
-    made = making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     options = dataclasses.replace(
         made.config, task="", clients_per_round=4, min_sep=None, max_participations=None
     )
     watch = making.make_evaluation(
-        made, options, tmp_path / "watch", small_tasks.KEY, say=lambda line: None
+        made, options, tmp_path / "watch", small_tasks.KEY, progress=lambda line: None
     )
     assert watch.terms.secure_aggregation == made.terms.secure_aggregation
     assert not watch.server.zero.outputs
@@ -220,7 +222,7 @@ def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptiv
     config = toy_task.config(
         corpora, secagg_bits=20, adaptive_clipping=adaptive_clipping, num_rounds=4
     )
-    made = making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     assert made.server.secure_sums
     rounds = toy_task.begun(made, memory.MemoryStore())
     toy_task.run_round(rounds)
@@ -234,7 +236,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     rounds = {"clients_per_round": 8, "num_devices": 40, "min_sep": 2, "num_rounds": 3}
     seconds = {"selection_timeout": 5.0, "reporting_timeout": 10.0, "exchange_timeout": 5.0}
     config = toy_task.config(corpora, **rounds, **seconds)
-    making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     task = planned_task.load(tmp_path / "toy", small_tasks.KEYS)
     store = memory.MemoryStore()
     task.add_to(store)
@@ -285,7 +287,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
 @pytest.mark.slow
 def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
     config = toy_task.config(corpora, iterate_averaging=0.5, server_decay="cosine")
-    made = making.make(config, tmp_path / "toy", small_tasks.KEY, say=lambda line: None)
+    made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     rounds = toy_task.begun(made, memory.MemoryStore())
     for _ in range(2):
         toy_task.run_round(rounds)

@@ -15,7 +15,7 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 
 
 def recount_run(
-    folder: str | os.PathLike[str], *, say: Callable[[str], None] = lambda line: None
+    folder: str | os.PathLike[str], *, progress: Callable[[str], None] = lambda line: None
 ) -> report.AuditReport:
     """Derives a run's privacy statement again from its records, and looks through its files.
 
@@ -25,7 +25,7 @@ def recount_run(
     Args:
       folder: Folder that `tff-dpftrl train` or `finetune` wrote to, of a run that is finished or
         interrupted.
-      say: Receives the name of each test before it begins.
+      progress: Receives the name of each test before it begins.
 
     Returns:
       The report; all but the test of the noise in the checkpoint are exact.
@@ -62,7 +62,7 @@ def recount_run(
     }
     found = []
     for test, check in checks.items():
-        say(test)
+        progress(test)
         try:
             found.append(check(test))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:

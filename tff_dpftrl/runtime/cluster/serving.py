@@ -153,7 +153,7 @@ class ClusterServing(serving_lib.Serving):
         *,
         ray_address: str | None = None,
         leave: bool = False,
-        say: Callable[[str], None],
+        progress: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ):
         """Puts the parts together; nothing runs yet, and nothing is written.
@@ -166,14 +166,14 @@ class ClusterServing(serving_lib.Serving):
           settings: How to serve.
           ray_address: See `cluster.RayCluster`.
           leave: Whether `stop` leaves the hosts running.
-          say: Told a line now and then.
+          progress: Callback for progress lines.
           clock: Seconds since 1970.
 
         Raises:
           ValueError: See `serving.Serving`.
         """
         self._reader = observed.Reader(clock=clock)
-        super().__init__(tasks, store, folder, settings, say=say, clock=self._reader.now)
+        super().__init__(tasks, store, folder, settings, progress=progress, clock=self._reader.now)
         self._cluster = cluster_lib.RayCluster(deployed, ray_address=ray_address)
         self._leave = leave
 
@@ -184,7 +184,7 @@ class ClusterServing(serving_lib.Serving):
             self._reader,
             self.seen,
             moved=self._say_where,
-            say=self._say,
+            progress=self._progress,
             leave=self._leave,
         )
 
@@ -206,11 +206,11 @@ class _Hosts:
         seen: serving_lib.Narrator,
         *,
         moved: Callable[[], None],
-        say: Callable[[str], None],
+        progress: Callable[[str], None],
         leave: bool,
     ):
         self._cluster, self._reader, self._seen = cluster, reader, seen
-        self._moved, self._say, self._leave = moved, say, leave
+        self._moved, self._progress, self._leave = moved, progress, leave
         self._has_started = False
         self._looking: asyncio.Task | None = None
         self._said = ""
@@ -241,12 +241,12 @@ class _Hosts:
                 continue
             self._said = ""
             if self.address != before:
-                self._say(f"Devices:     {self.address}")
+                self._progress(f"Devices:     {self.address}")
                 self._moved()
 
     def _complain(self, line: str) -> None:
         if line != self._said:
-            self._say(line)
+            self._progress(line)
         self._said = line
 
     async def stop(self) -> None:

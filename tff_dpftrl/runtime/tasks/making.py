@@ -28,7 +28,7 @@ from tff_dpftrl.runtime.tasks import privacy, secure_groups, summation_sentences
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import corpus, process, startup, warm_start
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 """Receives what a person should know, line by line."""
 
 _STANDARD_LIBRARY = "standard-library"
@@ -54,7 +54,7 @@ def make(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
-    say: Say,
+    progress: Progress,
 ) -> task_folder.TaskFolder:
     """Makes a training task: plans, tests, signatures, folder.
 
@@ -64,7 +64,7 @@ def make(
       config: Its options.
       output: The new folder; its name is the task's if the options give none.
       key: Signs plans and terms.
-      say: Receives progress.
+      progress: Callback for progress lines.
 
     Returns:
       The task, as it was read back.
@@ -77,10 +77,10 @@ def make(
     task_folder.check_is_free(output)
     config = config.resolved(pathlib.Path(output).name)
     proxies = _proxies(config)
-    material = _material(config, say)
+    material = _material(config, progress)
     plan = _privacy_plan(config, material.model.num_parameters)
     for line in startup.describe_plan(plan, material.model.num_parameters):
-        say(line)
+        progress(line)
     terms = _terms(material, plan)
     refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
     if refusal:
@@ -88,7 +88,7 @@ def make(
             f"max_epsilon={config.max_epsilon:g} does not pay for one round: {refusal}. Raise it, "
             "or noise_multiplier."
         )
-    say("Building the plans ...")
+    progress("Building the plans ...")
     with contexts.compiled_only():
         built = process.build_process(
             plan, config, material.functional, metrics_aggregator=_metrics_aggregator(config)
@@ -101,7 +101,7 @@ def make(
             _limits(config, plan),
             private_round=_private_round(plan, config),
         )
-    return _finish(material, plans, terms, proxies, output, key, say)
+    return _finish(material, plans, terms, proxies, output, key, progress)
 
 
 def make_evaluation(
@@ -110,7 +110,7 @@ def make_evaluation(
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
-    say: Say,
+    progress: Progress,
 ) -> task_folder.TaskFolder:
     """Makes a task that evaluates the model of another one while it trains.
 
@@ -119,7 +119,7 @@ def make_evaluation(
       config: Its options: those of `of`, with another name, goal, number of rounds or weight.
       output: As for `make`, like what follows, what is returned and raised.
       key: Signs plans and terms.
-      say: Receives progress.
+      progress: Callback for progress lines.
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
@@ -130,10 +130,10 @@ def make_evaluation(
             f"task {config.task!r} is the task that is evaluated: give another name."
         )
     proxies = _proxies(config)
-    material = _material(config, say)
+    material = _material(config, progress)
     if material.words != of.words:
         raise validation.UsageError(f"vocabulary is another than that of the task {of.name!r}.")
-    say("Building the plans ...")
+    progress("Building the plans ...")
     with contexts.compiled_only():
         built = tff.learning.algorithms.build_fed_eval(
             material.functional,
@@ -155,25 +155,25 @@ def make_evaluation(
         parameters={},
         secure_aggregation=secure_groups.stated(config),
     )
-    return _finish(material, plans, terms, proxies, output, key, say)
+    return _finish(material, plans, terms, proxies, output, key, progress)
 
 
-def _material(config: config_lib.TaskConfig, say: Say) -> _Material:
+def _material(config: config_lib.TaskConfig, progress: Progress) -> _Material:
     words = corpus.read_vocabulary(config, None)
-    say(f"Vocabulary: {len(words.words)} words ({words.source}).")
+    progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
     model = table.build(
         config.model,
         vocabulary_size=words.size,
         sequence_length=config.sequence_length,
         **config.model_sizes,
     )
-    say(f"Model: {config.model}, {model.num_parameters} weights.")
+    progress(f"Model: {config.model}, {model.num_parameters} weights.")
     initial = None
     if config.initial_weights is not None:
         initial = warm_start.read(
             pathlib.Path(config.initial_weights), model, words, config.seed, protected=config.data
         )
-        say(f"Initial weights: {initial.source}.")
+        progress(f"Initial weights: {initial.source}.")
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
     functional = functional_model.build(
         model, special, config.seed, None if initial is None else initial.weights
@@ -333,11 +333,11 @@ def _finish(
     proxies: Sequence[Sequence[bytes]],
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
-    say: Say,
+    progress: Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
     config = material.config
-    say(f"Testing the plans on public text, {len(proxies)} devices ...")
+    progress(f"Testing the plans on public text, {len(proxies)} devices ...")
     findings = predicates.check_task(
         plans.server,
         plans.devices,
@@ -349,7 +349,7 @@ def _finish(
     )
     tested = _tested(findings)
     for line in tested:
-        say(line)
+        progress(line)
     task_folder.write(
         output,
         signed=plans.sign(key),
