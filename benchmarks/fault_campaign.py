@@ -25,14 +25,14 @@ import time
 from typing import Any
 
 from tests.runtime.store import postgresql
-from tff_dpftrl.runtime.campaign import checks, engines, report, servers, stage, supervisor, toys
+from verification.campaign import checks, engines, report, servers, stage, supervisor, toys
 
 
 def _servers(engine: str, place: stage.Stage) -> tuple[engines.Engines, dict[str, Any]]:
     """What runs the server, and what `supervisor.run` is to know of it."""
     if engine == "asyncio":
         return servers.Servers(place), {}
-    from tff_dpftrl.runtime.campaign import ray_servers
+    from verification.campaign import ray_servers
 
     options = {"start_seconds": ray_servers.START_SECONDS, "has_nodes": True}
     return ray_servers.RayServers(place), options

@@ -57,7 +57,6 @@ def test_all_json_of_others_is_read_here():
         if re.search(r"\bjson\.loads?\(", path.read_text(encoding="utf-8"))
     }
     found -= {"json_text.py", "data/docstring_extraction.py"}  # The latter is a program alone.
-    found = {path for path in found if not path.startswith("runtime/campaign/")}  # Its own.
     assert found == _OWN | _COPIES
 
 

@@ -25,7 +25,7 @@ from tff_dpftrl.training import config as config_lib
 Command = Callable[[cells_lib.Cell, pathlib.Path], Sequence[str]]
 """What to start for a cell, given its folder."""
 
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
 """Receives a line for the person in front of the terminal."""
 
 PROGRAM = (sys.executable, "-m", "tff_dpftrl.cli.main", "train")
@@ -165,7 +165,7 @@ def run(
     jobs: int,
     lock: int,
     interruption: Interruption,
-    say: Say,
+    progress: Progress,
     after_each: Callable[[cells_lib.Cell, folder_lib.Ending], None],
 ) -> None:
     """Runs all cells that are not finished, until they are or a signal comes.
@@ -181,7 +181,7 @@ def run(
       jobs: How many cells run at a time.
       lock: What `folder.lock` gave; the processes inherit it.
       interruption: Whose signals end it.
-      say: Receives what is worth a line besides the progress bar.
+      progress: Callback for lines beside the progress bar.
       after_each: Called when a cell's process has ended by itself.
 
     Raises:
@@ -191,7 +191,7 @@ def run(
     states = {c.name: folder_lib.state(folder_lib.cell_folder(output, c)) for c in cells}
     waiting = [cell for cell in cells if states[cell.name] != "finished"]
     running: list[_Running] = []
-    progress = _Progress(cells, output)
+    bar = _Progress(cells, output)
     try:
         while (waiting or running) and not interruption.signals:
             ended = [entry for entry in running if entry.process.poll() is not None]
@@ -199,19 +199,19 @@ def run(
             running = [entry for entry in running if entry not in ended]
             while waiting and len(running) < jobs:
                 running.append(_start(waiting.pop(0), output, command, lock))
-            progress.show([*running, *ended], now=bool(ended))
+            bar.show([*running, *ended], now=bool(ended))
             for entry, ending in zip(ended, endings, strict=True):
                 after_each(entry.cell, ending)
             time.sleep(_POLL_SECONDS)
     finally:
         if running and interruption.signals:
-            say("Ending the cells that run; a second signal ends them at once ...")
+            progress("Ending the cells that run; a second signal ends them at once ...")
         _end(running, interruption)
         for entry in running:
             if entry.process.returncode == 0:
                 _note_ending(entry)
-        progress.show(running, now=True)
-        progress.close()
+        bar.show(running, now=True)
+        bar.close()
 
 
 def _start(cell: cells_lib.Cell, output: pathlib.Path, command: Command, lock: int) -> _Running:

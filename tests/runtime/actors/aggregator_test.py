@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, aggregator, messages, roles
-from tff_dpftrl.runtime.schedules import simulation
+from verification.schedules import simulation
 
 TASK = simulation.small_population().task("training")
 ROLE = roles.AggregatorRole("attempt", "training", 5, b"the model", ("a", "b", "c"))

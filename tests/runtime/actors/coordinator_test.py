@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, coordinator, messages, population
-from tff_dpftrl.runtime.schedules import simulation
 from tff_dpftrl.runtime.store import interface
+from verification.schedules import simulation
 
 SERVED = simulation.small_population()  # Lease 8 s, heartbeat 2 s; training wants 4 devices.
 SELECTORS = ("s0", "s1")

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, cast, messages
-from tff_dpftrl.runtime.schedules import simulation
 from tff_dpftrl.runtime.store import memory, sql
+from verification.schedules import simulation
 
 SERVED = simulation.small_population()  # The lease is of 8 seconds.
 CAST = cast.Cast(SERVED, selectors=("s0",), pace=lambda *_: (0.0,))

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, master_aggregator, messages, roles
-from tff_dpftrl.runtime.schedules import simulation, toy_task
 from tff_dpftrl.runtime.store import interface
+from verification.schedules import simulation, toy_task
 
 TASK = simulation.small_population().task("training")  # Goal 3, least 2, groups of 2.
 COMMIT = interface.Commit("training", 5, 1, b"model 5", b"training|seed|5")

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.schedules import simulation
 from tff_dpftrl.secure_sums import parameters, vectors
+from verification.schedules import simulation
 
 SERVED = simulation.small_population()
 SIZES = population.RoundSettings(goal_count=100)

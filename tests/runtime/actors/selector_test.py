@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, messages, roles, selector
-from tff_dpftrl.runtime.schedules import simulation
+from verification.schedules import simulation
 
 SERVED = simulation.small_population()
 BOTH = frozenset({"training", "evaluation"})

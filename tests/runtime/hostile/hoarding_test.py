@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import messages, population
-from tff_dpftrl.runtime.schedules import faults, simulation, toy_task
+from verification.schedules import faults, simulation, toy_task
 
 HONEST = SILENT = 40
 SECONDS = 45.0  # Of the attack.

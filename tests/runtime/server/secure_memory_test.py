@@ -11,8 +11,8 @@ import pytest
 
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.campaign import sentinels as search
-from tff_dpftrl.runtime.campaign.sentinels import found_in
+from verification.campaign import sentinels as search
+from verification.campaign.sentinels import found_in
 
 SIZE = 2000
 NUM_DEVICES = 4

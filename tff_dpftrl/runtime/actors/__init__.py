@@ -8,7 +8,7 @@ are plain classes. A message goes in, effects come out:
 
 Messages are frozen dataclasses (`messages`), effects are `Send`, `After`, `Spawn` and `Stop`
 (`actor`). An actor reads no clock, draws from no randomness but what it was given, and opens
-no connection; a deterministic simulator (`runtime.schedules`) and real engines (asyncio in
+no connection; a deterministic simulator (`verification.schedules`) and real engines (asyncio in
 one process, Ray on many machines) run the same classes. What an engine owes them:
 
 - One step at a time for each actor; effects are carried out after the step. An actor whose

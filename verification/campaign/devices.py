@@ -17,12 +17,12 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl.runtime.campaign import toys
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import secure_upload
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import parameters, refusals, secure_sum_pb2, vectors
+from verification.campaign import toys
 
 TOLD, SENT, ACCEPTED = "told", "sent", "accepted"
 LONGEST_PATIENCE = 8.0

@@ -11,8 +11,8 @@ from typing import Any
 from typing_extensions import override
 
 from tff_dpftrl.runtime.actors import messages, population
-from tff_dpftrl.runtime.schedules import toy_task
 from tff_dpftrl.runtime.store import interface
+from verification.schedules import toy_task
 
 _MASKED_VECTOR = 2  # Step of a secure sum from which on a device's report may be in it.
 

@@ -1,6 +1,6 @@
 """A server of the campaign, in a process of its own.
 
-    python -m tff_dpftrl.runtime.campaign.server_process FOLDER NAME
+    python -m verification.campaign.server_process FOLDER NAME
         [--cast MODULE:CLASS] [--store MODULE:CLASS]
 
 It says "ready", waits for a line, serves, and ends with its input. What its observer hears it
@@ -21,11 +21,11 @@ import time
 
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import cast
-from tff_dpftrl.runtime.campaign import armed, stage, toys
-from tff_dpftrl.runtime.campaign import events as events_lib
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.store import sql
+from verification.campaign import armed, stage, toys
+from verification.campaign import events as events_lib
 
 
 def _named(text: str) -> type:

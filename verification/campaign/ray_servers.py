@@ -20,10 +20,10 @@ from typing_extensions import override
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import cast
-from tff_dpftrl.runtime.campaign import armed, engines, stage, toys
-from tff_dpftrl.runtime.campaign import events as events_lib
 from tff_dpftrl.runtime.cluster import cluster, deployment, observed, placement
 from tff_dpftrl.runtime.protocol import attestation
+from verification.campaign import armed, engines, stage, toys
+from verification.campaign import events as events_lib
 
 ray = ray_sessions.ray  # It says what to do where Ray is not installed.
 

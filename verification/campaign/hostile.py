@@ -14,9 +14,9 @@ from collections.abc import Callable
 import grpc
 import numpy as np
 
-from tff_dpftrl.runtime.campaign import devices, toys
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.secure_sums import vectors
+from verification.campaign import devices, toys
 
 _CHURN_SECONDS = 0.01
 _NUM_MESSAGES = 5  # Of a device in a secure sum.

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.campaign import (
+from verification.campaign import (
     armed,
     book,
     devices,
@@ -116,7 +116,7 @@ async def run(
     start_seconds: float = 0.0,
     has_nodes: bool = False,
     num_hostile: int = 0,
-    say: Callable[[str], None] = print,
+    progress: Callable[[str], None] = print,
 ) -> Campaign:
     """Runs a campaign.
 
@@ -130,7 +130,7 @@ async def run(
       start_seconds: See `progress_bound`.
       has_nodes: Whether whole nodes can be killed.
       num_hostile: Number of hostile devices, which are drawn by the seed.
-      say: Told of every fault, in a line.
+      progress: Callback for one line about each fault.
 
     Returns:
       What it leaves.
@@ -175,7 +175,7 @@ async def run(
             outcome = await runner.execute(fault)
             left.outcomes.append(outcome)
             struck += outcome.has_struck
-            say(_line(struck, outcome))
+            progress(_line(struck, outcome))
             if struck == num_faults or time.monotonic() > until:
                 break
         left.after_faults = runner.last_line
@@ -380,7 +380,7 @@ class _Runner:
             }
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tff_dpftrl.runtime.campaign.sentinels", str(pid)),
+            *(sys.executable, "-m", "verification.campaign.sentinels", str(pid)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

@@ -5,9 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from tests.runtime.campaign import mistakes, toy_evidence
 from tests.runtime.store import postgresql
-from tff_dpftrl.runtime.campaign import (
+from tests.verification.campaign import mistakes, toy_evidence
+from verification.campaign import (
     book,
     checks,
     devices,

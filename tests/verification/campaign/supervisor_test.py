@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tests.runtime.campaign import toy_evidence
-from tff_dpftrl.runtime.campaign import checks, faults, servers, stage, supervisor, toys
+from tests.verification.campaign import toy_evidence
+from verification.campaign import checks, faults, servers, stage, supervisor, toys
 
 Kind = faults.Kind
 A_FEW = (
@@ -87,7 +87,7 @@ def test_thirty_faults_break_no_law(tmp_path):
     ],
 )
 def test_a_server_with_a_mistake_is_found(tmp_path, option, name, numbers, law):
-    options = (option, f"tests.runtime.campaign.mistakes:{name}")
+    options = (option, f"tests.verification.campaign.mistakes:{name}")
     left = _run(tmp_path, len(numbers), numbers=numbers, options=options)
     verdict = checks.judge(checks.collect(left))
     assert law in toy_evidence.broken(verdict)
@@ -96,7 +96,7 @@ def test_a_server_with_a_mistake_is_found(tmp_path, option, name, numbers, law):
 @pytest.mark.slow
 def test_ten_faults_break_no_law_on_two_nodes(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: run `make test-distributed`.")
-    from tff_dpftrl.runtime.campaign import ray_servers
+    from verification.campaign import ray_servers
 
     place = stage.Stage(tmp_path)
     place.make(3)

@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable
 
 from tff_dpftrl.runtime.actors import messages, population
-from tff_dpftrl.runtime.schedules import faults, toy_task
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import secure_sum_pb2
+from verification.schedules import faults, toy_task
 
 PATIENCE = 25.0  # Seconds that a device waits for an answer.
 _REST = 3.0

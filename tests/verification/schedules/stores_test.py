@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from tests.runtime.store import postgresql
-from tff_dpftrl.runtime.schedules import simulation
 from tff_dpftrl.runtime.store import memory, sql
+from verification.schedules import simulation
 
 server = postgresql.server
 

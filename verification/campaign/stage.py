@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 
-from tff_dpftrl.runtime.campaign import book, toys
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.store import sql
+from verification.campaign import book, toys
 
 
 @dataclasses.dataclass(frozen=True)

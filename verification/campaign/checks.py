@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tff_dpftrl.runtime.campaign import book, devices, sentinels, supervisor, toys
+from verification.campaign import book, devices, sentinels, supervisor, toys
 
 
 class Law(enum.Enum):

@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable
 
 from tff_dpftrl.runtime.actors import actor, cast, messages, population
-from tff_dpftrl.runtime.schedules import devices, faults, toy_task, watch
 from tff_dpftrl.runtime.store import interface, memory
+from verification.schedules import devices, faults, toy_task, watch
 
 SELECTORS = ("selector/0", "selector/1")
 KEEPER = "keeper"

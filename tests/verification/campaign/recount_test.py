@@ -17,7 +17,6 @@ from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.accounting import guarantee
 from tff_dpftrl.participation import observed
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.campaign import recount
 from tff_dpftrl.runtime.device import (
     attester,
     device,
@@ -31,6 +30,7 @@ from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
 from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
+from verification.campaign import recount
 
 EDGES = {"stride_edges": (1, 2, 4), "times_edges": (1, 2, 3)}
 NUM_DEVICES = 20  # Who was in an attempt that was abandoned may not come again.

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from tests.runtime.schedules import mistakes
+from tests.verification.schedules import mistakes
 from tff_dpftrl.runtime.actors import cast
-from tff_dpftrl.runtime.schedules import faults, simulation, watch
+from verification.schedules import faults, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
 SCHEDULES_BY_DEFAULT = 1_000

@@ -7,7 +7,7 @@ import dataclasses
 import statistics
 from typing import Any
 
-from tff_dpftrl.runtime.campaign import checks, faults, supervisor
+from verification.campaign import checks, faults, supervisor
 
 
 def as_json(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.campaign import engines, stage, toys
+from verification.campaign import engines, stage, toys
 
 _LOOK_SECONDS = 0.02
 _SPARES = 2
@@ -164,7 +164,7 @@ class Servers(engines.Engines):
         name = f"server-{next(self._numbers)}"
         with open(self._place.logs / f"{name}.log", "wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tff_dpftrl.runtime.campaign.server_process"),
+                *(sys.executable, "-m", "verification.campaign.server_process"),
                 *(str(self._place.folder), name, *self._options),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Parts of a server with a mistake, for `server_process --cast` and `--store`."""
 
-from tests.runtime.schedules import mistakes
+from tests.verification.schedules import mistakes
 from tff_dpftrl.runtime.store import sql
 
 ReleasesBeforeTheCommit = mistakes.CASTS["ReleasesBeforeTheCommit"]

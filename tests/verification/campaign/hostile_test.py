@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.store import postgresql
 from tff_dpftrl.runtime.actors import population
-from tff_dpftrl.runtime.campaign import (
+from tff_dpftrl.runtime.protocol import wire_pb2
+from verification.campaign import (
     checks,
     devices,
     faults,
@@ -19,7 +20,6 @@ from tff_dpftrl.runtime.campaign import (
     supervisor,
     toys,
 )
-from tff_dpftrl.runtime.protocol import wire_pb2
 
 server = postgresql.server
 Kind = hostile.Kind

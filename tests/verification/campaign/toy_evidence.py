@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from tff_dpftrl.runtime.campaign import book, checks, devices, faults, stage, supervisor, toys
 from tff_dpftrl.runtime.store import sql
+from verification.campaign import book, checks, devices, faults, stage, supervisor, toys
 
 SEED = 5
 FAULT = faults.draw(3, lease_seconds=2.5)
