@@ -1,13 +1,12 @@
 """Cost of rounds whose clients work in other processes, over rounds in one process.
 
     PYTHONPATH=. python benchmarks/distribution.py [--workers 1 2 4] [--clients 20 100 1000]
-        [--batches 1 4] [--rounds 5] [--size small|large] [--threads 1] [--remote]
+        [--batches 1 4] [--rounds 5] [--size small|large] [--threads 1] [--tff]
 
 Federated averaging of a word LSTM (0.2M parameters as in configs/quickstart.toml, or 4M with
 `large`) with BLT noise, compiled, its clients' tensors prepared. Contenders are threads of
-this process, as many as there are cores; Ray workers on this machine; and with `--remote`
-TFF's executor in one process and on TFF's remote workers. All are there from the beginning
-and take turns within a round of the benchmark, so that a busy machine disturbs the ratios
+this process, as many as there are cores; Ray workers on this machine; and with `--tff`
+TFF's executor in one process. All are there from the beginning and take turns within a round of the benchmark, so that a busy machine disturbs the ratios
 little; processor time, of all processes together, it disturbs less.
 
 Each line has seconds a round (median), their ratio to the threads (median over the rounds
@@ -46,7 +45,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators, execution
-from tff_dpftrl.execution import client_part, client_worker, worker_process, worker_watchdog
+from tff_dpftrl.execution import client_part, client_worker, worker_watchdog
 from tff_dpftrl.learning import functional_model
 from tff_dpftrl.mechanisms import blt
 from tff_dpftrl.models import metrics, word_lstm
@@ -197,13 +196,8 @@ def _contenders(args: argparse.Namespace) -> Iterator[dict[str, tuple[int, Calla
             clients = execution.RayClients(workers, threads_per_worker=args.threads)
             add_compiled(f"Ray {workers}", workers, clients)
             clients.wait_until_ready()
-        if args.remote:
+        if args.tff:
             add_tff("TFF here", stack.enter_context(execution.local()))
-            served = [stack.enter_context(worker_process.serve()) for _ in range(max(args.workers))]
-            for workers in args.workers:
-                addresses = [worker.address for worker in served[:workers]]
-                context = stack.enter_context(execution.remote_workers(addresses))
-                add_tff(f"TFF {workers}", context)
         yield found
 
 
@@ -302,7 +296,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--size", choices=_SIZES, default="small")
     parser.add_argument("--threads", type=int, help="of one operation in a Ray worker")
-    parser.add_argument("--remote", action="store_true", help="TFF's workers too")
+    parser.add_argument("--tff", action="store_true", help="TFF's executor in one process too")
     args = parser.parse_args()
     worker_watchdog.start()
     execution.limit_operation_threads(min(args.clients))

@@ -27,7 +27,6 @@ _COMMANDS = (
     "calibrate",
     "plan",
     "finetune-plan",
-    "worker",
     "device",
     "fleet",
 )

@@ -44,7 +44,6 @@ _SUBCOMMANDS = (
     "serve",
     "device",
     "fleet",
-    "worker",
 )
 
 

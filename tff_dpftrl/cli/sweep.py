@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     validation.integer("--jobs", args.jobs, minimum=1)
     output = pathlib.Path(args.output)
     placement = train.placement_from(args)
-    options = train.merged_options(args.config, train.given_options(args), placement)
+    options = train.merged_options(args.config, train.given_options(args))
     options_lib.check_names(options, args.config or "the command line")
     axes = folder_lib.check(output, options, axes_lib.parse(args.over, _synonyms()))
     cells = cells_lib.grid(options, axes)
@@ -185,9 +185,7 @@ def _synonyms() -> dict[str, str]:
 
 def _placement_flags(args: argparse.Namespace) -> list[str]:
     """The flags of `train.add_placement` again, for the processes of the cells."""
-    found = ["--trust-network"] if args.trust_network else []
-    if args.workers is not None:
-        found.append(f"--workers={','.join(args.workers)}")
+    found = []
     if args.ray_workers is not None:
         found.append(f"--ray-workers={args.ray_workers}")
     if args.ray_address is not None:

@@ -120,18 +120,6 @@ def add_options(
 def add_placement(group: argparse._ArgumentGroup) -> None:
     """Adds the flags that `placement_from` reads."""
     group.add_argument(
-        "--workers",
-        type=lambda text: tuple(text.split(",")),
-        metavar="HOST:PORT,...",
-        help="TFF's remote workers, each started by `tff-dpftrl worker`; with --engine tff.",
-    )
-    group.add_argument(
-        "--trust-network",
-        action="store_true",
-        help="Allow --workers on other machines: weights, updates and users' data are sent to "
-        "them without encryption, and anybody in the network can answer in their place.",
-    )
-    group.add_argument(
         "--ray-workers",
         type=int,
         metavar="N",
@@ -182,9 +170,7 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field, hint: obj
 
 def placement_from(args: argparse.Namespace) -> placement_lib.Placement:
     """Where clients work, by the flags of `add_placement`."""
-    return placement_lib.Placement(
-        args.workers, args.trust_network, args.ray_workers, args.ray_address
-    )
+    return placement_lib.Placement(args.ray_workers, args.ray_address)
 
 
 def given_options(
@@ -226,15 +212,12 @@ def what_is_left(args: argparse.Namespace) -> str:
     )
 
 
-def merged_options(
-    file: str | None, flags: Mapping[str, object], placement: placement_lib.Placement
-) -> dict[str, object]:
+def merged_options(file: str | None, flags: Mapping[str, object]) -> dict[str, object]:
     """The options of a new run, not validated yet.
 
     Args:
       file: A TOML file of options; None if there is none.
       flags: Options given on the command line; they overrule the file.
-      placement: Where clients are to work.
 
     Returns:
       Field names of `TrainingConfig` and values.
@@ -243,8 +226,6 @@ def merged_options(
       ValueError: If the file cannot be read.
     """
     options = options_lib.read_toml(file) if file else {}
-    if placement.workers:
-        options.setdefault("engine", "tff")  # The only one that has them.
     return options_lib.overrule(options, flags)
 
 
@@ -258,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
     flags = given_options(args)
     placement = placement_from(args)
     if not args.resume:
-        options = merged_options(args.config, flags, placement)
+        options = merged_options(args.config, flags)
         source = args.config or "the command line"
         config = new_config = options_lib.config_from_mapping(options, source).with_absolute_paths()
         manifest.check_is_free(output)

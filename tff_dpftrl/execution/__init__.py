@@ -26,7 +26,6 @@ _HOME_OF = {
     "install_fast_state_transfer": "state_transfer",
     "limit_operation_threads": "operation_threads",
     "local": "contexts",
-    "remote_workers": "remote_context",
     "secure_sum_simulation": "contexts",
     "uninstall_fast_state_transfer": "state_transfer",
 }

@@ -26,7 +26,7 @@ def local() -> Iterator[tff.framework.SyncContext]:
     Yields:
       TFF's context.
     """
-    with entered(tff.backends.native.create_sync_local_cpp_execution_context()) as context:
+    with _entered(tff.backends.native.create_sync_local_cpp_execution_context()) as context:
         yield context
 
 
@@ -40,7 +40,7 @@ def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
     Yields:
       TFF's context.
     """
-    with entered(tff.backends.test.create_sync_test_cpp_execution_context()) as context:
+    with _entered(tff.backends.test.create_sync_test_cpp_execution_context()) as context:
         yield context
 
 
@@ -66,7 +66,7 @@ class _CompiledOnly(tff.framework.SyncContext):
 
 
 @contextlib.contextmanager
-def entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncContext]:
+def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncContext]:
     """Enters a context, with what every context of ours has besides.
 
     Args:

@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 
-from tff_dpftrl.execution import worker_addresses
+from tff_dpftrl.execution import ray_address
 
 try:
     import ray
@@ -57,7 +57,7 @@ def join(address: str) -> None:
       ValueError: If the address can be none.
       ConnectionError: If no cluster answers there, or it cannot be joined.
     """
-    worker_addresses.check_of_ray(address)
+    ray_address.check(address)
     if address != "auto":  # Ray itself would try for many minutes.
         host, _, port = address.rpartition(":")
         try:

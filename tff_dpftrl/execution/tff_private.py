@@ -7,8 +7,7 @@ tried with; `tests/execution/tff_private_test.py` fails with a clear message on 
 from __future__ import annotations
 
 import tensorflow_federated as tff
-from tensorflow_federated.proto.v0 import executor_pb2, executor_pb2_grpc
-from tensorflow_federated.python.core.environments.tensorflow_frontend import tensorflow_computation
+from tensorflow_federated.proto.v0 import executor_pb2
 from tensorflow_federated.python.core.impl.compiler import array
 from tensorflow_federated.python.core.impl.executors import remote_executor, value_serialization
 from tensorflow_federated.python.core.impl.types import type_serialization
@@ -17,10 +16,8 @@ __all__ = [
     "TESTED_VERSION",
     "array",
     "executor_pb2",
-    "executor_pb2_grpc",
     "is_tested_version",
     "remote_executor",
-    "tensorflow_computation",
     "type_serialization",
     "value_serialization",
 ]

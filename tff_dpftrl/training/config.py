@@ -265,7 +265,7 @@ class TrainingConfig(language_config.LanguageConfig):
     engine: Engine = _option(
         "compiled",
         "What runs the rounds: 'compiled' (TensorFlow functions in this process) or 'tff' (TFF's "
-        "executor, slower; for comparison, and for TFF's remote workers). Their noise differs in "
+        "executor, slower; for comparison). Their noise differs in "
         "the last bits, so a run keeps its engine.",
         "run",
     )

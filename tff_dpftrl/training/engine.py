@@ -38,7 +38,7 @@ def open_engine(
       The process, with the methods of a learning process, and what makes its clients'
       values. What was started for it is ended afterwards.
     """
-    with _context(config, placement), _clients(placement) as clients:
+    with _context(config), _clients(placement) as clients:
         built = process.build_process(plan, config, language_task.functional_model())
         if config.engine == "tff":
             yield built, language_task.client_dataset
@@ -64,14 +64,8 @@ def _clients(
     return execution.RayClients(placement.ray_workers, address=placement.ray_address)
 
 
-def _context(
-    config: config_lib.TrainingConfig, placement: placement_lib.Placement
-) -> contextlib.AbstractContextManager[Any]:
+def _context(config: config_lib.TrainingConfig) -> contextlib.AbstractContextManager[Any]:
     secure_sums = config.secagg_bits is not None
     if config.engine == "compiled":
         return execution.compiled_only()
-    if placement.workers:
-        return execution.remote_workers(
-            placement.workers, secure_sums=secure_sums, trust_network=placement.trust_network
-        )
     return execution.secure_sum_simulation() if secure_sums else execution.local()

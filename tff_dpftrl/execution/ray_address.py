@@ -1,0 +1,23 @@
+"""The address of a Ray cluster, checked without loading Ray."""
+
+from __future__ import annotations
+
+from tff_dpftrl import validation
+
+
+def check(address: str) -> None:
+    """Refuses a text that cannot be the address of a Ray cluster.
+
+    Args:
+      address: "host:port", or "auto" for a cluster that has a node on this machine.
+
+    Raises:
+      UsageError: If it is neither.
+    """
+    host, _, port = address.rpartition(":")
+    is_pair = bool(host and port.isdecimal() and 0 < int(port) < 2**16)
+    if address != "auto" and not is_pair:
+        raise validation.UsageError(
+            f"address of Ray must be 'host:port' or 'auto', got {address!r}: run this program on a "
+            "machine that is a node of the cluster."
+        )
