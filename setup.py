@@ -26,7 +26,9 @@ setuptools.setup(
             "mechanisms/zoo/*.json",
             "*/README.md",
             "*/*.proto",
+            "*/*.pyi",
             "runtime/*/*.proto",
+            "runtime/*/*.pyi",
             "runtime/status/assets/*",
         ]
     },

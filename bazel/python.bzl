@@ -12,7 +12,7 @@ def package_library(deps = [], data = []):
     py_library(
         name = native.package_name().split("/")[-1],
         srcs = native.glob(["**/*.py"]),
-        data = data,
+        data = data + native.glob(["**/*.pyi"]),
         visibility = ["//visibility:public"],
         deps = deps,
     )

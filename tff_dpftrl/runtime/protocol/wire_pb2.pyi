@@ -1,0 +1,127 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FromServer(_message.Message):
+    __slots__ = ("challenge", "come_back", "configuration", "report_answer", "secure_sum")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    COME_BACK_FIELD_NUMBER: _ClassVar[int]
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    REPORT_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
+    challenge: Challenge
+    come_back: ComeBack
+    configuration: Configuration
+    report_answer: ReportAnswer
+    secure_sum: bytes
+    def __init__(self, challenge: _Optional[_Union[Challenge, _Mapping]] = ..., come_back: _Optional[_Union[ComeBack, _Mapping]] = ..., configuration: _Optional[_Union[Configuration, _Mapping]] = ..., report_answer: _Optional[_Union[ReportAnswer, _Mapping]] = ..., secure_sum: _Optional[bytes] = ...) -> None: ...
+
+class FromDevice(_message.Message):
+    __slots__ = ("check_in", "report", "update_part", "secure_sum")
+    CHECK_IN_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_PART_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
+    check_in: CheckIn
+    report: Report
+    update_part: bytes
+    secure_sum: bytes
+    def __init__(self, check_in: _Optional[_Union[CheckIn, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., update_part: _Optional[bytes] = ..., secure_sum: _Optional[bytes] = ...) -> None: ...
+
+class Challenge(_message.Message):
+    __slots__ = ("challenge", "protocol_versions", "task", "round_index")
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    protocol_versions: _containers.RepeatedScalarFieldContainer[int]
+    task: str
+    round_index: int
+    def __init__(self, challenge: _Optional[bytes] = ..., protocol_versions: _Optional[_Iterable[int]] = ..., task: _Optional[str] = ..., round_index: _Optional[int] = ...) -> None: ...
+
+class CheckIn(_message.Message):
+    __slots__ = ("population", "protocol_version", "runtime_version", "token")
+    POPULATION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    population: str
+    protocol_version: int
+    runtime_version: int
+    token: bytes
+    def __init__(self, population: _Optional[str] = ..., protocol_version: _Optional[int] = ..., runtime_version: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
+
+class ComeBack(_message.Message):
+    __slots__ = ("turns", "reason")
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedScalarFieldContainer[float]
+    reason: str
+    def __init__(self, turns: _Optional[_Iterable[float]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Configuration(_message.Message):
+    __slots__ = ("attempt", "task", "round_index", "plan", "broadcast", "secure_sum_session")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ROUND_INDEX_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    BROADCAST_FIELD_NUMBER: _ClassVar[int]
+    SECURE_SUM_SESSION_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    task: str
+    round_index: int
+    plan: bytes
+    broadcast: bytes
+    secure_sum_session: bytes
+    def __init__(self, attempt: _Optional[str] = ..., task: _Optional[str] = ..., round_index: _Optional[int] = ..., plan: _Optional[bytes] = ..., broadcast: _Optional[bytes] = ..., secure_sum_session: _Optional[bytes] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("attempt", "update", "strides", "times")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    STRIDES_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    attempt: str
+    update: bytes
+    strides: _containers.RepeatedScalarFieldContainer[int]
+    times: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, attempt: _Optional[str] = ..., update: _Optional[bytes] = ..., strides: _Optional[_Iterable[int]] = ..., times: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReportAnswer(_message.Message):
+    __slots__ = ("accepted", "reason", "turns")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    turns: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., turns: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class SessionSummary(_message.Message):
+    __slots__ = ("population", "shape", "seconds", "peak_memory_bytes", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    POPULATION_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    population: str
+    shape: str
+    seconds: float
+    peak_memory_bytes: int
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, population: _Optional[str] = ..., shape: _Optional[str] = ..., seconds: _Optional[float] = ..., peak_memory_bytes: _Optional[int] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Told(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
