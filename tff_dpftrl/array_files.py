@@ -82,10 +82,10 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
             raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
             raise validation.UsageError("it has an array that is of another size than it says")
-        content = bytearray(num_bytes)
-        view, at = memoryview(content), 0
-        while count := stream.readinto(view[at : at + _PART]):
-            at += count
+        content, at = bytearray(num_bytes), 0
+        while part := stream.read(min(_PART, num_bytes - at)):
+            content[at : at + len(part)] = part
+            at += len(part)
         if at < num_bytes:
             raise validation.UsageError("it has an array that ends early")
     order = "F" if is_fortran else "C"

@@ -29,8 +29,11 @@ def parse(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         raise _too_deep() from None
-    brackets = ("[", "{") if isinstance(text, str) else (b"[", b"{")
-    if sum(map(text.count, brackets)) > _MOST_LEVELS and not _is_shallow(value):
+    if isinstance(text, str):
+        brackets = text.count("[") + text.count("{")
+    else:
+        brackets = text.count(b"[") + text.count(b"{")
+    if brackets > _MOST_LEVELS and not _is_shallow(value):
         raise _too_deep()
     return value
 

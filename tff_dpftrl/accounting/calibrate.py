@@ -30,13 +30,13 @@ def largest_mu(
     Raises:
       ValueError: If not exactly one target is given, or one is out of range.
     """
-    if (target_epsilon is None) == (target_rho is None):
+    if target_rho is not None and target_epsilon is None:
+        validation.positive("target_rho", target_rho)
+        return gaussian.mu_from_rho(target_rho)
+    if target_epsilon is None or target_rho is not None:
         raise validation.UsageError(
             f"Give exactly one of target_epsilon={target_epsilon!r} and target_rho={target_rho!r}."
         )
-    if target_rho is not None:
-        validation.positive("target_rho", target_rho)
-        return gaussian.mu_from_rho(target_rho)
     validation.positive("target_epsilon", target_epsilon)
     if delta is None:
         raise validation.UsageError("delta is needed with target_epsilon, got None; try 1e-10.")

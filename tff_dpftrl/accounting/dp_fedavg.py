@@ -104,7 +104,7 @@ class DpFedAvg:
             + special.xlog1py(order - taken, -q)
             + taken * (taken - 1) / (2 * min(self.noise_multiplier, _MUCH_NOISE) ** 2)
         )
-        return special.logsumexp(np.where(taken <= order, terms, -np.inf), axis=1)
+        return np.asarray(special.logsumexp(np.where(taken <= order, terms, -np.inf), axis=1))
 
 
 def calibrate_noise_multiplier(

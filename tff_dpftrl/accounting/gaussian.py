@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, special
@@ -72,6 +73,17 @@ def _log_delta_at(mu: float, s: float) -> float:
         difference = float(special.erfcx(u) - special.erfcx(v))
     # What underflows is bounded by the smallest float of its kind.
     return max(-u * u, -sys.float_info.max) + math.log(max(0.5 * difference, 5e-324))
+
+
+def _root(function: Callable[[float], float], low: float, high: float, *, xtol: float) -> float:
+    """Finds where a function that changes its sign between `low` and `high` is 0."""
+    return optimize.brentq(  # pyright: ignore[reportReturnType]
+        function,
+        low,
+        high,
+        xtol=xtol,
+        rtol=1e-15,  # pyright: ignore[reportArgumentType]
+    )
 
 
 def _rounding_of_root(delta: float) -> float:
@@ -138,9 +150,7 @@ def epsilon(mu: float, delta: float) -> float:
     if _log_delta_at(mu, lowest) <= target:
         return 0.0
     # delta <= Φ(−s) < e^(−s²/2), so the root lies below √(2 log 1/delta).
-    root = optimize.brentq(
-        lambda s: _log_delta_at(mu, s) - target, lowest, highest, xtol=1e-14, rtol=1e-15
-    )
+    root = _root(lambda s: _log_delta_at(mu, s) - target, lowest, highest, xtol=1e-14)
     exact = mu * (root + mu / 2.0)
     return exact * (1.0 + _SAFETY) + mu * (_SAFETY + _rounding_of_root(delta))
 
@@ -167,12 +177,11 @@ def mu(epsilon: float, delta: float) -> float:
         low /= 4.0
     while log_delta(high, epsilon) <= target:
         high *= 4.0
-    root = optimize.brentq(
+    root = _root(
         lambda log_mu: log_delta(math.exp(log_mu), epsilon) - target,
         math.log(low),
         math.log(high),
         xtol=1e-15,
-        rtol=1e-15,
     )
     return math.exp(root) * (1.0 - _SAFETY - _rounding_of_root(delta))
 

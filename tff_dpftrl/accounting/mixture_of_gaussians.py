@@ -159,12 +159,14 @@ def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) ->
 
     reach = -float(special.ndtri(tail))
     edges = np.linspace(-reach, reach + (shifts[-1] if remove else 0.0), cells + 1)
-    loss = special.logsumexp(
-        log_weights[:, None] + shifts[:, None] * (edges - shifts[:, None] / 2.0), axis=0
+    loss = np.asarray(
+        special.logsumexp(
+            log_weights[:, None] + shifts[:, None] * (edges - shifts[:, None] / 2.0), axis=0
+        )
     )
     base = _log_cell_masses(edges)
-    mixed = special.logsumexp(
-        log_weights[:, None] + _log_cell_masses(edges - shifts[:, None]), axis=0
+    mixed = np.asarray(
+        special.logsumexp(log_weights[:, None] + _log_cell_masses(edges - shifts[:, None]), axis=0)
     )
     if remove:
         low, high, upper, lower = loss[:-1], loss[1:], mixed, base

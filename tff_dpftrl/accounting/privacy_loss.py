@@ -59,7 +59,7 @@ class Saddle(NamedTuple):
 
 
 def _cumulant(step: Step, tilt: float) -> float:
-    return float(special.logsumexp(tilt * step.losses, b=step.masses))
+    return np.asarray(special.logsumexp(tilt * step.losses, b=step.masses)).item()
 
 
 def tilted_mean_of_square(step: Step, tilt: float, values: np.ndarray) -> float:
@@ -175,14 +175,15 @@ def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarr
 
 def _power(values: np.ndarray, exponent: int) -> np.ndarray:
     """Complex values to a positive integer power, by squaring; ** takes ten times as long."""
-    result = None
-    while True:
-        if exponent & 1:
-            result = values if result is None else result * values
-        exponent >>= 1
-        if not exponent:
-            return result
+    while not exponent & 1:
         values = values * values
+        exponent >>= 1
+    result = values
+    while exponent := exponent >> 1:
+        values = values * values
+        if exponent & 1:
+            result = result * values
+    return result
 
 
 class ComposedLoss:
@@ -208,14 +209,18 @@ class ComposedLoss:
         low, high = _window(step, num_steps, saddle, log_negligible)
         interval = max(interval, (high - low) / _MAX_GRID)
         first = math.floor(low / interval) - 2
-        size = fft.next_fast_len(math.ceil(high / interval) + 3 - first, real=True)
+        size: int = fft.next_fast_len(  # pyright: ignore[reportAssignmentType]
+            math.ceil(high / interval) + 3 - first, real=True
+        )
         single = _on_grid(step, interval, size, saddle)
         total = single.sum()
         self._too_coarse = not math.isfinite(total)
         if self._too_coarse:
             return
-        spectrum = fft.rfft(single / total)
-        tilted = fft.irfft(_power(spectrum, num_steps), size)
+        spectrum: np.ndarray = fft.rfft(single / total)  # pyright: ignore[reportAssignmentType]
+        tilted: np.ndarray = fft.irfft(  # pyright: ignore[reportAssignmentType]
+            _power(spectrum, num_steps), size
+        )
         tilted = np.maximum(np.roll(tilted, -first % size), 0.0)
 
         self._losses = (first + np.arange(size)) * interval

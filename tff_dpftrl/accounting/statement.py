@@ -143,7 +143,7 @@ class PrivacyStatement:
             values = json_text.parse(text)
         except ValueError as error:
             raise validation.UsageError(f"text is not a privacy statement: {error}.") from None
-        kinds_of = {field.name: field.type for field in dataclasses.fields(cls)}
+        kinds_of = {field.name: str(field.type) for field in dataclasses.fields(cls)}
         names = {"participation_record", *kinds_of}
         if not isinstance(values, dict) or set(values) | {"audits"} != names:
             raise validation.UsageError("text is not a privacy statement written by to_json.")

@@ -34,7 +34,9 @@ def _unit(facts: statement.PrivacyStatement) -> str:
 
 def _readable(name: str, value: statement.Scalar) -> statement.Scalar:
     """A parameter with few digits, if more of it promises less and rounding up cannot flatter."""
-    return display.round_up(value, 6) if name == "sampling_probability" else value
+    if name == "sampling_probability" and isinstance(value, int | float):
+        return display.round_up(value, 6)
+    return value
 
 
 def _headline(facts: statement.PrivacyStatement) -> list[str]:

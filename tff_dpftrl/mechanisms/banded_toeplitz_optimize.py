@@ -22,7 +22,9 @@ _EXPLODED = 1e100
 def _product(a: np.ndarray, b: np.ndarray, length: int) -> np.ndarray:
     """The first `length` coefficients of the product of two power series."""
     size = fft.next_fast_len(len(a) + len(b) - 1, real=True)
-    return fft.irfft(fft.rfft(a, size) * fft.rfft(b, size), size)[:length]
+    spectrum = fft.rfft(a, size) * fft.rfft(b, size)  # pyright: ignore[reportOperatorIssue]
+    product: np.ndarray = fft.irfft(spectrum, size)  # pyright: ignore[reportAssignmentType]
+    return product[:length]
 
 
 def _reciprocal(coefficients: np.ndarray, length: int) -> np.ndarray:

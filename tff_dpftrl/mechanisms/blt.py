@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -216,7 +216,7 @@ class Blt(strategy.Strategy):
         }
 
     @classmethod
-    def from_dict(cls, parameters: dict[str, Any]) -> Blt:
+    def from_dict(cls, parameters: Mapping[str, Any]) -> Blt:
         """Inverse of `to_dict`.
 
         Raises:
@@ -270,4 +270,6 @@ def _root(function, far: float) -> float:
     """Root between 0, where the function is positive, and `far`."""
     if function(far) >= 0:
         return far
-    return optimize.brentq(function, 0.0, far, xtol=1e-300, rtol=4 * np.finfo(float).eps)
+    return optimize.brentq(  # pyright: ignore[reportReturnType]
+        function, 0.0, far, xtol=1e-300, rtol=4 * np.finfo(float).eps
+    )

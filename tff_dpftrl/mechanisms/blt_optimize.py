@@ -190,7 +190,8 @@ def _optimize(
         chain = _without_surplus(chain[0], schema, minimize_rms)
     poles, zeros = np.exp(chain[0::2]), np.exp(chain[1::2])
     decay = np.minimum(1.0 - poles, max_decay)
-    best = blt.Blt(decay, blt_losses.pole_residues(poles, zeros))
+    scale = blt_losses.pole_residues(poles, zeros)
+    best = blt.Blt(tuple(decay.tolist()), tuple(scale.tolist()))
     return BltResult(
         strategy=best,
         schema=schema,

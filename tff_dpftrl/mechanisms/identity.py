@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -45,7 +46,7 @@ class Identity(strategy.Strategy):
         return {"mechanism": self.mechanism}
 
     @classmethod
-    def from_dict(cls, parameters: dict[str, Any]) -> Identity:
+    def from_dict(cls, parameters: Mapping[str, Any]) -> Identity:
         """Inverse of `to_dict`; there are no parameters."""
         del parameters
         return cls()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.linalg
@@ -30,8 +30,9 @@ from tff_dpftrl.mechanisms.numerics import banded_sensitivity, toeplitz, tree_se
 from tff_dpftrl.participation import schema as schema_lib
 
 _MAX_WORK = 20_000_000
+_NESTED_RESTARTS = "base must not have restarts of its own; give all starts at once."
 
-_ToeplitzStrategy = (
+_ToeplitzStrategy: TypeAlias = (
     identity.Identity | blt.Blt | banded_toeplitz.BandedToeplitz | inverse_banded.InverseBanded
 )
 
@@ -60,9 +61,7 @@ class Restarted(strategy.Strategy):
         if any(later <= earlier for earlier, later in zip(starts, starts[1:], strict=False)):
             raise validation.UsageError(f"starts must increase, got {starts}.")
         if isinstance(self.base, Restarted):
-            raise validation.UsageError(
-                "base must not have restarts of its own; give all starts at once."
-            )
+            raise validation.UsageError(_NESTED_RESTARTS)
         limit = self.base.max_rounds
         longest = max(np.diff(starts), default=0)
         if limit is not None and longest > limit:
@@ -145,7 +144,10 @@ class Restarted(strategy.Strategy):
         return np.concatenate([self.base.round_noise_variance(n) for n in lengths])
 
     def noise_recipe(self) -> noise_recipe.RestartedNoise:  # noqa: D102
-        return noise_recipe.RestartedNoise(self.base.noise_recipe(), self.starts)
+        recipe = self.base.noise_recipe()
+        if isinstance(recipe, noise_recipe.RestartedNoise):
+            raise validation.UsageError(_NESTED_RESTARTS)
+        return noise_recipe.RestartedNoise(recipe, self.starts)
 
     def memory_copies(self, num_rounds: int) -> int:
         """Those of the base in the longest block: a restart drops the old ones."""
@@ -227,7 +229,7 @@ def whole_run(
     return base if len(starts) == 1 else Restarted(base, tuple(starts))
 
 
-def _first_column(base: strategy.Strategy, num_rounds: int) -> np.ndarray:
+def _first_column(base: _ToeplitzStrategy, num_rounds: int) -> np.ndarray:
     """Coefficients of a Toeplitz base, without trailing zeros if banded."""
     if isinstance(base, identity.Identity):
         return np.ones(1)

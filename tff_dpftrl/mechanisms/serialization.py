@@ -15,6 +15,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+from collections.abc import Mapping
+from typing import Any
 
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.mechanisms import (
@@ -90,7 +92,7 @@ def certificate_from_json(text: str) -> certificate_lib.Certificate | None:
     return None if values is None else certificate_lib.Certificate.from_dict(values)
 
 
-def strategy_from_dict(values: dict) -> strategy_lib.Strategy:
+def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
     """Inverse of `Strategy.to_dict`, for any strategy of this package.
 
     Raises:

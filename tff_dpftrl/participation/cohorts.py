@@ -125,6 +125,8 @@ class MinSepSampler(CohortSampler):
       smaller largest number of participations.
     """
 
+    clients_per_round: int
+
     def __init__(
         self,
         *,
@@ -226,6 +228,8 @@ class ShuffledEpochs(CohortSampler):
     may take part in two consecutive rounds, where epochs meet; `MinSepSampler` is
     the better choice whenever a guarantee is wanted.
     """
+
+    clients_per_round: int
 
     def __init__(self, *, num_clients: int, clients_per_round: int, num_rounds: int, seed: int):
         """Checks the arguments.

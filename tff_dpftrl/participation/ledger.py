@@ -27,7 +27,7 @@ import os
 import pathlib
 import sqlite3
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -360,7 +360,8 @@ class Ledger:
             return 0
         return self._value("SELECT round + 1 FROM commits WHERE checkpoint = ?", checkpoint)
 
-    def _value(self, query: str, *parameters: object) -> int | str | None:
+    def _value(self, query: str, *parameters: object) -> Any:
+        """Returns the first value that a query gives; None if it gives none."""
         with ledger_file.as_os_error(self.path):
             row = self._connection.execute(query, parameters).fetchone()
         return None if row is None else row[0]

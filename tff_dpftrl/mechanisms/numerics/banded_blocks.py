@@ -136,7 +136,7 @@ def weighted_error_gradient(
             block.diagonal,
             np.column_stack([matrix, remaining + next_vector[:size]]),
             lower=True,
-            trans="T",
+            trans=1,  # Transposed.
             check_finite=False,
         )
         slope, sum_part = both[:, :-1], both[:, -1]

@@ -68,7 +68,7 @@ def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarra
         )
     impulse = np.zeros(num_rounds)
     impulse[0] = 1.0
-    return signal.lfilter([1.0], column, impulse)
+    return np.asarray(signal.lfilter([1.0], column, impulse))
 
 
 def exponential_sums(
