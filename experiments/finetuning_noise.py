@@ -12,7 +12,9 @@ import csv
 import math
 import pathlib
 
-from tff_dpftrl.accounting import els_comparison, mixture_of_gaussians
+import els_comparison
+
+from tff_dpftrl.accounting import mixture_of_gaussians
 from tff_dpftrl.finetuning import contributions, plan
 
 _HERE = pathlib.Path(__file__).resolve().parent

@@ -197,7 +197,8 @@ def _kept(name):
         ("finetuning_epsilon.csv", ("σ", "G")),
     ],
 )
-def test_the_noise_of_finetuning_is_that_of_the_code(name, keys):
+def test_the_noise_of_finetuning_is_that_of_the_code(name, keys, monkeypatch):
+    monkeypatch.syspath_prepend(_FOLDER)
     module = _load("finetuning_noise")
     if name == "finetuning_noise.csv":
         made = module.noise(targets=(4.0,))

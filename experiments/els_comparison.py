@@ -1,7 +1,7 @@
-"""Older bounds of example-level sampling, to be seen beside the tight one.
+"""Older bounds of example-level sampling, for comparison with the tight one.
 
-`mixture_of_gaussians.epsilon` of `els` is tight (Charles et al. 2024, Theorem 3); both
-bounds here are looser, and are there for comparison (their Figure 1), not for statements.
+`mixture_of_gaussians.epsilon` of `els` is tight (Charles et al. 2024, Theorem 3). Both bounds
+here are looser; they are for the comparison in their Figure 1, not for privacy statements.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ def black_box_epsilon(
     num_steps: int,
     delta: float,
 ) -> float:
-    """Epsilon for a user by group privacy from that for one example.
+    """Computes a user's epsilon by group privacy from that of one example.
 
-    Whatever is (ε₁, δ₁)-private for one example is (G ε₁, δ₁ (e^{G ε₁} − 1) / (e^{ε₁} − 1))-
-    private for G of them (Vadhan 2017, Lemma 2.2); of all (ε₁, δ₁) of the run, tight for
-    one example, the best is taken. For comparison: looser than the tight bound.
+    What is (ε₁, δ₁)-private for one example is (G ε₁, δ₁ (e^{G ε₁} − 1) / (e^{ε₁} − 1))-private
+    for G examples (Vadhan 2017, Lemma 2.2). The best of all (ε₁, δ₁) of the run is taken, which
+    are tight for one example. The result is looser than the tight bound.
 
     Args:
-      noise_multiplier: σ, per unit of the clip norm of an example.
-      sampling_probability: p, of an example in one step.
+      noise_multiplier: σ, standard deviation of the noise per unit of an example's clip norm.
+      sampling_probability: p, probability of an example to be in a step's batch.
       group_size: G, largest number of examples of one user.
-      num_steps: T.
-      delta: δ for the user, at least 1e-50.
+      num_steps: T, number of steps.
+      delta: δ of the user's guarantee, at least 1e-50.
 
     Returns:
       ε, within 0.2% of the best for a δ₁ of at least 1e-50; inf if there is none, whatever
@@ -99,17 +99,17 @@ def renyi_epsilon(
     num_steps: int,
     delta: float,
 ) -> float:
-    """Epsilon for a user by Rényi divergences of the same mixtures of Gaussians.
+    """Computes a user's epsilon by Rényi divergences of the same mixtures of Gaussians.
 
     The divergences are integrated numerically, to about 1e-10 of them, not bounded. For
     comparison: looser than the tight bound.
 
     Args:
-      noise_multiplier: σ, per unit of the clip norm of an example.
-      sampling_probability: p, of an example in one step.
+      noise_multiplier: σ, standard deviation of the noise per unit of an example's clip norm.
+      sampling_probability: p, probability of an example to be in a step's batch.
       group_size: G, largest number of examples of one user.
-      num_steps: T.
-      delta: δ for the user.
+      num_steps: T, number of steps.
+      delta: δ of the user's guarantee.
 
     Returns:
       ε, the larger one of both directions, by the best of many orders; inf if the noise is
@@ -121,7 +121,7 @@ def renyi_epsilon(
     validation.delta(delta)
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
     pair = mixture_of_gaussians.els(noise_multiplier, sampling_probability, group_size)
-    found = 0.0
+    epsilon = 0.0
     for remove in (True, False):
         orders, divergences = [], []
         for order in _ORDERS:
@@ -131,8 +131,8 @@ def renyi_epsilon(
                 divergences.append(num_steps * divergence)
         if not orders:
             return math.inf
-        found = max(found, float(rdp.compute_epsilon(orders, divergences, delta)[0]))
-    return found
+        epsilon = max(epsilon, float(rdp.compute_epsilon(orders, divergences, delta)[0]))
+    return epsilon
 
 
 def _divergence(
@@ -152,6 +152,7 @@ def _divergence(
         return None
     x, step = np.linspace(low, high, count + 1, retstep=True)
     joint = log_weights[:, None] + np.outer(shifts, x) - shifts[:, None] ** 2 / 2.0
-    exponents = power * special.logsumexp(joint, axis=0) - x**2 / 2.0
-    log_integral = special.logsumexp(exponents) + math.log(step / math.sqrt(2.0 * math.pi))
+    exponents = power * np.asarray(special.logsumexp(joint, axis=0)) - x**2 / 2.0
+    integral = np.asarray(special.logsumexp(exponents))
+    log_integral = integral + math.log(step / math.sqrt(2.0 * math.pi))
     return max(0.0, float(log_integral)) / (order - 1.0)

@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg, els_comparison, mixture_of_gaussians
+from experiments import els_comparison
+from tff_dpftrl.accounting import dp_fedavg, mixture_of_gaussians
 
 # Charles et al. 2024, Figure 1's setting.
 _SETTING = {"sampling_probability": 0.01, "num_steps": 2000, "delta": 1e-6}
