@@ -60,7 +60,7 @@ _MODULE_OF = {
     "SampledGaussianFactory": "aggregators.sampled_gaussian",
     "DPFTRLFactory": "aggregators.dp_ftrl",
     "AdaptiveDPFTRLFactory": "aggregators.adaptive_clipping",
-    "AdaptiveClipping": "private_round.adaptive_clip",
+    "AdaptiveClipping": "private_round.adaptive_clipping",
     "FlatClipping": "private_round.clipping",
     "PerLayerClipping": "private_round.clipping",
     "FixedDenominator": "private_round.estimators",

@@ -14,7 +14,8 @@ import tensorflow_federated as tff
 from tff_dpftrl import aggregators
 from tff_dpftrl.aggregators import adaptive_clipping
 from tff_dpftrl.mechanisms import blt, identity, noise_split, restarts, tree
-from tff_dpftrl.private_round import adaptive_clip, clipping, gaussians, seeds
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
+from tff_dpftrl.private_round import clipping, gaussians, seeds
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 _VECTOR = tff.TensorType(np.float32, [2])
@@ -177,7 +178,7 @@ def test_count_noise_is_c_inverse_of_the_draws_of_its_own_stream():
         deterministic_seed=seed,
     ).create(tff.TensorType(np.float32))
     outputs = _run(process, [[]] * num_rounds)
-    stream = seeds.derive(seeds.root_seed(seed), adaptive_clip.COUNT_STREAM)
+    stream = seeds.derive(seeds.root_seed(seed), adaptive_clipping_lib.COUNT_STREAM)
     tensor = seeds.derive(seeds.derive(stream, 0), 0)
     draws = [float(gaussians.normal(seeds.derive(tensor, t), 1)[0]) for t in range(num_rounds)]
     expected = 0.5 + stddev / m * np.linalg.solve(_BLT.strategy_matrix(num_rounds), draws)

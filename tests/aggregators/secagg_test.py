@@ -14,7 +14,7 @@ from tff_dpftrl import execution
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import blt, identity, restarts
-from tff_dpftrl.private_round import adaptive_clip
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 _TYPE = tff.to_type(
     collections.OrderedDict(
@@ -111,7 +111,7 @@ def _adaptive(encoding, strategy, count_stddev=None, **kwargs):
     arguments = {
         "noise_multiplier": 0.0,
         "clients_per_round": 4,
-        "clipping": adaptive_clip.AdaptiveClipping(
+        "clipping": adaptive_clipping_lib.AdaptiveClipping(
             _CLIP_NORM, clip_learning_rate=1.0, clipped_count_stddev=count_stddev
         ),
         "deterministic_seed": 11,

@@ -18,8 +18,8 @@ from tff_dpftrl.aggregators import adapter, adaptive_clipping, dp_ftrl, inner_su
 from tff_dpftrl.auditing import mechanism
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import restarts
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import (
-    adaptive_clip,
     clipping,
     discretize,
     fixed_clip,
@@ -149,11 +149,13 @@ class _NewNoiseEveryTime(_Round):
 class _Counting(_Round):
     """Divides by the number of clients that there were."""
 
-    contribution_type = adaptive_clip.CountedContribution
+    contribution_type = adaptive_clipping_lib.CountedContribution
 
     def clip_client(self, tensors, broadcast, weight=None):
         (clipped,), is_finite = super().clip_client(tensors, broadcast)
-        return adaptive_clip.CountedContribution(clipped, tf.constant(1.0, tf.float64)), is_finite
+        return adaptive_clipping_lib.CountedContribution(
+            clipped, tf.constant(1.0, tf.float64)
+        ), is_finite
 
     def release(self, state, totals):
         state, average, measured = super().release(state, totals)
@@ -161,7 +163,7 @@ class _Counting(_Round):
         return state, [x * (self.clients_per_round / count) for x in average], measured
 
 
-class _BitNotShifted(adaptive_clip.AdaptiveClipRound):
+class _BitNotShifted(adaptive_clipping_lib.AdaptiveClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         contribution, is_finite = super().clip_client(tensors, broadcast)
         bit = tf.cast(contribution.bit > 0, tf.float64)
@@ -172,13 +174,15 @@ class _BitNotShifted(adaptive_clip.AdaptiveClipRound):
         return super().release(state, totals._replace(bit=shifted))
 
 
-class _EstimateUsedAtOnce(adaptive_clip.AdaptiveClipRound):
+class _EstimateUsedAtOnce(adaptive_clipping_lib.AdaptiveClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
-        moved = adaptive_clip.ClipState(broadcast.estimate, broadcast.estimate, broadcast.excess)
+        moved = adaptive_clipping_lib.ClipState(
+            broadcast.estimate, broadcast.estimate, broadcast.excess
+        )
         return super().clip_client(tensors, moved)
 
 
-class _ZeroIsUnclipped(adaptive_clip.AdaptiveClipRound):
+class _ZeroIsUnclipped(adaptive_clipping_lib.AdaptiveClipRound):
     def clip_client(self, tensors, broadcast, weight=None):
         contribution, is_finite = super().clip_client(tensors, broadcast)
         is_zero = tf.equal(contribution.bit, 0.0)
@@ -240,7 +244,7 @@ def _adaptive(round_type, strategy=None):
                 restarted(blt()) if strategy is None else strategy,
                 noise_multiplier=2.0,
                 clients_per_round=CLIENTS_PER_ROUND,
-                clipping=adaptive_clip.AdaptiveClipping(
+                clipping=adaptive_clipping_lib.AdaptiveClipping(
                     initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
                 ),
             )
@@ -274,7 +278,7 @@ def _adaptive_secagg():
             noise_multiplier=2.0,
             clients_per_round=CLIENTS_PER_ROUND,
             encoding=encoding(),
-            clipping=adaptive_clip.AdaptiveClipping(
+            clipping=adaptive_clipping_lib.AdaptiveClipping(
                 initial_clip_norm=CLIP_NORM, clipped_count_stddev=2.0
             ),
         )
@@ -332,7 +336,7 @@ CORRECT = {
     "tree, restarted": Case(_fixed(fixed_clip.FixedClipRound, restarted(tff_dpftrl.Tree(32)))),
     "BLT": Case(_fixed(fixed_clip.FixedClipRound)),
     "BLT, restarted": Case(_fixed(fixed_clip.FixedClipRound, restarted(blt()))),
-    "adaptive": Case(_adaptive(adaptive_clip.AdaptiveClipRound)),
+    "adaptive": Case(_adaptive(adaptive_clipping_lib.AdaptiveClipRound)),
     "secure sum": Case(_secagg(secagg_sum.SecAggSumFactory)),
     "adaptive, secure sum": Case(_adaptive_secagg),
     "banded": Case(_fixed(fixed_clip.FixedClipRound, tff_dpftrl.BandedToeplitz.fhu(4))),

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tff_dpftrl.mechanisms import banded, blt, identity, restarts, tree
 from tff_dpftrl.private_round import (
-    adaptive_clip,
+    adaptive_clipping,
     clipping,
     estimators,
     fixed_clip,
@@ -33,8 +33,8 @@ def _fixed(strategy):
 
 
 def _adaptive(strategy):
-    settings = adaptive_clip.AdaptiveClipping(initial_clip_norm=0.5, clipped_count_stddev=1.0)
-    return adaptive_clip.AdaptiveClipRound(strategy, clipping=settings, **_COMMON)
+    settings = adaptive_clipping.AdaptiveClipping(initial_clip_norm=0.5, clipped_count_stddev=1.0)
+    return adaptive_clipping.AdaptiveClipRound(strategy, clipping=settings, **_COMMON)
 
 
 def _average(round_, state):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.private_round import (
-    adaptive_clip,
+    adaptive_clipping,
     clipping,
     discretize,
     estimators,
@@ -155,7 +155,7 @@ def test_noised_mean_is_computed_in_float64():
     assert mean.dtype == tf.float64 and mean[0] == (1e8 + 0.25) / 2
 
 
-@pytest.mark.parametrize("make", [fixed_clip.FixedClipRound, adaptive_clip.AdaptiveClipRound])
+@pytest.mark.parametrize("make", [fixed_clip.FixedClipRound, adaptive_clipping.AdaptiveClipRound])
 def test_more_clients_than_the_proof_covers_are_refused(make):
     options = {"noise_multiplier": 1.0}
     if make is fixed_clip.FixedClipRound:

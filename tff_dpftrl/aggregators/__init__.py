@@ -10,7 +10,7 @@ import importlib
 from typing import Any
 
 _HOME_OF = {
-    "AdaptiveClipping": "private_round.adaptive_clip",
+    "AdaptiveClipping": "private_round.adaptive_clipping",
     "ClippedDenominator": "private_round.estimators",
     "FixedDenominator": "private_round.estimators",
     "FlatClipping": "private_round.clipping",

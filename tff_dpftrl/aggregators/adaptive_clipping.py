@@ -1,6 +1,6 @@
 """DP-FTRL whose clip norm follows a quantile of the clients' norms, as a TFF factory.
 
-The mechanism is `private_round.adaptive_clip`: two private streams under one strategy,
+The mechanism is `private_round.adaptive_clipping`: two private streams under one strategy,
 the sum of the clipped updates and the number of clients below an estimate (Xu et al.
 2023, algorithm 1; Andrew et al. 2021).
 """
@@ -19,7 +19,7 @@ from tff_dpftrl.aggregators import inner_sum as inner_sum_lib
 from tff_dpftrl.mechanisms import noise_split
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.private_round import adaptive_clip
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 _EXPENSIVE = 1.25
 
@@ -38,7 +38,7 @@ class AdaptiveDPFTRLState(NamedTuple):
       seed: int64 tensor of shape [2], the root seed of all noise.
       buffer: Past noise on the updates as `noise_stream.NoiseStream` keeps it.
       count_buffer: Past noise on the counts, likewise.
-      clip: An `adaptive_clip.ClipState`.
+      clip: A `private_round.adaptive_clipping.ClipState`.
       sum_state: State of the inner sum.
       count_state: State of the inner sum of counts.
     """
@@ -61,7 +61,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
     def __init__(
         self,
-        private_round: adaptive_clip.AdaptiveClipRound,
+        private_round: adaptive_clipping_lib.AdaptiveClipRound,
         *,
         inner_sum: inner_sum_lib.InnerSum | None = None,
         count_sum: inner_sum_lib.InnerSum | None = None,
@@ -205,7 +205,7 @@ def build_adaptive_dp_ftrl_aggregator(
     *,
     noise_multiplier: float,
     clients_per_round: float,
-    clipping: adaptive_clip.AdaptiveClipping = adaptive_clip.DEFAULT_CLIPPING,
+    clipping: adaptive_clipping_lib.AdaptiveClipping = adaptive_clipping_lib.DEFAULT_CLIPPING,
     deterministic_seed: int | None = None,
     sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
     count_sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
@@ -264,7 +264,7 @@ def build_adaptive_dp_ftrl_aggregator(
         sum_factory, 1.0, stated_norm=unit_inflation, stated_name="unit_inflation"
     )
     is_encoded = unit_inflation is not None or not inner_sum.is_exact
-    private_round = adaptive_clip.AdaptiveClipRound(
+    private_round = adaptive_clipping_lib.AdaptiveClipRound(
         strategy,
         noise_multiplier=noise_multiplier,
         clients_per_round=clients_per_round,

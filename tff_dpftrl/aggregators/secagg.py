@@ -18,7 +18,7 @@ from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, secagg_sum
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import strategy as strategy_lib
-from tff_dpftrl.private_round import adaptive_clip
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 
 def check_max_clients(encoding: grid.GridEncoding, clients_per_round: float) -> None:
@@ -88,7 +88,7 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
     noise_multiplier: float,
     clients_per_round: float,
     encoding: grid.GridEncoding,
-    clipping: adaptive_clip.AdaptiveClipping = adaptive_clip.DEFAULT_CLIPPING,
+    clipping: adaptive_clipping_lib.AdaptiveClipping = adaptive_clipping_lib.DEFAULT_CLIPPING,
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
 ) -> adaptive_clipping.AdaptiveDPFTRLFactory:

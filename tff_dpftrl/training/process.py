@@ -12,7 +12,8 @@ import tensorflow_federated as tff
 from tff_dpftrl import validation
 from tff_dpftrl.aggregators import adaptive_clipping, dp_ftrl, sampled_gaussian, secagg
 from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
-from tff_dpftrl.private_round import adaptive_clip, clipping, estimators
+from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
+from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
 from tff_dpftrl.training import config as config_lib
 
@@ -180,7 +181,7 @@ def build_aggregator(
         "clients_per_round": plan.clients_per_round,
         "deterministic_seed": plan.deterministic_seed,
     }
-    adaptive = adaptive_clip.AdaptiveClipping(
+    adaptive = adaptive_clipping_lib.AdaptiveClipping(
         initial_clip_norm=plan.clip_norm,
         target_unclipped_quantile=config.target_unclipped_quantile,
         clip_learning_rate=config.clip_learning_rate,

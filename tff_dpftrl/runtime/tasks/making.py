@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 _STANDARD_LIBRARY = "standard-library"
 _UPLOAD_BYTES = 1_000_000  # Of metrics, besides the update.
 _LARGEST_LOSS = 100.0  # Nats of a target on average, over all targets that a device can have.
-_LEARNED_NORM = "active"  # Of `adaptive_clip.ClipState`.
+_LEARNED_NORM = "active"  # Of `adaptive_clipping.ClipState`.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

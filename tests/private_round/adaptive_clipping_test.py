@@ -10,15 +10,15 @@ import pytest
 import tensorflow as tf
 
 from tff_dpftrl.mechanisms import identity
-from tff_dpftrl.private_round import adaptive_clip
+from tff_dpftrl.private_round import adaptive_clipping
 
 _SHAPES = [(3,), ()]
 
 
 def _round(**arguments):
-    clipping = adaptive_clip.AdaptiveClipping(2.0, clipped_count_stddev=1.0)
+    clipping = adaptive_clipping.AdaptiveClipping(2.0, clipped_count_stddev=1.0)
     defaults = {"noise_multiplier": 1.0, "clients_per_round": 4, "clipping": clipping}
-    return adaptive_clip.AdaptiveClipRound(identity.Identity(), **(defaults | arguments))
+    return adaptive_clipping.AdaptiveClipRound(identity.Identity(), **(defaults | arguments))
 
 
 def _contribution(round_, clip, values):
@@ -49,7 +49,7 @@ _CLIENTS = [
 def test_no_client_moves_both_streams_by_more_than_is_charged(values, estimate, unit_inflation):
     # Zeroing a client out sends zeros, whatever it would have sent.
     round_ = _round(unit_inflation=unit_inflation)
-    clip = adaptive_clip.ClipState(tf.constant(2.0), tf.constant(estimate), tf.constant(0.0))
+    clip = adaptive_clipping.ClipState(tf.constant(2.0), tf.constant(estimate), tf.constant(0.0))
     update, bit = _contribution(round_, clip, values)
     zeroed_update, zeroed_bit = _contribution(round_, clip, [0.0] * 4)
     scale = 1.0 if unit_inflation is not None else 2.0
