@@ -63,7 +63,7 @@ def test_the_example_keeps_its_schema_and_states_what_was_observed(capfd):
     # The model has been trained, and the noise was that of a private run.
     weights = names["process"].get_model_weights(names["state"]).trainable
     assert all(np.any(weight != 0.0) for weight in weights)
-    assert names["aggregator"].deterministic_seed is None
+    assert names["aggregator"].private_round.deterministic_seed is None
 
 
 def test_the_same_devices_again_and_again_are_refused(monkeypatch):

@@ -125,7 +125,7 @@ def test_without_restarts_and_learning_it_is_the_fixed_clip(strategy, noise_mult
     )
     fixed = aggregators.build_dp_ftrl_aggregator(
         strategy,
-        noise_multiplier=adaptive.update_noise_multiplier,
+        noise_multiplier=adaptive.private_round.update_noise_multiplier,
         clip_norm=3.25,
         clients_per_round=2,
         deterministic_seed=5,
@@ -152,19 +152,21 @@ def test_noise_starts_anew_in_each_block_and_scales_with_the_active_norm():
     norms = np.asarray(_measured(outputs, "clip_norm"))
     assert norms[0] == norms[2] != norms[3] == norms[4]
     np.testing.assert_allclose(
-        _measured(outputs, "noise_stddev"), factory.update_noise_multiplier * norms, rtol=1e-6
+        _measured(outputs, "noise_stddev"),
+        factory.private_round.update_noise_multiplier * norms,
+        rtol=1e-6,
     )
     inverse = np.zeros((num_rounds, num_rounds))
     for start, end in ((0, 3), (3, 5)):
         inverse[start:end, start:end] = np.linalg.inv(_BLT.strategy_matrix(end - start))
-    scaled = factory.update_noise_multiplier * norms[:, np.newaxis] * inverse
+    scaled = factory.private_round.update_noise_multiplier * norms[:, np.newaxis] * inverse
     expected, covariance = scaled @ scaled.T, noise @ noise.T / size
     variance = np.diag(expected)
     margin = 6 * np.sqrt((np.outer(variance, variance) + expected**2) / size)
     assert np.all(np.abs(covariance - expected) < margin)
     # Power: a BLT running on across the restart would be noticed.
     inverse = np.linalg.inv(_BLT.strategy_matrix(num_rounds))
-    scaled = factory.update_noise_multiplier * norms[:, np.newaxis] * inverse
+    scaled = factory.private_round.update_noise_multiplier * norms[:, np.newaxis] * inverse
     assert np.any(np.abs(scaled @ scaled.T - expected) > margin)
 
 
@@ -233,8 +235,8 @@ def test_split_of_the_noise_is_theorem_1():
     np.testing.assert_allclose(split**-2 + 0.25 * stddev**-2, z**-2, rtol=1e-12)
     assert noise_split.update_noise_multiplier(0.0, 0.0) == 0.0
     factory = _build(_BLT, noise_multiplier=z, clients_per_round=6500)
-    assert factory.clipped_count_stddev == 325.0
-    assert factory.update_noise_multiplier == split
+    assert factory.private_round.clipped_count_stddev == 325.0
+    assert factory.private_round.update_noise_multiplier == split
 
 
 @pytest.mark.parametrize("stddev", [0.0, 0.5, 3.5])

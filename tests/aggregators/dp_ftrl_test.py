@@ -146,8 +146,8 @@ def test_two_initialisations_share_no_noise():
 
 def test_a_given_seed_is_visible_and_repeats():
     factory = _build(deterministic_seed=9)
-    assert factory.deterministic_seed == 9
-    assert _build().deterministic_seed is None
+    assert factory.private_round.deterministic_seed == 9
+    assert _build().private_round.deterministic_seed is None
     process = factory.create(tff.TensorType(np.float32, [4]))
     (a,), (b,) = (_run(process, [[]]) for _ in range(2))
     np.testing.assert_array_equal(a.result, b.result)

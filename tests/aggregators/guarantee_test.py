@@ -74,15 +74,15 @@ def test_a_statement_is_one_line_and_a_known_seed_leaves_no_guarantee(build):
 def test_adaptive_clipping_is_charged_for_both_streams():
     factory = _adaptive()
     total = noise_split.total_noise_multiplier(
-        factory.update_noise_multiplier, factory.clipped_count_stddev
+        factory.private_round.update_noise_multiplier, factory.private_round.clipped_count_stddev
     )
     assert factory.guarantee(_SCHEMA, _DELTA).noise_multiplier == pytest.approx(total)
-    assert factory.update_noise_multiplier > total
+    assert factory.private_round.update_noise_multiplier > total
 
 
 def test_the_noise_itself_covers_the_encoding():
     secure = _FACTORIES["secagg"]()
-    inflation = secure.encoded_norm / secure.clip_norm
+    inflation = secure.private_round.encoded_norm / secure.private_round.clipping.constant_norm
     assert inflation == grid.for_bits(10, 200, 12).inflation > 1.01
     assert secure.guarantee(_SCHEMA, _DELTA).clip_norm_inflation == 1.0
 

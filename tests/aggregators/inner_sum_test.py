@@ -85,29 +85,29 @@ def test_noise_covers_what_a_quantised_client_contributes():
     moved = np.linalg.norm(added.astype(np.float64))
     assert moved == pytest.approx(np.sqrt(2), rel=1e-6)
     assert process.next(state, []).measurements["noise_stddev"] == pytest.approx(np.sqrt(2))
-    assert quantised.encoded_norm == 2**0.5
+    assert quantised.private_round.encoded_norm == 2**0.5
     with pytest.raises(ValueError, match="encoded_norm must be a finite number, at least 1.41"):
         _fixed(sum_factory=_Quantised(np.sqrt(2)), encoded_norm=1.0)
 
 
 def test_adaptive_clipping_hands_over_units_and_covers_the_inflation():
     factory = _adaptive(sum_factory=_Quantised(), unit_inflation=1.5)
-    assert factory.unit_inflation == 1.5
+    assert factory.private_round.unit_inflation == 1.5
     process = factory.create(_PAIR)
     output = process.next(process.initialize(), [])
     assert output.measurements["noise_stddev"] == pytest.approx(
-        factory.update_noise_multiplier * 1.5 * 4.0
+        factory.private_round.update_noise_multiplier * 1.5 * 4.0
     )
-    assert _adaptive(sum_factory=_Quantised(1.5)).unit_inflation == 1.5
-    assert _adaptive(sum_factory=tff.aggregators.SumFactory()).unit_inflation is None
+    assert _adaptive(sum_factory=_Quantised(1.5)).private_round.unit_inflation == 1.5
+    assert _adaptive(sum_factory=tff.aggregators.SumFactory()).private_round.unit_inflation is None
 
 
 def test_our_secure_sums_declare_themselves():
     encoding = grid.for_bits(2, 3, 6)
-    assert _fixed(sum_factory=_secagg_sum()).encoded_norm == encoding.inflation
-    assert _adaptive(sum_factory=_secagg_sum()).unit_inflation == encoding.inflation
+    assert _fixed(sum_factory=_secagg_sum()).private_round.encoded_norm == encoding.inflation
+    assert _adaptive(sum_factory=_secagg_sum()).private_round.unit_inflation == encoding.inflation
     # A grid for smaller updates clips them anew, which does not lower what is charged.
-    assert _fixed(sum_factory=_secagg_sum(1e-3)).encoded_norm == 1.0
+    assert _fixed(sum_factory=_secagg_sum(1e-3)).private_round.encoded_norm == 1.0
     with pytest.raises(ValueError, match="encoded_norm must be a finite number, at least 2"):
         _fixed(sum_factory=_secagg_sum(2.0), encoded_norm=1.5)
 

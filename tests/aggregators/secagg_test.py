@@ -77,7 +77,7 @@ def test_noise_is_that_of_the_plain_aggregator_for_the_inflated_norm():
     factory = secagg.build_secagg_dp_ftrl_aggregator(
         _BLT, clip_norm=_CLIP_NORM, encoding=encoding, **arguments
     )
-    assert factory.encoded_norm == inflated
+    assert factory.private_round.encoded_norm == inflated
     process = factory.create(_TYPE)
     plain = dp_ftrl.build_dp_ftrl_aggregator(_BLT, clip_norm=inflated, **arguments).create(_TYPE)
     state, plain_state = process.initialize(), plain.initialize()

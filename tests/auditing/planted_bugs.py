@@ -301,7 +301,10 @@ def _claim_with_gap(factory):
     """The claim for somebody who gave the stride where the gap was asked for."""
     schema = tff_dpftrl.MinSep.from_gap(_CLOSE.num_rounds, _CLOSE.min_sep, _CLOSE.num_rounds)
     return guarantee.dp_ftrl_guarantee(
-        factory.strategy, noise_multiplier=factory.noise_multiplier, schema=schema, delta=DELTA
+        factory.private_round.strategy,
+        noise_multiplier=factory.private_round.noise_multiplier,
+        schema=schema,
+        delta=DELTA,
     )
 
 

@@ -65,8 +65,8 @@ def test_a_sampled_cohort_is_clipped_and_divided_as_asked():
         process.build_sampled_aggregator(_config(**common, **options).privacy().plan(100, 10))
         for options in ({}, {"estimator": "clipped-denominator", "per_layer_clipping": True})
     )
-    assert plain.clipping == clipping.FlatClipping(0.5)
-    assert other.clipping == clipping.PerLayerClipping(0.5)
+    assert plain.private_round.clipping == clipping.FlatClipping(0.5)
+    assert other.private_round.clipping == clipping.PerLayerClipping(0.5)
     assert plain.private_round.estimator == estimators.FixedDenominator(0.05, 100)
     assert other.private_round.estimator == estimators.ClippedDenominator(0.05, 100)
 

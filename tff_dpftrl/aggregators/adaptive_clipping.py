@@ -56,7 +56,9 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
     """Creates the processes of `build_adaptive_dp_ftrl_aggregator`, see there.
 
     Attributes:
-      private_round: What a process of this factory runs, for callers without TFF.
+      private_round: The mechanism, with its strategy, noise multipliers and clipping. It runs
+        without TFF too.
+      inner_sum: The sum of the clipped updates.
     """
 
     def __init__(
@@ -98,58 +100,20 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
                 f"{count_sum.contribution_norm}."
             )
         self.private_round = private_round
-        self._sums = [inner_sum, count_sum]
+        self.inner_sum = inner_sum
+        self._count_sum = count_sum
         self._report_non_finite_clients = report_non_finite_clients
-
-    @property
-    def inner_sum(self) -> inner_sum_lib.InnerSum:
-        """What sums the clipped updates."""
-        return self._sums[0]
-
-    @property
-    def strategy(self) -> strategy_lib.Strategy:
-        """The strategy C of both streams, with its restarts."""
-        return self.private_round.strategy
-
-    @property
-    def noise_multiplier(self) -> float:
-        """z, of both streams together; what to account for."""
-        return self.private_round.noise_multiplier
-
-    @property
-    def update_noise_multiplier(self) -> float:
-        """z_Δ, of the updates."""
-        return self.private_round.update_noise_multiplier
-
-    @property
-    def clipped_count_stddev(self) -> float:
-        """σ_b, of the counts."""
-        return self.private_round.clipped_count_stddev
-
-    @property
-    def unit_inflation(self) -> float | None:
-        """Factor by which encoding may lengthen a contribution; None without encoding."""
-        return self.private_round.unit_inflation
-
-    @property
-    def clients_per_round(self) -> float:
-        """The fixed denominator."""
-        return self.private_round.clients_per_round
-
-    @property
-    def deterministic_seed(self) -> int | None:
-        """None for a private run; a run with a given seed is not."""
-        return self.private_round.deterministic_seed
 
     @property
     def expensive_clipping(self) -> str | None:
         """What estimating the clip norm costs, in a sentence, if it is much; else None."""
-        if self.private_round.estimation_cost <= _EXPENSIVE:
+        stddev, cost = self.private_round.clipped_count_stddev, self.private_round.estimation_cost
+        if cost <= _EXPENSIVE:
             return None
         return (
-            f"Estimating the clip norm with clipped_count_stddev = {self.clipped_count_stddev:g} "
-            f"multiplies the noise of the updates by {self.private_round.estimation_cost:.2f}; a "
-            "larger clipped_count_stddev, or more clients in a round, costs less."
+            f"Estimating the clip norm with clipped_count_stddev = {stddev:g} multiplies the noise "
+            f"of the updates by {cost:.2f}; a larger clipped_count_stddev, or more clients in a "
+            "round, costs less."
         )
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
@@ -170,11 +134,11 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             for that many rounds.
         """
         return guarantee_lib.dp_ftrl_guarantee(
-            self.strategy,
-            noise_multiplier=self.noise_multiplier,
+            self.private_round.strategy,
+            noise_multiplier=self.private_round.noise_multiplier,
             schema=schema,
             delta=delta,
-            seed_is_known=self.deterministic_seed is not None,
+            seed_is_known=self.private_round.deterministic_seed is not None,
             adaptive_clipping=True,
         )
 
@@ -194,7 +158,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         return adapter.build_process(
             self.private_round,
             value_type,
-            sums=self._sums,
+            sums=[self.inner_sum, self._count_sum],
             state_type=AdaptiveDPFTRLState,
             report_non_finite_clients=self._report_non_finite_clients,
         )

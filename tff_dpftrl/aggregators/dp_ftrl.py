@@ -44,7 +44,9 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
     """Creates the processes of `build_dp_ftrl_aggregator`, see there.
 
     Attributes:
-      private_round: What a process of this factory runs, for callers without TFF.
+      private_round: The mechanism, with its strategy, noise multiplier and clip norm. It runs
+        without TFF too.
+      inner_sum: The sum of the clipped updates.
     """
 
     def __init__(
@@ -72,43 +74,8 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
                 f"one client can add to inner_sum, got {private_round.encoded_norm}."
             )
         self.private_round = private_round
-        self._inner_sum = inner_sum
+        self.inner_sum = inner_sum
         self._report_non_finite_clients = report_non_finite_clients
-
-    @property
-    def inner_sum(self) -> inner_sum_lib.InnerSum:
-        """What sums the clipped updates."""
-        return self._inner_sum
-
-    @property
-    def strategy(self) -> strategy_lib.Strategy:
-        """The strategy C."""
-        return self.private_round.strategy
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of z per unit of `encoded_norm`."""
-        return self.private_round.noise_multiplier
-
-    @property
-    def clip_norm(self) -> float:
-        """L2 norm that one client's update is clipped to."""
-        return self.private_round.clipping.constant_norm
-
-    @property
-    def encoded_norm(self) -> float:
-        """Norm of one client's contribution to the sum, that the noise is scaled by."""
-        return self.private_round.encoded_norm
-
-    @property
-    def clients_per_round(self) -> float:
-        """The fixed denominator."""
-        return self.private_round.clients_per_round
-
-    @property
-    def deterministic_seed(self) -> int | None:
-        """None for a private run; a run with a given seed is not."""
-        return self.private_round.deterministic_seed
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
         """What a run with this aggregator guarantees, against zeroing out one client.
@@ -126,12 +93,12 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
             for that many rounds.
         """
         return guarantee_lib.dp_ftrl_guarantee(
-            self.strategy,
-            noise_multiplier=self.noise_multiplier,
+            self.private_round.strategy,
+            noise_multiplier=self.private_round.noise_multiplier,
             schema=schema,
             delta=delta,
-            seed_is_known=self.deterministic_seed is not None,
-            clip_norm=self.clip_norm,
+            seed_is_known=self.private_round.deterministic_seed is not None,
+            clip_norm=self.private_round.clipping.constant_norm,
         )
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
@@ -150,7 +117,7 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         return adapter.build_process(
             self.private_round,
             value_type,
-            sums=[self._inner_sum],
+            sums=[self.inner_sum],
             state_type=DPFTRLState,
             report_non_finite_clients=self._report_non_finite_clients,
         )

@@ -49,7 +49,8 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
     demand, `non_finite_clients`.
 
     Attributes:
-      private_round: What a process of this factory runs, for callers without TFF.
+      private_round: The mechanism, with its clipping and noise multiplier. It runs without TFF
+        too.
     """
 
     def __init__(
@@ -89,21 +90,6 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         )
         self._report_non_finite_clients = report_non_finite_clients
 
-    @property
-    def clipping(self) -> clipping_lib.Clipping:
-        """How each update is clipped."""
-        return self.private_round.clipping
-
-    @property
-    def noise_multiplier(self) -> float:
-        """z, standard deviation of the noise per unit of sensitivity."""
-        return self.private_round.noise_multiplier
-
-    @property
-    def deterministic_seed(self) -> int | None:
-        """None for a private run; a run with a given seed is not."""
-        return self.private_round.deterministic_seed
-
     def run_of(self, num_rounds: int) -> dp_fedavg.DpFedAvg:
         """The accounting of a run with this aggregator, on secret Poisson samples.
 
@@ -122,7 +108,9 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
           ValueError: If `num_rounds` is not a positive integer.
         """
         return dp_fedavg.DpFedAvg(
-            self.private_round.estimator.sampling_probability, self.noise_multiplier, num_rounds
+            self.private_round.estimator.sampling_probability,
+            self.private_round.noise_multiplier,
+            num_rounds,
         )
 
     def create(

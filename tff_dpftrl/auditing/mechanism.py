@@ -84,33 +84,36 @@ class Mechanism:
           Its numbers; None if it is of another kind.
         """
         if isinstance(factory, dp_ftrl.DPFTRLFactory):
+            fixed = factory.private_round
+            clip_norm = fixed.clipping.constant_norm
             return cls(
-                strategy=factory.strategy,
-                noise_multiplier=factory.noise_multiplier,
-                clip_norm=factory.clip_norm,
-                clients_per_round=factory.clients_per_round,
-                contribution=factory.encoded_norm / factory.clip_norm,
+                strategy=fixed.strategy,
+                noise_multiplier=fixed.noise_multiplier,
+                clip_norm=clip_norm,
+                clients_per_round=fixed.clients_per_round,
+                contribution=fixed.encoded_norm / clip_norm,
                 encoding=_encoding(factory.inner_sum),
             )
         if isinstance(factory, adaptive_clipping.AdaptiveDPFTRLFactory):
+            adaptive = factory.private_round
             return cls(
-                strategy=factory.strategy,
-                noise_multiplier=factory.update_noise_multiplier,
-                clip_norm=factory.private_round.clipping.initial_clip_norm,
-                clients_per_round=factory.clients_per_round,
-                contribution=factory.unit_inflation or 1.0,
+                strategy=adaptive.strategy,
+                noise_multiplier=adaptive.update_noise_multiplier,
+                clip_norm=adaptive.clipping.initial_clip_norm,
+                clients_per_round=adaptive.clients_per_round,
+                contribution=adaptive.unit_inflation or 1.0,
                 publishes_clip_norm=True,
-                count_stddev=factory.clipped_count_stddev,
+                count_stddev=adaptive.clipped_count_stddev,
                 encoding=_encoding(factory.inner_sum),
             )
         if isinstance(factory, sampled_gaussian.SampledGaussianFactory):
             estimator = factory.private_round.estimator
             is_fixed = isinstance(estimator, estimators.FixedDenominator)
-            norm = factory.clipping.clip_norm
+            norm = factory.private_round.clipping.clip_norm
             weight = estimator.expected_weight if is_fixed else estimator.min_expected_weight
             return cls(
                 strategy=identity.Identity(),
-                noise_multiplier=factory.noise_multiplier,
+                noise_multiplier=factory.private_round.noise_multiplier,
                 clip_norm=norm if isinstance(norm, float) else 1.0,
                 clients_per_round=weight,
                 contribution=1.0 if is_fixed else 2.0,

@@ -103,7 +103,7 @@ def audit_training(
       report = tff_dpftrl.audit_training(
           process, canaries=canaries, claim=aggregator.guarantee(schema, delta),
           cohorts=lambda t: [client_data(i) for i in sampler.cohort(t)],
-          strategy=aggregator.strategy,
+          strategy=aggregator.private_round.strategy,
       )
       ```
 

@@ -59,7 +59,7 @@ def build_dp_fedavg(
     client_work = client_work_lib.build_fed_avg_client_work(
         model_fn,
         client_optimizer,
-        clipping=aggregator.clipping if clip_every_step else None,
+        clipping=aggregator.private_round.clipping if clip_every_step else None,
         local_epochs=local_epochs,
         metrics_aggregator=metrics_aggregator,
         loop_implementation=loop_implementation,
