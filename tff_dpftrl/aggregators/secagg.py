@@ -21,21 +21,6 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 
 
-def check_max_clients(encoding: grid.GridEncoding, clients_per_round: float) -> None:
-    """Raises ValueError if `encoding` has no room for the report goal.
-
-    Args:
-      encoding: The grid.
-      clients_per_round: The report goal.
-    """
-    if encoding.max_clients < clients_per_round:
-        raise validation.UsageError(
-            f"encoding.max_clients {encoding.max_clients} is below clients_per_round "
-            f"{clients_per_round}: build the encoding for the largest number of clients that can "
-            "report in one round."
-        )
-
-
 def build_secagg_dp_ftrl_aggregator(
     strategy: strategy_lib.Strategy,
     *,
@@ -70,8 +55,7 @@ def build_secagg_dp_ftrl_aggregator(
         `clients_per_round`.
       RuntimeError: If the current execution context has no secure sums.
     """
-    check_max_clients(encoding, clients_per_round)
-    execution.check_secure_sums()
+    _check(encoding, clients_per_round)
     return dp_ftrl.build_dp_ftrl_aggregator(
         strategy,
         noise_multiplier=noise_multiplier,
@@ -117,8 +101,7 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
         `clients_per_round`.
       RuntimeError: If the current execution context has no secure sums.
     """
-    check_max_clients(encoding, clients_per_round)
-    execution.check_secure_sums()
+    _check(encoding, clients_per_round)
     return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
         strategy,
         noise_multiplier=noise_multiplier,
@@ -128,3 +111,14 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
         sum_factory=secagg_sum.SecAggSumFactory(encoding, 1.0, rotation_seed=rotation_seed),
         count_sum_factory=secagg_sum.SecAggHalfBitFactory(),
     )
+
+
+def _check(encoding: grid.GridEncoding, clients_per_round: float) -> None:
+    """Checks that the encoding has room for a round, and that secure sums can be run."""
+    if encoding.max_clients < clients_per_round:
+        raise validation.UsageError(
+            f"encoding.max_clients {encoding.max_clients} is below clients_per_round "
+            f"{clients_per_round}: build the encoding for the largest number of clients that can "
+            "report in one round."
+        )
+    execution.check_secure_sums()
