@@ -1,6 +1,6 @@
-"""Who leads a population, and what its tasks have committed.
+"""Leases of populations and commits of their tasks, in a store that servers share.
 
-`interface` holds the laws (leases with epochs, commits by compare-and-swap), `sql` keeps
-them in SQLite or PostgreSQL, `memory` in one process; `digests` finds damaged rows. Nothing about
-a device is kept.
+`interface` defines the laws of a store: leases with epochs, and commits by compare-and-swap. `sql`
+implements them in SQLite or PostgreSQL, `memory` in one process. `digests` finds damaged rows.
+A store keeps nothing about devices.
 """

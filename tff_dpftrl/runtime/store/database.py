@@ -1,7 +1,7 @@
-"""How the database of a store is found, opened, checked and kept secret.
+"""Opening of the database of a store, and its protection.
 
-SQLite by default: a folder that only its owner may enter, with one file in it that only
-its owner may read. PostgreSQL, or what else SQLAlchemy can lock rows in, by URL.
+SQLite is the default: a folder that only its owner may enter, with one file that only its owner
+may read. A URL names PostgreSQL, or another database in which SQLAlchemy can lock rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tff_dpftrl.runtime.store import checks, digests, interface, migration, tabl
 
 _logger = logging.getLogger(__name__)
 
-_PACKAGES = {"psycopg2": "psycopg2-binary"}  # Without a compiler.
+_PACKAGES = {"psycopg2": "psycopg2-binary"}  # Packages that install without a compiler.
 _FILE = "store.sqlite"
-_FORMAT = 2  # Of the tables below; another number in a store means another version of them.
+_FORMAT = 2  # Version of the tables in `tables`, written to each store.
 _FORMAT_WITHOUT_DIGESTS = 1
-_BUSY_SECONDS = 30  # For which a transaction waits for that of another process.
-_BETWEEN_TRIES = 0.01
-# So that a connection whose other end is gone is found out, rather than waited for.
+_BUSY_SECONDS = 30  # Seconds that a transaction waits for one of another process.
+_BETWEEN_TRIES = 0.01  # Seconds.
+# Time-outs that detect a connection whose other end is gone.
 _NETWORK = {
     "connect_timeout": 10,  # Seconds.
     "keepalives_idle": 10,
@@ -40,8 +40,8 @@ _NETWORK = {
 }
 _LIBPQ_DRIVERS = ("psycopg", "psycopg2")
 _SECRET_OPTIONS = ("password", "sslpassword")
-# PostgreSQL's log quotes statements with their values, the seed of the noise among them: as it
-# comes, those that fail.
+# PostgreSQL's log quotes statements with their values, the seed of the noise among them. By
+# default, it quotes statements that fail.
 _UNLOGGED = {
     "log_min_error_statement": "panic",
     "log_statement": "none",
@@ -54,7 +54,7 @@ def one_line_errors(action: str) -> Iterator[None]:
     """Turns the database's errors into one line each, without the values that were written.
 
     Args:
-      action: What is done, like "write to the store at /data/store".
+      action: Description of the action, like "write to the store at /data/store".
 
     Raises:
       StoreError: For every error of the database.
@@ -66,12 +66,12 @@ def one_line_errors(action: str) -> Iterator[None]:
         origin = getattr(error, "orig", None)
         lines = str(origin).strip().splitlines() if origin is not None else []
         reason = lines[0].rstrip(".") if lines else type(error).__name__
-        # Nor what a damaged column has for a text.
+        # Nor the text in a damaged column.
         reason, is_quoted, _ = reason.partition(" with text ")
         is_damaged = is_quoted or _is_corrupt(origin)
-    except OverflowError:  # What a damaged file makes of a number, given back to it.
+    except OverflowError:  # A number from a damaged file was written back to it.
         reason, is_damaged = "a number in it is too large", True
-    except UnicodeDecodeError:  # What it makes of the text of SQLite's own error.
+    except UnicodeDecodeError:  # The file is damaged so that SQLite's error is no text.
         reason, is_damaged = "a text in it is damaged", True
     else:
         return
@@ -80,7 +80,7 @@ def one_line_errors(action: str) -> Iterator[None]:
 
 
 def _is_corrupt(error: BaseException | None) -> bool:
-    """Whether SQLite says that its file is damaged, not that it is of another kind."""
+    """Returns whether SQLite reports a damaged file, rather than a file of another kind."""
     code = getattr(error, "sqlite_errorcode", 0) or 0
     return code & 0xFF == sqlite3.SQLITE_CORRUPT
 
@@ -89,11 +89,11 @@ def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str
     """Opens the database of a store, and makes its tables where there are none.
 
     Args:
-      place: A folder, made if it is missing, for SQLite; or a database URL, like
+      place: Folder for SQLite, made if it is missing; or database URL like
         "postgresql://user@host/name".
 
     Returns:
-      The engine, and the place as it may be printed, without a password.
+      The engine, and the name of the place for messages, without a password.
 
     Raises:
       ValueError: If the URL cannot be used, or a driver for it is not installed.
@@ -118,10 +118,10 @@ def open_database(place: str | os.PathLike[str]) -> tuple[sql.engine.Engine, str
 
 
 def _warn_of_log(engine: sql.engine.Engine, name: str) -> None:
-    """Says it if the database's log is going to have what is written to the store."""
+    """Warns if the database's log is going to quote what is written to the store."""
     with engine.begin() as connection:
         query = sql.text("SELECT current_setting('log_min_error_statement'), current_user")
-        level, user = connection.execute(query).one()
+        [(level, user)] = tables.execute(connection, query).all()
     if level != _UNLOGGED["log_min_error_statement"]:
         _logger.warning(
             "The log of the database of %s quotes statements that fail, with the seed of the "
@@ -137,28 +137,29 @@ def _prepare_tables(engine: sql.engine.Engine, name: str) -> None:
         checks.check_file(connection)
         if not _has_tables(connection):
             tables.METADATA.create_all(connection, checkfirst=False)
-            connection.execute(tables.FORMAT.insert().values(version=_FORMAT))
+            tables.execute(connection, tables.FORMAT.insert().values(version=_FORMAT))
             return
-        found = connection.execute(sql.select(tables.FORMAT.c.version)).scalar()
-        if found == _FORMAT_WITHOUT_DIGESTS:
-            locked = sql.select(tables.FORMAT.c.version).with_for_update()
-            found = connection.execute(locked).scalar()  # Another process may have been faster.
-            if found == _FORMAT_WITHOUT_DIGESTS:
+        query = sql.select(tables.FORMAT.c.version)
+        version = tables.execute(connection, query).scalar()
+        if version == _FORMAT_WITHOUT_DIGESTS:
+            # Another process may have been faster.
+            version = tables.execute(connection, query.with_for_update()).scalar()
+            if version == _FORMAT_WITHOUT_DIGESTS:
                 migration.add_digests(connection)
-                connection.execute(tables.FORMAT.update().values(version=_FORMAT))
-                found = _FORMAT
-        if found is None:
+                tables.execute(connection, tables.FORMAT.update().values(version=_FORMAT))
+                version = _FORMAT
+        if version is None:
             raise digests.DamagedRow("it has lost the number of its format")
-        if found != _FORMAT:
+        if version != _FORMAT:
             raise interface.StoreError(
-                f"The store at {name} has format {found}, this version reads format {_FORMAT}: "
+                f"The store at {name} has format {version}, this version reads format {_FORMAT}: "
                 "use the version of this package that wrote it."
             )
         checks.check_rows(connection)
 
 
 def _has_tables(connection: sql.engine.Connection) -> bool:
-    """Whether the tables are there; one transaction makes all of them."""
+    """Returns whether the database has the tables; one transaction makes all of them."""
 
     def has(table: sql.Table) -> bool:
         return connection.dialect.has_table(connection, table.name)
@@ -177,7 +178,7 @@ def _has_tables(connection: sql.engine.Connection) -> bool:
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Sets the journal mode, for which SQLite does not wait where others do the same."""
+    """Sets the journal mode; SQLite does not wait for another process that sets it too."""
     until = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -199,7 +200,8 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
             path.chmod(0o600)
     except OSError as error:
         raise interface.StoreError(
-            f"Cannot write to the store at {folder}: {error.strerror}. Name a folder of your own."
+            f"Cannot write to the store at {folder}: {error.strerror}. Name a folder that you may "
+            "write to."
         ) from None
     engine = sql.create_engine(
         sql.engine.URL.create("sqlite", database=str(path)),
@@ -217,17 +219,17 @@ def _in_folder(folder: pathlib.Path) -> tuple[sql.engine.Engine, str]:
 
     @event.listens_for(engine, "begin")
     def begin(connection):
-        # Whoever will write takes the lock at once: what it has read is still true then.
+        # Taking the write lock at once keeps what the transaction reads true until it writes.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine, str(folder)
 
 
 def has_password(url: str) -> bool:
-    """Whether a database URL has a password in it, in whichever place.
+    """Returns whether a database URL holds a password, as such or as an option.
 
     Raises:
-      ValueError: If it is no such URL.
+      ValueError: If `url` is no database URL.
     """
     read = _read_url(url)
     return bool(read.password) or any(name in read.query for name in _SECRET_OPTIONS)
@@ -235,7 +237,7 @@ def has_password(url: str) -> bool:
 
 def _read_url(text: str) -> sql.engine.URL:
     try:
-        url = sql.engine.make_url(text)
+        url: Any = sql.engine.make_url(text)
     except (exc.ArgumentError, ValueError):
         raise validation.UsageError(
             "The URL of the store cannot be read: write it like postgresql://user@host/name, or "
@@ -263,9 +265,10 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
             "name a folder."
         ) from None
     except ModuleNotFoundError as error:
+        driver = error.name or ""
         raise validation.UsageError(
-            f"store={name!r} needs the driver {error.name!r}, which is not installed: "
-            f"pip install {_PACKAGES.get(error.name, error.name)}, or name a folder."
+            f"store={name!r} needs the driver {driver!r}, which is not installed: "
+            f"pip install {_PACKAGES.get(driver, driver)}, or name a folder."
         ) from None
     if url.get_backend_name() == "postgresql":
         event.listen(engine, "connect", _prepare_session)
@@ -273,12 +276,11 @@ def _by_url(text: str) -> tuple[sql.engine.Engine, str]:
 
 
 def _options(url: sql.engine.URL) -> dict[str, Any]:
-    """How the engine of a server's database is made; what the URL says itself is kept."""
+    """Returns the options of the engine of a server's database; the URL's own options win."""
     options: dict[str, Any] = {"pool_pre_ping": True}
     if url.get_backend_name() == "postgresql":
-        options["isolation_level"] = (
-            "READ COMMITTED"  # What waiting for a locked row is written for.
-        )
+        # After waiting for a locked row, a transaction must read its new values.
+        options["isolation_level"] = "READ COMMITTED"
         if url.get_driver_name() in _LIBPQ_DRIVERS:
             given = {k: v for k, v in _NETWORK.items() if k not in url.query}
             options["connect_args"] = given
@@ -286,20 +288,17 @@ def _options(url: sql.engine.URL) -> dict[str, Any]:
 
 
 def _prepare_session(connection: Any, _: Any) -> None:
-    """Has PostgreSQL let nobody wait for ever, and say nothing is committed that is not durable.
-
-    And nothing of what is written, as far as it may be told so.
-    """
+    """Sets time-outs, durable commits and, where the user may, a log that quotes no values."""
     cursor = connection.cursor()
     try:
         cursor.execute(f"SET lock_timeout = '{_BUSY_SECONDS}s'")
-        # Of a server that was stopped, or is cut off, while it holds the lock of the lease.
+        # Ends the transaction of a server that hangs or is cut off while it locks the lease.
         cursor.execute(f"SET idle_in_transaction_session_timeout = '{_BUSY_SECONDS}s'")
         cursor.execute(
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
-        for name, value in _UNLOGGED.items():  # Others than superusers may not.
+        for name, value in _UNLOGGED.items():  # Only superusers may set these.
             cursor.execute(
                 "SELECT set_config(%s, %s, false) WHERE current_setting('is_superuser') = 'on'",
                 (name, value),

@@ -1,8 +1,8 @@
-"""Digests of the rows of a store, by which damage is noticed before it is used.
+"""Digests of the rows of a store, by which damage is noticed before a damaged row is used.
 
-Each committed round has a SHA-256 digest of what it wrote and of the digest of the round before
-it, so that no row of a task can change, be lost or be replaced by an older one alone. A digest has
-no key: it finds accidents, like those of a disk. Whoever can write the store can write
+Each committed round has a SHA-256 digest of what it wrote and of the previous round's digest: a
+chain. No single row of a task can change, be lost or be replaced by an older one unnoticed. A
+digest has no key: it finds accidents, like those of a disk. Whoever can write the store can write
 digests too.
 """
 
@@ -79,8 +79,8 @@ def of_round(row: Mapping[str, Any], previous: str) -> str:
     """Computes the digest of a round.
 
     Args:
-      row: Values of the row by column; more than those of the digest are ignored.
-      previous: Digest of the round before it; the task's first digest for the first round.
+      row: Values of the row by column; columns that the digest does not cover are ignored.
+      previous: Digest of the previous round; the task's first digest for the first round.
 
     Returns:
       The digest.
@@ -97,7 +97,7 @@ def check_lease(row: Any) -> None:
     """Checks a row of the table of leases.
 
     Raises:
-      DamagedRow: If its digest is another one.
+      DamagedRow: If its digest does not match its values.
     """
     if row.digest != of_lease(row.population, row.owner, row.epoch, row.ends_at):
         raise DamagedRow(f"the lease of the population {row.population!r} is not what was written")
@@ -110,11 +110,11 @@ def check_content(head: Any) -> None:
       head: Row of the table of commits, with model and state.
 
     Raises:
-      DamagedRow: If model or state has another digest.
+      DamagedRow: If model or state does not match its digest.
     """
-    found = of_content(head.model, head.state)
+    actual = of_content(head.model, head.state)
     for name in ("model", "state"):
-        if found[f"{name}_digest"] != head._mapping[f"{name}_digest"]:
+        if actual[f"{name}_digest"] != head._mapping[f"{name}_digest"]:
             raise DamagedRow(
                 f"the {name} of {_of_task(head)} after round {head.rounds_done} is not what was "
                 "committed"
@@ -129,7 +129,7 @@ def check_epoch(head: Any, epoch: int) -> None:
       epoch: Epoch of the population's last lease; 0 if there is none.
 
     Raises:
-      DamagedRow: If there was.
+      DamagedRow: If the last commit has a later epoch.
     """
     if head.epoch > epoch:
         raise DamagedRow(
@@ -138,10 +138,10 @@ def check_epoch(head: Any, epoch: int) -> None:
 
 
 def check_count(head: Any) -> None:
-    """Checks that a task's last commit has a number of rounds that can be calculated with.
+    """Checks that the number of rounds in a task's last commit is an integer.
 
     Raises:
-      DamagedRow: If it is something else.
+      DamagedRow: If it is not.
     """
     if not isinstance(head.rounds_done, int):
         raise DamagedRow(f"the number of rounds of {_of_task(head)} is not what was written")
@@ -152,12 +152,12 @@ def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
 
     Args:
       head: Row of the table of commits; model and state are not needed.
-      rows: The rounds from `start` on, in order. With `start` above 0 the first one is
-        trusted: its digest is what the next one goes on from.
+      rows: Rows of the table of rounds from `start` on, in order. With `start` above 0 the first
+        row is trusted: the chain is checked from its digest on.
       start: Index of the first round in `rows`.
 
     Raises:
-      DamagedRow: If a round is missing or has another digest, or the last commit does
+      DamagedRow: If a round is missing or does not match its digest, or the last commit does
         not fit the last round.
     """
     check_count(head)
@@ -170,16 +170,16 @@ def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
                 f"round {index + 1} of {_of_task(head)} is missing or not what was committed"
             )
         last = row
-    found = (head.rounds_done, head.epoch, head.metrics, head.digest)
+    actual = (head.rounds_done, head.epoch, head.metrics, head.digest)
     if last is None:
         first = of_task(head.population, head.task, head.model_digest, head.state_digest)
         expected = (0, 0, _NO_METRICS, first, first)
-        found = (*found, head.first_digest)
+        actual = (*actual, head.first_digest)
     else:
         expected = (last.round + 1, last.epoch, last.metrics, last.digest)
         expected = (*expected, last.model_digest, last.state_digest)
-        found = (*found, head.model_digest, head.state_digest)
-    if digest("head", *found) != digest("head", *expected):
+        actual = (*actual, head.model_digest, head.state_digest)
+    if digest("head", *actual) != digest("head", *expected):
         raise DamagedRow(
             f"the last commit of {_of_task(head)} is not what was written with its last round"
         )

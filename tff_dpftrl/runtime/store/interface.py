@@ -1,19 +1,19 @@
 """The lease of a population, the commits of its tasks, and the laws that every store keeps.
 
-- A population is led by the holder of its lease. Each new holder gets an epoch of its own,
-  larger than all before it. A lease ends by release, or by itself at a time of the
-  caller's clock; only then does another one get it.
-- Clocks of machines differ and processes are stopped: a former holder may still believe that
-  it leads. So every commit names the epoch it was made under, and only the latest epoch
-  of the population can commit.
-- A task is one row: the rounds done, the model and the aggregator's state after them, and the
-  metrics of the last one. A commit replaces the row if the round is the next one. It is one
-  transaction: seen whole, or not at all.
+- The holder of a population's lease leads it. Each new holder gets a new epoch, larger than all
+  epochs before. A lease ends by release, or expires by the caller's clock. Only then can another
+  one acquire it.
+- Clocks of machines differ and processes can be suspended: a former holder may still believe that
+  it leads. So every commit names the epoch of its lease, and the store refuses all but the
+  population's latest epoch.
+- A task is one row: the number of rounds done, the model and the aggregator's state after them,
+  and the metrics of the last round. A commit replaces the row if its round is the next one. It is
+  one transaction: others see all of it or nothing.
 
-The aggregator's state holds the seed of the noise: whoever reads a store can subtract it. A
-store is therefore as secret as the memory of the server, and inside of what "released"
-means: a result is released by what is sent after its commit, not by the commit.
-(Bonawitz et al. 2019, section 4, calls the leases the shared locking service.)
+The aggregator's state holds the seed of the noise: whoever reads a store can subtract the noise. A
+store is therefore as secret as the memory of the server. A commit does not release a result; what
+is sent after the commit does. (Bonawitz et al. 2019, section 4, calls the leases the shared
+locking service.)
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from typing import Any
 
 from tff_dpftrl import validation
 
-# What a row of `Store.history` holds besides the metrics.
+# Columns of `Store.history` besides the metrics.
 HISTORY_COLUMNS = ("task", "round", "epoch", "committed_at")
 
 
 class StoreRefusal(validation.UsageError):
-    """The store does not do what was asked, by one of its laws."""
+    """A request that the store refuses by one of its laws."""
 
 
 class LeaseHeld(StoreRefusal):
@@ -43,7 +43,7 @@ class LeaseHeld(StoreRefusal):
     """
 
     def __init__(self, lease: Lease, now: float):
-        """Says who leads, and for how long still by the clock of `now`."""
+        """Names the holder, and the seconds until its lease expires by the clock of `now`."""
         super().__init__(
             f"The population {lease.population!r} is led by {lease.owner!r} for at least "
             f"{lease.expires_at - now:.0f} more seconds: two servers for one population are not "
@@ -53,10 +53,10 @@ class LeaseHeld(StoreRefusal):
 
 
 class LeaseLost(StoreRefusal):
-    """The lease has ended, or somebody else has it."""
+    """The lease has ended, or has another holder."""
 
     def __init__(self, population: str, owner: str, epoch: int):
-        """Says whose lease is gone."""
+        """Names the former holder."""
         super().__init__(
             f"{owner!r} has lost the lease of the population {population!r} (epoch {epoch}): it "
             "must stop leading, and may ask for a new one."
@@ -67,7 +67,7 @@ class StaleEpoch(StoreRefusal):
     """A commit was made under an epoch that is not the latest."""
 
     def __init__(self, population: str, epoch: int, latest: int):
-        """Says which epoch came too late."""
+        """Names the epoch that is not the latest."""
         super().__init__(
             f"Epoch {epoch} cannot commit to the population {population!r}, whose epoch is "
             f"{latest}: drop the result, it must not be released."
@@ -78,7 +78,7 @@ class RoundConflict(StoreRefusal):
     """A commit is not for the next round of its task."""
 
     def __init__(self, task: str, round_index: int, rounds_done: int):
-        """Says which round would be the next one."""
+        """Names the round, and the number of rounds that are done."""
         super().__init__(
             f"Round {round_index} of the task {task!r} cannot be committed: {rounds_done} rounds "
             "are done. Drop the result, it must not be released, and read the last commit."
@@ -94,7 +94,7 @@ class UnknownTask(StoreRefusal):
 
 
 class TaskExists(StoreRefusal):
-    """A task of that name is there already."""
+    """The population has a task of that name already."""
 
     def __init__(self, population: str, task: str):
         """Names the task."""
@@ -112,18 +112,18 @@ class StoreDamaged(StoreError):
     """The store holds something else than was written to it."""
 
     def __init__(self, name: str, what: str, rounds: Mapping[str, int]):
-        """Says what is damaged, and which backup can replace the store.
+        """Describes the damage, and the backup that can replace the store.
 
         Args:
-          name: Place of the store.
-          what: What is damaged, a clause.
+          name: Folder or URL of the store.
+          what: Description of the damage, a clause of a sentence.
           rounds: Number of committed rounds by task, as far as they can be read.
         """
         super().__init__(f"The store at {name} is damaged: {what}. {backup_advice(rounds)}")
 
 
 def backup_advice(rounds: Mapping[str, int]) -> str:
-    """Says which backup can replace a damaged store.
+    """Describes the backup that can replace a damaged store.
 
     Args:
       rounds: Number of committed rounds by task; empty if they cannot be read.
@@ -148,9 +148,9 @@ class Lease:
 
     Attributes:
       population: Name of the population.
-      owner: Who leads; empty after a release.
-      epoch: From 1; larger than that of all earlier holders.
-      expires_at: Seconds on the clock that was handed in.
+      owner: Name of the lease's holder; empty after a release.
+      epoch: Epoch, at least 1; larger than that of all earlier holders.
+      expires_at: Time at which the lease ends, in seconds of the caller's clock.
     """
 
     population: str
@@ -166,9 +166,9 @@ class Commit:
     Attributes:
       task: Name of the task.
       rounds_done: Number of committed rounds.
-      epoch: Under which the last one was committed; 0 before the first.
-      model: The model, serialised.
-      state: The aggregator's state, serialised; secret.
+      epoch: Epoch of the lease under which the last round was committed; 0 before the first round.
+      model: Serialised model.
+      state: Serialised state of the aggregator; secret.
       metrics: Metrics of the last round; JSON-compatible.
     """
 
@@ -183,27 +183,28 @@ class Commit:
 class Store(abc.ABC):
     """Leases and commits; every method is one transaction, and durable when it returns.
 
-    Every method raises `StoreError` where the store cannot be read or written, or is damaged as
-    far as the method needs it (`StoreDamaged`); nothing is changed then, or, if the connection
-    broke in the middle, all of it may be. Times are seconds of one clock, the same for all who
-    share a store (as far as clocks go).
+    Every method raises `StoreError` where the store cannot be read or written, and `StoreDamaged`
+    where a row that it needs is damaged. Nothing is changed then. If the connection breaks in the
+    middle, the whole change may have been made. Times are in seconds, and all servers that share
+    a store use the same clock, as far as clocks agree.
     """
 
     @abc.abstractmethod
     def acquire(self, population: str, owner: str, *, now: float, duration: float) -> Lease:
-        """Takes the lease of a population if nobody holds it.
+        """Acquires the lease of a population if nobody holds it.
 
         Args:
           population: Name of the population.
-          owner: Who will lead: a name that no other process and no earlier start had.
-          now: The time.
-          duration: Seconds for which the lease holds unless it is renewed.
+          owner: Name of the new holder; no other process and no earlier start may have had it.
+          now: Current time in seconds.
+          duration: Seconds after which the lease ends unless it is renewed.
 
         Returns:
-          The lease, of a new epoch; of the same one, prolonged, if `owner` holds it.
+          The lease with a new epoch; if `owner` holds it already, the prolonged lease with the
+          same epoch.
 
         Raises:
-          LeaseHeld: If somebody else holds it.
+          LeaseHeld: If another one holds the lease.
           ValueError: If a name is empty, or a number is not in range.
         """
 
@@ -213,20 +214,27 @@ class Store(abc.ABC):
     ) -> Lease:
         """Prolongs a lease that has not ended.
 
+        Args:
+          population: Name of the population.
+          owner: Name of the holder.
+          epoch: Epoch of the lease.
+          now: Current time in seconds.
+          duration: Seconds after which the lease ends unless it is renewed again.
+
         Returns:
-          The lease, of the same epoch, until `now + duration`.
+          The lease with the same epoch, until `now + duration`.
 
         Raises:
-          LeaseLost: If it has ended, even if nobody else has it yet.
+          LeaseLost: If the lease has ended, even if nobody else has acquired it yet.
         """
 
     @abc.abstractmethod
     def release(self, population: str, owner: str, epoch: int) -> None:
-        """Ends a lease; nothing happens if it is not the owner's any more."""
+        """Ends a lease; does nothing if the owner does not hold it any more."""
 
     @abc.abstractmethod
     def lease(self, population: str) -> Lease | None:
-        """The last lease of a population, ended or not; None if there never was one."""
+        """Returns the last lease of a population, ended or not; None if there never was one."""
 
     @abc.abstractmethod
     def add_task(self, population: str, task: str, *, model: bytes, state: bytes) -> Commit:
@@ -235,23 +243,23 @@ class Store(abc.ABC):
         Args:
           population: Name of the population.
           task: Name of the task, new in its population.
-          model: The model it begins with.
-          state: The aggregator's state it begins with; secret.
+          model: Serialised initial model.
+          state: Serialised initial state of the aggregator; secret.
 
         Returns:
-          What was committed.
+          The task's first commit.
 
         Raises:
-          TaskExists: If there is one of that name; it is untouched.
+          TaskExists: If the population has a task of that name, which stays as it is.
         """
 
     @abc.abstractmethod
     def tasks(self, population: str) -> tuple[str, ...]:
-        """Names of the population's tasks, sorted."""
+        """Returns the names of the population's tasks, sorted."""
 
     @abc.abstractmethod
     def last_commit(self, population: str, task: str) -> Commit:
-        """The only state that the task may go on from.
+        """Returns the last commit of a task: the only state that the task may go on from.
 
         Raises:
           UnknownTask: If there is no such task.
@@ -275,19 +283,19 @@ class Store(abc.ABC):
         Args:
           population: Name of the population.
           task: Name of the task.
-          round_index: The round, from 0; the number of rounds done before it.
-          epoch: The epoch of the lease that the round was made under.
-          model: The model after the round.
-          state: The aggregator's state after the round; secret.
-          metrics: Of the round, about no single device; JSON-compatible.
-          now: The time, for the history.
+          round_index: Index of the round, from 0; equal to the number of rounds done before it.
+          epoch: Epoch of the lease under which the round was made.
+          model: Serialised model after the round.
+          state: Serialised state of the aggregator after the round; secret.
+          metrics: Metrics of the round, about no single device; JSON-compatible.
+          now: Current time in seconds, for the history.
 
         Returns:
-          What was committed.
+          The commit.
 
         Raises:
-          StaleEpoch: If the population's epoch is another one.
-          RoundConflict: If it is not the next round of the task.
+          StaleEpoch: If the population's latest epoch is another one.
+          RoundConflict: If the round is not the next one of the task.
           UnknownTask: If there is no such task.
           ValueError: If the metrics are not JSON-compatible, or use one of
             `HISTORY_COLUMNS`, or a number is not in range.
@@ -295,9 +303,9 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
-        """One row a committed round, in order: `HISTORY_COLUMNS` and the metrics.
+        """Returns one row a committed round, in order: `HISTORY_COLUMNS` and the metrics.
 
-        `pandas.DataFrame(store.history(population, task))` is a table of them.
+        `pandas.DataFrame(store.history(population, task))` makes a table of them.
 
         Raises:
           UnknownTask: If there is no such task.
@@ -305,7 +313,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Gives back what the store holds open; leases go on."""
+        """Closes files and connections; leases stay as they are."""
 
     def __enter__(self) -> Store:
         return self
@@ -333,14 +341,14 @@ def check_commit(round_index: int, epoch: int) -> None:
     """Checks the numbers of a commit.
 
     Raises:
-      ValueError: If one is not in range; epoch 0 is nobody's.
+      ValueError: If a number is not in range; epoch 0 belongs to no lease.
     """
     validation.integer("round_index", round_index, minimum=0)
     validation.integer("epoch", epoch, minimum=1, remedy="Commit under the epoch of a lease.")
 
 
 def is_held(lease: Lease, now: float) -> bool:
-    """Whether somebody holds a lease at a time."""
+    """Returns whether a lease has a holder at the time `now`."""
     return bool(lease.owner) and now < lease.expires_at
 
 
@@ -348,7 +356,7 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     """Serialises metrics as JSON; a number that is not finite becomes null.
 
     Raises:
-      ValueError: If they are not JSON-compatible, or use one of `HISTORY_COLUMNS`.
+      ValueError: If the metrics are not JSON-compatible, or use one of `HISTORY_COLUMNS`.
     """
     taken = sorted(set(HISTORY_COLUMNS) & set(metrics))
     if taken:
@@ -358,7 +366,7 @@ def metrics_text(metrics: Mapping[str, Any]) -> str:
     for name, value in metrics.items():
         try:
             json.dumps(_finite(value))
-        except TypeError as error:  # Without the values: they are not committed.
+        except TypeError as error:  # The message leaves out the values: they are not committed.
             raise validation.UsageError(
                 f"metrics must be JSON-compatible, which {name!r} is not ({error}): convert "
                 "arrays and tensors to numbers and lists."

@@ -1,4 +1,4 @@
-"""A store in the memory of one process, for schedules that run by the thousand."""
+"""A store in the memory of one process, for simulated schedules that run by the thousand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tff_dpftrl.runtime.store import interface
 
 
 class MemoryStore(interface.Store):
-    """Keeps the laws of a store as long as the process lives; for one thread."""
+    """A store that lives as long as its process; for one thread."""
 
     def __init__(self):
         self._leases: dict[str, interface.Lease] = {}
@@ -74,7 +74,7 @@ class MemoryStore(interface.Store):
 
     @override
     def tasks(self, population: str) -> tuple[str, ...]:
-        return tuple(sorted(task for of, task in self._commits if of == population))
+        return tuple(sorted(task for owner, task in self._commits if owner == population))
 
     @override
     def last_commit(self, population: str, task: str) -> interface.Commit:

@@ -1,4 +1,4 @@
-"""Stores of format 1, whose rows have no digests, become stores of the present format."""
+"""Migration of a store of format 1, whose rows have no digests, to the present format."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tff_dpftrl.runtime.store import digests, tables
 
 
 def add_digests(connection: sql.engine.Connection) -> None:
-    """Adds the columns of digests, and digests of the rows as they are found.
+    """Adds the columns of digests, and computes the digests of the rows as they are.
 
-    The transaction of the caller makes it whole. Digests of models and states of earlier rounds,
-    which are not kept, remain empty.
+    The migration is part of the caller's transaction. A store does not keep the models and states
+    of earlier rounds: their digests remain empty.
 
     Args:
       connection: Connection in a transaction.
@@ -29,14 +29,15 @@ def add_digests(connection: sql.engine.Connection) -> None:
             if column.name.endswith("digest"):
                 made = schema.CreateColumn(column).compile(dialect=connection.dialect)
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
-    for lease in connection.execute(sql.select(tables.LEASES)).all():
+    for lease in tables.execute(connection, sql.select(tables.LEASES)).all():
         _check_types("a lease", lease, owner=str, epoch=int, ends_at=float)
         digest = digests.of_lease(lease.population, lease.owner, lease.epoch, lease.ends_at)
         _update(connection, tables.LEASES, lease, digest=digest)
     tasks = sql.select(tables.COMMITS.c.population, tables.COMMITS.c.task)
-    for population, task in connection.execute(tasks).all():
+    for population, task in tables.execute(connection, tasks).all():
         last = sql.select(tables.COMMITS).where(tables.is_task(tables.COMMITS, population, task))
-        _add_to_task(connection, connection.execute(last).one())
+        [head] = tables.execute(connection, last).all()
+        _add_to_task(connection, head)
 
 
 def _add_to_task(connection: sql.engine.Connection, head: sql.engine.Row) -> None:
@@ -46,27 +47,29 @@ def _add_to_task(connection: sql.engine.Connection, head: sql.engine.Row) -> Non
     of_others = dict.fromkeys(of_last, "")
     known = of_others if head.rounds_done else of_last
     digest = first_digest = digests.of_task(head.population, head.task, **known)
-    for row in connection.execute(tables.rounds_of(head)).all():
+    for row in tables.execute(connection, tables.rounds_of(head)).all():
         _check_types("a round", row, round=int, epoch=int, committed_at=float)
         known = of_last if row.round == head.rounds_done - 1 else of_others
-        digest = digests.of_round({**row._mapping, **known}, digest)
+        digest = digests.of_round({**row._asdict(), **known}, digest)
         _update(connection, tables.ROUNDS, row, digest=digest, **known)
     _update(connection, tables.COMMITS, head, digest=digest, first_digest=first_digest, **of_last)
 
 
 def _check_types(what: str, row: sql.engine.Row, **types: Any) -> None:
-    """Refuses what no digest could tell from a value: SQLite keeps any type in any column."""
-    is_written = all(isinstance(row._mapping[name], kind) for name, kind in types.items())
+    """Refuses values of other types than are written: SQLite keeps any type in any column."""
+    values = row._asdict()
+    has_types = all(isinstance(values[name], kind) for name, kind in types.items())
     try:
-        is_written &= isinstance(json_text.parse(row._mapping.get("metrics", "{}")), dict)
+        has_types &= isinstance(json_text.parse(values.get("metrics", "{}")), dict)
     except (TypeError, ValueError):
-        is_written = False
-    if not is_written:
+        has_types = False
+    if not has_types:
         raise digests.DamagedRow(f"{what} holds something else than was written")
 
 
 def _update(
     connection: sql.engine.Connection, table: sql.Table, row: sql.engine.Row, **values: str
 ) -> None:
-    is_row = [column == row._mapping[column.name] for column in table.primary_key]
-    connection.execute(table.update().where(*is_row).values(values))
+    old = row._asdict()
+    is_row = [column == old[column.name] for column in table.c if column.primary_key]
+    tables.execute(connection, table.update().where(*is_row).values(values))

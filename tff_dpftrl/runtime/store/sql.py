@@ -1,4 +1,4 @@
-"""A store in a database: leases and commits as rows that transactions lock."""
+"""A store in a database: leases and commits are rows that transactions lock."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _LEASES, _COMMITS, _ROUNDS = tables.LEASES, tables.COMMITS, tables.ROUNDS
 
 
 class SqlStore(interface.Store):
-    """A store that processes, and with PostgreSQL machines, share; for many threads.
+    """A store that processes share, and with PostgreSQL machines too; thread-safe.
 
-    Whoever takes the lease and whoever commits locks the population's lease row first:
-    a commit is either before the takeover, and seen by the new leader, or refused.
+    Acquiring the lease and committing both lock the population's lease row first. So a commit
+    either comes before a takeover, and the new leader sees it, or it is refused.
     """
 
     def __init__(self, place: str | os.PathLike[str]):
-        """Opens a store, made if there is none.
+        """Opens a store, and makes it if there is none.
 
         Args:
-          place: A folder for SQLite, or a database URL, like "postgresql://user@host/name".
+          place: Folder for SQLite, or database URL like "postgresql://user@host/name".
 
         Raises:
           ValueError: If the URL cannot be used, or a driver for it is not installed.
@@ -68,12 +68,11 @@ class SqlStore(interface.Store):
             )
 
     def _ensure_lease_row(self, population: str) -> None:
-        """So that there is a row to lock; epoch 0 is nobody's."""
+        """Inserts the row that is locked, if there is none; epoch 0 belongs to no lease."""
         lease = interface.Lease(population, "", 0, 0.0)
         with self._writing() as connection:
             if _read_lease(connection, population) is None:
-                with contextlib.suppress(exc.IntegrityError), connection.begin_nested():
-                    connection.execute(_LEASES.insert().values(_lease_row(lease)))
+                _insert_if_new(connection, _LEASES, _lease_row(lease))
 
     @override
     def renew(
@@ -98,8 +97,8 @@ class SqlStore(interface.Store):
     @override
     def lease(self, population: str) -> interface.Lease | None:
         with self._reading() as connection:
-            found = _read_lease(connection, population)
-        return found if found is not None and found.epoch else None
+            lease = _read_lease(connection, population)
+        return lease if lease is not None and lease.epoch else None
 
     @override
     def add_task(
@@ -120,15 +119,12 @@ class SqlStore(interface.Store):
             **known,
         }
         with self._writing() as connection:
-            try:
-                with connection.begin_nested():
-                    connection.execute(_COMMITS.insert().values(row))
-            except exc.IntegrityError:
-                raise interface.TaskExists(population, task) from None
+            if not _insert_if_new(connection, _COMMITS, row):
+                raise interface.TaskExists(population, task)
             has_rounds = sql.select(_ROUNDS.c.round).where(
                 tables.is_task(_ROUNDS, population, task)
             )
-            if connection.execute(has_rounds.limit(1)).first() is not None:
+            if tables.execute(connection, has_rounds.limit(1)).first() is not None:
                 raise digests.DamagedRow(
                     f"the task {task!r} of the population {population!r} has lost its last commit"
                 )
@@ -138,7 +134,7 @@ class SqlStore(interface.Store):
     def tasks(self, population: str) -> tuple[str, ...]:
         query = sql.select(_COMMITS.c.task).where(_COMMITS.c.population == population)
         with self._reading() as connection:
-            return tuple(sorted(connection.execute(query).scalars()))
+            return tuple(sorted(tables.execute(connection, query).scalars()))
 
     @override
     def last_commit(self, population: str, task: str) -> interface.Commit:
@@ -168,7 +164,7 @@ class SqlStore(interface.Store):
         now: float,
     ) -> interface.Commit:
         interface.check_commit(round_index, epoch)
-        round_index, epoch = int(round_index), int(epoch)  # As a digest has them.
+        round_index, epoch = int(round_index), int(epoch)  # The types that a digest covers.
         text = interface.metrics_text(metrics)
         known = {"epoch": epoch, "metrics": text, **digests.of_content(model, state)}
         with self._writing() as connection:
@@ -186,27 +182,27 @@ class SqlStore(interface.Store):
                 **known,
             }
             digest = digests.of_round(row, last.digest)
-            swapped = connection.execute(
+            swap = (
                 _COMMITS.update()
                 .where(is_task, _COMMITS.c.rounds_done == round_index)
                 .values(
                     rounds_done=round_index + 1, model=model, state=state, digest=digest, **known
                 )
             )
-            if swapped.rowcount != 1:
+            if tables.execute(connection, swap).rowcount != 1:
                 raise interface.RoundConflict(task, round_index, last.rounds_done)
-            connection.execute(_ROUNDS.insert().values(digest=digest, **row))
+            tables.execute(connection, _ROUNDS.insert().values(digest=digest, **row))
         return interface.Commit(task, round_index + 1, epoch, model, state, json_text.parse(text))
 
     @override
     def history(self, population: str, task: str) -> list[dict[str, Any]]:
         with self._reading() as connection:
             head = _head(connection, tables.HEAD, population, task)
-            rows = connection.execute(tables.rounds_of(head)).all()
+            rows = tables.execute(connection, tables.rounds_of(head)).all()
             digests.check_rounds(head, rows)
         return [
             {
-                **{name: row._mapping[name] for name in interface.HISTORY_COLUMNS},
+                **{name: getattr(row, name) for name in interface.HISTORY_COLUMNS},
                 **json_text.parse(row.metrics),
             }
             for row in rows
@@ -220,9 +216,9 @@ class SqlStore(interface.Store):
 def _head(
     connection: sql.engine.Connection, columns: Iterable[sql.Column], population: str, task: str
 ) -> sql.engine.Row:
-    """Some columns of a task's last commit, as they are."""
+    """Reads some columns of a task's last commit, without a check."""
     query = sql.select(*columns).where(tables.is_task(_COMMITS, population, task))
-    row = connection.execute(query).first()
+    row = tables.execute(connection, query).first()
     if row is None:
         raise interface.UnknownTask(population, task)
     return row
@@ -231,11 +227,11 @@ def _head(
 def _checked_head(
     connection: sql.engine.Connection, columns: Iterable[sql.Column], population: str, task: str
 ) -> sql.engine.Row:
-    """The same, checked against the last round but for model and state."""
+    """Reads some columns of a task's last commit, and checks all but model and state."""
     head = _head(connection, columns, population, task)
     digests.check_count(head)
-    start = max(head.rounds_done - 2, 0)  # The round before the last one has its last digest.
-    rows = connection.execute(tables.rounds_of(head, start)).all()
+    start = max(head.rounds_done - 2, 0)  # The last round's digest needs that of the round before.
+    rows = tables.execute(connection, tables.rounds_of(head, start)).all()
     digests.check_rounds(head, rows, start=start)
     return head
 
@@ -244,7 +240,7 @@ def _read_lease(
     connection: sql.engine.Connection, population: str, *, lock: bool = False
 ) -> interface.Lease | None:
     query = sql.select(_LEASES).where(_LEASES.c.population == population)
-    row = connection.execute(query.with_for_update() if lock else query).first()
+    row = tables.execute(connection, query.with_for_update() if lock else query).first()
     if row is None:
         return None
     digests.check_lease(row)
@@ -252,9 +248,9 @@ def _read_lease(
 
 
 def _locked_lease(connection: sql.engine.Connection, population: str) -> interface.Lease:
-    """The last lease, which nobody can change before the transaction ends; epoch 0 if none."""
-    found = _read_lease(connection, population, lock=True)
-    return interface.Lease(population, "", 0, 0.0) if found is None else found
+    """Reads the last lease, and locks it until the transaction ends; epoch 0 if there is none."""
+    lease = _read_lease(connection, population, lock=True)
+    return interface.Lease(population, "", 0, 0.0) if lease is None else lease
 
 
 def _lease_row(lease: interface.Lease) -> dict[str, Any]:
@@ -264,7 +260,18 @@ def _lease_row(lease: interface.Lease) -> dict[str, Any]:
 
 
 def _write_lease(connection: sql.engine.Connection, lease: interface.Lease) -> interface.Lease:
-    connection.execute(
-        _LEASES.update().where(_LEASES.c.population == lease.population).values(_lease_row(lease))
-    )
+    is_row = _LEASES.c.population == lease.population
+    tables.execute(connection, _LEASES.update().where(is_row).values(_lease_row(lease)))
     return lease
+
+
+def _insert_if_new(
+    connection: sql.engine.Connection, table: sql.Table, row: Mapping[str, Any]
+) -> bool:
+    """Inserts a row unless its key is taken; returns whether it was inserted."""
+    try:
+        with connection.begin_nested():  # pyright: ignore[reportOptionalContextManager]
+            tables.execute(connection, table.insert().values(row))
+    except exc.IntegrityError:
+        return False
+    return True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sql
+from typing_extensions import override
 
 
 class _Bytes(sql.LargeBinary):
-    """Bytes as the driver gives them: SQLAlchemy would make a billion of them of a billion."""
+    """Column of bytes as the driver returns them; SQLAlchemy's own type copies large values."""
 
+    @override
     def result_processor(self, dialect, coltype):
-        """Makes nothing of them."""
         return None
 
 
@@ -18,25 +21,28 @@ _NAME = sql.String(200)
 
 
 def _digest(name: str) -> sql.Column:
-    """A column for a digest; empty for what was never known, as of a migrated store."""
+    """Makes a column for a digest; it is empty where a migrated store never had one."""
     return sql.Column(name, sql.String(64), nullable=False, server_default="")
 
 
-FORMAT = sql.Table("store_format", METADATA, sql.Column("version", sql.Integer, primary_key=True))
-LEASES = sql.Table(
+def _table(name: str, *columns: sql.Column) -> sql.Table:
+    # In SQLAlchemy 1.4, `Table.__new__` appears to return None.
+    return sql.Table(name, METADATA, *columns)  # pyright: ignore[reportReturnType]
+
+
+FORMAT = _table("store_format", sql.Column("version", sql.Integer, primary_key=True))
+LEASES = _table(
     "leases",
-    METADATA,
     sql.Column("population", _NAME, primary_key=True),
     sql.Column("owner", sql.Text, nullable=False),
     sql.Column("epoch", sql.BigInteger, nullable=False),
-    # In format 1 `expires_at`: a server of that version that still runs finds no such column, and
-    # can neither lead nor commit rows without digests.
+    # Called `expires_at` in format 1: a server of that version that still runs finds no such
+    # column, and can neither lead nor commit rows without digests.
     sql.Column("ends_at", sql.Float(53), nullable=False),
     _digest("digest"),
 )
-COMMITS = sql.Table(  # One row a task: the only state that it may go on from.
+COMMITS = _table(  # One row a task: the only state that it may go on from.
     "commits",
-    METADATA,
     sql.Column("population", _NAME, primary_key=True),
     sql.Column("task", _NAME, primary_key=True),
     sql.Column("rounds_done", sql.BigInteger, nullable=False),
@@ -46,12 +52,11 @@ COMMITS = sql.Table(  # One row a task: the only state that it may go on from.
     sql.Column("metrics", sql.Text, nullable=False),
     _digest("model_digest"),
     _digest("state_digest"),
-    _digest("first_digest"),  # What the chain of the task's rounds begins with.
-    _digest("digest"),  # Of the last round.
+    _digest("first_digest"),  # Start of the chain of the task's rounds.
+    _digest("digest"),  # Digest of the last round.
 )
-ROUNDS = sql.Table(  # One row a committed round; its key makes a second commit impossible.
+ROUNDS = _table(  # One row a committed round; its key makes a second commit impossible.
     "rounds",
-    METADATA,
     sql.Column("population", _NAME, primary_key=True),
     sql.Column("task", _NAME, primary_key=True),
     sql.Column("round", sql.BigInteger, primary_key=True),
@@ -66,16 +71,21 @@ HEAD = [column for column in COMMITS.c if column.name not in ("model", "state")]
 """The columns of a task's last commit without the large ones."""
 
 
+def execute(connection: sql.engine.Connection, statement: Any) -> sql.engine.CursorResult:
+    """Executes a statement; unlike SQLAlchemy's method, its type says that there is a result."""
+    return connection.execute(statement)  # pyright: ignore[reportReturnType]
+
+
 def is_task(table: sql.Table, population: str, task: str) -> sql.sql.ColumnElement:
-    """The condition that a row of the table is of a task."""
+    """Returns the condition that a row of the table belongs to a task."""
     return sql.and_(table.c.population == population, table.c.task == task)
 
 
 def rounds_of(head: sql.engine.Row, start: int = 0) -> sql.sql.Select:
-    """The query of the committed rounds of a task, in order.
+    """Builds the query for the committed rounds of a task, in order.
 
     Args:
-      head: Row of the table of commits, of the task. Rounds that were committed since it was read
+      head: Row of the task in the table of commits. Rounds that were committed after it was read
         are left out.
       start: Index of the first round.
 
