@@ -23,17 +23,17 @@ import sqlalchemy
 from sqlalchemy import event
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import actor, cast, messages, population, selector
+from tff_dpftrl.runtime.actors import actor, factory, messages, population, selector
 from tff_dpftrl.runtime.store import interface
 
 KILL, STOP, RAISE, TELL = "kill", "stop", "raise", "tell"
 _ARMED, _STRIKES = "armed.json", "strikes.jsonl"
 
 
-# What a keeper is asked, and what the store does then.
+# The store's transaction for each message to a StoreActor.
 TRANSACTIONS = {"CommitRound": "commit", "RenewLease": "renew", "AcquireLease": "acquire"}
 
-_keeping = threading.local()  # What the keeper in this thread was asked.
+_storing = threading.local()  # The message that the StoreActor in this thread handles.
 
 
 class StruckError(RuntimeError):
@@ -166,11 +166,11 @@ class ArmedActor(actor.Actor):
     @override
     def step(self, now: float, message: Any) -> list[actor.Effect]:
         with self._trigger.around(f"{self._kind}: {label(message)}"):
-            _keeping.message = label(message) if self._kind == "Keeper" else ""
+            _storing.message = label(message) if self._kind == "StoreActor" else ""
             try:
                 return self._inner.step(now, message)
             finally:
-                _keeping.message = ""
+                _storing.message = ""
 
     def _begin(self) -> None:
         raise AssertionError("the actor begins")
@@ -179,31 +179,31 @@ class ArmedActor(actor.Actor):
         raise AssertionError("the actor receives")
 
 
-class ArmedCast(cast.Cast):
-    """Builds the same actors as another cast, armed; `functools.partial` makes it a `Cast`."""
+class ArmedFactory(factory.ActorFactory):
+    """Builds the same actors as another factory, armed."""
 
     def __init__(
         self,
         trigger: Trigger,
-        cast_type: type[cast.Cast],
+        actor_factory: type[factory.ActorFactory],
         served: population.Population,
         *,
         selectors: tuple[str, ...],
         pace: selector.Pace,
         **options: Any,
     ):
-        """Takes the place of a cast.
+        """Takes the place of a factory.
 
         Args:
           trigger: What strikes.
-          cast_type: Builds the actors.
-          served: See `cast.Cast`, also for the others.
-          selectors: Likewise.
-          pace: Likewise.
-          **options: Likewise.
+          actor_factory: Type of the factory whose actors are armed.
+          served: The population.
+          selectors: Addresses of the population's Selectors.
+          pace: Function that draws when a device is to check in again.
+          **options: Further arguments of `factory.ActorFactory`.
         """
         super().__init__(served, selectors=selectors, pace=pace, **options)
-        self._inner = cast_type(served, selectors=selectors, pace=pace, **options)
+        self._inner = actor_factory(served, selectors=selectors, pace=pace, **options)
         self._trigger = trigger
 
     @override
@@ -211,8 +211,8 @@ class ArmedCast(cast.Cast):
         return ArmedActor(self._inner.selector(address, randomness), self._trigger)
 
     @override
-    def keeper(self, store: interface.Store) -> actor.Actor:
-        return ArmedActor(self._inner.keeper(store), self._trigger)
+    def store_actor(self, store: interface.Store) -> actor.Actor:
+        return ArmedActor(self._inner.store_actor(store), self._trigger)
 
     @override
     def build(self, address: str, role: Any, randomness: random.Random) -> actor.Actor:
@@ -220,11 +220,11 @@ class ArmedCast(cast.Cast):
 
 
 def watch_transactions(trigger: Trigger) -> None:
-    """Has transactions that a keeper asks for fail before they are committed, in this process."""
+    """Makes the StoreActors' transactions in this process fail before they are committed."""
 
     def before_commit(connection: sqlalchemy.engine.Connection) -> None:
         del connection
-        message = getattr(_keeping, "message", "")
+        message = getattr(_storing, "message", "")
         if message in TRANSACTIONS:
             trigger.reach(f"Store: {TRANSACTIONS[message]}: inside")
 

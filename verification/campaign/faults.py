@@ -37,14 +37,14 @@ _MESSAGES = {
     "Aggregator": ("start", "Report", "DeviceGone", "CloseReporting"),
     "SecureAggregator": ("start", "DeviceGone", "CloseReporting")
     + tuple(f"SecureSumMessage {step}" for step in range(5)),
-    "Keeper": ("RenewLease", "CommitRound"),
+    "StoreActor": ("RenewLease", "CommitRound"),
     "ServerStep": ("apply",),
 }
 # Those that come only where something has been lost before, which is then done.
 _MESSAGES_OF_A_START = {
     "Selector": ("start",),
     "Coordinator": ("start", "CommitsRead"),
-    "Keeper": ("start", "AcquireLease", "ReadCommits"),
+    "StoreActor": ("start", "AcquireLease", "ReadCommits"),
 }
 
 
@@ -65,7 +65,7 @@ _OF_CONNECTIONS = (Kind.CUT, Kind.CUT_SOME, Kind.STALL)
 _CUT_AT = tuple(
     point
     for point in POINTS
-    if point.startswith(("SecureAggregator: ", "Aggregator: Report", "Keeper: CommitRound"))
+    if point.startswith(("SecureAggregator: ", "Aggregator: Report", "StoreActor: CommitRound"))
 )
 
 

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.actors import cast
+from tff_dpftrl.runtime.actors import factory
 from tff_dpftrl.runtime.cluster import cluster, deployment, observed, placement
 from tff_dpftrl.runtime.protocol import attestation
 from verification.campaign import armed, engines, stage, toys
@@ -56,7 +56,7 @@ def build(deployed: deployment.Deployment) -> deployment.Parts:
         toys.pace,
         attestation=attestation.SignedTokens([issuer], clock=time.time),
         limits=toys.LIMITS,
-        cast_type=functools.partial(armed.ArmedCast, trigger, cast.Cast),
+        actor_factory=functools.partial(armed.ArmedFactory, trigger, factory.ActorFactory),
     )
 
 

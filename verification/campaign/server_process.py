@@ -1,7 +1,7 @@
 """A server of the campaign, in a process of its own.
 
     python -m verification.campaign.server_process FOLDER NAME
-        [--cast MODULE:CLASS] [--store MODULE:CLASS]
+        [--actors MODULE:CLASS] [--store MODULE:CLASS]
 
 It says "ready", waits for a line, serves, and ends with its input. What its observer hears it
 writes to `events/NAME.jsonl`, a line an event.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import functools
 import importlib
 import logging
 import os
@@ -19,8 +18,10 @@ import pathlib
 import sys
 import time
 
+from typing_extensions import override
+
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.actors import cast
+from tff_dpftrl.runtime.actors import factory
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.store import sql
@@ -34,14 +35,23 @@ def _named(text: str) -> type:
 
 
 async def _serve(
-    place: stage.Stage, events: events_lib.Events, cast_type: type[cast.Cast], store_type: type
+    place: stage.Stage,
+    events: events_lib.Events,
+    actor_factory: type[factory.ActorFactory],
+    store_type: type,
 ) -> None:
     trigger = armed.Trigger(place.folder)
     tasks = toys.served_tasks(armed.ArmedStep(toys.NoisyStep(), trigger))
     issuer = signing_keys.load_public(place.server_folder.issuer_public)
     armed.watch_transactions(trigger)
+
+    class ArmedServer(server.Server):
+        @override
+        def _actor_factory(self, *args, **kwargs) -> factory.ActorFactory:
+            return armed.ArmedFactory(trigger, actor_factory, *args, **kwargs)
+
     with store_type(place.store) as store:
-        made = server.Server(
+        made = ArmedServer(
             toys.served_population(tasks),
             tasks,
             store,
@@ -51,7 +61,6 @@ async def _serve(
             pace=toys.pace,
             observer=events,
             limits=toys.LIMITS,
-            cast_type=functools.partial(armed.ArmedCast, trigger, cast_type),
         )
         await made.start()
         events.write("serves", address=made.address)
@@ -64,7 +73,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("name")
-    parser.add_argument("--cast", type=_named, default=cast.Cast)
+    parser.add_argument("--actors", type=_named, default=factory.ActorFactory)
     parser.add_argument("--store", type=_named, default=sql.SqlStore)
     given = parser.parse_args()
     logging.basicConfig(level=logging.DEBUG)
@@ -74,7 +83,7 @@ def main() -> int:
     if not sys.stdin.readline():
         return 0
     try:
-        asyncio.run(_serve(place, events, given.cast, given.store))
+        asyncio.run(_serve(place, events, given.actors, given.store))
     except server.ServerError as error:
         events.write("refused", reason=str(error))
         return 1

@@ -7,12 +7,12 @@ import heapq
 import random
 from collections.abc import Callable
 
-from tff_dpftrl.runtime.actors import actor, cast, messages, population
+from tff_dpftrl.runtime.actors import actor, factory, messages, population
 from tff_dpftrl.runtime.store import interface, memory
 from verification.schedules import devices, faults, toy_task, watch
 
 SELECTORS = ("selector/0", "selector/1")
-KEEPER = "keeper"
+STORE = "store"
 NUM_DEVICES = 8
 _QUICKEST, _SLOWEST = 0.001, 0.05  # Seconds that a message takes when nothing is wrong.
 _RESTART_SECONDS = 1.0
@@ -105,7 +105,7 @@ class Simulation:
         self,
         seed: int,
         *,
-        cast_type: type[cast.Cast] = cast.Cast,
+        actor_factory: type[factory.ActorFactory] = factory.ActorFactory,
         store: interface.Store | None = None,
         going_wrong: faults.Faults | None = None,
         served: population.Population | None = None,
@@ -115,7 +115,7 @@ class Simulation:
 
         Args:
           seed: All that happens follows from it.
-          cast_type: Builds the actors; another one may build them with mistakes.
+          actor_factory: Builds the actors; another one may build them with mistakes.
           store: A store without tasks; one in memory if None.
           going_wrong: What goes wrong; drawn from the seed if None.
           served: What is served; `small_population` if None.
@@ -130,7 +130,7 @@ class Simulation:
             state = toy_task.initial_state(task.name, seed_of_noise)
             self._store.add_task(served.name, task.name, model=b"", state=state)
         self._served = served
-        self._cast = cast_type(served, selectors=SELECTORS, pace=_pace, keeper_address=KEEPER)
+        self._factory = actor_factory(served, selectors=SELECTORS, pace=_pace, store_address=STORE)
         self._faults = faults.draw(self._random) if going_wrong is None else going_wrong
         self.time = 0.0
         self._opening = messages.SelectionOpened("", 0)
@@ -140,7 +140,7 @@ class Simulation:
         self._parents: dict[str, str] = {}
         self._skews: dict[str, float] = {}
         self._stopped_until: dict[str, float] = {}
-        self._restart(KEEPER)
+        self._restart(STORE)
         for selector in SELECTORS:
             self._restart(selector)
         tasks = {task.name: task for task in served.tasks}
@@ -274,7 +274,7 @@ class Simulation:
             elif kind is actor.After:
                 self._put(held + effect.seconds, member.address, member, effect.message)
             elif kind is actor.Spawn:
-                made = self._cast.build(effect.address, effect.role, self._random)
+                made = self._factory.build(effect.address, effect.role, self._random)
                 self._parents[effect.address] = member.address
                 self._start(made)
             else:
@@ -314,7 +314,7 @@ class Simulation:
             for one in told:
                 if one is not None:
                     self._put(_NOTICE_SECONDS, one, None, messages.Lost(address))
-        if address in SELECTORS or address == KEEPER:
+        if address in SELECTORS or address == STORE:
             # A supervisor starts it again, with nothing remembered; its connections are lost.
             self._put(_RESTART_SECONDS, "", None, lambda: self._restart(address))
         for device in self._devices:
@@ -322,7 +322,7 @@ class Simulation:
                 device.disconnect(self._random.uniform(0, _RESTART_SECONDS))
 
     def _restart(self, address: str) -> None:
-        if address == KEEPER:
-            self._start(self._cast.keeper(self._store))
+        if address == STORE:
+            self._start(self._factory.store_actor(self._store))
         else:
-            self._start(self._cast.selector(address, self._random))
+            self._start(self._factory.selector(address, self._random))

@@ -23,7 +23,7 @@ class Leader:
     """A Coordinator and what it did last."""
 
     def __init__(self, served=SERVED):
-        self.actor = coordinator.Coordinator("me", served, SELECTORS, "keeper", random.Random(0))
+        self.actor = coordinator.Coordinator("me", served, SELECTORS, "store", random.Random(0))
         self.effects = self.actor.start(100.0)
         (self.tick,) = [one.message for one in self.effects if isinstance(one, actor.After)]
 
@@ -52,7 +52,7 @@ class Leader:
 
 def leading(served=SERVED, **rounds_done):
     made = Leader(served).tell(messages.LeaseGranted(3, 100.0))
-    (asked,) = made.sent("keeper", messages.ReadCommits)
+    (asked,) = made.sent("store", messages.ReadCommits)
     known = tuple(
         dataclasses.replace(commit, rounds_done=rounds_done.get(commit.task, 0))
         for commit in commits()
@@ -80,8 +80,8 @@ def committed(task="training", rounds_done=1, epoch=3, attempt="me/round/1"):
 
 def test_it_asks_for_the_lease_and_stops_when_it_does_not_get_it():
     made = Leader()
-    assert made.sent("keeper") == [messages.AcquireLease("me", 100.0)]
-    assert made.heartbeat(102.0).sent("keeper") == [messages.AcquireLease("me", 102.0)]
+    assert made.sent("store") == [messages.AcquireLease("me", 100.0)]
+    assert made.heartbeat(102.0).sent("store") == [messages.AcquireLease("me", 102.0)]
     assert made.tell(messages.LeaseRefused(0, "somebody leads")).is_stopped()
     assert not made.heartbeat(104.0).effects
 
@@ -111,7 +111,7 @@ def test_it_tells_what_devices_are_chosen_for():
 
 def test_the_lease_is_counted_from_when_it_asked():
     made = leading().heartbeat(106.0)
-    assert made.sent("keeper", messages.RenewLease) == [messages.RenewLease("me", 3, 106.0)]
+    assert made.sent("store", messages.RenewLease) == [messages.RenewLease("me", 3, 106.0)]
     made.tell(messages.LeaseGranted(3, 102.0), 107.0)  # Until 110.
     made.tell(messages.LeaseGranted(3, 100.5), 107.0)  # Overtaken.
     assert not made.heartbeat(109.9).is_stopped()
@@ -148,7 +148,7 @@ def test_refusals_of_another_epoch_are_old():
 def test_an_orderly_stop_lets_another_one_lead_at_once():
     made, spawn = running()
     made.tell(messages.Shutdown())
-    assert made.sent("keeper") == [messages.ReleaseLease("me", 3)]
+    assert made.sent("store") == [messages.ReleaseLease("me", 3)]
     assert made.sent(spawn.address, messages.AbandonRound)
     assert made.is_stopped()
 
@@ -286,7 +286,7 @@ def test_only_what_is_committed_is_released():
 
 def reread(made, now=101.0, **rounds_done):
     """Answers the last question for the commits."""
-    (asked,) = made.sent("keeper", messages.ReadCommits)
+    (asked,) = made.sent("store", messages.ReadCommits)
     return made.tell(messages.CommitsRead(asked.request, commits(**rounds_done)), now)
 
 
@@ -301,7 +301,7 @@ def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
     made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {"dropped": 2}))
     (lost,) = made.sent(messages.OBSERVER, messages.RoundLost)
     assert (lost.round_index, lost.reason, lost.counts) == (0, "too few reports", {"dropped": 2})
-    (asked,) = made.sent("keeper")
+    (asked,) = made.sent("store")
     assert not made.tell(waiting("s0", 4, serial=1)).spawned()
     made.tell(messages.CommitsRead(asked.request - 1, commits(5)))
     assert not made.effects  # The answer to an earlier question.
@@ -433,7 +433,7 @@ def test_a_lost_master_aggregator_may_have_committed(how):
         made.tell(messages.LeaseGranted(3, 118.0), 108 - 0.1)
         made.heartbeat(101.0 + SERVED.task("training").rounds.longest)
         assert made.sent(spawn.address) == [messages.AbandonRound("its time is over")]
-    (asked,) = made.sent("keeper", messages.ReadCommits)
+    (asked,) = made.sent("store", messages.ReadCommits)
     made.tell(messages.CommitsRead(asked.request, commits(training=1)), 107.0)
     assert made.sent(messages.OBSERVER, messages.RoundReleased)[0].round_index == 0
 
@@ -441,7 +441,7 @@ def test_a_lost_master_aggregator_may_have_committed(how):
 def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
     made, first = running()
     made.tell(messages.RoundAbandoned(first.address, "the store did not answer", {}))
-    (asked,) = made.sent("keeper")
+    (asked,) = made.sent("store")
     made.tell(messages.CommitsRead(asked.request, commits(evaluation=3)))
     (second,) = made.spawned()
     made.tell(committed(attempt=first.address))

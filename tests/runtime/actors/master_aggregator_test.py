@@ -16,7 +16,7 @@ class Attempt:
     """A Master Aggregator and what it did last."""
 
     def __init__(self, task=TASK, role=ROLE):
-        self.actor = master_aggregator.MasterAggregator("attempt", "keeper", task, role)
+        self.actor = master_aggregator.MasterAggregator("attempt", "store", task, role)
         self.effects = self.actor.start(0.0)
         self.timers = []
 
@@ -126,7 +126,7 @@ def test_reporting_closes_when_all_that_are_left_were_silent():
     made.tell(timer.message, now=3.0).tell(counted(1, 0, 0), now=3.1)
     assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
     made.tell(part(0, "a", "c")).tell(part(1, dropped=2))
-    assert made.sent("keeper")  # Two of three are enough.
+    assert made.sent("store")  # Two of three are enough.
 
 
 def test_devices_have_the_time_that_they_needed_before():
@@ -171,14 +171,14 @@ def test_counts_that_were_overtaken_do_not_go_back():
 
 def test_the_sum_is_noised_and_goes_to_the_store_only():
     made = committing()
-    (commit,) = made.sent("keeper")
+    (commit,) = made.sent("store")
     assert (commit.epoch, commit.task, commit.round_index) == (2, "training", 5)
     result = toy_task.Noised.parse(commit.model.decode())
     assert (result.devices, result.noise) == (("a", "b", "c"), "seed:5")
     assert commit.state == b"training|seed|6"
     assert commit.metrics["devices/reports"] == 3
     assert commit.metrics["attempt"] == "attempt"
-    assert {effect.to for effect in made.effects if isinstance(effect, actor.Send)} == {"keeper"}
+    assert {effect.to for effect in made.effects if isinstance(effect, actor.Send)} == {"store"}
 
 
 def test_what_is_committed_is_told_then():
@@ -198,9 +198,9 @@ def test_a_refused_commit_releases_nothing():
 
 def test_the_store_is_asked_again_with_the_same_result_and_then_given_up():
     made = committing()
-    (first,) = made.sent("keeper")
-    assert made.wait().sent("keeper") == [first]
-    assert made.wait().sent("keeper") == [first]
+    (first,) = made.sent("store")
+    assert made.wait().sent("store") == [first]
+    assert made.wait().sent("store") == [first]
     (told,) = made.wait().sent("leader")
     assert told.reason == "the store did not answer"
 
@@ -208,9 +208,9 @@ def test_the_store_is_asked_again_with_the_same_result_and_then_given_up():
 def test_a_sum_is_merged_once_and_only_when_it_was_asked_for():
     made = reporting().tell(part(0, "early")).tell(counted(0, 2, 0)).tell(counted(1, 1, 1))
     made.tell(part(0, "a", "c")).tell(part(0, "a", "c"))
-    assert not made.sent("keeper")
+    assert not made.sent("store")
     made.tell(part(7, "stranger")).tell(part(1, "b"))
-    (commit,) = made.sent("keeper")
+    (commit,) = made.sent("store")
     assert toy_task.Noised.parse(commit.model.decode()).devices == ("a", "b", "c")
 
 
@@ -218,7 +218,7 @@ def test_a_lost_aggregator_takes_its_devices_with_it():
     made = reporting().tell(counted(0, 2, 0))
     made.tell(messages.Lost("attempt/aggregator/1"))  # Nobody else is outstanding.
     assert made.sent("attempt/aggregator/0") == [messages.CloseReporting()]
-    (commit,) = made.tell(part(0, "a", "c")).sent("keeper")
+    (commit,) = made.tell(part(0, "a", "c")).sent("store")
     assert toy_task.Noised.parse(commit.model.decode()).devices == ("a", "c")
     assert commit.metrics["devices/lost_aggregators"] == 1
 
@@ -226,15 +226,15 @@ def test_a_lost_aggregator_takes_its_devices_with_it():
 def test_an_aggregator_that_is_lost_with_its_sum_is_counted_and_one_whose_sum_has_come_is_not():
     made = reporting().tell(counted(0, 2, 0)).tell(counted(1, 1, 1)).tell(part(0, "a", "c"))
     made.tell(messages.Lost("attempt/aggregator/0"))
-    assert not made.sent("keeper")
-    (commit,) = made.tell(messages.Lost("attempt/aggregator/1")).sent("keeper")
+    assert not made.sent("store")
+    (commit,) = made.tell(messages.Lost("attempt/aggregator/1")).sent("store")
     assert commit.metrics["devices/lost_aggregators"] == 1
     assert commit.metrics["devices/reports"] == 2
 
 
 def test_an_aggregator_that_does_not_hand_over_its_sum_is_lost():
     made = reporting().tell(counted(0, 2, 0)).tell(counted(1, 1, 1)).tell(part(0, "a", "c"))
-    (commit,) = made.wait().sent("keeper")
+    (commit,) = made.wait().sent("store")
     assert commit.metrics["devices/lost_aggregators"] == 1
     assert commit.metrics["devices/reports"] == 2
 
@@ -244,7 +244,7 @@ def test_with_too_few_reports_the_attempt_is_abandoned():
     (told,) = made.sent("leader")
     assert told.reason == "too few reports"
     assert told.counts["dropped"] == 1
-    assert not made.sent("keeper")
+    assert not made.sent("store")
 
 
 def test_all_aggregators_lost_is_an_end():
@@ -292,7 +292,7 @@ def test_a_lost_group_leaves_the_sum_to_the_others():
     made = secure_reporting().tell(counted(0, 3, 1)).tell(counted(1, 2, 1))
     lost = {"reports": 0, "lost_groups": 1, "group lost": 3}
     made.tell(messages.PartialSum("attempt/aggregator/0", None, lost))
-    (commit,) = made.tell(part(1, "b", "d")).sent("keeper")
+    (commit,) = made.tell(part(1, "b", "d")).sent("store")
     assert toy_task.Noised.parse(commit.model.decode()).devices == ("b", "d")
     assert commit.metrics["devices/lost_groups"] == 1
 
@@ -302,7 +302,7 @@ def test_no_sum_is_decoded_of_more_devices_than_its_moduli_have_room_for():
     made.tell(part(0, "a", "c", "e", "g", reports=7))
     (told,) = made.tell(part(1, "b", "d")).sent("leader")
     assert told.reason == "more devices in the sum than its moduli have room for"
-    assert not made.sent("keeper")
+    assert not made.sent("store")
 
 
 @pytest.mark.parametrize("phase", [Attempt, reporting, committing])

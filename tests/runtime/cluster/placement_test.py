@@ -38,7 +38,7 @@ def test_the_names_of_populations_are_no_places():
     assert THREE.host_of(f"{population}/coordinator/ff/round/4") == "worker-1"
 
 
-@pytest.mark.parametrize("address", ["keeper", "observer", "selector-1x", "selector-", "device/1"])
+@pytest.mark.parametrize("address", ["store", "observer", "selector-1x", "selector-", "device/1"])
 def test_other_addresses_are_of_no_host(address):
     assert THREE.host_of(address) == ""
 

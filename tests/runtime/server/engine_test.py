@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import actor, cast, messages, population, roles
+from tff_dpftrl.runtime.actors import actor, factory, messages, population, roles
 from tff_dpftrl.runtime.server import engine
 
 TASK = toy.served().task
@@ -36,7 +36,7 @@ class Scripted(actor.Actor):
         self.is_stepping = False
 
 
-class Stage(cast.Cast):
+class Stage(factory.ActorFactory):
     """Scripted actors in all places; roles are functions that begin."""
 
     def __init__(self):
@@ -52,8 +52,8 @@ class Stage(cast.Cast):
     def selector(self, address, randomness):
         return self._make(address)
 
-    def keeper(self, store):
-        return self._make("keeper")
+    def store_actor(self, store):
+        return self._make("store")
 
     def build(self, address, role, randomness):
         if role is None:
@@ -85,7 +85,7 @@ async def spawn(stage, made, address, role=lambda me: None):
     await toy.until(lambda: address in stage.made)
 
 
-@pytest.mark.parametrize("where", ["selector", "keeper", "attempt"])
+@pytest.mark.parametrize("where", ["selector", "store", "attempt"])
 def test_an_actor_handles_one_message_after_the_other_in_order(where):
     async def story(stage, made, heard):
         if where == "attempt":
@@ -194,15 +194,15 @@ def test_selectors_hear_of_a_coordinator_that_fails():
     play(story)
 
 
-def test_selector_and_keeper_come_back_when_they_fail(monkeypatch):
+def test_selector_and_store_actor_come_back_when_they_fail(monkeypatch):
     monkeypatch.setattr(engine, "_RESTART_SECONDS", 0.05)
     lost = []
 
     async def story(stage, made, heard):
         made.deliver("selector", fail)
-        made.deliver("keeper", fail)
+        made.deliver("store", fail)
         await toy.until(lambda: len(stage.starts) == 4)
-        assert sorted(stage.starts) == ["keeper", "keeper", "selector", "selector"]
+        assert sorted(stage.starts) == ["store", "store", "selector", "selector"]
         assert lost == ["selector"]  # Whose devices nobody knows any more.
         made.deliver("selector", lambda me: me.send(messages.OBSERVER, "is back"))
         await toy.until(lambda: heard == ["is back"])
@@ -322,7 +322,7 @@ def test_what_is_not_here_is_left_to_who_has_it():
             ("selector", "attempt"),
             ("end", "far/attempt"),
         ]
-        assert "keeper" not in stage.made
+        assert "store" not in stage.made
         # Of a lost parent's children, those that are here end.
         made.spawn("attempt/sum", lambda me: None, "far/attempt")
         made.end_children(lambda parent: parent.startswith("far"))
@@ -378,7 +378,7 @@ def test_a_lease_that_was_granted_to_somebody_gone_is_given_back():
     store = toy.store_with(toy.served())
 
     async def run():
-        real = cast.Cast(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
+        real = factory.ActorFactory(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
         made = engine.Engine(real, store, hear=lambda *_: None, randomness=random.Random(0))
         made.start()
         await toy.until(lambda: made._coordinators)

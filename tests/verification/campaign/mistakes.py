@@ -1,9 +1,9 @@
-"""Parts of a server with a mistake, for `server_process --cast` and `--store`."""
+"""Parts of a server with a mistake, for `server_process --actors` and `--store`."""
 
 from tests.verification.schedules import mistakes
 from tff_dpftrl.runtime.store import sql
 
-ReleasesBeforeTheCommit = mistakes.CASTS["ReleasesBeforeTheCommit"]
+ReleasesBeforeTheCommit = mistakes.FACTORIES["ReleasesBeforeTheCommit"]
 
 
 class CommitsUnderAnyEpoch(sql.SqlStore):

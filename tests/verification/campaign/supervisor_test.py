@@ -17,12 +17,12 @@ A_FEW = (
 )
 PAST_THE_LEASE = (
     (Kind.STOP, "ServerStep: apply: after"),
-    (Kind.STOP, "Keeper: CommitRound: before"),
+    (Kind.STOP, "StoreActor: CommitRound: before"),
     (Kind.STOP, "MasterAggregator: PartialSum: after"),
 )
 _LEASE_SECONDS = toys.served_population(toys.served_tasks()).lease_seconds
 # A server that is killed cannot try again with the same result.
-AFTER_THE_NOISE = ((Kind.KILL, "Keeper: CommitRound: before"),) * 4
+AFTER_THE_NOISE = ((Kind.KILL, "StoreActor: CommitRound: before"),) * 4
 
 
 def _numbers_of(settings):
@@ -83,7 +83,12 @@ def test_thirty_faults_break_no_law(tmp_path):
     "option, name, numbers, law",
     [
         ("--store", "CommitsUnderAnyEpoch", _shortest_of(PAST_THE_LEASE), checks.Law.FRESH_EPOCH),
-        ("--cast", "ReleasesBeforeTheCommit", _numbers_of(AFTER_THE_NOISE), checks.Law.ONE_COHORT),
+        (
+            "--actors",
+            "ReleasesBeforeTheCommit",
+            _numbers_of(AFTER_THE_NOISE),
+            checks.Law.ONE_COHORT,
+        ),
     ],
 )
 def test_a_server_with_a_mistake_is_found(tmp_path, option, name, numbers, law):

@@ -7,8 +7,8 @@ import math
 
 from tff_dpftrl.runtime.actors import (
     aggregator,
-    cast,
     coordinator,
+    factory,
     master_aggregator,
     messages,
     roles,
@@ -19,10 +19,10 @@ from tff_dpftrl.runtime.store import interface, memory
 from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
 
 
-def cast_with(role_type, actor_type):
-    """A cast that builds the actors of a role as another class."""
+def factory_with(role_type, actor_type):
+    """An actor factory that builds the actors of a role as another class."""
 
-    class Cast(cast.Cast):
+    class Factory(factory.ActorFactory):
         def build(self, address, role, randomness):
             made = super().build(address, role, randomness)
             if isinstance(role, role_type) and issubclass(actor_type, type(made)):
@@ -35,7 +35,7 @@ def cast_with(role_type, actor_type):
                 made.__class__ = actor_type
             return made
 
-    return Cast
+    return Factory
 
 
 class CommitsWithoutLookingAtTheEpoch(memory.MemoryStore):
@@ -161,17 +161,17 @@ MASTERS = [
     CountsSumsTwice,
     TakesTooFewReports,
 ]
-CASTS = {
-    **{actor_type.__name__: cast_with(MASTER, actor_type) for actor_type in MASTERS},
-    "CountsReportsTwice": cast_with(roles.AggregatorRole, CountsReportsTwice),
-    "NeverReadsAgain": cast_with(roles.CoordinatorRole, NeverReadsAgain),
-    "NeverGivesUp": cast_with(roles.CoordinatorRole, NeverGivesUp),
-    "TriesTheSameRoundAgain": cast_with(roles.CoordinatorRole, TriesTheSameRoundAgain),
-    "SkipsWithoutEnd": cast_with(roles.CoordinatorRole, SkipsWithoutEnd),
-    "DoesNotCareWhoLeads": cast_with(selector.Selector, DoesNotCareWhoLeads),
+FACTORIES = {
+    **{actor_type.__name__: factory_with(MASTER, actor_type) for actor_type in MASTERS},
+    "CountsReportsTwice": factory_with(roles.AggregatorRole, CountsReportsTwice),
+    "NeverReadsAgain": factory_with(roles.CoordinatorRole, NeverReadsAgain),
+    "NeverGivesUp": factory_with(roles.CoordinatorRole, NeverGivesUp),
+    "TriesTheSameRoundAgain": factory_with(roles.CoordinatorRole, TriesTheSameRoundAgain),
+    "SkipsWithoutEnd": factory_with(roles.CoordinatorRole, SkipsWithoutEnd),
+    "DoesNotCareWhoLeads": factory_with(selector.Selector, DoesNotCareWhoLeads),
 }
-SECURE_CASTS = {
-    actor_type.__name__: cast_with(roles.AggregatorRole, actor_type)
+SECURE_FACTORIES = {
+    actor_type.__name__: factory_with(roles.AggregatorRole, actor_type)
     for actor_type in (AddsVectorsThatComeAgain, CountsWhoWasThere)
 }
 STORES = {

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.verification.schedules import mistakes
-from tff_dpftrl.runtime.actors import cast
+from tff_dpftrl.runtime.actors import factory
 from verification.schedules import faults, simulation, watch
 
 SCHEDULES = 10_000  # 42 seconds of one core of the machine that this was written on.
@@ -37,7 +37,7 @@ def test_the_laws_hold_in_every_schedule(schedules):
         "killed: round",
         "killed: aggregator",
         "killed: selector",
-        "killed: keeper",
+        "killed: store",
         "reports refused: late",
         "reports refused: duplicate",
         "reports refused: unusable",
@@ -130,8 +130,8 @@ SECURE_FOUND_BY = {
 
 
 def test_every_mistake_is_tried():
-    assert set(FOUND_BY) == {*mistakes.CASTS, *mistakes.STORES}
-    assert set(SECURE_FOUND_BY) == set(mistakes.SECURE_CASTS)
+    assert set(FOUND_BY) == {*mistakes.FACTORIES, *mistakes.STORES}
+    assert set(SECURE_FOUND_BY) == set(mistakes.SECURE_FACTORIES)
 
 
 @pytest.mark.parametrize("mistake", FOUND_BY)
@@ -139,7 +139,7 @@ def test_a_planted_mistake_is_found(mistake):
     for seed in range(SCHEDULES_PER_MISTAKE):
         watched = simulation.Simulation(
             seed,
-            cast_type=mistakes.CASTS.get(mistake, cast.Cast),
+            actor_factory=mistakes.FACTORIES.get(mistake, factory.ActorFactory),
             store=mistakes.STORES[mistake]() if mistake in mistakes.STORES else None,
             served=simulation.resting_population(2) if mistake in NEEDS_REST else None,
             num_devices=4 if mistake in NEEDS_REST else simulation.NUM_DEVICES,
@@ -155,7 +155,7 @@ def test_a_mistake_in_a_secure_sum_is_found(mistake):
     for seed in range(SCHEDULES_PER_MISTAKE):
         watched = simulation.Simulation(
             seed,
-            cast_type=mistakes.SECURE_CASTS[mistake],
+            actor_factory=mistakes.SECURE_FACTORIES[mistake],
             served=simulation.secure_population(),
         ).run()
         if SECURE_FOUND_BY[mistake] in {law for law, _ in watched.broken}:

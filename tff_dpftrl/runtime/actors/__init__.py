@@ -17,8 +17,8 @@ one process, Ray on many machines) run the same classes. What an engine owes the
   wait of an actor has an end. The addresses of devices are names of connections; they mean
   nothing when the connection is closed, and are never written.
 - `After(seconds, message)`: deliver to the actor itself; forgotten when it is gone.
-- `Spawn(address, role)`: build the actor of the role (`cast.Cast.build`) where there is room,
-  and start it. Roles are data, so that they can travel.
+- `Spawn(address, role)`: build the actor of the role (`factory.ActorFactory.build`) where there is
+  room, and start it. Roles are data, so that they can travel.
 - `Stop(address)`: end it. A report, or a message of a secure sum, that comes for an actor which
   is not there any more is answered by the engine with `ReportRefused(..., Refusal.LATE)`; so
   are devices that wait, in a secure sum, for an answer of one that is gone. Devices that are
@@ -28,7 +28,7 @@ one process, Ray on many machines) run the same classes. What an engine owes the
   time; the time-outs would find out as well.
 - `DeviceGone(device)`: to the device's Selector, and the Aggregator that it was to report to.
 
-Start it with `Cast.keeper` and a Selector for each process that devices connect to. The
+Start it with a `StoreActor` and a Selector for each process that devices connect to. The
 Selectors find that nobody leads, and each spawns a Coordinator; the lease decides which one
 stays. Death of a Coordinator is found and mended in the same way.
 

@@ -18,7 +18,7 @@ class Aggregator(reporting.Reporting):
         randomness: random.Random,
         pace: selector.Pace,
     ):
-        """See `cast.Cast.build`."""
+        """See `factory.ActorFactory.build`."""
         super().__init__(address, task, role, randomness, pace)
         self._summation = task.summation.for_round(role.model)
         self._total = self._summation.zero()

@@ -44,14 +44,14 @@ class Coordinator(actor.Actor):
         address: str,
         served: population.Population,
         selectors: tuple[str, ...],
-        keeper: str,
+        store_address: str,
         randomness: random.Random,
     ):
-        """See `cast.Cast.build`."""
+        """See `factory.ActorFactory.build`."""
         super().__init__(address)
         self._served = served
         self._selectors = selectors
-        self._keeper = keeper
+        self._store_address = store_address
         self._random = randomness
         self._started_at = 0.0
         self._epoch = 0  # While it does not lead.
@@ -79,7 +79,7 @@ class Coordinator(actor.Actor):
 
     def _begin(self) -> None:
         self._started_at = self.now
-        self.send(self._keeper, messages.AcquireLease(self.address, self.now))
+        self.send(self._store_address, messages.AcquireLease(self.address, self.now))
         self.after(self._served.heartbeat_seconds, _TICK)
 
     def _receive(self, message: object) -> None:
@@ -115,7 +115,7 @@ class Coordinator(actor.Actor):
                 self._lose_attempt(message.address, "its Master Aggregator is lost", {})
             case messages.Shutdown():
                 if self._epoch:
-                    self.send(self._keeper, messages.ReleaseLease(self.address, self._epoch))
+                    self.send(self._store_address, messages.ReleaseLease(self.address, self._epoch))
                 self._stop("the server stops")
             case _:
                 raise self._unknown(message)
@@ -146,9 +146,9 @@ class Coordinator(actor.Actor):
             if self.now - self._started_at >= self._served.lease_seconds:
                 self._stop("nobody answered")
                 return
-            self.send(self._keeper, messages.AcquireLease(self.address, self.now))
+            self.send(self._store_address, messages.AcquireLease(self.address, self.now))
         else:
-            self.send(self._keeper, messages.RenewLease(self.address, self._epoch, self.now))
+            self.send(self._store_address, messages.RenewLease(self.address, self._epoch, self.now))
             attempt = self._attempt
             if attempt is not None and self.now >= attempt.deadline:
                 self.send(attempt.address, messages.AbandonRound("its time is over"))
@@ -167,7 +167,7 @@ class Coordinator(actor.Actor):
         self._is_reading = True
         self._request += 1
         names = tuple(task.name for task in self._served.tasks)
-        self.send(self._keeper, messages.ReadCommits(self.address, self._request, names))
+        self.send(self._store_address, messages.ReadCommits(self.address, self._request, names))
 
     def _read(self, message: messages.CommitsRead) -> None:
         if not self._is_reading or message.request != self._request:

@@ -45,13 +45,13 @@ class MasterAggregator(actor.Actor):
     def __init__(
         self,
         address: str,
-        keeper: str,
+        store_address: str,
         served: population.Task,
         role: roles.MasterAggregatorRole,
     ):
-        """See `cast.Cast.build`."""
+        """See `factory.ActorFactory.build`."""
         super().__init__(address)
-        self._keeper = keeper
+        self._store_address = store_address
         self._task = served
         self._rounds = served.rounds
         self._role = role
@@ -296,7 +296,7 @@ class MasterAggregator(actor.Actor):
             self._abandon(_Phase.COMMITTING.value)
             return
         self._tries += 1
-        self.send(self._keeper, self._result)
+        self.send(self._store_address, self._result)
         self._wait(self._rounds.exchange_timeout)
 
     def _stored(self, message: messages.RoundStored) -> None:

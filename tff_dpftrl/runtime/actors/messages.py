@@ -399,12 +399,12 @@ class PartialSum:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-# To and from the store's keeper.
+# To and from the StoreActor.
 
 
 @dataclasses.dataclass(frozen=True)
 class AcquireLease:
-    """Coordinator to keeper: it wants to lead.
+    """Coordinator to StoreActor: it wants to lead.
 
     Attributes:
       owner: Its address.
@@ -417,7 +417,7 @@ class AcquireLease:
 
 @dataclasses.dataclass(frozen=True)
 class RenewLease:
-    """Coordinator to keeper: it leads, and wants to go on; attributes as for `AcquireLease`."""
+    """Coordinator to StoreActor: it leads, and wants to go on; attributes as for `AcquireLease`."""
 
     owner: str
     epoch: int
@@ -426,7 +426,7 @@ class RenewLease:
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseLease:
-    """Coordinator to keeper: it stops."""
+    """Coordinator to StoreActor: it stops."""
 
     owner: str
     epoch: int
@@ -434,7 +434,7 @@ class ReleaseLease:
 
 @dataclasses.dataclass(frozen=True)
 class LeaseGranted:
-    """Keeper to Coordinator: it leads.
+    """StoreActor to Coordinator: it leads.
 
     Attributes:
       epoch: The epoch of its lease.
@@ -447,7 +447,7 @@ class LeaseGranted:
 
 @dataclasses.dataclass(frozen=True)
 class LeaseRefused:
-    """Keeper to Coordinator: it does not lead.
+    """StoreActor to Coordinator: it does not lead.
 
     Attributes:
       epoch: The epoch of the lease it has lost; 0 if it asked for a new one.
@@ -460,7 +460,7 @@ class LeaseRefused:
 
 @dataclasses.dataclass(frozen=True)
 class ReadCommits:
-    """Coordinator to keeper: what are the last commits?
+    """Coordinator to StoreActor: what are the last commits?
 
     Attributes:
       reply_to: Who asks.
@@ -475,7 +475,7 @@ class ReadCommits:
 
 @dataclasses.dataclass(frozen=True)
 class CommitsRead:
-    """Keeper to Coordinator: the last commits.
+    """StoreActor to Coordinator: the last commits.
 
     Attributes:
       request: Number of the question.
@@ -488,7 +488,7 @@ class CommitsRead:
 
 @dataclasses.dataclass(frozen=True)
 class CommitRound:
-    """Master Aggregator to keeper: the noised result of a round, on its way to be committed.
+    """Master Aggregator to StoreActor: the noised result of a round, on its way to be committed.
 
     Attributes:
       reply_to: The attempt.
@@ -511,14 +511,14 @@ class CommitRound:
 
 @dataclasses.dataclass(frozen=True)
 class RoundStored:
-    """Keeper to Master Aggregator: the round is committed."""
+    """StoreActor to Master Aggregator: the round is committed."""
 
     commit: interface.Commit
 
 
 @dataclasses.dataclass(frozen=True)
 class CommitRefused:
-    """Keeper to Master Aggregator: this commit was not made (an earlier one may have been)."""
+    """StoreActor to Master Aggregator: this commit was not made (an earlier one may have been)."""
 
     reason: str
 

@@ -21,7 +21,7 @@ class Reporting(actor.Actor):
         randomness: random.Random,
         pace: selector.Pace,
     ):
-        """See `cast.Cast.build`."""
+        """See `factory.ActorFactory.build`."""
         super().__init__(address)
         self._task = task
         self._role = role

@@ -39,7 +39,7 @@ class SecureAggregator(reporting.Reporting):
         pace: selector.Pace,
         verify_identity: VerifyIdentity | None = None,
     ):
-        """See `cast.Cast.build`."""
+        """See `factory.ActorFactory.build`."""
         super().__init__(address, task, role, randomness, pace)
         self._settings = task.secure_sum
         self._session = parameters.new_session()

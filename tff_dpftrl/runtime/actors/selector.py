@@ -35,7 +35,7 @@ class Selector(actor.Actor):
         randomness: random.Random,
         pace: Pace,
     ):
-        """See `cast.Cast.selector`."""
+        """See `factory.ActorFactory.selector`."""
         super().__init__(address)
         self._served = served
         self._random = randomness

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.actors import cast, selector
+from tff_dpftrl.runtime.actors import factory, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
@@ -31,7 +31,7 @@ class Parts:
       limits: How much devices of one Selector may use.
       server_names: Names that devices may know the server by; those in the certificate if
         empty.
-      cast_type: Builds the actors.
+      actor_factory: Builds the actors.
     """
 
     population: population_lib.Population
@@ -40,7 +40,7 @@ class Parts:
     attestation: attestation_lib.Attestation | None = None
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
     server_names: tuple[str, ...] = ()
-    cast_type: type[cast.Cast] = cast.Cast
+    actor_factory: type[factory.ActorFactory] = factory.ActorFactory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.actors import cast, messages
+from tff_dpftrl.runtime.actors import factory, messages
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
 from tff_dpftrl.runtime.cluster.deployment import Deployment, Parts
@@ -49,7 +49,7 @@ class Standing:
       failure: Why it could not; empty if it could, or has not yet.
       address: Host and port for devices, of a Selector's host.
       leader: The Coordinator that a Selector follows; empty if it has heard of none.
-      store_failure: What a keeper said last of a store that fails; empty if somebody leads.
+      store_failure: The last failure that a StoreActor reported; empty if a Coordinator leads.
       tasks: Digests of the tasks that it has read, by name; empty before it has.
     """
 
@@ -135,7 +135,7 @@ class Host(engine_lib.Elsewhere):
         parts = await asyncio.to_thread(self._load)
         self._tasks = {name: task.digest for name, task in parts.tasks.items()}
         attestation = parts.attestation and attesting.OneAtATime(parts.attestation)
-        actors = parts.cast_type(
+        actors = parts.actor_factory(
             parts.population,
             selectors=self._placement.selectors,
             pace=parts.pace,
@@ -163,13 +163,13 @@ class Host(engine_lib.Elsewhere):
 
     _keeps_store = True
 
-    def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
+    def _made_engine(self, actors: factory.ActorFactory) -> engine_lib.Engine:
         return engine_lib.Engine(
             actors,
             self._store,
             hear=self._hear,
             clock=self._clock,
-            permanent=(actors.keeper_address,),
+            permanent=(actors.store_address,),
             is_gone=self._actor_gone,
             elsewhere=self,
         )

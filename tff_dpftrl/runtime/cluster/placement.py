@@ -58,7 +58,7 @@ class Placement:
           address: Its address.
 
         Returns:
-          The host's name; empty if the address is not of one host, as the keepers' is not.
+          The host's name; empty if the address is not of one host, like that of the StoreActors.
         """
         found = _OF_COORDINATOR.search(address)
         if found is None:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import cast, messages, roles
+from tff_dpftrl.runtime.actors import factory, messages, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import placement as placement_lib
@@ -40,7 +40,7 @@ class SelectorHost(host_lib.Host):
         self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices of the last attempts.
 
     @override
-    def _made_engine(self, actors: cast.Cast) -> engine_lib.Engine:
+    def _made_engine(self, actors: factory.ActorFactory) -> engine_lib.Engine:
         return engine_lib.Engine(
             actors,
             None,

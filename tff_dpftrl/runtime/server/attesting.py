@@ -1,4 +1,4 @@
-"""Attestation as several threads of a server ask for it."""
+"""Attestation for the threads of a server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tff_dpftrl.runtime.protocol import session_stream
 
 
 class OneAtATime(attestation_lib.Attestation):
-    """Asked by the event loop for check-ins, and by Aggregators' threads for secure sums."""
+    """A lock around an attestation: the event loop and the Aggregators' threads share it."""
 
     def __init__(self, attestation: attestation_lib.Attestation):
-        """Takes the attestation that is asked."""
+        """Wraps an attestation."""
         self._attestation = attestation
         self._lock = threading.Lock()
 
@@ -28,15 +28,17 @@ class OneAtATime(attestation_lib.Attestation):
 def verifier(
     attestation: OneAtATime | None, population: str
 ) -> secure_aggregator.VerifyIdentity | None:
-    """How Aggregators of secure sums verify identities of devices.
+    """Makes the function that verifies devices' identity keys in secure sums.
+
+    It lets an Aggregator refuse a single device. Otherwise the other devices would refuse the key,
+    and the whole group would be lost.
 
     Args:
-      attestation: Verifies tokens; None if whoever connects is a device.
+      attestation: Verifier of tokens; None if every connection counts as a device.
       population: Name of the population.
 
     Returns:
-      What `cast.Cast` is to be given: who would be refused by its group, which would be lost
-      with it, is refused alone.
+      The function for `factory.ActorFactory`; None without an attestation.
     """
     if attestation is None:
         return None

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
-from tff_dpftrl.runtime.actors import actor, cast, messages, roles
+from tff_dpftrl.runtime.actors import actor, factory, messages, roles
 from tff_dpftrl.runtime.store import interface
 
 _logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class Engine:
 
     def __init__(
         self,
-        actors: cast.Cast,
+        actors: factory.ActorFactory,
         store: interface.Store | None,
         *,
         hear: Callable[[float, Any], None],
@@ -131,9 +131,9 @@ class Engine:
 
         Args:
           actors: Builds the actors.
-          store: The population's store; used in one thread only. None where no keeper is.
+          store: The population's store; used in one thread only. None where no StoreActor runs.
           hear: Told the time and what actors send to `messages.OBSERVER`, on the event loop.
-          permanent: Addresses of the keeper and Selectors that run here; all of them if None.
+          permanent: Addresses of the StoreActor and Selectors that run here; all of them if None.
           elsewhere: Has the actors that are not here; nobody if None.
           clock: Seconds since 1970.
           randomness: Of Selectors, Coordinators and Aggregators; the operating system's if
@@ -143,7 +143,7 @@ class Engine:
           is_gone: Told the address of any other actor that has ended, or is lost: whoever waits
             for an answer of it gets none.
         """
-        self._cast = actors
+        self._factory = actors
         self._store = store
         self._hear = hear
         self._clock = clock
@@ -151,7 +151,7 @@ class Engine:
         self._selector_lost = selector_lost
         self._is_gone = is_gone
         if permanent is None:
-            permanent = (actors.keeper_address, *actors.selectors)
+            permanent = (actors.store_address, *actors.selectors)
         self._permanent = tuple(permanent)
         self._elsewhere = Elsewhere() if elsewhere is None else elsewhere
         self._members: dict[str, _Member] = {}
@@ -175,11 +175,13 @@ class Engine:
     def _begin_permanent(self, address: str) -> None:
         if self._is_stopping:
             return
-        if address == self._cast.keeper_address:
-            self._begin(_Member(address, lambda: self._cast.keeper(self._store), "", self._storing))
+        if address == self._factory.store_address:
+            self._begin(
+                _Member(address, lambda: self._factory.store_actor(self._store), "", self._storing)
+            )
         else:
             self._begin(
-                _Member(address, lambda: self._cast.selector(address, self._random), "", None)
+                _Member(address, lambda: self._factory.selector(address, self._random), "", None)
             )
 
     @property
@@ -212,9 +214,9 @@ class Engine:
         deadline = loop.time() + seconds
         for address in self._coordinators:
             self.deliver(address, messages.Shutdown())
-        keeper = self._members.get(self._cast.keeper_address)
+        storing = self._members.get(self._factory.store_address)
         while loop.time() < deadline and (
-            self._coordinators or (keeper is not None and not keeper.is_gone and keeper.is_busy)
+            self._coordinators or (storing is not None and not storing.is_gone and storing.is_busy)
         ):
             await asyncio.sleep(0.01)
         for member in list(self._members.values()):
@@ -228,7 +230,7 @@ class Engine:
 
     def _give_back(self) -> None:
         """Gives back a lease that a Coordinator could not: it failed, or was granted it late."""
-        name = self._cast.served.name
+        name = self._factory.served.name
         lease = self._store.lease(name)
         if lease is not None and lease.owner in self._owners:
             self._store.release(name, lease.owner, lease.epoch)
@@ -411,7 +413,7 @@ class Engine:
             self._owners.add(address)
         made = _Member(
             address,
-            lambda: self._cast.build(address, role, self._random),
+            lambda: self._factory.build(address, role, self._random),
             parent,
             self._leading if leads else self._summing,
         )
@@ -464,7 +466,7 @@ class Engine:
                 self._selector_lost(member.address)
             self._loop.call_later(_RESTART_SECONDS, self._begin_permanent, member.address)
             return
-        for address in self._cast.selectors if leads else (member.parent,):
+        for address in self._factory.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
         if not leads:  # Nobody asks its Aggregators for their sums any more.
             self.end_children(lambda parent: parent == member.address)

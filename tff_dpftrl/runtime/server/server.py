@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.actors import cast, messages, selector
+from tff_dpftrl.runtime.actors import factory, messages, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.server import attesting, binding, served_task, service, tls
@@ -55,7 +55,6 @@ class Server:
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
         waits: Callable[[str], None] = _logger.warning,
-        cast_type: type[cast.Cast] = cast.Cast,
     ):
         """Sets a server up; nothing runs, and nothing is bound, before `start`.
 
@@ -75,7 +74,6 @@ class Server:
           clock: Seconds since 1970.
           randomness: For choices among devices; the operating system's if None.
           waits: Told, in one line, what `start` waits for.
-          cast_type: Builds the actors; another one may build them so that they fail.
 
         Raises:
           ValueError: If `tasks` are not those of the population, or the certificate or key
@@ -102,7 +100,6 @@ class Server:
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
         self._waits = waits
-        self._cast_type = cast_type
         self._address = ""
         self._grpc: grpc.aio.Server | None = None
         self._service: service.Service | None = None
@@ -124,7 +121,7 @@ class Server:
           ServerError: If another server leads the population, the store cannot be used or has
             other tasks, or the address cannot be bound.
         """
-        actors = self._cast_type(
+        actors = self._actor_factory(
             self._population,
             selectors=(_SELECTOR,),
             pace=self._pace,
@@ -166,6 +163,10 @@ class Server:
             await self.stop()
             raise
         self._address = f"{self._wanted_address.rpartition(':')[0]}:{port}"
+
+    def _actor_factory(self, *args: Any, **kwargs: Any) -> factory.ActorFactory:
+        """Makes the builder of the actors."""
+        return factory.ActorFactory(*args, **kwargs)
 
     async def stop(self) -> None:
         """Sends devices away, gives the lease back, and closes what `start` opened.

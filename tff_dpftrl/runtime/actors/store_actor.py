@@ -1,4 +1,4 @@
-"""The keeper of the store: leases and commits as messages."""
+"""The actor in front of the store: leases and commits as messages."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from tff_dpftrl.runtime.actors import actor, messages, population
 from tff_dpftrl.runtime.store import interface
 
 
-class Keeper(actor.Actor):
-    """Asks the store, one question at a time, and answers.
+class StoreActor(actor.Actor):
+    """Carries out requests to the store, one at a time, and answers them.
 
-    Several may keep one store: it is the store that decides. Each step waits for the disk;
-    an engine that must not wait runs it in a thread of its own.
+    Several actors may share one store: the store decides. Each step waits for the disk; an engine
+    that must not wait runs the actor in a thread of its own.
     """
 
     def __init__(self, address: str, served: population.Population, store: interface.Store):
-        """See `cast.Cast.keeper`."""
+        """Stores the parts; `factory.ActorFactory.store_actor` documents them."""
         super().__init__(address)
         self._served = served
         self._store = store
@@ -24,14 +24,14 @@ class Keeper(actor.Actor):
 
     def _receive(self, message: object) -> None:
         try:
-            self._ask(message)
+            self._carry_out(message)
         except (interface.StoreError, interface.UnknownTask) as error:
-            # Who asked asks again, or gives up when its time is over.
+            # The sender asks again, or gives up at its time-out.
             self.send(messages.OBSERVER, messages.StoreFailed(str(error)))
             if isinstance(message, messages.CommitRound):
                 self.send(message.reply_to, messages.CommitRefused(str(error)))
 
-    def _ask(self, message: object) -> None:
+    def _carry_out(self, message: object) -> None:
         match message:
             case messages.AcquireLease():
                 self._acquire(message)
@@ -88,7 +88,7 @@ class Keeper(actor.Actor):
                 metrics=message.metrics,
                 now=self.now,
             )
-        except ValueError as refusal:  # By a law of the store, or for metrics it cannot keep.
+        except ValueError as refusal:  # Refused by a law of the store, or for its metrics.
             self.send(message.reply_to, messages.CommitRefused(str(refusal)))
         else:
             self.send(message.reply_to, messages.RoundStored(commit))

@@ -3,19 +3,19 @@ import sys
 
 import pytest
 
-from tff_dpftrl.runtime.actors import actor, cast, messages
+from tff_dpftrl.runtime.actors import actor, factory, messages
 from tff_dpftrl.runtime.store import memory, sql
 from verification.schedules import simulation
 
 SERVED = simulation.small_population()  # The lease is of 8 seconds.
-CAST = cast.Cast(SERVED, selectors=("s0",), pace=lambda *_: (0.0,))
+FACTORY = factory.ActorFactory(SERVED, selectors=("s0",), pace=lambda *_: (0.0,))
 
 
 def make(store=None):
     store = store or memory.MemoryStore()
     for task in SERVED.tasks:
         store.add_task(SERVED.name, task.name, model=b"first", state=b"seed")
-    made = CAST.keeper(store)
+    made = FACTORY.store_actor(store)
     assert made.start(0.0) == []
     return made, store
 
@@ -84,14 +84,14 @@ def test_a_store_that_fails_is_reported_and_the_round_given_up(tmp_path):
 
 
 def test_a_missing_task_is_reported():
-    made = CAST.keeper(memory.MemoryStore())
+    made = FACTORY.store_actor(memory.MemoryStore())
     (told,) = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
     assert told.to == messages.OBSERVER and "no task 'training'" in told.message.reason
 
 
 def test_the_cast_knows_its_roles_only():
     with pytest.raises(TypeError, match="no actor for the role"):
-        CAST.build("x", "a string", random.Random(0))
+        FACTORY.build("x", "a string", random.Random(0))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds actors from roles; what an engine keeps where actors may run."""
+"""Builds actors from roles, wherever an engine runs them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from tff_dpftrl.runtime.actors import (
     actor,
     aggregator,
     coordinator,
-    keeper,
     master_aggregator,
     population,
     roles,
     secure_aggregator,
     selector,
+    store_actor,
 )
 from tff_dpftrl.runtime.store import interface
 
 
-class Cast:
-    """All that actors of a population are built with, besides their roles.
+class ActorFactory:
+    """Builder of a population's actors: it holds all that they need besides their roles.
 
     Attributes:
       served: The population.
-      selectors: Addresses of its Selectors.
-      keeper_address: Address of the keeper of its store.
-      pace: When devices are to check in again.
+      selectors: Addresses of the population's Selectors.
+      store_address: Address of the StoreActor.
+      pace: Function that draws when a device is to check in again.
     """
 
     def __init__(
@@ -35,56 +35,56 @@ class Cast:
         *,
         selectors: tuple[str, ...],
         pace: selector.Pace,
-        keeper_address: str = "keeper",
+        store_address: str = "store",
         verify_identity: secure_aggregator.VerifyIdentity | None = None,
     ):
-        """Names the parts.
+        """Stores the parts.
 
         Args:
           served: The population.
-          selectors: Addresses of its Selectors; one for each process that devices
+          selectors: Addresses of the population's Selectors; one for each process that devices
             connect to.
-          pace: When devices are to check in again.
-          keeper_address: Address of the keeper of its store.
-          verify_identity: Who is a genuine device in a secure sum that does not trust the
-            server; anybody whom the other devices believe if None.
+          pace: Function that draws when a device is to check in again.
+          store_address: Address of the StoreActor.
+          verify_identity: Function that verifies devices' identity keys in a secure sum that does
+            not trust the server; if None, any key passes that the other devices accept.
         """
         self._verify_identity = verify_identity
         self.served = served
         self.selectors = selectors
-        self.keeper_address = keeper_address
+        self.store_address = store_address
         self.pace = pace
 
-    def selector(self, address: str, randomness: random.Random) -> selector.Selector:
-        """A Selector, to begin with, and again after its process has died.
+    def selector(self, address: str, randomness: random.Random) -> actor.Actor:
+        """Builds a Selector, also to replace one whose process has died.
 
         Args:
           address: One of `selectors`.
-          randomness: Seeded by the operating system, except in tests.
+          randomness: Source of its choices, seeded by the operating system except in tests.
 
         Returns:
           The actor, not started.
         """
         return selector.Selector(address, self.served, randomness, self.pace)
 
-    def keeper(self, store: interface.Store) -> keeper.Keeper:
-        """The keeper of a store.
+    def store_actor(self, store: interface.Store) -> actor.Actor:
+        """Builds the actor in front of a store.
 
         Args:
-          store: Where the population's tasks are.
+          store: The store with the population's lease and tasks.
 
         Returns:
           The actor, not started.
         """
-        return keeper.Keeper(self.keeper_address, self.served, store)
+        return store_actor.StoreActor(self.store_address, self.served, store)
 
     def build(self, address: str, role: Any, randomness: random.Random) -> actor.Actor:
-        """The actor of a `Spawn`.
+        """Builds the actor that a `Spawn` asks for.
 
         Args:
-          address: Its address.
-          role: Its role.
-          randomness: Seeded by the operating system, except in tests.
+          address: Address of the actor.
+          role: Role of the actor, one of `roles`.
+          randomness: Source of its choices, seeded by the operating system except in tests.
 
         Returns:
           The actor, not started.
@@ -95,11 +95,11 @@ class Cast:
         match role:
             case roles.CoordinatorRole():
                 return coordinator.Coordinator(
-                    address, self.served, self.selectors, self.keeper_address, randomness
+                    address, self.served, self.selectors, self.store_address, randomness
                 )
             case roles.MasterAggregatorRole():
                 task = self.served.task(role.commit.task)
-                return master_aggregator.MasterAggregator(address, self.keeper_address, task, role)
+                return master_aggregator.MasterAggregator(address, self.store_address, task, role)
             case roles.AggregatorRole():
                 task = self.served.task(role.task)
                 if task.secure_sum is None:
