@@ -29,7 +29,7 @@ from tests.runtime.plans import plain_plans
 from tests.runtime.server import toy_secure, toy_service
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     example_store,
     loaded_plans,
@@ -413,7 +413,7 @@ def storm_of_servers(folder: pathlib.Path, seeds: Sequence[int], looks_after: in
 
         examples = opened(example_store.SqliteExampleStore.open(folder / "examples", clock=clock))
         examples.add("numbers", plain_plans.examples(1.0, 2.0, 4.0))
-        own = device.Device(
+        own = device_runtime.DeviceRuntime(
             opened(
                 server_connection.ServerConnection(f"127.0.0.1:{port}", roots, patience=patience)
             ),

@@ -16,7 +16,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.cli import server_flags, train
 
 if TYPE_CHECKING:
-    from tff_dpftrl.runtime.device import device
+    from tff_dpftrl.runtime.device import device_runtime
 
 _DESCRIPTION = """\
 Take part in the rounds of a server (`tff-dpftrl serve`) as one device: check in when the server
@@ -185,7 +185,7 @@ def _take_part(args: argparse.Namespace) -> int:
     train.silence_tensorflow()
     _silence_tracebacks(args.verbose)
     from tff_dpftrl.runtime.device import (
-        device,
+        device_runtime,
         eligibility,
         example_store,
         loaded_plans,
@@ -206,7 +206,7 @@ def _take_part(args: argparse.Namespace) -> int:
         def opened(resource):
             return stack.enter_context(contextlib.closing(resource))
 
-        own = device.Device(
+        own = device_runtime.DeviceRuntime(
             opened(trust.connect()),
             loaded_plans.LoadedPlans(trust.plan_keys),
             opened(example_store.SqliteExampleStore.open(args.examples, clock=time.time)),
@@ -250,11 +250,11 @@ def _take_part(args: argparse.Namespace) -> int:
 class _Sessions:
     """Runs sessions and prints how they went."""
 
-    def __init__(self, own: device.Device):
+    def __init__(self, own: device_runtime.DeviceRuntime):
         self._own = own
         self._shapes: collections.Counter[str] = collections.Counter()
 
-    def run(self, population: str) -> device.EndedSession:
+    def run(self, population: str) -> device_runtime.EndedSession:
         """Runs one session."""
         _progress(f"Checking in for {population} ...")
         ended = self._own.run_session(population)

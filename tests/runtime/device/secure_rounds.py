@@ -19,7 +19,7 @@ from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     example_store,
     loaded_plans,
@@ -73,7 +73,7 @@ class _Upload(secure_upload.SecureUpload):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Device(device.Device):
+class _Device(device_runtime.DeviceRuntime):
     uploads: dict = dataclasses.field(default_factory=dict)
 
     def steps(self, population_):

@@ -18,7 +18,7 @@ from tests.runtime.server import toy_service
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     example_store,
     loaded_plans,
@@ -123,7 +123,7 @@ def _serve(folder, plan, store):
 
 
 def _device(connection, numbers, issuer=_ISSUER):
-    return device.Device(
+    return device_runtime.DeviceRuntime(
         connection,
         loaded_plans.LoadedPlans([_KEY.public_key()]),
         _Numbers(*numbers),

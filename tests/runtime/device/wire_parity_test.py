@@ -20,7 +20,7 @@ from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     example_store,
     loaded_plans,
@@ -74,7 +74,7 @@ def _run_round(folder, address, cohort):
     connection = server_connection.ServerConnection(address, roots)
 
     def take_part(seed, count):
-        own = device.Device(
+        own = device_runtime.DeviceRuntime(
             connection,
             plans,
             _Numbers(seed, count),

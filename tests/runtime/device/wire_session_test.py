@@ -21,7 +21,7 @@ from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     example_store,
     loaded_plans,
@@ -608,7 +608,7 @@ class _Servers:
 
 
 def _own_device(connection, seed, tmp_path):
-    return device.Device(
+    return device_runtime.DeviceRuntime(
         connection,
         loaded_plans.LoadedPlans([_KEY.public_key()]),
         example_store.SqliteExampleStore.open(tmp_path / "examples", clock=_clock),

@@ -12,7 +12,7 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     example_store,
     loaded_plans,
@@ -43,7 +43,7 @@ def running(folder, count=8):
     stop = threading.Event()
 
     def run(seed):
-        own = device.Device(
+        own = device_runtime.DeviceRuntime(
             connection,
             plans,
             Numbers(seed),

@@ -19,7 +19,7 @@ from tff_dpftrl.participation import observed
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     loaded_plans,
     participation_timer,
@@ -92,7 +92,7 @@ class _NotingSession(wire_session.WireSession):
 
 
 @dataclasses.dataclass(frozen=True)
-class _NotingDevice(device.Device):
+class _NotingDevice(device_runtime.DeviceRuntime):
     number: int = 0
     uploads: list = dataclasses.field(default_factory=list)
 

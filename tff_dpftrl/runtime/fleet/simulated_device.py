@@ -15,7 +15,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import (
-    device,
+    device_runtime,
     example_store,
     secure_upload,
     server_connection,
@@ -221,7 +221,7 @@ def attacked(update: bytes, attack: behaviour_lib.Attack) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class SimulatedDevice(device.Device):
+class SimulatedDevice(device_runtime.DeviceRuntime):
     """A device whose sessions go as drawn.
 
     Attributes:

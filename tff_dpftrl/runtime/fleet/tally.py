@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 
-from tff_dpftrl.runtime.device import device, session
+from tff_dpftrl.runtime.device import device_runtime, session
 
 _PAPER = {"-v[]+^": 0.75, "-v[]+#": 0.22, "-v[!": 0.02}
 """Bonawitz et al. 2019, table 1."""
@@ -42,7 +42,7 @@ class SessionEnd:
     round_index: int = -1
 
     @classmethod
-    def of(cls, ended: device.EndedSession) -> SessionEnd:
+    def of(cls, ended: device_runtime.EndedSession) -> SessionEnd:
         """What to count of a session."""
         result, work = ended.result, ended.work
         asked = {} if work is None else {"task": work.task, "round_index": work.round_index}

@@ -39,7 +39,7 @@ class EndedSession:
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
+class DeviceRuntime:
     """What a device has.
 
     Attributes:

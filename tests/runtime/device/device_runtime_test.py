@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.runtime.device.device."""
+"""Tests of tff_dpftrl.runtime.device.device_runtime."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tff_dpftrl.runtime import participation_histograms as histograms
 from tff_dpftrl.runtime.device import (
     attester,
-    device,
+    device_runtime,
     eligibility,
     participation_timer,
     session,
@@ -54,8 +54,8 @@ class _Steps(session.SessionSteps):
 
 @pytest.fixture(name="own")
 def _own(monkeypatch):
-    monkeypatch.setattr(device.Device, "steps", lambda self, population: _Steps())
-    return device.Device(
+    monkeypatch.setattr(device_runtime.DeviceRuntime, "steps", lambda self, population: _Steps())
+    return device_runtime.DeviceRuntime(
         _Connection(),
         plans=None,
         examples=None,
