@@ -12,7 +12,9 @@ import csv
 import dataclasses
 import pathlib
 
-from tff_dpftrl.finetuning import mean_estimation, plan
+import gaussian_means
+
+from tff_dpftrl.finetuning import plan
 
 _HERE = pathlib.Path(__file__).resolve().parent
 _RESULTS = _HERE / "results" / "mean_estimation.csv"
@@ -24,14 +26,14 @@ _VARIED = (
     ("within_user", "σ₂, spread of a user's examples", (0.0, 1.0, 2.0, 4.0, 8.0)),
 )
 _METHODS = (
-    mean_estimation.Method(plan.EXAMPLE, 16),
-    *(mean_estimation.Method(plan.USER, group_size) for group_size in (1, 2, 4, 8, 16)),
+    gaussian_means.Method(plan.EXAMPLE, 16),
+    *(gaussian_means.Method(plan.USER, group_size) for group_size in (1, 2, 4, 8, 16)),
 )
 
 
 def rows(num_trials: int = 128) -> list[dict[str, object]]:
     """One row for each method and value of each of the three axes of Figure 3."""
-    default = mean_estimation.Task()
+    default = gaussian_means.Task()
     found, known = [], {}
     for varied, _, values in _VARIED:
         for value in values:
@@ -42,7 +44,7 @@ def rows(num_trials: int = 128) -> list[dict[str, object]]:
                 except ValueError:  # Fewer users than the budget asks for.
                     continue
                 if (task, method) not in known:
-                    known[task, method] = mean_estimation.best(task, method, num_trials=num_trials)
+                    known[task, method] = gaussian_means.best(task, method, num_trials=num_trials)
                 best = known[task, method]
                 found.append(
                     {

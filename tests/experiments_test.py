@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.finetuning import mean_estimation
+from experiments import gaussian_means
 from tff_dpftrl.sweeps import folder
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import language_config
@@ -219,8 +219,8 @@ def test_the_synthetic_means_were_estimated_on_the_whole_grid():
         ways = {(row["method"], row["G"]) for row in rows}
         assert ways == {("ELS", "16"), *(("ULS", str(group)) for group in (1, 2, 4, 8, 16))}
     # One cell again, with fewer trials.
-    method = mean_estimation.Method("user", 8)
-    found = mean_estimation.best(mean_estimation.Task(), method, num_trials=32)
+    method = gaussian_means.Method("user", 8)
+    found = gaussian_means.best(gaussian_means.Task(), method, num_trials=32)
     default = {"varied": "epsilon", "ε": "1.0", "method": "ULS", "G": "8"}
     (then,) = (row for row in kept if default.items() <= row.items())
     assert found.loss == pytest.approx(float(then["loss"]), rel=0.15)

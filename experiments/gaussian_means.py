@@ -1,4 +1,4 @@
-"""ELS and ULS on a task whose every part is known: the mean of Gaussians by users.
+"""ELS and ULS on a synthetic task: estimating the mean of the users' Gaussians.
 
 Section 4 of Charles et al. 2024. μ ~ N(0, I_d); each of N users has a mean μ_u ~ N(μ, σ₁² I)
 and K examples x ~ N(μ_u, σ₂² I). Gradient descent on ½‖θ − x‖² from θ = 0 is made private by
@@ -29,24 +29,24 @@ RATES = tuple(float(f"{rate:.4g}") for rate in np.geomspace(0.02, 6.0, 11))
 CLIP_NORMS = (4.0, 8.0, 16.0, 32.0, 64.0)
 """Clip norms that are tried; 4 clips nearly every gradient, 64 nearly none."""
 
-# Trials of the first look, rates of the second one, and how many trials are done at a time.
+# Trials of the first search, rates of the second one, and trials that are simulated at a time.
 _FIRST_TRIALS, _FINER_RATES, _TRIALS_AT_A_TIME = 16, 9, 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The task, the target and the compute budget; defaults are the paper's.
+    """A task with its privacy target and compute budget; the defaults are the paper's.
 
     Attributes:
       epsilon: Target ε; inf for no noise.
-      compute_budget: B, gradients in a step.
-      within_user: σ₂, standard deviation of a user's examples.
-      between_users: σ₁, standard deviation of the users' means.
-      dimension: d.
-      num_users: N.
-      examples_per_user: K.
-      num_steps: T.
-      delta: δ.
+      compute_budget: Expected number of gradients in a step, B.
+      within_user: Standard deviation of a user's examples, σ₂.
+      between_users: Standard deviation of the users' means, σ₁.
+      dimension: Number of coordinates, d.
+      num_users: Number of users, N.
+      examples_per_user: Number of examples of each user, K.
+      num_steps: Number of steps, T.
+      delta: Target δ.
     """
 
     epsilon: float = 1.0
@@ -80,27 +80,27 @@ class Method:
     """ELS or ULS on a task.
 
     Attributes:
-      sampling: `plan.EXAMPLE` or `plan.USER`.
-      group_size: G, at most K.
+      sampling: What is sampled: `plan.EXAMPLE` (ELS) or `plan.USER` (ULS).
+      group_size: Examples that a user contributes, G; at most K.
     """
 
     sampling: str
     group_size: int
 
     def num_units(self, task: Task) -> int:
-        """Size of the pool (ELS) or number of users (ULS)."""
+        """Returns the size of the pool (ELS) or the number of users (ULS)."""
         if self.sampling == plan.EXAMPLE:
             return task.num_users * self.group_size
         return task.num_users
 
     def expected_units(self, task: Task) -> float:
-        """B examples, or M = B / G users, that a step expects."""
+        """Returns the expected batch of a step: B examples, or M = B / G users."""
         if self.sampling == plan.EXAMPLE:
             return float(task.compute_budget)
         return task.compute_budget / self.group_size
 
     def check(self, task: Task) -> None:
-        """Refuses what cannot be done.
+        """Checks that the method is possible on a task.
 
         Raises:
           ValueError: If G is larger than K, or a step expects more than there is.
@@ -122,7 +122,7 @@ class Method:
             )
 
     def noise_multiplier(self, task: Task) -> float:
-        """σ that meets the task's target; 0 if that is infinite.
+        """Returns the σ that meets the task's target; 0 if that is infinite.
 
         Raises:
           ValueError: If the method is not possible on the task.
@@ -141,14 +141,14 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """The best of a grid.
+    """The best setting of a grid, and its loss.
 
     Attributes:
       loss: Mean of ‖θ_T − μ‖² over the trials.
-      standard_error: Of that mean.
-      learning_rate: With which it was reached.
-      clip_norm: With which it was reached.
-      noise_multiplier: σ.
+      standard_error: Standard error of `loss`.
+      learning_rate: Learning rate that reached `loss`.
+      clip_norm: Clip norm that reached `loss`.
+      noise_multiplier: Noise multiplier σ.
     """
 
     loss: float
@@ -167,18 +167,18 @@ def best(
     clip_norms: Sequence[float] = CLIP_NORMS,
     seed: int = 0,
 ) -> Result:
-    """The least mean loss over learning rates and clip norms.
+    """Finds the least mean loss over learning rates and clip norms.
 
-    A first look with few trials finds clip norm and rate; all trials are then spent on that
+    A first search with few trials finds clip norm and rate. All trials are then spent on that
     clip norm and finer rates around that rate (the loss is steep in the rate).
 
     Args:
       task: The task.
       method: ELS or ULS.
-      num_trials: Trials of the second look.
-      rates: Learning rates of the first look, increasing.
+      num_trials: Number of trials of the second search.
+      rates: Learning rates of the first search, increasing.
       clip_norms: Clip norms, each tried with every rate.
-      seed: Non-negative; the result is a function of the arguments.
+      seed: Non-negative seed of data, batches and noise.
 
     Returns:
       The best setting and what it reached.
@@ -213,18 +213,18 @@ def simulate(
     num_trials: int,
     seed: int,
 ) -> np.ndarray:
-    """Losses of independent trials; settings share a trial's data, batches and noise.
+    """Simulates independent trials; settings share a trial's data, batches and noise.
 
     Args:
       task: The task.
       method: ELS or ULS.
-      noise_multiplier: σ.
-      settings: (learning rate, clip norm), both above 0.
+      noise_multiplier: Noise multiplier σ.
+      settings: Pairs (learning rate, clip norm), both above 0.
       num_trials: Number of trials, at least 2.
-      seed: Non-negative.
+      seed: Non-negative seed of data, batches and noise.
 
     Returns:
-      ‖θ_T − μ‖², float64, shape [trials, settings].
+      Losses ‖θ_T − μ‖², float64, shape [trials, settings].
 
     Raises:
       ValueError: If an argument is out of range, or the method is not possible.
@@ -295,15 +295,15 @@ def _simulate(
 def poisson_samples(
     rng: np.random.Generator, num_samples: int, num_units: int, probability: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Independent Poisson samples, by the gaps between the units that are taken.
+    """Draws independent Poisson samples, by the gaps between the units that are taken.
 
     For simulations: nothing here is secret.
 
     Args:
-      rng: Generator.
-      num_samples: How many samples.
-      num_units: What they are taken from.
-      probability: Of each unit in each sample, in (0, 1].
+      rng: Random generator.
+      num_samples: Number of samples.
+      num_units: Number of units to sample from.
+      probability: Probability of each unit to be in a sample, in (0, 1].
 
     Returns:
       Indices of units, int64, increasing in each row, shape [samples, width]; and whether
@@ -326,7 +326,7 @@ def poisson_samples(
 def _distinct(
     rng: np.random.Generator, shape: tuple[int, ...], num_rows: int, count: int
 ) -> list[np.ndarray]:
-    """`count` distinct rows out of `num_rows` for each entry of `shape`, uniformly."""
+    """Draws `count` distinct rows out of `num_rows` for each entry of `shape`, uniformly."""
     if count == num_rows:
         return [np.full(shape, row) for row in range(num_rows)]
     order = np.broadcast_to(np.arange(num_rows), (*shape, num_rows)).copy()
@@ -334,7 +334,7 @@ def _distinct(
     for place in range(count):
         other = place + (rng.random(shape) * (num_rows - place)).astype(np.int64)
         other = other[..., None]
-        found = np.take_along_axis(order, other, axis=-1)
+        drawn = np.take_along_axis(order, other, axis=-1)
         np.put_along_axis(order, other, order[..., place : place + 1], axis=-1)
-        chosen.append(found[..., 0])
+        chosen.append(drawn[..., 0])
     return chosen

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tff_dpftrl.finetuning import mean_estimation
+from experiments import gaussian_means
 
-_SMALL = mean_estimation.Task(
+_SMALL = gaussian_means.Task(
     epsilon=math.inf, compute_budget=8, num_users=8, examples_per_user=4, num_steps=3, dimension=5
 )
-_ONE_EXAMPLE = mean_estimation.Method("user", 1)
+_ONE_EXAMPLE = gaussian_means.Method("user", 1)
 
 
 def test_full_batches_without_noise_are_gradient_descent():
     """All of 8 users with all of 4 examples: nothing is random but the data."""
-    task = mean_estimation.Task(
+    task = gaussian_means.Task(
         epsilon=math.inf,
         compute_budget=32,
         num_users=8,
@@ -31,9 +31,9 @@ def test_full_batches_without_noise_are_gradient_descent():
     rates, trials = (0.3, 2.0), 4
     settings = [(rate, clip_norm) for rate in rates for clip_norm in (2.0, 1e3)]
     for sampling in ("example", "user"):
-        method = mean_estimation.Method(sampling, 4)
+        method = gaussian_means.Method(sampling, 4)
         assert method.noise_multiplier(task) == 0.0
-        found = mean_estimation.simulate(task, method, 0.0, settings, num_trials=trials, seed=3)
+        found = gaussian_means.simulate(task, method, 0.0, settings, num_trials=trials, seed=3)
         rng = np.random.default_rng([3, 0])
         mean = rng.standard_normal((trials, 5), np.float32)
         users = mean[:, None] + rng.standard_normal((trials, 8, 5), np.float32)
@@ -57,9 +57,9 @@ def test_full_batches_without_noise_are_gradient_descent():
 
 def test_the_noise_is_that_of_the_average():
     """Huge noise is all that θ_T is made of."""
-    task = mean_estimation.Task(num_steps=4, dimension=200, compute_budget=64)
-    method = mean_estimation.Method("user", 2)
-    losses = mean_estimation.simulate(task, method, 1e4, [(1.0, 1.0)], num_trials=32, seed=0)
+    task = gaussian_means.Task(num_steps=4, dimension=200, compute_budget=64)
+    method = gaussian_means.Method("user", 2)
+    losses = gaussian_means.simulate(task, method, 1e4, [(1.0, 1.0)], num_trials=32, seed=0)
     # Four draws with σ / M = 1e4 / 32 in 200 dimensions.
     expected = 4 * 200 * (1e4 / 32) ** 2
     assert losses.mean() == pytest.approx(expected, rel=5 * math.sqrt(2 / 6400))
@@ -67,7 +67,7 @@ def test_the_noise_is_that_of_the_average():
 
 def test_poisson_samples_have_their_law():
     rng = np.random.default_rng(0)
-    units, there = mean_estimation.poisson_samples(rng, 4000, 50, 0.1)
+    units, there = gaussian_means.poisson_samples(rng, 4000, 50, 0.1)
     assert ((units < 50) == there).all()
     assert (np.diff(np.where(there, units, np.arange(1000, 1000 + units.shape[1]))) > 0).all()
     sizes = np.bincount(there.sum(axis=1), minlength=51)
@@ -84,14 +84,14 @@ def test_poisson_samples_have_their_law():
 
 def test_everybody_and_nearly_nobody_can_be_sampled():
     rng = np.random.default_rng(0)
-    units, there = mean_estimation.poisson_samples(rng, 3, 7, 1.0)
+    units, there = gaussian_means.poisson_samples(rng, 3, 7, 1.0)
     assert there.all() and (units == np.arange(7)).all()
-    _, there = mean_estimation.poisson_samples(rng, 5, 7, 1e-12)
+    _, there = gaussian_means.poisson_samples(rng, 5, 7, 1e-12)
     assert not there.any()
 
 
 def test_rows_of_a_user_are_distinct_and_equally_likely():
-    chosen = mean_estimation._distinct(np.random.default_rng(0), (6000,), 5, 3)
+    chosen = gaussian_means._distinct(np.random.default_rng(0), (6000,), 5, 3)
     rows = np.sort(np.stack(chosen, axis=1), axis=1)
     assert (np.diff(rows, axis=1) > 0).all()
     _, counts = np.unique(rows, axis=0, return_counts=True)
@@ -99,10 +99,10 @@ def test_rows_of_a_user_are_distinct_and_equally_likely():
 
 
 def test_trials_are_a_function_of_the_seed():
-    method = mean_estimation.Method("user", 2)
+    method = gaussian_means.Method("user", 2)
     kwargs = {"num_trials": 40, "seed": 5}
-    first = mean_estimation.simulate(_SMALL, method, 1.0, [(0.1, 1.0)], **kwargs)
-    again = mean_estimation.simulate(_SMALL, method, 1.0, [(0.1, 1.0)], **kwargs)
+    first = gaussian_means.simulate(_SMALL, method, 1.0, [(0.1, 1.0)], **kwargs)
+    again = gaussian_means.simulate(_SMALL, method, 1.0, [(0.1, 1.0)], **kwargs)
     np.testing.assert_array_equal(first, again)
     assert first.shape == (40, 1) and len(set(first[:, 0].tolist())) == 40
 
@@ -118,17 +118,16 @@ def test_trials_are_a_function_of_the_seed():
     ],
 )
 def test_losses_are_those_of_another_implementation(kwargs, method, expected):
-    found = mean_estimation.best(mean_estimation.Task(**kwargs), mean_estimation.Method(*method))
+    found = gaussian_means.best(gaussian_means.Task(**kwargs), gaussian_means.Method(*method))
     assert found.loss == pytest.approx(expected, rel=0.1)
     assert found.standard_error < 0.03 * found.loss
 
 
 def test_a_larger_group_pays_where_users_are_diverse_inside():
     """Figure 3 (c): σ₂ large."""
-    task = mean_estimation.Task(within_user=8.0, num_steps=64)
+    task = gaussian_means.Task(within_user=8.0, num_steps=64)
     one, sixteen = (
-        mean_estimation.best(task, mean_estimation.Method("user", g), num_trials=32)
-        for g in (1, 16)
+        gaussian_means.best(task, gaussian_means.Method("user", g), num_trials=32) for g in (1, 16)
     )
     assert sixteen.loss + 3 * sixteen.standard_error < one.loss - 3 * one.standard_error
 
@@ -136,16 +135,14 @@ def test_a_larger_group_pays_where_users_are_diverse_inside():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: mean_estimation.Task(num_users=0), "num_users must be at least 1, got 0"),
-        (lambda: mean_estimation.Task(epsilon=0.0), "epsilon .* above 0, got 0.0"),
-        (lambda: mean_estimation.Task(within_user=-1.0), "within_user .* got -1.0"),
-        (lambda: mean_estimation.Method("x", 1).check(_SMALL), "sampling .* got 'x'"),
-        (lambda: mean_estimation.Method("user", 5).check(_SMALL), "group_size=5 exceeds"),
-        (lambda: mean_estimation.Method("user", 0).check(_SMALL), "group_size .* got 0"),
+        (lambda: gaussian_means.Task(num_users=0), "num_users must be at least 1, got 0"),
+        (lambda: gaussian_means.Task(epsilon=0.0), "epsilon .* above 0, got 0.0"),
+        (lambda: gaussian_means.Task(within_user=-1.0), "within_user .* got -1.0"),
+        (lambda: gaussian_means.Method("x", 1).check(_SMALL), "sampling .* got 'x'"),
+        (lambda: gaussian_means.Method("user", 5).check(_SMALL), "group_size=5 exceeds"),
+        (lambda: gaussian_means.Method("user", 0).check(_SMALL), "group_size .* got 0"),
         (
-            lambda: mean_estimation.Method("user", 1).check(
-                mean_estimation.Task(compute_budget=512)
-            ),
+            lambda: gaussian_means.Method("user", 1).check(gaussian_means.Task(compute_budget=512)),
             "compute_budget=512 asks for 512 of 256 users",
         ),
     ],
