@@ -38,7 +38,7 @@ _MODULE_OF = {
     "calibrate_dp_fedavg": "accounting.dp_fedavg:calibrate_noise_multiplier",
     "AmplifiedBanded": "accounting.amplified_banded",
     "PrivacyStatement": "accounting.statement",
-    "AuditReport": "auditing.report",
+    "AuditReport": "auditing.audit_report",
     "audit_aggregator": "auditing.aggregator",
     "audit_training": "auditing.training",
     "dp_ftrl_statement": "accounting.statement",

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training import toy_run
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.auditing import report as report_lib
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.cli import audit, main
 from tff_dpftrl.participation import ledger_file
 from tff_dpftrl.training import run as run_lib
@@ -58,7 +58,7 @@ def test_json_and_files(run, tmp_path, capsys):
     assert main.main(command) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["verdict"] == "consistent with the claim"
-    kept = report_lib.AuditReport.from_json((folder / "audit.json").read_text())
+    kept = audit_report.AuditReport.from_json((folder / "audit.json").read_text())
     assert json.loads(kept.to_json()) == printed
     assert {file.name for file in folder.iterdir()} == {"audit.md", "audit.json"}
 

@@ -109,7 +109,7 @@ class PrivacyStatement:
         """A copy that says what an audit found; the claim stays what it is.
 
         Args:
-          entry: One line, as `auditing.report.AuditReport.entry` has it.
+          entry: One line, as `auditing.audit_report.AuditReport.entry` has it.
           is_refuted: Whether the audit found that the claim cannot be true: it then stands
             beside ε. No audit makes ε smaller, nor larger: a refuted claim is no other claim.
 

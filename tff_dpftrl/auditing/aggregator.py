@@ -12,8 +12,8 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import audit_report, games, judging, playing, probes
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import games, judging, playing, probes, report
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing.evidence import worst_pattern
 from tff_dpftrl.mechanisms import identity, noise_split
@@ -45,7 +45,7 @@ def audit_aggregator(
     error_rate: float = 0.05,
     seed: int | None = None,
     progress: Callable[[str], None] | None = None,
-) -> report.AuditReport:
+) -> audit_report.AuditReport:
     """Tests whether what an aggregator releases is as private as it claims.
 
     It runs the aggregator's own code on clients that it makes up: canaries that take part, or
@@ -142,7 +142,7 @@ def audit_aggregator(
         progress,
     )
     findings, trade_off = audit.findings(trials, num_canaries, repeats_rounds, error_rate)
-    return report.AuditReport(
+    return audit_report.AuditReport(
         subject=_subject(aggregator_or_process, mechanism),
         claim=found_claim,
         findings=tuple(findings),
@@ -170,7 +170,7 @@ class _Audit:
 
     def findings(
         self, trials: int, num_canaries: int, repeats_rounds: bool, error_rate: float
-    ) -> tuple[list[report.Finding], report.TradeOff | None]:
+    ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
         """Everything that is found; the error rate is split evenly over what may err."""
         probing = self._probes()
         is_replayable = probing.is_replayable()
@@ -314,21 +314,21 @@ class _Audit:
         sensitivity = self.mechanism.strategy.sensitivity(self.declared).value
         return max(stated, self.claim.mu * self.mechanism.noise_stddev / sensitivity)
 
-    def _arithmetic(self) -> report.Finding:
+    def _arithmetic(self) -> audit_report.Finding:
         """Whether the claim follows from the numbers of the mechanism."""
         test = "the claim from the mechanism's numbers"
         sensitivity = self.mechanism.strategy.sensitivity(self.declared).value
         mu = sensitivity * self._stated_contribution() / self.mechanism.noise_stddev
         epsilon = gaussian.epsilon(mu, self.claim.delta)
         is_less = epsilon > self.claim.epsilon * (1 + _ROUNDING) + _ROUNDING
-        return report.Finding(
+        return audit_report.Finding(
             test,
             "violated" if is_less else "consistent",
             f"Its sensitivity under the schema and its noise give μ = {mu:.4g}, ε = {epsilon:.4g} "
             f"at δ = {self.claim.delta:g}; claimed is ε = {self.claim.epsilon:.4g}.",
         )
 
-    def _published_clip_norm(self) -> report.Finding:
+    def _published_clip_norm(self) -> audit_report.Finding:
         """The published clip norm moves where a block of noise begins, and nowhere else."""
         test = "the published clip norm within a block of noise"
         norms = [played.measurements["clip_norm"] for played in self.history]
@@ -338,13 +338,13 @@ class _Audit:
             if norms[t] != norms[t - 1] and t not in self.mechanism.starts
         ]
         if moved:
-            return report.Finding(
+            return audit_report.Finding(
                 test,
                 "violated",
                 f"It moves in round {moved[0]}, "
                 "where no block begins: noise that was drawn for another norm is taken back.",
             )
-        return report.Finding(
+        return audit_report.Finding(
             test, "consistent", f"It does not move in {len(norms)} rounds but where one begins."
         )
 

@@ -11,9 +11,9 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import aggregator as aggregator_lib
+from tff_dpftrl.auditing import audit_report, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import report, training
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy
@@ -35,7 +35,7 @@ def audit_config(
     rounds: int = 200,
     error_rate: float = 0.05,
     progress: Callable[[str], None] | None = None,
-) -> report.AuditReport:
+) -> audit_report.AuditReport:
     """Audits what `train` would run with a config, on small vectors and a tiny model.
 
     First the aggregator, as the config would build it for its population (mechanism, noise,
@@ -82,7 +82,7 @@ def _audit(
     rounds: int,
     error_rate: float,
     progress: Callable[[str], None],
-) -> report.AuditReport:
+) -> audit_report.AuditReport:
     """Both audits of a plan."""
     if isinstance(plan, sampled_privacy.SampledPlan):
         built = process.build_sampled_aggregator(plan)
@@ -113,7 +113,7 @@ def _audit(
         )
         trade_off = run.trade_off
     name = plan.strategy.name if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else config.algorithm
-    return report.AuditReport(
+    return audit_report.AuditReport(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
         f"{run.subject}",
         claim=whole,
@@ -129,7 +129,7 @@ def _short_run(
     built: tff.aggregators.AggregationFactory,
     error_rate: float,
     progress: Callable[[str], None],
-) -> report.AuditReport:
+) -> audit_report.AuditReport:
     """One run of the config's process with a tiny model."""
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)

@@ -9,8 +9,8 @@ import numpy as np
 import scipy.linalg
 from scipy import special, stats
 
+from tff_dpftrl.auditing import audit_report, games
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import games, report
 from tff_dpftrl.auditing.evidence import bounds, forensics, one_run, scores, worst_pattern
 from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 
@@ -29,7 +29,7 @@ def one_run_bound(
     *,
     error_rate: float,
     about: str = "",
-) -> report.Finding:
+) -> audit_report.Finding:
     """The bounds that hold for every mechanism.
 
     Of ε by Steinke et al. 2023, and where a Gaussian mechanism is claimed of μ by Mahloujifar
@@ -61,7 +61,7 @@ def one_run_bound(
     most_epsilon = max(one.epsilon_at_least(claim.delta, each / len(best)) for one in best)
     can_refute = claim.is_refuted_by(most_mu, most_epsilon)
     is_above = claim.is_refuted_by(mu or 0.0, epsilon)
-    return report.Finding(
+    return audit_report.Finding(
         test,
         "violated" if is_above else "consistent" if can_refute else "not tested",
         f"Of {len(present)} canaries {shown}{guesses.correct} of {guesses.guesses} guesses show at "
@@ -119,7 +119,7 @@ class Judge:
         transcripts: transcripts_lib.Transcripts,
         pattern: worst_pattern.Pattern,
         covariance: np.ndarray,
-    ) -> tuple[report.Finding, report.TradeOff | None]:
+    ) -> tuple[audit_report.Finding, audit_report.TradeOff | None]:
         """The game, scored by the best test there is if the mechanism is what it claims.
 
         Args:
@@ -149,7 +149,7 @@ class Judge:
 
     def learned(
         self, transcripts: transcripts_lib.Transcripts, are_independent: bool = True
-    ) -> tuple[report.Finding, report.TradeOff | None]:
+    ) -> tuple[audit_report.Finding, audit_report.TradeOff | None]:
         """The game, scored by a classifier that knows nothing of the mechanism.
 
         Args:
@@ -186,7 +186,7 @@ class Judge:
 
     def _bounded(
         self, test: str, about: str, found: np.ndarray, present: np.ndarray
-    ) -> tuple[report.Finding, report.TradeOff]:
+    ) -> tuple[audit_report.Finding, audit_report.TradeOff]:
         bound = bounds.for_claim(
             found, present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
@@ -204,7 +204,7 @@ class Judge:
                 f" That tests little: a canary adds {self.signal:.4g} clip norms, where the "
                 "numbers of the mechanism say 1."
             )
-        finding = report.Finding(
+        finding = audit_report.Finding(
             test,
             "violated" if is_above else "consistent" if is_tested else "not tested",
             f"{about} At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at "
@@ -225,8 +225,10 @@ class Judge:
         errors = special.ndtri(_SURELY) - special.ndtri(self.error_rate / 2)
         return f"a μ of {self.claim.mu + errors * error:.4g} is found with 99 % probability"
 
-    def _not_finite(self, test: str, transcripts: transcripts_lib.Transcripts) -> report.Finding:
-        return report.Finding(
+    def _not_finite(
+        self, test: str, transcripts: transcripts_lib.Transcripts
+    ) -> audit_report.Finding:
+        return audit_report.Finding(
             test,
             "violated",
             "Some of what was released is not finite: no noise hides that.",
@@ -235,7 +237,7 @@ class Judge:
 
     def noise(
         self, recorded: games.Games, stddev: float, unit_covariance: np.ndarray
-    ) -> tuple[report.Finding, ...]:
+    ) -> tuple[audit_report.Finding, ...]:
         """What was released where nobody sent anything is the noise that is claimed.
 
         Args:
@@ -247,7 +249,7 @@ class Judge:
           The findings of `forensics`, on tensors with enough quiet coordinates.
         """
         if not np.all(np.isfinite(recorded.noise)):
-            return (report.Finding("noise", "violated", "What is released is not finite."),)
+            return (audit_report.Finding("noise", "violated", "What is released is not finite."),)
         recordings = [
             forensics.Recording(
                 f"tensor {tensor}",
@@ -261,10 +263,10 @@ class Judge:
         ]
         if not recordings:
             says = f"No tensor has {_FEWEST_QUIET} coordinates to spare for it."
-            return (report.Finding("noise", "not tested", says),)
+            return (audit_report.Finding("noise", "not tested", says),)
         return forensics.examine(recordings, error_rate=self.error_rate)
 
-    def counts(self, recorded: np.ndarray, unit_covariance: np.ndarray) -> report.Finding:
+    def counts(self, recorded: np.ndarray, unit_covariance: np.ndarray) -> audit_report.Finding:
         """The noise on the counts of adaptive clipping is as large as it is said to be.
 
         Args:
@@ -280,7 +282,7 @@ class Judge:
         p_value = stats.chi2.cdf(squares, number)
         # Smallest deviation below 1 that is found: both quantiles of the same law.
         found = stats.chi2.ppf(self.error_rate, number) / stats.chi2.ppf(_SURELY, number)
-        return report.Finding(
+        return audit_report.Finding(
             "the noise on the counts of adaptive clipping",
             "violated" if p_value < self.error_rate else "consistent",
             f"Whitened by what is claimed, {number} values have standard deviation "

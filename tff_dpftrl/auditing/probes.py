@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from scipy import stats
 
-from tff_dpftrl.auditing import games, playing, report
+from tff_dpftrl.auditing import audit_report, games, playing
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.private_round import discretize, seeds, walsh_hadamard
 
@@ -120,26 +120,28 @@ class Probes:
             )
         return self._replayable
 
-    def repeated_round(self, repeats_rounds: bool) -> report.Finding:
+    def repeated_round(self, repeats_rounds: bool) -> audit_report.Finding:
         """A round that is run again from its saved state has to have the same noise."""
         test = "a round repeated from its state"
         if self.is_replayable():
-            return report.Finding(test, "consistent", "It has the same noise, bit by bit.")
+            return audit_report.Finding(test, "consistent", "It has the same noise, bit by bit.")
         says = (
             "It has other noise: whoever sees both has two noised sums of one cohort, and by "
             "averaging them noise that is smaller by √2."
         )
         if repeats_rounds:
-            return report.Finding(test, "violated", says)
-        return report.Finding(
+            return audit_report.Finding(test, "violated", says)
+        return audit_report.Finding(
             test, "not tested", f"{says} Nobody says that a program repeats one (repeats_rounds)."
         )
 
-    def resumed_round(self, resumed: playing.Player, resume: playing.Resume) -> report.Finding:
+    def resumed_round(
+        self, resumed: playing.Player, resume: playing.Resume
+    ) -> audit_report.Finding:
         """A saved state goes on in a new process as in the old one, for two rounds."""
         test = "a run resumed from its state"
         if not self.is_replayable():
-            return report.Finding(
+            return audit_report.Finding(
                 test, "not tested", "No two rounds of this process have the same noise."
             )
         for moment in self._moments:
@@ -148,7 +150,7 @@ class Probes:
                 one = self._player.next(state, self._others(moment))
                 two = resumed.next(other, self._others(moment))
                 if not np.array_equal(one.released, two.released):
-                    return report.Finding(
+                    return audit_report.Finding(
                         test,
                         "violated",
                         f"Round {moment.round_index + t} releases something else after a resume "
@@ -157,17 +159,17 @@ class Probes:
                     )
                 state, other = one.state, two.state
         rounds = ", ".join(str(moment.round_index) for moment in self._moments)
-        return report.Finding(
+        return audit_report.Finding(
             test, "consistent", f"It releases the same bits (resumed before rounds {rounds})."
         )
 
-    def zero_update(self, error_rate: float) -> report.Finding:
+    def zero_update(self, error_rate: float) -> audit_report.Finding:
         """A client that sends zeros counts as nobody, now and in the round after."""
         return self._counts_as_nobody(
             "a client that sends zeros counts as nobody", [self._player.zeroed()], error_rate
         )
 
-    def stays_finite(self) -> report.Finding:
+    def stays_finite(self) -> audit_report.Finding:
         """Nobody makes what is released infinite, or no number."""
         test = "what is released is finite, whatever a client sends"
         moment = self._moments[0]
@@ -181,12 +183,12 @@ class Probes:
         for kind, client in tried:
             played = self._player.next(moment.state, [*self._others(moment), client])
             if not np.all(np.isfinite(played.released)):
-                return report.Finding(
+                return audit_report.Finding(
                     test, "violated", f"It is not after {kind}: no noise hides that."
                 )
-        return report.Finding(test, "consistent", f"{len(tried)} updates were tried.")
+        return audit_report.Finding(test, "consistent", f"{len(tried)} updates were tried.")
 
-    def not_finite(self, error_rate: float) -> report.Finding:
+    def not_finite(self, error_rate: float) -> audit_report.Finding:
         """A client that sends NaN or infinity counts as nobody."""
         clients = []
         for value in (np.nan, np.inf, -np.inf):
@@ -199,7 +201,7 @@ class Probes:
 
     def _counts_as_nobody(
         self, test: str, clients: Sequence[np.ndarray], error_rate: float
-    ) -> report.Finding:
+    ) -> audit_report.Finding:
         if not self.is_replayable():
             return self._counts_as_nobody_on_average(test, clients, error_rate)
         for moment in self._moments:
@@ -212,8 +214,10 @@ class Probes:
                     after = self._player.next(with_it.state, [])
                     found = _first_difference(later, after)
                 if found is not None:
-                    return report.Finding(test, "violated", f"Round {moment.round_index}: {found}.")
-        return report.Finding(
+                    return audit_report.Finding(
+                        test, "violated", f"Round {moment.round_index}: {found}."
+                    )
+        return audit_report.Finding(
             test,
             "consistent",
             f"The same bits are released from {len(self._moments)} states, in the round after too.",
@@ -221,7 +225,7 @@ class Probes:
 
     def _counts_as_nobody_on_average(
         self, test: str, clients: Sequence[np.ndarray], error_rate: float
-    ) -> report.Finding:
+    ) -> audit_report.Finding:
         moment = self._moments[0]
         # Means and spread of every coordinate, and means of what is measured.
         each = error_rate / len(clients) / 3
@@ -235,14 +239,14 @@ class Probes:
                 one = self._release(moment)
                 two = self._player.next(moment.state, [*self._others(moment), client])
                 if not np.all(np.isfinite(two.released)):
-                    return report.Finding(
+                    return audit_report.Finding(
                         test, "violated", "What is released with it is not finite.", error_rate
                     )
                 without[repeat], with_it[repeat] = one.released[columns], two.released[columns]
                 measurements.append((one.measurements, two.measurements))
             measured = _measured_apart(measurements)
             if measured is not None and measured[1] < each:
-                return report.Finding(
+                return audit_report.Finding(
                     test,
                     "violated",
                     f"In {_NOBODY_REPEATS} rounds the mean of the measurement {measured[0]} "
@@ -253,7 +257,7 @@ class Probes:
             means = _means_apart(without, with_it)
             variances = _variances_apart(without, with_it)
             if min(means, variances) < each:
-                return report.Finding(
+                return audit_report.Finding(
                     test,
                     "violated",
                     f"In {_NOBODY_REPEATS} rounds the released means or variances differ "
@@ -261,7 +265,7 @@ class Probes:
                     error_rate,
                     trials=_NOBODY_REPEATS,
                 )
-        return report.Finding(
+        return audit_report.Finding(
             test,
             "consistent",
             f"Means and variances of {_NOBODY_REPEATS} rounds do not differ.",
@@ -286,7 +290,7 @@ class Probes:
         """
         test = "what one client adds, whatever it sends"
         if self._mechanism is None:
-            return report.Finding(
+            return audit_report.Finding(
                 test, "not tested", "What the noise is scaled to is not known: give mechanism."
             )
         if not self.is_replayable():
@@ -324,11 +328,11 @@ class Probes:
             says += f" What is released is rounded: up to {blur:.2g} clip norms more pass."
         is_blurred = blur > _LARGEST_BLUR * allowed
         outcome = "violated" if is_above else "not tested" if is_blurred else "consistent"
-        return report.Finding(test, outcome, says, trials=tries)
+        return audit_report.Finding(test, outcome, says, trials=tries)
 
     def _contribution_on_average(
         self, test: str, allowed: float, error_rate: float
-    ) -> report.Finding:
+    ) -> audit_report.Finding:
         moment = self._moments[0]
         updates = [
             (kind, client, np.asarray(client[: self._player.dim], np.float64))
@@ -350,7 +354,7 @@ class Probes:
             if not least <= largest:
                 largest, kind_of_largest = least, kind
         found = (stats.norm.isf(each) + stats.norm.ppf(0.99)) * spread
-        return report.Finding(
+        return audit_report.Finding(
             test,
             "violated" if not largest <= allowed else "consistent",
             f"By the means of {_REPEATS} rounds one client added {_amount(largest)} clip norms or "

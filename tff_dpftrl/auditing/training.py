@@ -29,9 +29,9 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
+from tff_dpftrl.auditing import audit_report, judging
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import judging, report
 from tff_dpftrl.auditing.evidence import bounds, one_run, scores, transcripts, worst_pattern
 from tff_dpftrl.execution import compiled_process
 from tff_dpftrl.mechanisms import identity
@@ -86,7 +86,7 @@ def audit_training(
     subject: str = "training process",
     is_ours: bool = False,
     progress: Callable[[str], None] | None = None,
-) -> report.AuditReport:
+) -> audit_report.AuditReport:
     """Trains a model once, with canaries among its clients, and bounds ε from below.
 
     Each canary takes part with probability 1/2, then in the rounds of the pattern that the
@@ -175,7 +175,7 @@ def audit_training(
         error_rate=error_rate,
         seed=int(rng.integers(2**31)),
     )
-    return report.AuditReport(
+    return audit_report.AuditReport(
         subject=f"{subject}, {schema.num_rounds} rounds with {canaries.number} canaries",
         claim=found_claim,
         findings=tuple(findings),
@@ -236,7 +236,7 @@ def judge(
     server_momentum: float = 0.0,
     error_rate: float = 0.05,
     seed: int = 0,
-) -> tuple[list[report.Finding], report.TradeOff | None]:
+) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
     """What a run proves about its claim.
 
     Args:
@@ -253,7 +253,7 @@ def judge(
     """
     if watched.finite_rounds == 0:
         says = "The model was not finite after the first round, so that no canary could be seen."
-        return [report.Finding("canaries in a training run", "not tested", says)], None
+        return [audit_report.Finding("canaries in a training run", "not tested", says)], None
     present = watched.present
     final = watched.moved.sum(axis=1) / max(watched.total_norm, np.finfo(float).tiny)
     released = watched.moved.copy()
@@ -305,7 +305,7 @@ def _independent(
     error_rate: float,
     seed: int,
     about: str,
-) -> report.Finding:
+) -> audit_report.Finding:
     """The larger bounds, if canaries are independent trials."""
     bound = bounds.for_claim(values, present, claim, error_rate=error_rate, seed=seed)
     is_above = claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
@@ -313,7 +313,7 @@ def _independent(
     if claim.mu is None:
         can_refute, power = judging.at_best(present, claim, error_rate=error_rate, seed=seed)
         about += "" if can_refute else judging.TOO_FEW
-    return report.Finding(
+    return audit_report.Finding(
         f"canaries as trials, {name}",
         "violated" if is_above else "consistent" if can_refute else "not tested",
         f"At least μ = {bound.mu_at_least:.4g}, ε = {bound.epsilon_at_least:.4g} at δ = "
@@ -328,10 +328,10 @@ def _independent(
 
 def _estimate(
     name: str, values: np.ndarray, present: np.ndarray, claim: claim_lib.Claim
-) -> report.Finding:
+) -> audit_report.Finding:
     """What is likely, without confidence."""
     found = one_run.estimate(values[present], values[~present], delta=claim.delta)
-    return report.Finding(
+    return audit_report.Finding(
         f"estimate, {name}",
         "estimate",
         f"About μ = {found.mu:.4g}, ε = {found.epsilon:.4g} at δ = {claim.delta:g} "

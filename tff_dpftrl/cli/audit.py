@@ -14,7 +14,7 @@ from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models
 
 if TYPE_CHECKING:
-    from tff_dpftrl.auditing import report as report_lib
+    from tff_dpftrl.auditing import audit_report
 
 VIOLATED = 3
 """Exit status where the claim was refuted: no other outcome has it."""
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     return VIOLATED if found.is_violated else 0
 
 
-def _of_config(args: argparse.Namespace) -> report_lib.AuditReport:
+def _of_config(args: argparse.Namespace) -> audit_report.AuditReport:
     if args.state:
         raise validation.UsageError(
             "--state is for --run: there is no statement yet, leave it out."
@@ -145,7 +145,7 @@ def _of_config(args: argparse.Namespace) -> report_lib.AuditReport:
     )
 
 
-def _of_run(args: argparse.Namespace) -> report_lib.AuditReport:
+def _of_run(args: argparse.Namespace) -> audit_report.AuditReport:
     for name in _OF_CONFIG:
         if getattr(args, name) is not None:
             flag = f"--{name.replace('_', '-')}"
@@ -159,14 +159,14 @@ def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print(found: report_lib.AuditReport) -> None:
+def _print(found: audit_report.AuditReport) -> None:
     """The verdict, and each test in a line."""
     print(found.verdict + "\n")
     for finding in found.findings:
         print(f"{finding.outcome:12} {finding.test}: {finding.says}")
 
 
-def _state(folder: pathlib.Path, found: report_lib.AuditReport) -> None:
+def _state(folder: pathlib.Path, found: audit_report.AuditReport) -> None:
     """Adds the audit to the statement of a run, once."""
     from tff_dpftrl import durable_files
     from tff_dpftrl.accounting import statement as statement_lib

@@ -17,8 +17,8 @@ from scipy import optimize, special, stats
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import report
 
 CHOOSING_FRACTION = 0.15
 """Part of the trials that only choose the threshold."""
@@ -252,13 +252,15 @@ def epsilon_of_rates(lowest: np.ndarray, highest: np.ndarray, delta: float) -> n
     return np.maximum(0.0, np.min(np.fmax(first, second), axis=-1))
 
 
-def trade_off(scores: np.ndarray, present: np.ndarray, num_points: int = 200) -> report.TradeOff:
+def trade_off(
+    scores: np.ndarray, present: np.ndarray, num_points: int = 200
+) -> audit_report.TradeOff:
     """The empirical trade-off curve of the tests "score above a threshold", for a picture."""
     without, with_ = np.sort(scores[~present]), np.sort(scores[present])
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, num_points))
     false_positives = 1.0 - np.searchsorted(without, thresholds, "right") / len(without)
     false_negatives = np.searchsorted(with_, thresholds, "right") / len(with_)
-    return report.TradeOff((1.0, *false_positives.tolist()), (0.0, *false_negatives.tolist()))
+    return audit_report.TradeOff((1.0, *false_positives.tolist()), (0.0, *false_negatives.tolist()))
 
 
 def _two_samples(

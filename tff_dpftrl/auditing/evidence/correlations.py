@@ -7,7 +7,7 @@ import math
 import numpy as np
 from scipy import special, stats
 
-from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing import audit_report
 
 POWER = 0.99
 """The probability with which what a finding's `power` names is found."""
@@ -66,7 +66,7 @@ class Scan:
         # Different pairs are uncorrelated; a gamma distribution has these two moments.
         return float(stats.gamma.sf(total, mean**2 / variance, scale=variance / mean))
 
-    def finding(self, name: str, share: float, *, together: bool = False) -> report.Finding:
+    def finding(self, name: str, share: float, *, together: bool = False) -> audit_report.Finding:
         """What was found.
 
         Args:
@@ -84,7 +84,7 @@ class Scan:
             says += f" The sum of their squares has a p-value of {chance:.2g}."
         limit = -float(special.ndtri(own / self.number / 2.0)) + float(special.ndtri(POWER))
         power = math.tanh(limit / math.sqrt(max(self._fewest - 3, 1)))
-        return report.Finding(
+        return audit_report.Finding(
             f"noise: {name}",
             "violated" if violated else "consistent",
             says,

@@ -20,7 +20,7 @@ import scipy.linalg
 from scipy import special, stats
 
 from tff_dpftrl import validation
-from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.evidence import correlations
 
 _TAILS = (3.0, 4.0, 4.5)
@@ -78,7 +78,9 @@ class Recording:
         return white.reshape(rounds, runs, coordinates).transpose(1, 0, 2)
 
 
-def examine(recordings: Sequence[Recording], *, error_rate: float) -> tuple[report.Finding, ...]:
+def examine(
+    recordings: Sequence[Recording], *, error_rate: float
+) -> tuple[audit_report.Finding, ...]:
     """All tests, on the noise of one or more tensors that were recorded together.
 
     Too little noise, noise that is repeated or shared, a mean, and tails that are too short are
@@ -118,7 +120,9 @@ def examine(recordings: Sequence[Recording], *, error_rate: float) -> tuple[repo
             tests.append(test)
         else:
             says = f"It takes two {name}."
-            left_out.append(report.Finding(f"noise: correlation of {name}", "not tested", says))
+            left_out.append(
+                audit_report.Finding(f"noise: correlation of {name}", "not tested", says)
+            )
     share = error_rate / len(tests)
     tests[tests.index(_tails)] = functools.partial(
         _tails, rounded=max(_moved_by_rounding(one) for one in recordings)
@@ -130,12 +134,12 @@ def examine(recordings: Sequence[Recording], *, error_rate: float) -> tuple[repo
 _White = dict[str, np.ndarray]
 
 
-def _finding(name, violated, says, share, trials, power) -> report.Finding:
+def _finding(name, violated, says, share, trials, power) -> audit_report.Finding:
     outcome = "violated" if violated else "consistent"
-    return report.Finding(f"noise: {name}", outcome, says, share, int(trials), power=power)
+    return audit_report.Finding(f"noise: {name}", outcome, says, share, int(trials), power=power)
 
 
-def _variance(white: _White, share: float) -> report.Finding:
+def _variance(white: _White, share: float) -> audit_report.Finding:
     count = sum(values.size for values in white.values())
     total = sum(float(np.sum(values**2)) for values in white.values())
     lowest, highest = stats.chi2.ppf([share, 1.0 - share], count)
@@ -154,7 +158,7 @@ def _variance(white: _White, share: float) -> report.Finding:
     )
 
 
-def _variance_by_round(white: _White, share: float) -> report.Finding:
+def _variance_by_round(white: _White, share: float) -> audit_report.Finding:
     ratios, chances, powers = [], [], []
     for values in white.values():
         count = values.shape[0] * values.shape[2]
@@ -179,7 +183,7 @@ def _variance_by_round(white: _White, share: float) -> report.Finding:
     )
 
 
-def _mean(white: _White, share: float) -> report.Finding:
+def _mean(white: _White, share: float) -> audit_report.Finding:
     scores, sizes = [], []
     for values in white.values():
         runs, rounds, coordinates = values.shape
@@ -214,7 +218,7 @@ def _moved_by_rounding(recording: Recording) -> float:
     return float(larger) * steepest * 2.0 ** (1 - recording.significant_bits)
 
 
-def _tails(white: _White, share: float, rounded: float) -> report.Finding:
+def _tails(white: _White, share: float, rounded: float) -> audit_report.Finding:
     """Half of the share for counts beyond some values, half for Kolmogorov and Smirnov's test.
 
     The latter is on values over their own standard deviation: that only makes the statistic
@@ -257,7 +261,7 @@ def _rows(values: np.ndarray) -> np.ndarray:
     return values.transpose(1, 0, 2).reshape(values.shape[1], -1)
 
 
-def _rounds(white: _White, share: float) -> report.Finding:
+def _rounds(white: _White, share: float) -> audit_report.Finding:
     scan = correlations.Scan()
     for name, values in white.items():
         rows = _rows(values)
@@ -266,7 +270,7 @@ def _rounds(white: _White, share: float) -> report.Finding:
     return scan.finding("correlation of rounds", share, together=True)
 
 
-def _neighbours(white: _White, share: float) -> report.Finding:
+def _neighbours(white: _White, share: float) -> audit_report.Finding:
     scan = correlations.Scan()
     for name, values in white.items():
         # Values that are used once only, so that all are independent of all.
@@ -278,7 +282,7 @@ def _neighbours(white: _White, share: float) -> report.Finding:
     return scan.finding("correlation of coordinates", share)
 
 
-def _tensors(white: _White, share: float) -> report.Finding:
+def _tensors(white: _White, share: float) -> audit_report.Finding:
     scan = correlations.Scan()
     for (name, values), (other, others) in itertools.combinations(white.items(), 2):
         width = min(values.shape[2], others.shape[2])
@@ -292,7 +296,7 @@ def _tensors(white: _White, share: float) -> report.Finding:
     return scan.finding("correlation of tensors and streams", share)
 
 
-def _runs(white: _White, share: float) -> report.Finding:
+def _runs(white: _White, share: float) -> audit_report.Finding:
     scan = correlations.Scan()
     for name, values in white.items():
         for first, second in itertools.combinations(range(len(values)), 2):
@@ -301,7 +305,7 @@ def _runs(white: _White, share: float) -> report.Finding:
     return scan.finding("correlation of runs", share)
 
 
-def _equal_values(recordings: Sequence[Recording]) -> report.Finding:
+def _equal_values(recordings: Sequence[Recording]) -> audit_report.Finding:
     """Counts equal values within a round, where floats have next to none.
 
     With probability p of two values being equal, pairs are expected p times. Four times that
@@ -323,7 +327,7 @@ def _equal_values(recordings: Sequence[Recording]) -> report.Finding:
             excess = equal / (4.0 * pairs * chance + 20.0)
             if excess > worst[0]:
                 worst = (excess, f"{equal:.0f} equal pairs in round {t} of {one.name}")
-    return report.Finding(
+    return audit_report.Finding(
         "noise: equal values",
         "violated" if worst[0] > 1.0 or equal_rows else "consistent",
         f"At most {worst[1] or 'no equal pairs'}.{equal_rows}",

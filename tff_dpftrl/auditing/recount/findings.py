@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing import audit_report
 
 _SHOWN = 4
 
 
-def judged(test: str, wrong: Sequence[str], fine: str) -> report.Finding:
+def judged(test: str, wrong: Sequence[str], fine: str) -> audit_report.Finding:
     """A check that was made: violated if anything is wrong.
 
     Args:
@@ -18,14 +18,14 @@ def judged(test: str, wrong: Sequence[str], fine: str) -> report.Finding:
       fine: What is said if nothing is.
     """
     if not wrong:
-        return report.Finding(test, "consistent", f"{fine}.")
+        return audit_report.Finding(test, "consistent", f"{fine}.")
     more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return report.Finding(test, "violated", f"{'; '.join(wrong[:_SHOWN])}{more}.")
+    return audit_report.Finding(test, "violated", f"{'; '.join(wrong[:_SHOWN])}{more}.")
 
 
-def skipped(test: str, why: str) -> report.Finding:
+def skipped(test: str, why: str) -> audit_report.Finding:
     """A check that could not be made."""
-    return report.Finding(test, "not tested", f"{why}.")
+    return audit_report.Finding(test, "not tested", f"{why}.")
 
 
 def differs(found: float | None, expected: float, tolerance: float = 1e-9) -> bool:

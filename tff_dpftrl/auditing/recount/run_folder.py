@@ -8,15 +8,21 @@ import pathlib
 from collections.abc import Callable
 
 from tff_dpftrl.accounting import gaussian
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import report
-from tff_dpftrl.auditing.recount import books, files, findings, promises, records
+from tff_dpftrl.auditing.recount import (
+    file_checks,
+    findings,
+    record_checks,
+    records,
+    statement_checks,
+)
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
 
 def recount_run(
     folder: str | os.PathLike[str], *, progress: Callable[[str], None] = lambda line: None
-) -> report.AuditReport:
+) -> audit_report.AuditReport:
     """Derives a run's privacy statement again from its records, and looks through its files.
 
     What is found is found by reading: whether the noise was drawn as the records say, or a client
@@ -36,29 +42,33 @@ def recount_run(
     """
     run = records.read(pathlib.Path(folder))
     terms = terms_lib.of(run)
-    checks: dict[str, Callable[[str], report.Finding]] = {
-        "options: config.json and private/manifest.json": lambda test: books.options(test, run),
-        "noise multiplier: options and what was derived": lambda test: books.noise_multiplier(
+    checks: dict[str, Callable[[str], audit_report.Finding]] = {
+        "options: config.json and private/manifest.json": lambda test: record_checks.options(
+            test, run
+        ),
+        "noise multiplier: options and what was derived": lambda test: (
+            record_checks.noise_multiplier(test, run, terms)
+        ),
+        "seed of the noise": lambda test: record_checks.seed(test, run, terms),
+        "ledger: one history of rounds": lambda test: record_checks.ledger(test, run, terms),
+        "participation: ledger and declared schema": lambda test: record_checks.participation(
             test, run, terms
         ),
-        "seed of the noise": lambda test: books.seed(test, run, terms),
-        "ledger: one history of rounds": lambda test: books.ledger(test, run, terms),
-        "participation: ledger and declared schema": lambda test: books.participation(
-            test, run, terms
+        "checkpoint: state, ledger and options": lambda test: record_checks.checkpoint(test, run),
+        "noise in the checkpoint": lambda test: record_checks.noise_state(test, run, terms),
+        "statement: participation": lambda test: statement_checks.participation(test, run, terms),
+        "statement: sensitivity": lambda test: statement_checks.sensitivity(test, run, terms),
+        "statement: ε": lambda test: statement_checks.epsilon(test, run, terms),
+        "statement: Markdown and JSON": lambda test: statement_checks.text(test, run),
+        "metrics: ε by round": lambda test: statement_checks.metrics_epsilon(test, run, terms),
+        "metrics: rows and cohorts": lambda test: statement_checks.metrics_rows(test, run, terms),
+        "released model and checkpoint": lambda test: file_checks.model(test, run, terms),
+        "permissions of private/": lambda test: file_checks.permissions(test, run),
+        "secrets outside of private/": lambda test: file_checks.secrets(test, run, terms),
+        "exact figures in files that may be published": lambda test: file_checks.exact_figures(
+            test, run
         ),
-        "checkpoint: state, ledger and options": lambda test: books.checkpoint(test, run),
-        "noise in the checkpoint": lambda test: books.noise_state(test, run, terms),
-        "statement: participation": lambda test: promises.participation(test, run, terms),
-        "statement: sensitivity": lambda test: promises.sensitivity(test, run, terms),
-        "statement: ε": lambda test: promises.epsilon(test, run, terms),
-        "statement: Markdown and JSON": lambda test: promises.text(test, run),
-        "metrics: ε by round": lambda test: promises.metrics_epsilon(test, run, terms),
-        "metrics: rows and cohorts": lambda test: promises.metrics_rows(test, run, terms),
-        "released model and checkpoint": lambda test: files.model(test, run, terms),
-        "permissions of private/": lambda test: files.permissions(test, run),
-        "secrets outside of private/": lambda test: files.secrets(test, run, terms),
-        "exact figures in files that may be published": lambda test: files.exact_figures(test, run),
-        "files: missing or unknown": lambda test: files.complete(test, run, terms),
+        "files: missing or unknown": lambda test: file_checks.complete(test, run, terms),
     }
     found = []
     for test, check in checks.items():
@@ -68,7 +78,7 @@ def recount_run(
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             # Records that are not what any run writes: a claim that nobody can check.
             found.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
-    return report.AuditReport(
+    return audit_report.AuditReport(
         subject=f"recount of the run {run.folder.absolute().name}",
         claim=_claim(run, terms),
         findings=tuple(found),

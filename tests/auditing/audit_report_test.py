@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tff_dpftrl.accounting import guarantee, statement
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import report as report_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema as schema_lib
 
-_GAME = report_lib.Finding(
+_GAME = audit_report.Finding(
     "game",
     "consistent",
     "10000 trials of 8 rounds.",
@@ -23,13 +23,13 @@ _GAME = report_lib.Finding(
     epsilon_at_least=2.34567,
     power="noise smaller by 4%",
 )
-_EXACT = report_lib.Finding("zero update", "consistent", "It counts as nobody.")
-_UNTESTED = report_lib.Finding("restarts", "not tested", "There are none.")
-_CURVE = report_lib.TradeOff((0.0, 0.1, 1.0), (1.0, 0.7, 0.0))
+_EXACT = audit_report.Finding("zero update", "consistent", "It counts as nobody.")
+_UNTESTED = audit_report.Finding("restarts", "not tested", "There are none.")
+_CURVE = audit_report.TradeOff((0.0, 0.1, 1.0), (1.0, 0.7, 0.0))
 
 
 def _report(*findings, **kwargs):
-    return report_lib.AuditReport(
+    return audit_report.AuditReport(
         **{
             "subject": "a factory",
             "claim": claim_lib.Claim.gaussian(1.0, 1e-6),
@@ -74,7 +74,7 @@ def test_what_is_no_matter_of_chance_has_no_confidence():
 
 
 def test_estimates_are_no_tests():
-    estimate = report_lib.Finding("estimate", "estimate", "About μ = 9.")
+    estimate = audit_report.Finding("estimate", "estimate", "About μ = 9.")
     assert _report(_GAME, _EXACT, estimate).verdict == "consistent with the claim"
     assert "2 of 2 tests" in _report(_GAME, _EXACT, estimate).entry()
 
@@ -101,7 +101,7 @@ def test_lower_bounds_are_never_rounded_up():
     ],
 )
 def test_json_comes_back(found):
-    again = report_lib.AuditReport.from_json(found.to_json())
+    again = audit_report.AuditReport.from_json(found.to_json())
     assert again == found and again.verdict == found.verdict
 
 
@@ -118,7 +118,7 @@ def test_json_comes_back(found):
 )
 def test_what_is_no_report_is_refused(text):
     with pytest.raises(ValueError):
-        report_lib.AuditReport.from_json(text)
+        audit_report.AuditReport.from_json(text)
 
 
 def test_a_folder_gets_text_numbers_and_picture(tmp_path):
@@ -126,7 +126,7 @@ def test_a_folder_gets_text_numbers_and_picture(tmp_path):
     _report().save(folder)
     assert {file.name for file in folder.iterdir()} == {"audit.md", "audit.json", "trade_off.png"}
     assert (folder / "audit.md").read_text() == _report().to_markdown()
-    assert report_lib.AuditReport.from_json((folder / "audit.json").read_text()) == _report()
+    assert audit_report.AuditReport.from_json((folder / "audit.json").read_text()) == _report()
     assert (folder / "trade_off.png").read_bytes()[1:4] == b"PNG"
     without = _report(trade_off=None)
     without.save(folder)  # No picture of another audit stays.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl.auditing import report
-from tff_dpftrl.auditing.recount import arithmetic, books, findings, records
+from tff_dpftrl.auditing import audit_report
+from tff_dpftrl.auditing.recount import arithmetic, findings, record_checks, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
 _NO_STATEMENT = "there is no privacy_statement.json: tff-dpftrl report writes it"
@@ -57,12 +57,12 @@ def _as_json(schema: arithmetic.Schema) -> records.Json:
     }
 
 
-def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """The statement is about the participation that the ledger has recorded."""
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
     if run.ledger is None:
-        return findings.skipped(test, books.GONE)
+        return findings.skipped(test, record_checks.GONE)
     if _earlier(run, terms):
         return findings.skipped(test, _EARLIER)
     stated, begun = run.statement, len(run.ledger.rounds)
@@ -87,7 +87,7 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> re
     return findings.judged(test, wrong, f"It is that of the {begun} rounds in the ledger")
 
 
-def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """The sensitivity that is stated is that of the strategy, and covers every client."""
     if terms.kind == terms_lib.SAMPLED:
         return findings.skipped(test, "with sampled cohorts it is 1 by definition")
@@ -122,7 +122,7 @@ def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> repo
     return findings.judged(test, wrong, fine)
 
 
-def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """ε, δ and ρ follow from the noise, the sensitivity and what was charged."""
     stated = run.statement
     if stated is None:
@@ -164,7 +164,7 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> report.F
             0, f"ε is {stated['epsilon']!r} in the statement; computed anew {low:.7g} to {high:.7g}"
         )
     if "simulated_epsilon" in parameters:
-        low, high = books.epsilon_asked_for(run, terms)
+        low, high = record_checks.epsilon_asked_for(run, terms)
         if not low <= (parameters["simulated_epsilon"] or math.inf) <= high * (1.0 + 1e-2):
             wrong.append(f"the run that is simulated has ε = {low:.6g}, and another one is stated")
     return findings.judged(
@@ -186,7 +186,7 @@ def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
     ]
 
 
-def text(test: str, run: records.Records) -> report.Finding:
+def text(test: str, run: records.Records) -> audit_report.Finding:
     """People read the same as programs do."""
     if run.statement is None or run.statement_text is None:
         return findings.skipped(test, "one of privacy_statement.md and .json is not there")
@@ -232,7 +232,9 @@ def _table_row(title: str, schema: dict[str, Any]) -> str:
     return f"| {title} | {rounds} | {middle} {times} |"
 
 
-def metrics_epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def metrics_epsilon(
+    test: str, run: records.Records, terms: terms_lib.Terms
+) -> audit_report.Finding:
     """The column ε is what the rounds so far have spent, with what was declared."""
     rows = run.metrics
     if not rows:
@@ -242,7 +244,7 @@ def metrics_epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> 
         wrong = ["it has an ε without a guarantee"] if any(values) else []
         return findings.judged(test, wrong, "There is no guarantee, and no ε in it")
     if run.ledger is None and terms.kind == terms_lib.DP_FTRL:
-        return findings.skipped(test, books.GONE)
+        return findings.skipped(test, record_checks.GONE)
     most = _ROWS_RECOUNTED[terms.kind]
     chosen = sorted(set(np.linspace(0, len(rows) - 1, most).round().astype(int).tolist()))
     declared = arithmetic.Schema(1, 1, 1)
@@ -261,13 +263,13 @@ def metrics_epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> 
     return findings.judged(test, wrong, f"Computed anew for {len(chosen)} of {len(rows)} rows")
 
 
-def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """The rows are those of the committed rounds; a secret cohort's size is not in them."""
     rows, book = run.metrics, run.ledger
     if rows is None:
         return findings.skipped(test, "there is no metrics.csv")
     if book is None:
-        return findings.skipped(test, books.GONE)
+        return findings.skipped(test, record_checks.GONE)
     numbers = [row.get("round") for row in rows]
     done = len(book.commits)
     wrong = []

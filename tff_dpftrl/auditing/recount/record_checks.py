@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import arithmetic, findings, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
@@ -17,7 +17,7 @@ GONE = "there is no private/ledger.sqlite"
 _NOISE_ERROR_RATE = 1e-3
 
 
-def options(test: str, run: records.Records) -> report.Finding:
+def options(test: str, run: records.Records) -> audit_report.Finding:
     """`config.json` is what the run began with."""
     if run.manifest is None:
         return findings.skipped(test, "there is no private/manifest.json")
@@ -45,7 +45,9 @@ def _differences(then: Any, now: Any, name: str) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def noise_multiplier(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def noise_multiplier(
+    test: str, run: records.Records, terms: terms_lib.Terms
+) -> audit_report.Finding:
     """The noise multiplier that was derived is the one that was asked for."""
     if run.is_own:
         return findings.skipped(
@@ -93,7 +95,7 @@ def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[flo
     return terms.epsilon(schema, terms.delta)
 
 
-def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """The ledger's rows are one history, without gaps, forks or noise used twice."""
     book = run.ledger
     if book is None:
@@ -150,7 +152,7 @@ def _index(book: records.Ledger) -> list[str]:
     return wrong
 
 
-def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Who took part keeps what was declared, and what was declared is what was derived."""
     book = run.ledger
     if book is None:
@@ -189,7 +191,7 @@ def _declared(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema
     return arithmetic.Schema(schema["num_rounds"], schema["min_sep"], schema["max_participations"])
 
 
-def checkpoint(test: str, run: records.Records) -> report.Finding:
+def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
     """The state is the one that the ledger committed to, under the options of the run."""
     if run.ledger is None:
         return findings.skipped(test, GONE)
@@ -215,7 +217,7 @@ def checkpoint(test: str, run: records.Records) -> report.Finding:
     return findings.judged(test, wrong, fine)
 
 
-def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Past noise in the checkpoint has the variance that the strategy gives it."""
     buffer = None if run.checkpoint is None else run.checkpoint.get("aggregator/buffer")
     if buffer is None or buffer.ndim != 2 or not run.rounds_done:
@@ -245,7 +247,7 @@ def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> repo
     )
     # Found with 99%: where 1% of a smaller noise's squares are still above `low`.
     found = 1.0 - math.sqrt(low / stats.chi2.isf(0.01, size))
-    return report.Finding(
+    return audit_report.Finding(
         test,
         judged.outcome,
         judged.says,
@@ -271,7 +273,7 @@ def _buffer_variance(parameters: dict[str, Any], local: int, size: int) -> np.nd
     return None
 
 
-def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Without a secret seed nothing is promised."""
     promised = (run.statement or {}).get("epsilon")
     if not terms.is_secret:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tff_dpftrl.auditing import report
+from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing.recount import findings, records
 from tff_dpftrl.auditing.recount import terms as terms_lib
 
@@ -43,7 +43,7 @@ def _all(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
         yield path.relative_to(folder).as_posix(), path
 
 
-def permissions(test: str, run: records.Records) -> report.Finding:
+def permissions(test: str, run: records.Records) -> audit_report.Finding:
     """Only the owner can read what is secret."""
     private = run.folder / "private"
     if not private.exists():
@@ -57,7 +57,7 @@ def permissions(test: str, run: records.Records) -> report.Finding:
     return findings.judged(test, wrong, "No file in it is open to others than its owner")
 
 
-def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """No secret of the run stands in a file outside of private/."""
     if not terms.is_secret:
         return findings.skipped(test, "the seed is no secret: config.json tells it")
@@ -111,7 +111,7 @@ def _contents(path: pathlib.Path) -> Iterator[bytes]:
                 yield archive.read(name)
 
 
-def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """The files of a run are there, and no others."""
     present = {name for name, path in _all(run.folder) if not path.is_dir()}
     required = ["config.json"] if run.is_own else ["config.json", "vocabulary.json"]
@@ -144,7 +144,7 @@ def _model_of(run: records.Records) -> str:
     return "weights.npz" if run.is_own else "model.npz"
 
 
-def exact_figures(test: str, run: records.Records) -> report.Finding:
+def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
     """Figures of the training cohorts are in no file that may be published."""
     if not run.metrics:
         return findings.skipped(test, "there is no metrics.csv, or no row in it")
@@ -174,7 +174,7 @@ def exact_figures(test: str, run: records.Records) -> report.Finding:
     return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
 
 
-def model(test: str, run: records.Records, terms: terms_lib.Terms) -> report.Finding:
+def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """The model that is published is that of the state, and nothing besides."""
     path, state = run.folder / _model_of(run), run.checkpoint
     if not path.is_file() or state is None:

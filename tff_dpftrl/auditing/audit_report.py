@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from tff_dpftrl import durable_files, json_text, validation, version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.auditing import claim as claim_lib
-from tff_dpftrl.auditing import picture
+from tff_dpftrl.auditing import trade_off_plot
 
 Outcome = Literal["consistent", "violated", "not tested", "estimate"]
 _OUTCOMES = get_args(Outcome)
@@ -269,14 +269,14 @@ class AuditReport:
             raise validation.UsageError(
                 "No game was played in this audit, so there is no curve to draw."
             )
-        return picture.draw(
+        return trade_off_plot.draw(
             claimed=self.claim.least_false_negative_rate,
             empirical=(self.trade_off.false_positive_rate, self.trade_off.false_negative_rate),
             shown=self._shown_curve(),
             title=f"{self.subject}: {self.verdict}",
         )
 
-    def _shown_curve(self) -> picture.Curve | None:
+    def _shown_curve(self) -> trade_off_plot.Curve | None:
         """The best trade-off that what was found leaves possible; None if nothing was."""
         if self.mu_at_least > 0.0:
             bound = claim_lib.Claim.gaussian(self.mu_at_least, self.claim.delta)
