@@ -7,7 +7,8 @@ Federated averaging of a word LSTM (0.2M parameters as in configs/quickstart.tom
 `large`) with BLT noise, compiled, its clients' tensors prepared. Contenders are threads of
 this process, as many as there are cores; Ray workers on this machine; and with `--tff`
 TFF's executor in one process. All are there from the beginning and take turns within a round of
-the benchmark, so that a busy machine disturbs the ratios little; processor time, of all processes together, it disturbs less.
+the benchmark, so that a busy machine disturbs the ratios little; processor time, of all
+processes together, it disturbs less.
 
 Each line has seconds a round (median), their ratio to the threads (median over the rounds
 of the ratio within a round), the same ratio of processor time, and for Ray the megabytes that
