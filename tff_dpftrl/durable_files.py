@@ -74,6 +74,25 @@ def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False
         file.write(content)
 
 
+def append(path: str | os.PathLike[str], content: bytes) -> None:
+    """Appends to a file that exists, and waits until the content is on the disk.
+
+    Args:
+      path: The file.
+      content: Bytes to append. A crash may leave a part of them, so that readers must be able
+        to tell a part from the whole.
+
+    Raises:
+      OSError: If the disk is full or the file is not writable; the file may end with a part
+        of the content then.
+    """
+    with open(path, "r+b") as file:
+        file.seek(0, os.SEEK_END)
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[pathlib.Path]:
     """Makes a folder that takes its name when the block ends without an error.

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl import durable_files
 from tff_dpftrl.runs import metrics_log
 
 _COLUMNS = (
@@ -28,6 +29,42 @@ def test_rows_come_back_exactly_and_later_ones_are_dropped(tmp_path):
     assert metrics_log.read_rows(tmp_path, 3) == log.rows
     assert [row["loss"] for row in _log(tmp_path, 2).rows] == [1 / 3, 2 / 3]
     assert _log(tmp_path, 0).rows == []
+
+
+def test_a_row_is_appended_without_writing_the_others_again(tmp_path):
+    log = _log(tmp_path, 0)
+    log.append({"round": 1, "loss": 0.5})
+    inode = (tmp_path / "metrics.csv").stat().st_ino
+    log.append({"round": 2, "loss": 0.25})
+    assert (tmp_path / "metrics.csv").stat().st_ino == inode
+    assert (tmp_path / "metrics.csv").read_text() == "round,loss,eval_loss\n1,0.5,\n2,0.25,\n"
+
+
+@pytest.mark.parametrize("part", ["1", "12,0.2", "12,0.25,0.5"])
+def test_a_line_that_a_crash_cut_short_is_left_out_and_written_over(tmp_path, part):
+    log = _log(tmp_path, 0)
+    log.append({"round": 1, "loss": 0.5})
+    with open(tmp_path / "metrics.csv", "a") as file:
+        file.write(part)
+    assert metrics_log.read_rows(tmp_path, 100) == log.rows
+    _log(tmp_path, 100).append({"round": 2})
+    assert (tmp_path / "metrics.csv").read_text() == "round,loss,eval_loss\n1,0.5,\n2,,\n"
+
+
+def test_a_row_that_does_not_fit_the_disk_can_be_written_again(tmp_path, monkeypatch):
+    log = _log(tmp_path, 0)
+    log.append({"round": 1, "loss": 0.5})
+
+    def half(path, content):
+        with open(path, "ab") as file:
+            file.write(content[:3])
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError):
+        patched.setattr(durable_files, "append", half)
+        log.append({"round": 2, "loss": 0.25})
+    log.append({"round": 2, "loss": 0.25})
+    assert (tmp_path / "metrics.csv").read_text() == "round,loss,eval_loss\n1,0.5,\n2,0.25,\n"
 
 
 def test_the_note_says_what_not_to_publish(tmp_path):

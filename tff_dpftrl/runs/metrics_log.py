@@ -36,8 +36,9 @@ class Column:
 class MetricsLog:
     """The table of one run's rounds.
 
-    It is rewritten atomically from the rows in memory, so that a killed run leaves
-    whole rows only; on resuming, rows beyond the last committed round are dropped.
+    The first row after opening rewrites the table atomically, without rows beyond the last
+    committed round. Each later row is appended. A line that a crash cut short has no end of
+    line, and readers leave it out.
 
     Attributes:
       rows: The rows, by round; values by column, None where there is none.
@@ -58,12 +59,11 @@ class MetricsLog:
         self._path = folder / _TABLE
         self._columns = tuple(column.name for column in columns)
         self.rows = read_rows(folder, rounds_done)
-        self._header = self._line(dict(zip(self._columns, self._columns, strict=True)))
-        self._lines = [self._line(row) for row in self.rows]  # Formatted once, written often.
+        self._is_written = False  # Whether the file holds `rows` and nothing else.
         durable_files.write(folder / _NOTE, _note(columns).encode("utf-8"))
 
     def append(self, row: Mapping[str, Any]) -> Row:
-        """Adds a round's row; a row of the same round is replaced.
+        """Adds the row of the next round, or replaces the last row if it is of the same round.
 
         Args:
           row: Values by column; columns left out stay empty.
@@ -75,10 +75,18 @@ class MetricsLog:
           OSError: If the table cannot be written.
         """
         values = {name: row.get(name) for name in self._columns}
-        kept = [i for i, r in enumerate(self.rows) if r["round"] != values["round"]]
-        self.rows = [*(self.rows[i] for i in kept), values]
-        self._lines = [*(self._lines[i] for i in kept), self._line(values)]
-        durable_files.write(self._path, "".join([self._header, *self._lines]).encode())
+        if any(row["round"] == values["round"] for row in self.rows[-1:]):
+            self.rows.pop()
+            self._is_written = False
+        self.rows.append(values)
+        if self._is_written:
+            self._is_written = False  # Until the whole line is in the file.
+            durable_files.append(self._path, self._line(values).encode())
+        else:
+            header = self._line(dict(zip(self._columns, self._columns, strict=True)))
+            lines = [self._line(row) for row in self.rows]
+            durable_files.write(self._path, "".join([header, *lines]).encode())
+        self._is_written = True
         return values
 
     def _line(self, row: Mapping[str, Any]) -> str:
@@ -106,7 +114,8 @@ def read_rows(folder: pathlib.Path, rounds_done: int) -> list[Row]:
         return []
     try:
         with open(folder / _TABLE, newline="", encoding="utf-8") as file:
-            rows = [_parse(row) for row in csv.DictReader(file)]
+            whole = [line for line in file if line.endswith("\n")]
+        rows = [_parse(row) for row in csv.DictReader(whole)]
         return [row for row in rows if row["round"] <= rounds_done]
     except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
         raise validation.UsageError(
