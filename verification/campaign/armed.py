@@ -63,7 +63,7 @@ class Trigger:
         """Has a point strike.
 
         Args:
-          number: Of the fault.
+          number: Number of the fault in its campaign.
           point: Its name.
           how: `KILL`, `STOP` or `RAISE`; `TELL` only says that it was reached.
           skip: How often it is passed before, in one process.

@@ -55,14 +55,14 @@ class Evidence:
     """What is judged.
 
     Attributes:
-      seed: Of vectors and noise.
+      seed: Seed of the devices' vectors and of the noise.
       lines: The book.
       rounds: Rows of the store's history: task, round, epoch, metrics.
       commits: Rows of the tasks: task, rounds done, epoch, model.
       told: What left the servers.
       leading: Who said that it leads, and under which epoch.
       records: The devices' own.
-      outcomes: Of the faults.
+      outcomes: Outcomes of the faults, in order.
       found: Devices' vectors that were found, by place.
       num_pieces: Pieces of vectors that were looked for.
       hostile: Numbers of the hostile devices, which keep no timer.

@@ -44,7 +44,7 @@ class Record:
       task: The task.
       round_index: The round, from 0.
       attempt: The attempt.
-      number: Of its report; 0 where it was given a model.
+      number: Number of the device's report; 0 where it was given a model.
       model: SHA-256 of the model.
     """
 
@@ -65,7 +65,7 @@ class Setting:
       addresses: HOST:PORT that they connect to, any of them.
       certificate: The server's certificate, in PEM.
       issuer: The key of who vouches for them.
-      seed: Of their vectors.
+      seed: Seed of the devices' vectors.
     """
 
     addresses: tuple[str, ...]
@@ -95,7 +95,7 @@ class Device:
 
         Args:
           number: Its number, from 0.
-          setting: See `Setting`.
+          setting: Options that all devices share.
           note: Takes its records.
         """
         self._number, self._setting, self._note = number, setting, note

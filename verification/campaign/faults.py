@@ -123,7 +123,7 @@ def draw(number: int, *, lease_seconds: float, has_nodes: bool = False) -> Fault
     Args:
       number: Any number from 0.
       lease_seconds: How long a lease lasts.
-      has_nodes: See `all_settings`.
+      has_nodes: Whether the server runs on nodes of a cluster, which can be lost.
 
     Returns:
       The fault.

@@ -48,7 +48,7 @@ def participation(
 
     Args:
       rows: The store's history of the task.
-      uploads: Of all devices, in the order in which they were made.
+      uploads: Uploads of all devices, in the order in which they were made.
       stride_edges: Smallest stride of each declared bucket.
       times_edges: Largest number of times of each.
 

@@ -66,7 +66,7 @@ class Servers(engines.Engines):
 
         Args:
           place: The folder.
-          options: Of `server_process`.
+          options: Further arguments of `server_process`.
         """
         super().__init__()
         self._place, self._options = place, tuple(options)

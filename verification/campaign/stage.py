@@ -48,7 +48,7 @@ class Stage:
         """Makes keys, and a store with the tasks at their beginning.
 
         Args:
-          seed: Of the noise.
+          seed: Seed of the noise.
           store_url: URL of an empty PostgreSQL database; a store in the folder if empty.
 
         Raises:

@@ -88,9 +88,9 @@ class Campaign:
 
     Attributes:
       place: Its folder.
-      seed: Of vectors and noise.
+      seed: Seed of the devices' vectors and of the noise.
       bound: Seconds within which there has to be progress.
-      outcomes: Of its faults.
+      outcomes: Outcomes of its faults, in order.
       records: What devices were told and have sent.
       hostile: Kinds of the hostile devices, by their numbers.
       after_faults: Number of the last line of the book when the last fault was over.
@@ -127,7 +127,7 @@ async def run(
       seed: The number of the first fault; the others follow. Also of vectors and noise.
       numbers: Numbers of faults in the place of those from `seed` on.
       seconds: After which no further fault is begun.
-      start_seconds: See `progress_bound`.
+      start_seconds: Seconds that a new server needs until it serves.
       has_nodes: Whether whole nodes can be killed.
       num_hostile: Number of hostile devices, which are drawn by the seed.
       progress: Callback for one line about each fault.

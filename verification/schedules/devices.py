@@ -21,7 +21,7 @@ class Device:
     """One device; every connection it makes has a new address.
 
     Attributes:
-      address: Of its connection; empty while it has none.
+      address: Address of the device's connection; empty while it has none.
       selector: The Selector that it is connected to.
       reports_to: The Aggregator that it is to report to, or empty.
     """
@@ -93,11 +93,11 @@ class Device:
         self._later(seconds, self, "connect")
 
     def wake(self, what: str, faults_now: faults.Faults) -> None:
-        """Does what it wanted to do later.
+        """Does a delayed action.
 
         Args:
-          what: From `later`.
-          faults_now: How reliable it is.
+          what: Name of the action, as it was given to `later`.
+          faults_now: Probabilities of the device's faults.
         """
         if what == "connect":
             if not self.address:

@@ -16,8 +16,8 @@ class Faults:
       late: It takes up to `longest_delay` seconds instead of some milliseconds.
       longest_delay: Longer than a lease.
       killed: An actor dies at a message.
-      killed_together: Of the deaths, the share in which all of the server dies.
-      noticed: Of the deaths, the share that the engine tells others of.
+      killed_together: Share of the deaths in which all of the server dies.
+      noticed: Share of the deaths that the engine tells others of.
       stopped: An actor stops at a message, for up to `longest_stop` seconds.
       longest_stop: Longer than a lease.
       skew: Clocks differ by up to so many seconds.
