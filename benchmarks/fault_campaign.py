@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from tests.runtime.store import postgresql
-from verification.campaign import checks, engines, report, servers, stage, supervisor, toys
+from verification.campaign import checks, engines, report, servers, stage, supervisor, tiny_tasks
 
 
 def _servers(engine: str, place: stage.Stage) -> tuple[engines.Engines, dict[str, Any]]:
@@ -46,10 +46,10 @@ def main() -> int:
     parser.add_argument(
         "--hostile",
         type=int,
-        choices=range(toys.NUM_DEVICES + 1),
+        choices=range(tiny_tasks.NUM_DEVICES + 1),
         default=0,
         metavar="NUMBER",
-        help=f"number of hostile devices, of {toys.NUM_DEVICES}; 0 if not given",
+        help=f"number of hostile devices, of {tiny_tasks.NUM_DEVICES}; 0 if not given",
     )
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
 """What must have held in a campaign, judged by what it has left.
 
-Nothing of the server is used: the book is what the database has noted by itself, the rows are
+Nothing of the server is used: the log is what the database has noted by itself, the rows are
 read by SQL, sums and noise are computed anew from the devices' vectors and the seed.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from verification.campaign import book, devices, sentinels, supervisor, toys
+from verification.campaign import database_log, devices, memory_search, supervisor, tiny_tasks
 
 
 class Law(enum.Enum):
@@ -29,7 +29,7 @@ class Law(enum.Enum):
     GROWING_EPOCHS = "every leader has an epoch of its own, larger than all before"
     FRESH_EPOCH = "no stale epoch has committed"
     NO_VECTOR = "no vector of a device is where it must not be"
-    SEPARATION = f"released rounds of one honest device are at least {toys.MIN_SEP} apart"
+    SEPARATION = f"released rounds of one honest device are at least {tiny_tasks.MIN_SEP} apart"
     PROGRESS = "a round is released in time after every fault, and of every task in the end"
 
 
@@ -56,7 +56,7 @@ class Evidence:
 
     Attributes:
       seed: Seed of the devices' vectors and of the noise.
-      lines: The book.
+      lines: The log.
       rounds: Rows of the store's history: task, round, epoch, metrics.
       commits: Rows of the tasks: task, rounds done, epoch, model.
       told: What left the servers.
@@ -66,11 +66,11 @@ class Evidence:
       found: Devices' vectors that were found, by place.
       num_pieces: Pieces of vectors that were looked for.
       hostile: Numbers of the hostile devices, which keep no timer.
-      after_faults: Number of the last line of the book when the last fault was over.
+      after_faults: Number of the last line of the log when the last fault was over.
     """
 
     seed: int
-    lines: Sequence[book.Line]
+    lines: Sequence[database_log.Line]
     rounds: Sequence[tuple[str, int, int, dict]]
     commits: Sequence[tuple[str, int, int, bytes]]
     told: Sequence[Told]
@@ -124,7 +124,7 @@ def collect(left: supervisor.Campaign) -> Evidence:
     Returns:
       The evidence.
     """
-    read = book.Reader(left.place.store)
+    read = database_log.Reader(left.place.store)
     try:
         lines = read.lines_after(0)
         rounds = read.rows("SELECT task, round, epoch, metrics FROM rounds ORDER BY task, round")
@@ -174,14 +174,14 @@ def _search(left: supervisor.Campaign) -> tuple[dict[str, Sequence[str]], int]:
         for outcome in left.outcomes
         if outcome.found
     }
-    wanted = sentinels.pieces_of(
+    wanted = memory_search.pieces_of(
         {
-            f"{task}, device {device}": toys.sentinel(left.seed, task, device)
-            for task in toys.TASKS
-            for device in range(toys.NUM_DEVICES)
+            f"{task}, device {device}": tiny_tasks.sentinel(left.seed, task, device)
+            for task in tiny_tasks.TASKS
+            for device in range(tiny_tasks.NUM_DEVICES)
         }
     )
-    in_files = sentinels.found_in(sentinels.files(left.place.folder), wanted)
+    in_files = memory_search.found_in(memory_search.files(left.place.folder), wanted)
     if in_files:
         found["files"] = sorted(in_files)
     return found, len(wanted) + sum(outcome.looked_for for outcome in left.outcomes)
@@ -213,9 +213,9 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _check_order(evidence: Evidence, verdict: Verdict) -> None:
     law = Law.ONE_COMMIT
-    done = {book.COMMIT: collections.Counter(), book.ROUND: collections.Counter()}
+    done = {database_log.COMMIT: collections.Counter(), database_log.ROUND: collections.Counter()}
     for line in evidence.lines:
-        if line.kind == book.CHANGED:
+        if line.kind == database_log.CHANGED:
             verdict.note(law, False, f"line {line.number}: {line.task} were changed")
         elif line.kind in done:
             done[line.kind][line.task] += 1
@@ -230,13 +230,13 @@ def _check_order(evidence: Evidence, verdict: Verdict) -> None:
 def _check_epochs(evidence: Evidence, verdict: Verdict) -> None:
     latest, owner = 0, ""
     for line in evidence.lines:
-        if line.kind == book.LEASE:
+        if line.kind == database_log.LEASE:
             is_new = bool(line.owner) and line.owner != owner
             holds = line.epoch > latest if is_new else line.epoch == latest
             what = f"line {line.number}: epoch {line.epoch} of {line.owner} after {latest}"
             verdict.note(Law.GROWING_EPOCHS, holds, what)
             latest, owner = max(latest, line.epoch), line.owner or owner
-        elif line.kind == book.ROUND:
+        elif line.kind == database_log.ROUND:
             what = f"line {line.number}: epoch {line.epoch} commits under {latest}"
             verdict.note(Law.FRESH_EPOCH, line.epoch == latest, what)
     leaders = collections.Counter(epoch for _, epoch in evidence.leading)
@@ -250,7 +250,7 @@ def _digest(content: bytes) -> str:
 
 def _models(evidence: Evidence) -> dict[tuple[str, int], str]:
     """Digests of the models that the store has, by task and rounds done, the first included."""
-    models = {(task, 0): _digest(f"{task}|0|".encode()) for task in toys.TASKS}
+    models = {(task, 0): _digest(f"{task}|0|".encode()) for task in tiny_tasks.TASKS}
     for task, number, _, metrics in evidence.rounds:
         models[task, number + 1] = metrics.get("model", models[task, number])  # If it is skipped.
     return models
@@ -264,7 +264,7 @@ def _check_told(evidence: Evidence, verdict: Verdict) -> None:
         versions.setdefault(key, set()).add(told.model)
         verdict.note(Law.KEPT, models.get(key) == told.model, f"{told.who} was told of {key}")
     for line in evidence.lines:
-        if line.kind == book.COMMIT:
+        if line.kind == database_log.COMMIT:
             versions.setdefault((line.task, line.rounds), set()).add(_digest(line.content))
     for task, rounds_done, _, model in evidence.commits:
         versions.setdefault((task, rounds_done), set()).add(_digest(model))
@@ -275,15 +275,17 @@ def _check_told(evidence: Evidence, verdict: Verdict) -> None:
 
 def _check_sums(evidence: Evidence, verdict: Verdict) -> None:
     vectors = {
-        (task, str(device)): toys.sentinel(evidence.seed, task, device).astype(np.int64)
-        for task in toys.TASKS
-        for device in range(toys.NUM_DEVICES)
+        (task, str(device)): tiny_tasks.sentinel(evidence.seed, task, device).astype(np.int64)
+        for task in tiny_tasks.TASKS
+        for device in range(tiny_tasks.NUM_DEVICES)
     }
     for task, number, metrics in evidence.released:
         total = sum(vectors[task, device] for device in metrics["whose"])
-        noise = hashlib.shake_256(f"{toys.noise_seed(evidence.seed, task)}|{number}".encode())
-        noised = total + np.frombuffer(noise.digest(2 * toys.SIZE), "<u2")
-        model = f"{task}|{number + 1}|".encode() + (noised % toys.MODULUS).astype("<u2").tobytes()
+        noise = hashlib.shake_256(f"{tiny_tasks.noise_seed(evidence.seed, task)}|{number}".encode())
+        noised = total + np.frombuffer(noise.digest(2 * tiny_tasks.SIZE), "<u2")
+        model = (
+            f"{task}|{number + 1}|".encode() + (noised % tiny_tasks.MODULUS).astype("<u2").tobytes()
+        )
         holds = metrics["model"] == _digest(model)
         verdict.note(Law.EXACT_SUM, holds, f"round {number} of {task}")
 
@@ -319,7 +321,7 @@ def _check_separation(evidence: Evidence, verdict: Verdict) -> None:
             last[task, device] = number
             if before is not None and int(device) not in evidence.hostile:
                 what = f"device {device} is in rounds {before} and {number} of {task}"
-                verdict.note(Law.SEPARATION, number - before >= toys.MIN_SEP, what)
+                verdict.note(Law.SEPARATION, number - before >= tiny_tasks.MIN_SEP, what)
 
 
 def _check_progress(evidence: Evidence, verdict: Verdict) -> None:
@@ -332,7 +334,7 @@ def _check_progress(evidence: Evidence, verdict: Verdict) -> None:
         for line in evidence.lines
         if line.number > evidence.after_faults and line.is_release
     }
-    for task in toys.TASKS:
+    for task in tiny_tasks.TASKS:
         verdict.note(Law.PROGRESS, task in last, f"no round of {task} after all faults")
 
 

@@ -22,7 +22,7 @@ from tff_dpftrl.runtime.device import secure_upload
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import parameters, refusals, secure_sum_pb2, vectors
-from verification.campaign import toys
+from verification.campaign import tiny_tasks
 
 TOLD, SENT, ACCEPTED = "told", "sent", "accepted"
 LONGEST_PATIENCE = 8.0
@@ -100,7 +100,9 @@ class Device:
         """
         self._number, self._setting, self._note = number, setting, note
         self._random = random.Random(f"{setting.seed} device {number}")
-        self._vectors = {name: toys.sentinel(setting.seed, name, number) for name in toys.TASKS}
+        self._vectors = {
+            name: tiny_tasks.sentinel(setting.seed, name, number) for name in tiny_tasks.TASKS
+        }
         self._attester = attester_lib.IssuingAttester(
             attestation.TokenIssuer(setting.issuer, clock=time.time)
         )
@@ -142,24 +144,28 @@ class Device:
 
     def _has_to_rest(self, task: str, round_index: int) -> bool:
         last = self._last_rounds.get(task)
-        return last is not None and round_index - last < toys.MIN_SEP
+        return last is not None and round_index - last < tiny_tasks.MIN_SEP
 
     def _pause(self) -> float:
         return self._random.uniform(0.05, _LONGEST_PAUSE)
 
     def _vector(self, task: str) -> vectors.Vector:
-        return toys.vector(self._vectors[task], self._number, self._reports)
+        return tiny_tasks.vector(self._vectors[task], self._number, self._reports)
 
     def _packed(self, vector: vectors.Vector) -> bytes:
-        return toys.packed(vector)
+        return tiny_tasks.packed(vector)
 
     async def _converse(self, stream: Stream) -> float:
         challenge = await stream.receive("challenge")
         if challenge.task and self._has_to_rest(challenge.task, challenge.round_index):
             await stream.leave()
             return self._pause()
-        nonce = session_stream.attested_nonce(challenge.challenge, _SERVER_NAME, toys.POPULATION)
-        check_in = toys.check_in(max(challenge.protocol_versions), self._attester.token(nonce))
+        nonce = session_stream.attested_nonce(
+            challenge.challenge, _SERVER_NAME, tiny_tasks.POPULATION
+        )
+        check_in = tiny_tasks.check_in(
+            max(challenge.protocol_versions), self._attester.token(nonce)
+        )
         await stream.send(wire_pb2.FromDevice(check_in=check_in))
         told = await stream.receive("configuration", "come_back")
         if isinstance(told, wire_pb2.ComeBack):
@@ -182,7 +188,7 @@ class Device:
         self._reports += 1
         record = dataclasses.replace(record, what=SENT, number=self._reports)
         vector = self._vector(told.task)
-        if bool(told.secure_sum_session) != (told.task == toys.SECURE):
+        if bool(told.secure_sum_session) != (told.task == tiny_tasks.SECURE):
             raise Ended  # As a plan would have it.
         if told.secure_sum_session:
             answer = await self._sum_securely(stream, told, vector, record)
@@ -199,11 +205,11 @@ class Device:
         self, stream: Stream, told: wire_pb2.Configuration, vector: vectors.Vector, record: Record
     ) -> wire_pb2.ReportAnswer:
         participant = participant_lib.Participant(
-            toys.SECURE_SUM.parameters,
+            tiny_tasks.SECURE_SUM.parameters,
             parameters.check_session(told.secure_sum_session),
             vector,
             identity=secure_upload.AttestedIdentity(
-                toys.POPULATION,
+                tiny_tasks.POPULATION,
                 told.secure_sum_session,
                 self._attester,
                 [self._setting.issuer.public_key()],

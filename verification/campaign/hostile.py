@@ -16,7 +16,7 @@ import numpy as np
 
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.secure_sums import vectors
-from verification.campaign import devices, toys
+from verification.campaign import devices, tiny_tasks
 
 _CHURN_SECONDS = 0.01
 _NUM_MESSAGES = 5  # Of a device in a secure sum.
@@ -39,12 +39,12 @@ def draw(seed: int, number: int) -> dict[int, Kind]:
 
     Args:
       seed: Seed of the campaign.
-      number: Number of hostile devices, at most `toys.NUM_DEVICES`.
+      number: Number of hostile devices, at most `tiny_tasks.NUM_DEVICES`.
 
     Returns:
       Their kinds, by the numbers of the devices.
     """
-    chosen = random.Random(f"{seed} hostile").sample(range(toys.NUM_DEVICES), number)
+    chosen = random.Random(f"{seed} hostile").sample(range(tiny_tasks.NUM_DEVICES), number)
     kinds = list(Kind)
     return {device: kinds[(seed + i) % len(kinds)] for i, device in enumerate(chosen)}
 
@@ -90,7 +90,10 @@ class HostileDevice(devices.Device):
         made = super()._vector(task)
         if self._kind is Kind.HUGE:
             made[0][0] = 3
-            made[2][:] = np.frombuffer(self._random.randbytes(2 * toys.SIZE), "<u2") % toys.MODULUS
+            made[2][:] = (
+                np.frombuffer(self._random.randbytes(2 * tiny_tasks.SIZE), "<u2")
+                % tiny_tasks.MODULUS
+            )
         return made
 
     def _packed(self, vector: vectors.Vector) -> bytes:

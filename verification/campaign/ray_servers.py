@@ -22,7 +22,7 @@ from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import factory
 from tff_dpftrl.runtime.cluster import cluster, deployment, observed, placement
 from tff_dpftrl.runtime.protocol import attestation
-from verification.campaign import armed, engines, stage, toys
+from verification.campaign import engines, fault_injection, stage, tiny_tasks
 from verification.campaign import events as events_lib
 
 ray = ray_sessions.ray  # It says what to do where Ray is not installed.
@@ -46,17 +46,19 @@ _SYSTEM = {  # A node that is gone is found out within two seconds.
 def build(deployed: deployment.Deployment) -> deployment.Parts:
     """The parts of a host, armed."""
     place = stage.Stage(pathlib.Path(deployed.options["folder"]))
-    trigger = armed.Trigger(place.folder)
-    armed.watch_transactions(trigger)
-    tasks = toys.served_tasks(armed.ArmedStep(toys.NoisyStep(), trigger))
+    trigger = fault_injection.Trigger(place.folder)
+    fault_injection.watch_transactions(trigger)
+    tasks = tiny_tasks.served_tasks(fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger))
     issuer = signing_keys.load_public(place.server_folder.issuer_public)
     return deployment.Parts(
-        toys.served_population(tasks),
+        tiny_tasks.served_population(tasks),
         tasks,
-        toys.pace,
+        tiny_tasks.pace,
         attestation=attestation.SignedTokens([issuer], clock=time.time),
-        limits=toys.LIMITS,
-        actor_factory=functools.partial(armed.ArmedFactory, trigger, factory.ActorFactory),
+        limits=tiny_tasks.LIMITS,
+        actor_factory=functools.partial(
+            fault_injection.ArmedFactory, trigger, factory.ActorFactory
+        ),
     )
 
 
@@ -93,7 +95,7 @@ class RayServers(engines.Engines):
         self._start_nodes()  # Not in a thread: it sets a signal's handler.
         self._cluster = cluster.RayCluster(
             deployment.Deployment(
-                toys.POPULATION,
+                tiny_tasks.POPULATION,
                 f"{__name__}:build",
                 str(self._place.store),
                 str(self._place.server_folder.certificate),
@@ -156,7 +158,7 @@ class RayServers(engines.Engines):
     def hides(self, pid: int) -> tuple[str, ...]:
         """See the base class; reports in the clear pass through Selectors and workers."""
         is_coordinator = pid == self._processes.get(placement.COORDINATOR)
-        return toys.TASKS if is_coordinator else (toys.SECURE,)
+        return tiny_tasks.TASKS if is_coordinator else (tiny_tasks.SECURE,)
 
     def bystanders(self) -> tuple[int, ...]:
         """See the base class: of Ray itself."""

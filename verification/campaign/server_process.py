@@ -25,8 +25,8 @@ from tff_dpftrl.runtime.actors import factory
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.store import sql
-from verification.campaign import armed, stage, toys
 from verification.campaign import events as events_lib
+from verification.campaign import fault_injection, stage, tiny_tasks
 
 
 def _named(text: str) -> type:
@@ -40,27 +40,27 @@ async def _serve(
     actor_factory: type[factory.ActorFactory],
     store_type: type,
 ) -> None:
-    trigger = armed.Trigger(place.folder)
-    tasks = toys.served_tasks(armed.ArmedStep(toys.NoisyStep(), trigger))
+    trigger = fault_injection.Trigger(place.folder)
+    tasks = tiny_tasks.served_tasks(fault_injection.ArmedStep(tiny_tasks.NoisyStep(), trigger))
     issuer = signing_keys.load_public(place.server_folder.issuer_public)
-    armed.watch_transactions(trigger)
+    fault_injection.watch_transactions(trigger)
 
     class ArmedServer(server.Server):
         @override
         def _actor_factory(self, *args, **kwargs) -> factory.ActorFactory:
-            return armed.ArmedFactory(trigger, actor_factory, *args, **kwargs)
+            return fault_injection.ArmedFactory(trigger, actor_factory, *args, **kwargs)
 
     with store_type(place.store) as store:
         made = ArmedServer(
-            toys.served_population(tasks),
+            tiny_tasks.served_population(tasks),
             tasks,
             store,
             certificate=place.server_folder.certificate,
             key=place.server_folder.private_key,
             attestation=attestation.SignedTokens([issuer], clock=time.time),
-            pace=toys.pace,
+            pace=tiny_tasks.pace,
             observer=events,
-            limits=toys.LIMITS,
+            limits=tiny_tasks.LIMITS,
         )
         await made.start()
         events.write("serves", address=made.address)

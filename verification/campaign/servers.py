@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
-from verification.campaign import engines, stage, toys
+from verification.campaign import engines, stage, tiny_tasks
 
 _LOOK_SECONDS = 0.02
 _SPARES = 2
@@ -134,7 +134,7 @@ class Servers(engines.Engines):
     def hides(self, pid: int) -> tuple[str, ...]:
         """See the base class; it sums the one task in the clear."""
         del pid
-        return (toys.SECURE,)
+        return (tiny_tasks.SECURE,)
 
     async def retire(self) -> None:
         """See the base class: ends zombies, once they have had time to do harm."""

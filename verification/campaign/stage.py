@@ -7,7 +7,7 @@ import pathlib
 
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.store import sql
-from verification.campaign import book, toys
+from verification.campaign import database_log, tiny_tasks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Stage:
             self._store_url.write_text(store_url)
         self.server_folder.make(("localhost", "127.0.0.1"))
         with sql.SqlStore(self.store) as store:
-            for task in toys.TASKS:
-                state = toys.first_state(task, toys.noise_seed(seed, task))
-                model = toys.first_model(task)
-                store.add_task(toys.POPULATION, task, model=model, state=state)
-        book.begin(self.store)
+            for task in tiny_tasks.TASKS:
+                state = tiny_tasks.first_state(task, tiny_tasks.noise_seed(seed, task))
+                model = tiny_tasks.first_model(task)
+                store.add_task(tiny_tasks.POPULATION, task, model=model, state=state)
+        database_log.begin(self.store)

@@ -15,16 +15,16 @@ from typing import TypeAlias
 
 from tff_dpftrl.runtime import signing_keys
 from verification.campaign import (
-    armed,
-    book,
+    database_log,
     devices,
     engines,
+    fault_injection,
     faults,
     hostile,
+    memory_search,
     proxy,
-    sentinels,
     stage,
-    toys,
+    tiny_tasks,
 )
 
 _LOOK_SECONDS = 0.02
@@ -33,9 +33,9 @@ _ATTEMPTS = 3
 _SEEN_WITHIN = 0.2  # Seconds after which a commit has been seen.
 _LOOKED_FOR = 3  # Devices whose vectors are looked for in the memory of a stopped process.
 _HOW = {
-    faults.Kind.KILL: armed.KILL,
-    faults.Kind.STOP: armed.STOP,
-    faults.Kind.RAISE: armed.RAISE,
+    faults.Kind.KILL: fault_injection.KILL,
+    faults.Kind.STOP: fault_injection.STOP,
+    faults.Kind.RAISE: fault_injection.RAISE,
 }
 
 
@@ -54,10 +54,10 @@ def progress_bound(start_seconds: float = 0.0, num_hostile: int = 0) -> float:
       start_seconds: How long it takes at most until what is lost is found and started anew.
       num_hostile: Number of hostile devices.
     """
-    served = toys.served_population(toys.served_tasks())
+    served = tiny_tasks.served_population(tiny_tasks.served_tasks())
     leads = 2 * served.lease_seconds + served.silence_seconds + 2 * served.heartbeat_seconds
     attempt = max(task.rounds.selection_timeout + task.longest for task in served.tasks)
-    rests = toys.MIN_SEP * toys.ROUNDS.selection_timeout
+    rests = tiny_tasks.MIN_SEP * tiny_tasks.ROUNDS.selection_timeout
     attempts = (_ATTEMPTS + num_hostile) * attempt
     return start_seconds + leads + devices.LONGEST_PATIENCE + rests + attempts
 
@@ -93,7 +93,7 @@ class Campaign:
       outcomes: Outcomes of its faults, in order.
       records: What devices were told and have sent.
       hostile: Kinds of the hostile devices, by their numbers.
-      after_faults: Number of the last line of the book when the last fault was over.
+      after_faults: Number of the last line of the log when the last fault was over.
     """
 
     place: stage.Stage
@@ -161,7 +161,7 @@ async def run(
             hostile.HostileDevice(number, setting, note, left.hostile[number])
             if number in left.hostile
             else devices.Device(number, setting, note)
-            for number in range(toys.NUM_DEVICES)
+            for number in range(tiny_tasks.NUM_DEVICES)
         ]
         fleet = await stack.enter_async_context(devices.fleet(made))
         runner = await stack.enter_async_context(
@@ -202,7 +202,7 @@ async def _runner(
     fleet: Sequence[asyncio.Future],
     start_seconds: float,
 ) -> AsyncIterator[_Runner]:
-    read = book.Reader(left.place.store)
+    read = database_log.Reader(left.place.store)
     runner = _Runner(left, servers, proxies, fleet, read, start_seconds)
     watching = asyncio.ensure_future(runner.watch())
     try:
@@ -221,22 +221,22 @@ class _Runner:
         servers: engines.Engines,
         proxies: Sequence[proxy.Proxy],
         fleet: Sequence[asyncio.Future],
-        read: book.Reader,
+        read: database_log.Reader,
         start_seconds: float,
     ):
         self._left, self._servers, self._proxies = left, servers, proxies
         self._start_seconds = start_seconds
-        self._fleet, self._book = fleet, read
-        self._trigger = armed.Trigger(left.place.folder)
-        self._seen: dict[int, float] = {}  # When rounds were seen, by their lines in the book.
-        self.lease_seconds = toys.served_population(toys.served_tasks()).lease_seconds
+        self._fleet, self._log = fleet, read
+        self._trigger = fault_injection.Trigger(left.place.folder)
+        self._seen: dict[int, float] = {}  # When rounds were seen, by their lines in the log.
+        self.lease_seconds = tiny_tasks.served_population(tiny_tasks.served_tasks()).lease_seconds
 
     async def execute(self, fault: faults.Fault) -> Outcome:
         """Has a fault strike, mends, and waits for progress."""
-        before = self._book.last()
+        before = self._log.last()
         strike = await self._strike(fault)
         if strike is None:
-            await self.has_progress(self._book.last(), self._left.bound)
+            await self.has_progress(self._log.last(), self._left.bound)
             return Outcome(fault, False)
         at, pid = strike
         struck_after = self._last_before(before, at)
@@ -244,29 +244,29 @@ class _Runner:
         progress = await self._progress(struck_after, at)
         if progress is None:
             await self._servers.start_anew()
-            await self.has_progress(self._book.last(), self._left.bound)
+            await self.has_progress(self._log.last(), self._left.bound)
         await self._servers.retire()
         return Outcome(fault, True, progress, *looked)
 
     @property
     def last_line(self) -> int:
-        """The number of the last line of the book."""
-        return self._book.last()
+        """The number of the last line of the log."""
+        return self._log.last()
 
     async def last_rounds(self) -> None:
         """Waits until each task has released a round after all faults."""
         last = self._left.after_faults
         until = time.time() + self._left.bound
         while time.time() < until and not all(
-            self._book.releases_after(last, task) for task in toys.TASKS
+            self._log.releases_after(last, task) for task in tiny_tasks.TASKS
         ):
             await self._look()
 
     async def has_progress(self, after: int, seconds: float) -> bool:
-        """Whether two rounds are released after a line of the book, in time."""
+        """Whether two rounds are released after a line of the log, in time."""
         until = time.time() + seconds
         while time.time() < until:
-            if len(self._book.releases_after(after)) > 1:
+            if len(self._log.releases_after(after)) > 1:
                 return True
             await self._look()
         return False
@@ -286,17 +286,17 @@ class _Runner:
 
     def _note_rounds(self) -> None:
         now = time.time()
-        for number in self._book.releases_after(max(self._seen, default=0)):
+        for number in self._log.releases_after(max(self._seen, default=0)):
             self._seen[number] = now
 
     def _last_before(self, before: int, at: float) -> int:
-        """The last line of the book that is older than a time.
+        """The last line of the log that is older than a time.
 
         What is stopped inside of its transaction has begun to commit before, and commits later.
         """
         older = [
             line.number
-            for line in self._book.lines_after(before, book.ROUND)
+            for line in self._log.lines_after(before, database_log.ROUND)
             if line.at <= at and self._seen.get(line.number, 0.0) <= at + _SEEN_WITHIN
         ]
         return max(older, default=before)
@@ -310,7 +310,9 @@ class _Runner:
             return await self._strike_now(fault)
         if fault.is_of_a_start:
             await self._servers.lose_one(fault.point)
-        self._trigger.arm(fault.number, fault.point, _HOW.get(fault.kind, armed.TELL), fault.skip)
+        self._trigger.arm(
+            fault.number, fault.point, _HOW.get(fault.kind, fault_injection.TELL), fault.skip
+        )
         until = time.time() + _STRIKE_SECONDS
         if fault.is_of_a_start:
             until += self._start_seconds
@@ -357,7 +359,7 @@ class _Runner:
             self._servers.go_on()
             if fault.looks:
                 for other in self._servers.bystanders():
-                    searches.append(await self._begin_search(other, toys.TASKS, generator))
+                    searches.append(await self._begin_search(other, tiny_tasks.TASKS, generator))
             looked = await _end_searches(searches)
         elif fault.kind in (faults.Kind.CUT, faults.Kind.CUT_SOME):
             for one in self._proxies:
@@ -372,20 +374,20 @@ class _Runner:
         self, pid: int, tasks: Sequence[str], generator: random.Random
     ) -> _Search:
         """Copies the memory of a process, and begins to look for vectors it must not have."""
-        wanted = sentinels.pieces_of(
+        wanted = memory_search.pieces_of(
             {
-                f"{task}, device {device}": toys.sentinel(self._left.seed, task, device)
+                f"{task}, device {device}": tiny_tasks.sentinel(self._left.seed, task, device)
                 for task in tasks
-                for device in generator.sample(range(toys.NUM_DEVICES), _LOOKED_FOR)
+                for device in generator.sample(range(tiny_tasks.NUM_DEVICES), _LOOKED_FOR)
             }
         )
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "verification.campaign.sentinels", str(pid)),
+            *(sys.executable, "-m", "verification.campaign.memory_search", str(pid)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
-        process.stdin.write(sentinels.to_json(wanted).encode())
+        process.stdin.write(memory_search.to_json(wanted).encode())
         process.stdin.close()
         await process.stdout.readline()
         return process, len(wanted)

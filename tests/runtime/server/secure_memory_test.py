@@ -11,8 +11,8 @@ import pytest
 
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
-from verification.campaign import sentinels as search
-from verification.campaign.sentinels import found_in
+from verification.campaign import memory_search as search
+from verification.campaign.memory_search import found_in
 
 SIZE = 2000
 NUM_DEVICES = 4

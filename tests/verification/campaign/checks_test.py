@@ -8,14 +8,14 @@ import pytest
 from tests.runtime.store import postgresql
 from tests.verification.campaign import mistakes, toy_evidence
 from verification.campaign import (
-    book,
     checks,
+    database_log,
     devices,
     hostile,
+    memory_search,
     report,
-    sentinels,
     supervisor,
-    toys,
+    tiny_tasks,
 )
 
 server = postgresql.server
@@ -47,16 +47,16 @@ def test_the_book_has_every_lease_and_commit_in_order(play):
     lines = toy_evidence.lines(play.place)
     found = [(line.kind, line.task or line.owner, line.rounds) for line in lines]
     assert found == [
-        (book.LEASE, "first", 0),
-        (book.COMMIT, toys.CLEAR, 1),
-        (book.ROUND, toys.CLEAR, 1),
-        (book.COMMIT, toys.SECURE, 1),
-        (book.ROUND, toys.SECURE, 1),
-        (book.LEASE, "second", 0),
-        (book.COMMIT, toys.CLEAR, 2),
-        (book.ROUND, toys.CLEAR, 2),
-        (book.COMMIT, toys.CLEAR, 3),
-        (book.ROUND, toys.CLEAR, 3),
+        (database_log.LEASE, "first", 0),
+        (database_log.COMMIT, tiny_tasks.CLEAR, 1),
+        (database_log.ROUND, tiny_tasks.CLEAR, 1),
+        (database_log.COMMIT, tiny_tasks.SECURE, 1),
+        (database_log.ROUND, tiny_tasks.SECURE, 1),
+        (database_log.LEASE, "second", 0),
+        (database_log.COMMIT, tiny_tasks.CLEAR, 2),
+        (database_log.ROUND, tiny_tasks.CLEAR, 2),
+        (database_log.COMMIT, tiny_tasks.CLEAR, 3),
+        (database_log.ROUND, tiny_tasks.CLEAR, 3),
     ]
 
 
@@ -67,7 +67,7 @@ def _stale_epoch(play):
 
 
 def _write(play, *statements):
-    database = book.connect(play.place.store)
+    database = database_log.connect(play.place.store)
     with database.connect() as connection:
         for statement in statements:
             connection.exec_driver_sql(statement)
@@ -79,13 +79,13 @@ _COLUMNS = "rounds_done, epoch, model, state, metrics, model_digest, state_diges
 
 def _goes_on_from_a_backup(play):
     before = play.last()
-    _write(play, f"CREATE TABLE backup AS SELECT * FROM commits WHERE task = '{toys.CLEAR}'")
+    _write(play, f"CREATE TABLE backup AS SELECT * FROM commits WHERE task = '{tiny_tasks.CLEAR}'")
     play.round("e", (1, 2, 3))
     _write(
         play,
-        f"DELETE FROM rounds WHERE task = '{toys.CLEAR}' AND round = {before.rounds_done}",
+        f"DELETE FROM rounds WHERE task = '{tiny_tasks.CLEAR}' AND round = {before.rounds_done}",
         f"UPDATE commits SET ({_COLUMNS}) = (SELECT {_COLUMNS} FROM backup) "
-        f"WHERE task = '{toys.CLEAR}'",
+        f"WHERE task = '{tiny_tasks.CLEAR}'",
     )
     play.commit(play.attempt("f", (4, 5, 6), commit=before))
 
@@ -140,7 +140,7 @@ def _comes_too_early(play):
 
 
 def _logs_a_vector(play):
-    own = toys.sentinel(toy_evidence.SEED, toys.SECURE, 9)
+    own = tiny_tasks.sentinel(toy_evidence.SEED, tiny_tasks.SECURE, 9)
     (play.place.logs / "server.log").write_text(f"got {own.tolist()}")
 
 
@@ -186,10 +186,10 @@ def test_a_skipped_round_is_no_progress_in_the_end(tmp_path):
     play.good_rounds()
     after_faults = len(toy_evidence.lines(play.place))
     play.round("e", (2, 3))
-    play.skip(toys.SECURE)
+    play.skip(tiny_tasks.SECURE)
     verdict = play.verdict(after_faults=after_faults)
     assert [law for law, _ in verdict.broken] == [Law.PROGRESS]
-    assert toys.SECURE in verdict.broken[0][1]
+    assert tiny_tasks.SECURE in verdict.broken[0][1]
     assert (verdict.num_released, verdict.num_skipped) == (5, 1)
 
 
@@ -215,14 +215,14 @@ def test_a_vector_in_memory_is_found_and_reported(tmp_path):
 
 def test_sentinels_are_of_one_device_and_one_task():
     vectors = {
-        (task, device): toys.sentinel(0, task, device)
-        for task in toys.TASKS
-        for device in range(toys.NUM_DEVICES)
+        (task, device): tiny_tasks.sentinel(0, task, device)
+        for task in tiny_tasks.TASKS
+        for device in range(tiny_tasks.NUM_DEVICES)
     }
     for key, vector in vectors.items():
-        assert vector.max() < toys.MODULUS and vector.shape == (toys.SIZE,)
-        packed = toys.packed(toys.vector(vector, key[1], 1))
-        assert sentinels.found_in([packed], sentinels.pieces(vector.tolist()))
+        assert vector.max() < tiny_tasks.MODULUS and vector.shape == (tiny_tasks.SIZE,)
+        packed = tiny_tasks.packed(tiny_tasks.vector(vector, key[1], 1))
+        assert memory_search.found_in([packed], memory_search.pieces(vector.tolist()))
         for other, own in vectors.items():
             assert (other == key) == np.array_equal(own, vector)
 

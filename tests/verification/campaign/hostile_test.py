@@ -18,7 +18,7 @@ from verification.campaign import (
     servers,
     stage,
     supervisor,
-    toys,
+    tiny_tasks,
 )
 
 server = postgresql.server
@@ -41,10 +41,10 @@ def _device(kind):
 
 @pytest.mark.parametrize("kind, is_usable", [(Kind.DUPLICATE, True), (Kind.HUGE, False)])
 def test_no_sum_takes_a_vector_that_is_none_of_one_device(kind, is_usable):
-    device, summation = _device(kind), toys.VectorSum()
+    device, summation = _device(kind), tiny_tasks.VectorSum()
     device._reports = 1
     for _ in range(30):
-        vector = device._vector(toys.SECURE)
+        vector = device._vector(tiny_tasks.SECURE)
         report = wire_pb2.Report(update=device._packed(vector))
         if is_usable:
             assert summation.accumulate(summation.zero(), report)[0] == 1

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tests.verification.campaign import toy_evidence
-from verification.campaign import checks, faults, servers, stage, supervisor, toys
+from verification.campaign import checks, faults, servers, stage, supervisor, tiny_tasks
 
 Kind = faults.Kind
 A_FEW = (
@@ -20,7 +20,7 @@ PAST_THE_LEASE = (
     (Kind.STOP, "StoreActor: CommitRound: before"),
     (Kind.STOP, "MasterAggregator: PartialSum: after"),
 )
-_LEASE_SECONDS = toys.served_population(toys.served_tasks()).lease_seconds
+_LEASE_SECONDS = tiny_tasks.served_population(tiny_tasks.served_tasks()).lease_seconds
 # A server that is killed cannot try again with the same result.
 AFTER_THE_NOISE = ((Kind.KILL, "StoreActor: CommitRound: before"),) * 4
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import hashlib
 
 from tff_dpftrl.runtime.store import sql
-from verification.campaign import book, checks, devices, faults, stage, supervisor, toys
+from verification.campaign import (
+    checks,
+    database_log,
+    devices,
+    faults,
+    stage,
+    supervisor,
+    tiny_tasks,
+)
 
 SEED = 5
 FAULT = faults.draw(3, lease_seconds=2.5)
@@ -28,34 +36,34 @@ class Play:
     def lead(self, owner):
         """Has somebody lead, once the lease before has ended."""
         self._now += 10.0
-        lease = self.store.acquire(toys.POPULATION, owner, now=self._now, duration=5.0)
+        lease = self.store.acquire(tiny_tasks.POPULATION, owner, now=self._now, duration=5.0)
         self.epoch = lease.epoch
         self.leading.append((owner, lease.epoch))
 
-    def last(self, task=toys.CLEAR):
-        return self.store.last_commit(toys.POPULATION, task)
+    def last(self, task=tiny_tasks.CLEAR):
+        return self.store.last_commit(tiny_tasks.POPULATION, task)
 
-    def note(self, what, device, attempt, number, task=toys.CLEAR, commit=None):
+    def note(self, what, device, attempt, number, task=tiny_tasks.CLEAR, commit=None):
         commit = commit or self.last(task)
         model = hashlib.sha256(commit.model).hexdigest()
         record = devices.Record(what, device, task, commit.rounds_done, attempt, number, model)
         self.records.append(record)
         return record
 
-    def attempt(self, attempt, cohort, task=toys.CLEAR, *, times=1, commit=None):
+    def attempt(self, attempt, cohort, task=tiny_tasks.CLEAR, *, times=1, commit=None):
         """A noised result; its devices have got the model and sent their reports."""
         commit = commit or self.last(task)
-        total = toys.VectorSum().zero()
+        total = tiny_tasks.VectorSum().zero()
         for device in cohort:
             self.note(devices.TOLD, device, attempt, 0, task, commit)
             self._reports += 1
             self.note(devices.SENT, device, attempt, self._reports, task, commit)
-            own = toys.sentinel(SEED, task, device)
+            own = tiny_tasks.sentinel(SEED, task, device)
             for _ in range(times):
-                vector = toys.vector(own, device, self._reports)
-                total = toys.VectorSum().merge(total, vector)
+                vector = tiny_tasks.vector(own, device, self._reports)
+                total = tiny_tasks.VectorSum().merge(total, vector)
             self.note(devices.ACCEPTED, device, attempt, self._reports, task, commit)
-        result = toys.NoisyStep().apply(total, len(cohort), commit.model, commit.state)
+        result = tiny_tasks.NoisyStep().apply(total, len(cohort), commit.model, commit.state)
         counts = {"devices/reports": len(cohort), "devices/lost_aggregators": 0}
         return commit, result, {**result.metrics, "attempt": attempt, **counts}
 
@@ -63,7 +71,7 @@ class Play:
         """Commits a result."""
         before, result, metrics = made
         return self.store.commit(
-            toys.POPULATION,
+            tiny_tasks.POPULATION,
             before.task,
             round_index=before.rounds_done,
             epoch=self.epoch if epoch is None else epoch,
@@ -80,23 +88,23 @@ class Play:
             checks.Told("observer", before.task, before.rounds_done + 1, metrics["model"])
         )
 
-    def round(self, attempt, cohort, task=toys.CLEAR):
+    def round(self, attempt, cohort, task=tiny_tasks.CLEAR):
         """A whole round."""
         made = self.attempt(attempt, cohort, task)
         self.commit(made)
         self.release(made)
 
-    def skip(self, task=toys.CLEAR):
+    def skip(self, task=tiny_tasks.CLEAR):
         """A skipped round."""
         commit = self.last(task)
-        result = toys.NoisyStep().skip(commit.model, commit.state)
+        result = tiny_tasks.NoisyStep().skip(commit.model, commit.state)
         self.commit((commit, result, result.metrics))
 
     def good_rounds(self):
         """Rounds of two leaders, as they should be."""
         self.lead("first")
         self.round("a", (0, 1, 2))
-        self.round("b", (3, 4, 5), toys.SECURE)
+        self.round("b", (3, 4, 5), tiny_tasks.SECURE)
         self.lead("second")
         self.round("c", (6, 7, 8))
         self.round("d", (0, 1, 9))
@@ -116,7 +124,7 @@ def broken(verdict):
 
 
 def lines(place):
-    read = book.Reader(place.store)
+    read = database_log.Reader(place.store)
     try:
         return read.lines_after(0)
     finally:

@@ -1,6 +1,6 @@
 """Searches for a device's vector: in files, and in the memory of processes.
 
-    python -m verification.campaign.sentinels PROCESS-ID < PIECES.json
+    python -m verification.campaign.memory_search PROCESS-ID < PIECES.json
 
 copies the memory of the process, says "copied", and prints the names of the pieces in it.
 """

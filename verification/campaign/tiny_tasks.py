@@ -1,7 +1,7 @@
 """A population whose results tell what is in them: whose reports, and which noise.
 
 A report is a vector of three parts: a one, which is counted; the number of the report in its
-device's place; and integers that no other device has (`sentinels` looks for them). What a round
+device's place; and integers that no other device has (`memory_search` looks for them). What a round
 commits, its sum and a mask that stands for noise, can be computed anew by whoever knows the
 vectors and the seed (`checks` does). One task is summed in the clear, and one securely.
 """

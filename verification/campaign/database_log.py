@@ -140,7 +140,7 @@ def connect(store: pathlib.Path | str) -> sqlalchemy.engine.Engine:
 
 
 def begin(store: pathlib.Path | str) -> None:
-    """Has the database of a store begin its book; once, after its tables were made.
+    """Has the database of a store begin its log; once, after its tables were made.
 
     Args:
       store: The store's folder, or the URL of its PostgreSQL database.
@@ -162,10 +162,10 @@ def begin(store: pathlib.Path | str) -> None:
 
 
 class Reader:
-    """Reads a book, also while servers write it."""
+    """Reads the log, also while servers write it."""
 
     def __init__(self, store: pathlib.Path | str):
-        """Opens the book of a store.
+        """Opens the log of a store.
 
         Args:
           store: The store's folder, or the URL of its PostgreSQL database.
@@ -203,7 +203,7 @@ class Reader:
         return [Line(*row[:7], _bytes(row[7])) for row in rows]
 
     def rows(self, query: str, **values: object) -> list[tuple]:
-        """Rows of the store's own tables, or of the book."""
+        """Rows of the store's own tables, or of the log."""
         found = self._connection.execute(sqlalchemy.text(query), values)
         return [tuple(row) for row in found]
 
