@@ -15,7 +15,11 @@ NUM_STEPS = 6
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory) -> pathlib.Path:
     """A folder with users.jsonl, public.jsonl and the folder of a model, pretrained."""
-    folder = tmp_path_factory.mktemp("toy")
+    return write(tmp_path_factory.mktemp("toy"))
+
+
+def write(folder: pathlib.Path) -> pathlib.Path:
+    """Writes users.jsonl, words.txt, public.jsonl and a pretrained model to a folder."""
     toy_run.write_corpus(folder)
     lines = (folder / "users.jsonl").read_text().splitlines()
     (folder / "public.jsonl").write_text("\n".join(lines[:40]).replace(': "user', ': "author'))
