@@ -37,6 +37,7 @@ _MODULE_OF = {
     "DpFedAvg": "accounting.dp_fedavg",
     "calibrate_dp_fedavg": "accounting.dp_fedavg:calibrate_noise_multiplier",
     "AmplifiedBanded": "accounting.amplified_banded",
+    "Facts": "accounting.facts",
     "PrivacyStatement": "accounting.statement",
     "AuditReport": "auditing.audit_report",
     "audit_aggregator": "auditing.aggregator",

@@ -11,6 +11,7 @@ import warnings
 import pytest
 
 from tff_dpftrl.accounting import display, guarantee, statement
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
@@ -27,7 +28,9 @@ def _claim(noise_multiplier: float = 7.0, schema=_SCHEMA, **kwargs) -> guarantee
 
 def _statement(**kwargs) -> statement.PrivacyStatement:
     claim = kwargs.pop("claim", _claim())
-    return statement.dp_ftrl_statement(claim, **({"unit_of_privacy": "device"} | kwargs))
+    names = {field.name for field in dataclasses.fields(facts_lib.Facts)}
+    facts = facts_lib.Facts(**{name: kwargs.pop(name) for name in names & kwargs.keys()})
+    return statement.dp_ftrl_statement(claim, facts, **({"unit_of_privacy": "device"} | kwargs))
 
 
 def _headline(found: statement.PrivacyStatement) -> list[str]:
@@ -181,7 +184,7 @@ def test_a_delta_that_protects_nobody_stands_under_the_headline():
     assert statement.PrivacyStatement.from_json(found.to_json()) == found
     with pytest.warns(UserWarning, match="not below"):
         assert _statement(claim=_claim(delta=1 / 49), num_users=49).headline_caveats
-    sampled = {"accounting": "PLD.", "sampling": "Poisson.", "parameters": {}, "mechanism": "x"}
+    sampled = {"accounting": "PLD.", "sampling": "Poisson.", "mechanism": "x"}
     with pytest.warns(UserWarning, match="not below"):
         assert statement.sampled_statement(
             epsilon=1.0, delta=0.1, num_users=10, **sampled
@@ -208,7 +211,7 @@ def test_the_adjacency_says_what_is_held_fixed_and_no_more():
     assert "the shifted bit" in adaptive.adjacency
     assert "the clip norm that the round uses" in "".join(adaptive.assumptions)
     sampled = statement.sampled_statement(
-        mechanism="x", epsilon=1.0, delta=1e-6, accounting="", sampling="", parameters={}
+        mechanism="x", epsilon=1.0, delta=1e-6, accounting="", sampling=""
     ).adjacency
     assert "Add or remove" not in sampled and "number of users" in sampled
 
@@ -235,7 +238,7 @@ def test_statement_of_a_sampled_mechanism():
         "delta": 1e-9,
         "accounting": "Poisson-sampled Gaussian, privacy loss distribution.",
         "sampling": "Every user is in a round's cohort with probability 0.01.",
-        "parameters": {"sampling_probability": 0.01},
+        "facts": facts_lib.Facts({"sampling_probability": 0.01}),
     }
     found = statement.sampled_statement(epsilon=3.89, **kwargs)
     assert "probability 0.01" in found.to_markdown()

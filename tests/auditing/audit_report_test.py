@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import guarantee, statement
+from tff_dpftrl.accounting import facts, guarantee, statement
 from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.mechanisms import identity
@@ -176,7 +176,9 @@ def _stated(**kwargs):
         delta=1e-6,
         **kwargs,
     )
-    return statement.dp_ftrl_statement(claim, unit_of_privacy="user", headline_caveats=("Toy.",))
+    return statement.dp_ftrl_statement(
+        claim, facts.Facts(headline_caveats=("Toy.",)), unit_of_privacy="user"
+    )
 
 
 def test_an_audit_enters_a_statement_and_never_lowers_its_claim():

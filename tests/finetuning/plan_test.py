@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import display, facts, mixture_of_gaussians, statement
 from tff_dpftrl.finetuning import contributions, group_size, plan
 
 _USERS = contributions.of_sizes([16] * 256)
@@ -133,7 +133,8 @@ def test_more_users_in_the_accounting_are_a_what_if_and_never_the_guarantee():
 @pytest.mark.parametrize("sampling", ["example", "user"])
 def test_the_statement_says_what_holds(sampling):
     found = _plan(sampling, delta=None)
-    said = found.statement(parameters={"clip_norm": 0.5}, hyperparameter_tuning="on public users")
+    told = facts.Facts({"clip_norm": 0.5}, hyperparameter_tuning="on public users")
+    said = found.statement(told)
     assert statement.PrivacyStatement.from_json(said.to_json()) == said
     assert said.epsilon == found.epsilon and said.unit_of_privacy == "user"
     text = said.to_markdown()
@@ -155,7 +156,7 @@ def test_what_people_read_is_short_and_its_nouns_agree(sampling):
     users = contributions.of_sizes([2] * 300)
     found = _plan(sampling, users=users, group_size=1, expected_units=7)
     said = found.statement(
-        parameters={"user": "one author"}, vocabulary_source="a book", vocabulary_is_public=True
+        facts.Facts({"user": "one author"}, vocabulary_source="a book", vocabulary_is_public=True)
     )
     text = said.to_markdown()
     assert "at most 1 example " in text.lower() and "1 examples" not in text
@@ -166,7 +167,7 @@ def test_what_people_read_is_short_and_its_nouns_agree(sampling):
     assert "- Unit of privacy: one user, here one author.\n" in text
     assert "The vocabulary is of public text: a book." in said.assumptions
     assert "vocabulary" not in "".join(said.not_covered)
-    private = found.statement(vocabulary_source="the users")
+    private = found.statement(facts.Facts(vocabulary_source="the users"))
     assert "Choice of the vocabulary: the users." in private.not_covered
     assert not any("public text" in line for line in private.assumptions)
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.accounting import facts
 from tff_dpftrl.finetuning import contributions, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
@@ -67,9 +68,9 @@ def test_noise_that_fine_tuning_gained_under_is_not_warned_of():
 def test_the_statement_charges_what_was_run_or_all():
     made = _made()
     seen = observed.ObservedParticipation(num_rounds=10, min_sep=1, max_participations=10)
-    common = {"parameters": {"optimizer": "adam"}, "vocabulary_source": "x", "headline_caveats": ()}
-    part = made.statement(seen, charge_all_rounds=False, **common)
-    whole = made.statement(seen, charge_all_rounds=True, **common)
+    told = facts.Facts({"optimizer": "adam"}, vocabulary_source="x")
+    part = made.statement(seen, told, charge_all_rounds=False)
+    whole = made.statement(seen, told, charge_all_rounds=True)
     assert part.epsilon == made.epsilon_after(10) < whole.epsilon == made.epsilon_after(50)
     assert made.epsilon_of(seen) == part.epsilon
     for statement, charged in ((part, 10), (whole, 50)):

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tff_dpftrl.accounting import guarantee
+from tff_dpftrl.accounting import facts, guarantee
 from tff_dpftrl.mechanisms import blt, identity, serialization, table, tree
 from tff_dpftrl.participation import cohorts, observed, schema
 from tff_dpftrl.runs import dp_ftrl_privacy
@@ -28,10 +28,8 @@ def _plan(num_clients=40, num_parameters=1000, **changes) -> dp_ftrl_privacy.DpF
     return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, num_parameters)
 
 
-def _state(plan, seen, **options):
-    defaults = {"parameters": {}, "vocabulary_source": None, "headline_caveats": ()}
-    options = defaults | {"charge_all_rounds": False} | options
-    return plan.statement(seen, **options)
+def _state(plan, seen, *, charge_all_rounds=False, **told):
+    return plan.statement(seen, facts.Facts(**told), charge_all_rounds=charge_all_rounds)
 
 
 _SEEN = observed.ObservedParticipation(8, 4, 2, {2: 1})

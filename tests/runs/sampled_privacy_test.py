@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg
+from tff_dpftrl.accounting import dp_fedavg, facts
 from tff_dpftrl.participation import cohorts, observed, schema
 from tff_dpftrl.runs import sampled_privacy
 
@@ -26,10 +26,8 @@ def _plan(num_clients=100, **changes) -> sampled_privacy.SampledPlan:
     return dataclasses.replace(_PRIVACY, **changes).plan(num_clients, 1000)
 
 
-def _state(plan, seen=_SEEN, **options):
-    defaults = {"parameters": {}, "vocabulary_source": None, "headline_caveats": ()}
-    options = defaults | {"charge_all_rounds": False} | options
-    return plan.statement(seen, **options)
+def _state(plan, seen=_SEEN, *, charge_all_rounds=False, **told):
+    return plan.statement(seen, facts.Facts(**told), charge_all_rounds=charge_all_rounds)
 
 
 def test_no_schema_is_promised_but_the_number_of_rounds():

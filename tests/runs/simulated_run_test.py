@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.accounting import dp_fedavg, guarantee
+from tff_dpftrl.accounting import dp_fedavg, facts, guarantee
 from tff_dpftrl.mechanisms import tree
 from tff_dpftrl.participation import observed, schema
 from tff_dpftrl.runs import dp_ftrl_privacy, sampled_privacy, simulated_run
@@ -33,8 +33,7 @@ def _epsilon(noise_multiplier, of_schema):
 
 def _statement(plan, num_rounds=40):
     seen = observed.ObservedParticipation(num_rounds, 12, 4, {12: 1})
-    options = {"parameters": {}, "vocabulary_source": None, "headline_caveats": ()}
-    return plan.statement(seen, charge_all_rounds=True, **options)
+    return plan.statement(seen, facts.Facts(), charge_all_rounds=True)
 
 
 def test_noise_is_scaled_with_the_cohort_and_each_epsilon_is_of_its_own_run():

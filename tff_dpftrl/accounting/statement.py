@@ -10,10 +10,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from tff_dpftrl import json_text, validation, version
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import guarantee, statement_text
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.participation import observed as observed_lib
@@ -21,7 +22,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 UnitOfPrivacy = Literal["user", "device"]
 ParticipationRecord = Literal["observed", "assumed"]
-Scalar = str | int | float | bool | None
+Scalar = facts_lib.Scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,20 +214,17 @@ def _flat(statement: PrivacyStatement) -> dict[str, Any]:
     return values | {f"parameters.{name}": value for name, value in parameters.items()}
 
 
+_NO_FACTS = facts_lib.Facts()
+
+
 def dp_ftrl_statement(
     claim: guarantee.Guarantee,
+    facts: facts_lib.Facts = _NO_FACTS,
     *,
     unit_of_privacy: UnitOfPrivacy,
     num_users: int | None = None,
-    parameters: Mapping[str, Scalar] | None = None,
     declared: schema_lib.MinSep | None = None,
     observed: observed_lib.Participation | None = None,
-    vocabulary_source: str | None = None,
-    vocabulary_is_public: bool = False,
-    hyperparameter_tuning: str | None = None,
-    not_covered: Sequence[str] = (),
-    caveats: Sequence[str] = (),
-    headline_caveats: Sequence[str] = (),
     data_in_one_place: bool = False,
 ) -> PrivacyStatement:
     """The statement of a DP-FTRL run.
@@ -238,20 +236,13 @@ def dp_ftrl_statement(
     Args:
       claim: The guarantee; its schema may be the declared one, cut to the rounds
         that were run.
+      facts: Facts of the run that the claim does not have; none by default.
       unit_of_privacy: "device" if a client is a device, "user" if it is a person.
       num_users: Number of users (or devices) in the population, to judge delta by;
         warns if delta is not below 1 / num_users. None if unknown.
-      parameters: More parameters of the run to report.
       declared: The schema declared before the run; `claim.schema` if None.
       observed: What the ledger recorded, `Ledger.observed()`; None if nothing was.
-      vocabulary_source: Where the vocabulary came from; None if unknown.
-      vocabulary_is_public: Whether that is public text, by somebody's word: then it is an
-        assumption, and otherwise not covered.
-      hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
-      not_covered: Further accesses to data that the guarantee does not cover.
-      caveats: Further caveats.
       data_in_one_place: Whether there are no clients: one party holds everybody's data.
-      headline_caveats: Those of them that stand right under the headline.
 
     Returns:
       The statement.
@@ -273,7 +264,7 @@ def dp_ftrl_statement(
         )
         broken = _breaches(observed, declared, "declared")
         reasons.extend(broken or _breaches(observed, claim.schema, "accounted for"))
-    facts: dict[str, Scalar] = {
+    parameters: dict[str, Scalar] = {
         "noise_multiplier": claim.noise_multiplier,
         "sensitivity_squared": claim.sensitivity.squared,
         "sensitivity_method": claim.sensitivity.method
@@ -281,14 +272,16 @@ def dp_ftrl_statement(
         "clip_norm_inflation": claim.clip_norm_inflation,
     }
     if claim.clip_norm is not None:
-        facts["clip_norm"] = claim.clip_norm
+        parameters["clip_norm"] = claim.clip_norm
     if claim.adaptive_clipping:
-        facts["adaptive_clipping"] = "noise_multiplier is that of updates and clip norm together"
+        parameters["adaptive_clipping"] = (
+            "noise_multiplier is that of updates and clip norm together"
+        )
     if num_users is not None:
-        facts["num_users"] = validation.integer("num_users", num_users, minimum=1)
+        parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
     return PrivacyStatement(
         mechanism=claim.mechanism,
-        parameters=facts | dict(parameters or {}),
+        parameters={**parameters, **facts.parameters},
         epsilon=None if reasons else claim.epsilon,
         delta=claim.delta,
         rho_zcdp=None if reasons else claim.rho_zcdp,
@@ -303,9 +296,9 @@ def dp_ftrl_statement(
         output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(hyperparameter_tuning, data_in_one_place),
-            *([] if vocabulary_is_public else [sentences.vocabulary_choice(vocabulary_source)]),
-            *not_covered,
+            *sentences.not_covered(facts.hyperparameter_tuning, data_in_one_place),
+            *_vocabulary_not_covered(facts),
+            *facts.not_covered,
         ),
         assumptions=(
             sentences.schema_kept(observed is not None),
@@ -313,18 +306,30 @@ def dp_ftrl_statement(
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.norm_bound(claim.adaptive_clipping),
             sentences.NOISE_USED_ONCE,
-            *([sentences.public_vocabulary(vocabulary_source)] if vocabulary_is_public else []),
+            *_vocabulary_assumed(facts),
         ),
         caveats=(
             sentences.FLOATING_POINT,
             *sentences.unit_caveats(unit_of_privacy),
-            *caveats,
+            *facts.caveats,
         ),
         headline_caveats=(
             *sentences.delta_caveats(claim.delta, num_users, unit_of_privacy),
-            *headline_caveats,
+            *facts.headline_caveats,
         ),
     )
+
+
+def _vocabulary_not_covered(facts: facts_lib.Facts) -> list[str]:
+    if facts.vocabulary_is_public:
+        return []
+    return [sentences.vocabulary_choice(facts.vocabulary_source)]
+
+
+def _vocabulary_assumed(facts: facts_lib.Facts) -> list[str]:
+    if not facts.vocabulary_is_public:
+        return []
+    return [sentences.public_vocabulary(facts.vocabulary_source)]
 
 
 def _breaches(
@@ -343,16 +348,10 @@ def sampled_statement(
     delta: float,
     accounting: str,
     sampling: str,
-    parameters: Mapping[str, Scalar],
+    facts: facts_lib.Facts = _NO_FACTS,
     unit_of_privacy: UnitOfPrivacy = "user",
     num_users: int | None = None,
     seed_is_known: bool = False,
-    vocabulary_source: str | None = None,
-    vocabulary_is_public: bool = False,
-    hyperparameter_tuning: str | None = None,
-    not_covered: Sequence[str] = (),
-    caveats: Sequence[str] = (),
-    headline_caveats: Sequence[str] = (),
     data_in_one_place: bool = False,
 ) -> PrivacyStatement:
     """The statement of a run whose privacy relies on secret random sampling.
@@ -366,16 +365,10 @@ def sampled_statement(
       delta: The delta of `epsilon`.
       accounting: How epsilon was computed.
       sampling: What is sampled, and how; becomes an assumption.
-      parameters: Parameters of mechanism and run.
-      unit_of_privacy: As for `dp_ftrl_statement`, like `num_users`.
-      num_users: Number of users in the population; None if unknown.
+      facts: Facts of the run, with the parameters of the mechanism; none by default.
+      unit_of_privacy: "device" if a client is a device, "user" if it is a person.
+      num_users: Number of users (or devices) in the population; None if unknown.
       seed_is_known: Whether the user chose the seed of noise or sampling.
-      vocabulary_source: As for `dp_ftrl_statement`, like the arguments below.
-      vocabulary_is_public: See there.
-      hyperparameter_tuning: How hyperparameters were chosen; None if unknown.
-      not_covered: Further accesses to data that the guarantee does not cover.
-      caveats: Further caveats.
-      headline_caveats: Those of them that stand right under the headline.
       data_in_one_place: Whether there are no clients: one party holds everybody's data.
 
     Returns:
@@ -389,14 +382,12 @@ def sampled_statement(
         reasons.append(sentences.TOO_LITTLE_NOISE)
     if seed_is_known:
         reasons.append(sentences.KNOWN_SEED)
-    facts = (
-        {}
-        if num_users is None
-        else {"num_users": validation.integer("num_users", num_users, minimum=1)}
-    )
+    parameters: dict[str, Scalar] = {}
+    if num_users is not None:
+        parameters["num_users"] = validation.integer("num_users", num_users, minimum=1)
     return PrivacyStatement(
         mechanism=mechanism,
-        parameters=facts | dict(parameters),
+        parameters={**parameters, **facts.parameters},
         epsilon=None if reasons else epsilon,
         delta=delta,
         rho_zcdp=None,
@@ -411,24 +402,24 @@ def sampled_statement(
         output=sentences.OUTPUT_IN_ONE_PLACE if data_in_one_place else sentences.OUTPUT,
         covered=sentences.covered(unit_of_privacy, data_in_one_place),
         not_covered=(
-            *sentences.not_covered(hyperparameter_tuning, data_in_one_place),
-            *([] if vocabulary_is_public else [sentences.vocabulary_choice(vocabulary_source)]),
-            *not_covered,
+            *sentences.not_covered(facts.hyperparameter_tuning, data_in_one_place),
+            *_vocabulary_not_covered(facts),
+            *facts.not_covered,
         ),
         assumptions=(
             f"{sampling} {sentences.SECRET_SAMPLING}",
             sentences.one_client(unit_of_privacy, data_in_one_place),
             sentences.CLIPPED_AS_STATED,
             sentences.NOISE_USED_ONCE,
-            *([sentences.public_vocabulary(vocabulary_source)] if vocabulary_is_public else []),
+            *_vocabulary_assumed(facts),
         ),
         caveats=(
             sentences.FLOATING_POINT,
             *sentences.unit_caveats(unit_of_privacy),
-            *caveats,
+            *facts.caveats,
         ),
         headline_caveats=(
             *sentences.delta_caveats(delta, num_users, unit_of_privacy),
-            *headline_caveats,
+            *facts.headline_caveats,
         ),
     )

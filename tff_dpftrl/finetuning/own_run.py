@@ -24,7 +24,7 @@ import tensorflow as tf
 import tqdm
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.accounting import display, statement
+from tff_dpftrl.accounting import display, facts, statement
 from tff_dpftrl.finetuning import (
     clipped_sums,
     contributions,
@@ -253,18 +253,18 @@ class _Run:
         source = config["weights_source"]
         told = self._private.statement(
             self._rounds.observed(),
-            parameters={
-                "data": config["data"],
-                "optimizer": config["optimizer"].get("name", "own"),
-                "normalised_clipping": config["normalised_clipping"],
-                "group_size_source": self._private.plan.group_size_source,
-                "clip_norm_source": "given",
-            },
-            vocabulary_source=None,
-            headline_caveats=(),
-            not_covered=()
-            if source is None
-            else (f"What the initial weights were trained on: {source}.",),
+            facts.Facts(
+                parameters={
+                    "data": config["data"],
+                    "optimizer": config["optimizer"].get("name", "own"),
+                    "normalised_clipping": config["normalised_clipping"],
+                    "group_size_source": self._private.plan.group_size_source,
+                    "clip_norm_source": "given",
+                },
+                not_covered=()
+                if source is None
+                else (f"What the initial weights were trained on: {source}.",),
+            ),
             # Whoever ends a run early has seen how it went.
             charge_all_rounds=self._rounds.rounds_done < self._private.num_rounds,
         )

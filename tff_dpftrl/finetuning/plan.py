@@ -11,12 +11,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, mixture_of_gaussians, statement
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.finetuning import contributions
 from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import strategy
@@ -24,6 +25,7 @@ from tff_dpftrl.mechanisms import strategy
 EXAMPLE, USER = "example", "user"
 """What is sampled: examples of a pool (ELS), or users (ULS)."""
 
+_NO_FACTS = facts_lib.Facts()
 _NAMES = {EXAMPLE: "example-level sampling (ELS)", USER: "user-level sampling (ULS)"}
 
 
@@ -201,30 +203,18 @@ class Plan:
 
     def statement(
         self,
+        facts: facts_lib.Facts = _NO_FACTS,
         *,
         steps_done: int | None = None,
-        parameters: Mapping[str, statement.Scalar] | None = None,
         seed_is_known: bool = False,
-        vocabulary_source: str | None = None,
-        vocabulary_is_public: bool = False,
-        hyperparameter_tuning: str | None = None,
-        not_covered: Sequence[str] = (),
-        caveats: Sequence[str] = (),
-        headline_caveats: Sequence[str] = (),
     ) -> statement.PrivacyStatement:
         """The run's privacy statement.
 
         Args:
+          facts: Facts of the run that the plan does not have, such as the clip norm; none by
+            default.
           steps_done: Number of steps to charge for; all that were planned if None.
-          parameters: More parameters of the run, like the clip norm.
           seed_is_known: Whether the seed of noise or sampling was given by the user.
-          vocabulary_source: Where the vocabulary came from; None if unknown.
-          vocabulary_is_public: Whether that is public text, by somebody's word.
-          hyperparameter_tuning: How clip norm, learning rate and so on were chosen.
-          not_covered: Further accesses to data that are not covered, like gradient norms
-            L(G) of the protected users.
-          caveats: Further caveats.
-          headline_caveats: Those of them that stand right under the headline.
 
         Returns:
           The statement; without a guarantee if there is no noise or the seed is known.
@@ -240,29 +230,26 @@ class Plan:
             delta=self.delta,
             accounting=self._accounting(),
             sampling=self._sampling_sentence(),
-            parameters={
-                "sampling": self.sampling,
-                "group_size": self.group_size,
-                "sampling_probability": self.sampling_probability,
-                "num_units": self.num_units,
-                "denominator": self.expected_units,
-                "noise_multiplier": self.noise_multiplier,
-                "noise_of_average": self.noise_of_average,
-                "num_steps_charged": charged,
-                "group_size_epsilon": self.group_size_epsilon,
-            }
-            | dict(parameters or {}),
+            facts=dataclasses.replace(
+                facts.with_plan(
+                    {
+                        "sampling": self.sampling,
+                        "group_size": self.group_size,
+                        "sampling_probability": self.sampling_probability,
+                        "num_units": self.num_units,
+                        "denominator": self.expected_units,
+                        "noise_multiplier": self.noise_multiplier,
+                        "noise_of_average": self.noise_of_average,
+                        "num_steps_charged": charged,
+                        "group_size_epsilon": self.group_size_epsilon,
+                    },
+                    headline_caveats=[hypothetical.sentence] if hypothetical else [],
+                ),
+                not_covered=(*self._not_covered(), *facts.not_covered),
+                caveats=(*self._caveats(), *facts.caveats),
+            ),
             num_users=self.num_users,
             seed_is_known=seed_is_known,
-            vocabulary_source=vocabulary_source,
-            vocabulary_is_public=vocabulary_is_public,
-            hyperparameter_tuning=hyperparameter_tuning,
-            not_covered=(*self._not_covered(), *not_covered),
-            caveats=(*self._caveats(), *caveats),
-            headline_caveats=(
-                *((hypothetical.sentence,) if hypothetical else ()),
-                *headline_caveats,
-            ),
             data_in_one_place=True,
         )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
 
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
@@ -99,26 +100,17 @@ class SampledFinetuning(privacy.PrivacyPlan):
     def statement(
         self,
         seen: observed.ObservedParticipation,
+        facts: facts_lib.Facts,
         *,
-        parameters: Mapping[str, statement.Scalar],
-        vocabulary_source: str | None,
-        vocabulary_is_public: bool = False,
-        headline_caveats: Sequence[str],
-        not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         return self.plan.statement(
+            facts.with_plan(
+                {"clip_norm": self.clip_norm, "num_steps": seen.num_rounds},
+                not_covered=[METRICS_NOT_COVERED],
+            ),
             steps_done=None if charge_all_rounds else seen.num_rounds,
-            parameters={
-                "clip_norm": self.clip_norm,
-                "num_steps": seen.num_rounds,
-                **parameters,
-            },
             seed_is_known=self.deterministic_seed is not None,
-            vocabulary_source=vocabulary_source,
-            vocabulary_is_public=vocabulary_is_public,
-            not_covered=(*not_covered, METRICS_NOT_COVERED),
-            headline_caveats=headline_caveats,
         )
 
     @override

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, guarantee, statement
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.mechanisms import identity, restarts, serialization, table
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -316,43 +317,36 @@ class DpFtrlPlan(privacy.FederatedPlan):
     def statement(
         self,
         seen: observed.ObservedParticipation,
+        facts: facts_lib.Facts,
         *,
-        parameters: Mapping[str, statement.Scalar],
-        vocabulary_source: str | None,
-        vocabulary_is_public: bool = False,
-        headline_caveats: Sequence[str],
-        not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
-        found: dict[str, statement.Scalar] = {"clients_per_round": self.clients_per_round}
+        parameters: dict[str, statement.Scalar] = {"clients_per_round": self.clients_per_round}
         if self.adaptive_clipping:
-            found["initial_clip_norm"] = self.clip_norm
+            parameters["initial_clip_norm"] = self.clip_norm
         if self.encoding is not None:
-            found |= {
+            parameters |= {
                 "secagg_norm_inflation": self.encoding.inflation,
                 "secagg_bits_per_parameter": self.encoding.bits_per_parameter,
                 "secagg_upload_bytes_per_client": self.encoding.upload_bytes,
                 "noise_multiplier_is_relative_to": "clip_norm times secagg_norm_inflation",
             }
+        if self.simulated is not None:
+            parameters |= self.simulated.parameters()
         claim = self._claim(self.schema if charge_all_rounds else seen.as_schema())
         if self.strategy is None:
             claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
         return statement.dp_ftrl_statement(
             claim,
+            facts.with_plan(
+                parameters,
+                headline_caveats=self.simulated.caveats() if self.simulated else (),
+                not_covered=[privacy.TRAINING_METRICS_NOT_COVERED],
+            ),
             unit_of_privacy="user",
             num_users=self.num_clients,
-            parameters=found
-            | (self.simulated.parameters() if self.simulated else {})
-            | dict(parameters),
             declared=self.schema,
             observed=seen,
-            vocabulary_source=vocabulary_source,
-            vocabulary_is_public=vocabulary_is_public,
-            headline_caveats=(
-                *(self.simulated.caveats() if self.simulated else ()),
-                *headline_caveats,
-            ),
-            not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
             data_in_one_place=self.data_in_one_place,
         )
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.participation import cohorts, ledger, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import simulated_run
@@ -184,23 +185,15 @@ class PrivacyPlan(abc.ABC):
     def statement(
         self,
         seen: observed.ObservedParticipation,
+        facts: facts_lib.Facts,
         *,
-        parameters: Mapping[str, statement.Scalar],
-        vocabulary_source: str | None,
-        vocabulary_is_public: bool = False,
-        headline_caveats: Sequence[str],
-        not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         """The statement of what was run, for the participation that was observed.
 
         Args:
           seen: Rounds, stride and participations that the ledger recorded.
-          parameters: What else the run depended on.
-          vocabulary_source: Where the vocabulary came from; None if there is none.
-          vocabulary_is_public: Whether that is public text, by somebody's word.
-          headline_caveats: What nobody should quote epsilon without.
-          not_covered: What else the guarantee does not cover.
+          facts: Facts of the run that the plan does not have.
           charge_all_rounds: Whether all declared rounds are charged, not only those that
             were run; necessary if the data may have decided when it ended.
 

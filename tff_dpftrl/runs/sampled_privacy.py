@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from typing_extensions import override
 
 from tff_dpftrl.accounting import dp_fedavg, statement
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.participation import cohorts, observed
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import privacy, simulated_run
@@ -189,16 +190,24 @@ class SampledPlan(privacy.FederatedPlan):
     def statement(
         self,
         seen: observed.ObservedParticipation,
+        facts: facts_lib.Facts,
         *,
-        parameters: Mapping[str, statement.Scalar],
-        vocabulary_source: str | None,
-        vocabulary_is_public: bool = False,
-        headline_caveats: Sequence[str],
-        not_covered: Sequence[str] = (),
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
         charged = self.num_rounds if charge_all_rounds else seen.num_rounds
         spent = dp_fedavg.DpFedAvg(self.sampling_probability, self.noise_multiplier, charged)
+        parameters: dict[str, statement.Scalar] = {
+            "clip_norm": self.clip_norm,
+            "clients_per_round": self.clients_per_round,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_probability": self.sampling_probability,
+            "num_rounds": seen.num_rounds,
+            "num_rounds_charged": charged,
+            "estimator": _ESTIMATORS[self.estimator],
+            "clipping": "per layer" if self.per_layer_clipping else "flat",
+        }
+        if self.simulated is not None:
+            parameters |= self.simulated.parameters()
         return statement.sampled_statement(
             mechanism=self.algorithm,
             epsilon=spent.epsilon(self.delta),
@@ -211,27 +220,13 @@ class SampledPlan(privacy.FederatedPlan):
                 "Every user is in a round's cohort with probability "
                 f"{self.sampling_probability:.6g}, independently of everything else."
             ),
-            parameters={
-                "clip_norm": self.clip_norm,
-                "clients_per_round": self.clients_per_round,
-                "noise_multiplier": self.noise_multiplier,
-                "sampling_probability": self.sampling_probability,
-                "num_rounds": seen.num_rounds,
-                "num_rounds_charged": charged,
-                "estimator": _ESTIMATORS[self.estimator],
-                "clipping": "per layer" if self.per_layer_clipping else "flat",
-            }
-            | (self.simulated.parameters() if self.simulated else {})
-            | dict(parameters),
+            facts=facts.with_plan(
+                parameters,
+                headline_caveats=self.simulated.caveats() if self.simulated else (),
+                not_covered=[privacy.TRAINING_METRICS_NOT_COVERED],
+            ),
             num_users=self.num_clients,
             seed_is_known=self.deterministic_seed is not None,
-            vocabulary_source=vocabulary_source,
-            vocabulary_is_public=vocabulary_is_public,
-            headline_caveats=(
-                *(self.simulated.caveats() if self.simulated else ()),
-                *headline_caveats,
-            ),
-            not_covered=(*not_covered, privacy.TRAINING_METRICS_NOT_COVERED),
         )
 
     @override

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
@@ -207,17 +208,7 @@ def write(
     ended = stopping.reason(config, plan, rows, done)
     statement = plan.statement(
         rounds.observed(),
-        parameters={
-            **config.statement_parameters(),
-            **known.facts.get("choices", {}),
-            "data": pathlib.PurePath(config.data).name,
-            "user": known.facts["user_unit"],
-        },
-        vocabulary_source=known.facts["vocabulary_source"],
-        # Older runs did not record it.
-        vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
-        headline_caveats=_headline_caveats(config, known.facts),
-        not_covered=_not_covered(known),
+        _facts(config, known),
         # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
         # depends on the data: then all rounds are charged that it might have run.
         charge_all_rounds=config.stop_at_accuracy is not None or ended is None,
@@ -335,6 +326,22 @@ def _on_held_out_users(found: Mapping[str, Any]) -> str:
         f"their text (histograms: {_HELD_OUT})."
     )
     return "\n".join(lines)
+
+
+def _facts(config: ReportedConfig, known: manifest.Manifest) -> facts_lib.Facts:
+    return facts_lib.Facts(
+        parameters={
+            **config.statement_parameters(),
+            **known.facts.get("choices", {}),
+            "data": pathlib.PurePath(config.data).name,
+            "user": known.facts["user_unit"],
+        },
+        vocabulary_source=known.facts["vocabulary_source"],
+        # Older runs did not record it.
+        vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
+        headline_caveats=_headline_caveats(config, known.facts),
+        not_covered=_not_covered(known),
+    )
 
 
 def _headline_caveats(config: ReportedConfig, facts: Mapping[str, Any]) -> tuple[str, ...]:

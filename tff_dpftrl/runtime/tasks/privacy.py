@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, gaussian, guarantee
+from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
@@ -192,32 +193,34 @@ class TaskPrivacy:
             claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
         found = statement_lib.dp_ftrl_statement(
             claim,
+            facts_lib.Facts(
+                parameters={
+                    "population": terms.population,
+                    "task": terms.task,
+                    "data": terms.data,
+                    "num_rounds_done": seen.num_rounds,
+                    "num_rounds_charged": charged,
+                    "num_rounds_skipped": seen.skipped_rounds,
+                    "contradicting_reports": seen.contradicting_reports,
+                    "contradicting_rounds": seen.contradicting_rounds,
+                    "unknown_rounds": seen.unknown_rounds,
+                    "server_plan_sha256": terms.server_plan,
+                    **({"initial_clip_norm": terms.clip_norm} if terms.adaptive_clipping else {}),
+                    **self._secure_parameters(),
+                    **terms.parameters,
+                },
+                vocabulary_source=terms.vocabulary_source,
+                vocabulary_is_public=terms.vocabulary_is_public,
+                not_covered=(*self._initial_weights(), *_NOT_COVERED),
+                caveats=(summation_sentences.who_sees(terms.secure_aggregation),),
+                headline_caveats=(
+                    *self._contradictions(seen, charged),
+                    *self._headline_caveats(claim, others or {}),
+                ),
+            ),
             unit_of_privacy="device",
             num_users=terms.num_devices,
-            parameters={
-                "population": terms.population,
-                "task": terms.task,
-                "data": terms.data,
-                "num_rounds_done": seen.num_rounds,
-                "num_rounds_charged": charged,
-                "num_rounds_skipped": seen.skipped_rounds,
-                "contradicting_reports": seen.contradicting_reports,
-                "contradicting_rounds": seen.contradicting_rounds,
-                "unknown_rounds": seen.unknown_rounds,
-                "server_plan_sha256": terms.server_plan,
-                **({"initial_clip_norm": terms.clip_norm} if terms.adaptive_clipping else {}),
-                **self._secure_parameters(),
-                **terms.parameters,
-            },
             declared=terms.schema,
-            vocabulary_source=terms.vocabulary_source,
-            vocabulary_is_public=terms.vocabulary_is_public,
-            not_covered=(*self._initial_weights(), *_NOT_COVERED),
-            caveats=(summation_sentences.who_sees(terms.secure_aggregation),),
-            headline_caveats=(
-                *self._contradictions(seen, charged),
-                *self._headline_caveats(claim, others or {}),
-            ),
         )
         besides = (HONEST_DEVICES, *summation_sentences.assumptions(terms.secure_aggregation))
         return dataclasses.replace(

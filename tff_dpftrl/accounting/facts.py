@@ -1,0 +1,56 @@
+"""Facts of a run that its privacy statement reports besides mechanism and ε."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+Scalar = str | int | float | bool | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Everything about a run that a privacy statement reports and ε does not depend on.
+
+    Attributes:
+      parameters: Parameters of the run that the claim does not have, by name.
+      vocabulary_source: Text that the vocabulary was counted on; None if unknown.
+      vocabulary_is_public: Whether the operator declares this text to be public. The statement
+        lists the vocabulary among the assumptions then, and otherwise as not covered.
+      hyperparameter_tuning: Data that the hyperparameters were chosen on; None if unknown.
+      not_covered: Further data accesses that the guarantee does not cover, a sentence each.
+      caveats: Further caveats, a sentence each.
+      headline_caveats: Caveats that stand right under the headline, a sentence each.
+    """
+
+    parameters: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
+    vocabulary_source: str | None = None
+    vocabulary_is_public: bool = False
+    hyperparameter_tuning: str | None = None
+    not_covered: Sequence[str] = ()
+    caveats: Sequence[str] = ()
+    headline_caveats: Sequence[str] = ()
+
+    def with_plan(
+        self,
+        parameters: Mapping[str, Scalar],
+        *,
+        headline_caveats: Sequence[str] = (),
+        not_covered: Sequence[str] = (),
+    ) -> Facts:
+        """Returns the facts together with those of the run's privacy plan.
+
+        Args:
+          parameters: Parameters of the plan; they come before those of the run.
+          headline_caveats: Headline caveats of the plan; they come first.
+          not_covered: Data accesses that the plan does not cover; they come last.
+
+        Returns:
+          All facts.
+        """
+        return dataclasses.replace(
+            self,
+            parameters={**parameters, **self.parameters},
+            headline_caveats=(*headline_caveats, *self.headline_caveats),
+            not_covered=(*self.not_covered, *not_covered),
+        )
