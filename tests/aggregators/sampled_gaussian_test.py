@@ -8,8 +8,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import conformance, sampled_gaussian
+from tff_dpftrl.aggregators import sampled_gaussian
 from tff_dpftrl.private_round import clipping, estimators
+from verification import conformance
 
 _VALUE_TYPE = tff.to_type(collections.OrderedDict(a=(np.float32, [3]), b=(np.float32, [2, 2])))
 _FIXED = estimators.FixedDenominator(0.1, 50)

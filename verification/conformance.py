@@ -1,12 +1,12 @@
-"""What every factory for private averages must do, as checks that any test can call.
+"""Conformance checks for aggregation factories of private averages.
 
-Point the checks at a factory of your own through a function
+Call the checks on a custom factory through a function
 
     def make(noise_multiplier, clip_norm, clients_per_round):
         return MyFactory(...)
 
-and call each of `ALL_CHECKS` with it, under pytest, unittest or neither. A check
-raises AssertionError if the factory breaks the contract.
+Each of `ALL_CHECKS` takes that function, under any test runner, and raises
+AssertionError if the factory breaks the contract.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class MakeFactory(Protocol):
         self, noise_multiplier: float, clip_norm: float, clients_per_round: int
     ) -> tff.aggregators.UnweightedAggregationFactory:
         """Returns a factory with this noise, clip norm and denominator."""
+        ...
 
 
 _HUGE = 1e6

@@ -9,8 +9,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import aggregators
-from tff_dpftrl.aggregators import conformance, updates
+from tff_dpftrl.aggregators import updates
 from tff_dpftrl.mechanisms import blt, identity, tree
+from verification import conformance
 
 _BLT = blt.Blt((0.99, 0.8), (0.05, 0.2))
 
