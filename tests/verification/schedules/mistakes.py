@@ -100,13 +100,13 @@ class CountsReportsTwice(aggregator.Aggregator):
 
 
 class AddsVectorsThatComeAgain(secure_aggregator.SecureAggregator):
-    def _hear(self, message):
+    def _check(self, message):
         is_again = self._steps.get(message.device) == message.step == 2
         if is_again and not self._is_over and message.content != b"\xff":
             read = secure_sum_pb2.ToServer.FromString(message.content)
             layout = self._settings.parameters.layout
             self._group._sum.add(vectors.unpack(read.masked_vector.content, layout))
-        super()._hear(message)
+        super()._check(message)
 
 
 class CountsWhoWasThere(secure_aggregator.SecureAggregator):

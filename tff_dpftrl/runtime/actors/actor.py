@@ -1,4 +1,4 @@
-"""What an actor is: messages in, effects out, one at a time."""
+"""Actors: state machines that take one message at a time and return effects."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Gives a message to another actor, a device or an observer.
+    """Effect: a message for another actor, a device or the observer.
 
     Attributes:
-      to: Its address.
+      to: Address of the receiver.
       message: One of `messages`.
     """
 
@@ -22,10 +22,10 @@ class Send:
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """Gives a message to the actor itself, later.
+    """Effect: a timer, after which the actor receives a message of its own.
 
     Attributes:
-      seconds: How much later.
+      seconds: Delay in seconds.
       message: Any object.
     """
 
@@ -35,10 +35,10 @@ class After:
 
 @dataclasses.dataclass(frozen=True)
 class Spawn:
-    """Makes and starts another actor.
+    """Effect: another actor is built and started.
 
     Attributes:
-      address: Its address; new.
+      address: New address of that actor.
       role: One of `roles`.
     """
 
@@ -48,10 +48,10 @@ class Spawn:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """Ends an actor, which may be the one that says so.
+    """Effect: an actor is ended, perhaps the one whose effect it is.
 
     Attributes:
-      address: Its address; nothing happens if there is none.
+      address: Address of the actor; nothing happens if there is none.
     """
 
     address: str
@@ -61,10 +61,10 @@ Effect: TypeAlias = Send | After | Spawn | Stop
 
 
 class Actor(abc.ABC):
-    """A state machine; see the package for what it may expect of the engine that runs it.
+    """State machine that an engine runs; the package's docstring says what the engine must do.
 
     Attributes:
-      address: Where its messages are sent.
+      address: Address of the actor.
       now: Time of the current step, in seconds.
     """
 
@@ -74,13 +74,13 @@ class Actor(abc.ABC):
         self._effects: list[Effect] = []
 
     def start(self, now: float) -> list[Effect]:
-        """Begins; called once, before the first message.
+        """Starts the actor; called once, before the first message.
 
         Args:
-          now: Seconds on the engine's clock.
+          now: Time in seconds on the engine's clock.
 
         Returns:
-          What the engine is to do, in order.
+          The effects that the engine carries out, in order.
         """
         self.now = now
         self._begin()
@@ -90,14 +90,14 @@ class Actor(abc.ABC):
         """Handles one message.
 
         Args:
-          now: Seconds on the engine's clock.
-          message: What arrived.
+          now: Time in seconds on the engine's clock.
+          message: The message.
 
         Returns:
-          What the engine is to do, in order.
+          The effects that the engine carries out, in order.
 
         Raises:
-          TypeError: If this kind of actor knows no such message.
+          TypeError: If this kind of actor handles no such message.
         """
         self.now = now
         self._receive(message)
@@ -109,27 +109,27 @@ class Actor(abc.ABC):
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """What `start` does."""
+        """Does the work of `start`."""
 
     @abc.abstractmethod
     def _receive(self, message: Any) -> None:
-        """What `step` does."""
+        """Does the work of `step`."""
 
     def _unknown(self, message: Any) -> TypeError:
         return TypeError(f"{self.address} got a message of the type {type(message).__name__}.")
 
     def send(self, to: str, message: Any) -> None:
-        """Notes a `Send`."""
+        """Adds a `Send` to the step's effects."""
         self._effects.append(Send(to, message))
 
     def after(self, seconds: float, message: Any) -> None:
-        """Notes an `After`."""
+        """Adds an `After` to the step's effects."""
         self._effects.append(After(seconds, message))
 
     def spawn(self, address: str, role: Any) -> None:
-        """Notes a `Spawn`."""
+        """Adds a `Spawn` to the step's effects."""
         self._effects.append(Spawn(address, role))
 
     def stop(self, address: str) -> None:
-        """Notes a `Stop`."""
+        """Adds a `Stop` to the step's effects."""
         self._effects.append(Stop(address))

@@ -8,7 +8,7 @@ from tff_dpftrl.runtime.actors import messages, population, reporting, roles, se
 
 
 class Aggregator(reporting.Reporting):
-    """Adds each device's report once, as it comes, and keeps none of them."""
+    """Aggregator of reports in the clear: adds each device's report once, and keeps none."""
 
     def __init__(
         self,
@@ -18,12 +18,12 @@ class Aggregator(reporting.Reporting):
         randomness: random.Random,
         pace: selector.Pace,
     ):
-        """See `factory.ActorFactory.build`."""
+        """Begins with an empty sum; `factory.ActorFactory` documents the arguments."""
         super().__init__(address, task, role, randomness, pace)
         self._summation = task.summation.for_round(role.model)
         self._total = self._summation.zero()
         self._outstanding = set(role.devices)
-        self._silent = set(role.devices)  # Who has sent nothing.
+        self._silent = set(role.devices)  # Devices that have sent nothing.
         self._reported: set[str] = set()
         self._given_up: set[str] = set()
         self._is_closed = False
@@ -51,12 +51,12 @@ class Aggregator(reporting.Reporting):
                 raise self._unknown(message)
 
     def _drop(self, devices: set[str]) -> None:
-        """Waits no longer for devices."""
+        """Stops waiting for devices."""
         dropped = devices & self._outstanding
         if dropped:
             self._outstanding -= dropped
             self._counts["dropped"] += len(dropped)
-            self._tell_count()
+            self._send_count()
 
     def _report(self, message: messages.Report) -> None:
         device = message.device
@@ -74,7 +74,7 @@ class Aggregator(reporting.Reporting):
             self._outstanding.discard(device)
             self._reported.add(device)
             self._add(message)
-            self._tell_count()
+            self._send_count()
 
     def _add(self, message: messages.Report) -> None:
         try:
@@ -86,7 +86,7 @@ class Aggregator(reporting.Reporting):
         self._counts["reports"] += 1
         self._accept(message.device)
 
-    def _tell_count(self) -> None:
+    def _send_count(self) -> None:
         if not self._is_closed:
             self.send(
                 self._role.attempt,

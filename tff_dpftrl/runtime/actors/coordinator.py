@@ -5,38 +5,46 @@ from __future__ import annotations
 import collections
 import dataclasses
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tff_dpftrl.runtime.actors import actor, experience, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
 _SKIP_EXCHANGES = 6  # Exchanges with the store that a skipped round may take.
-_LONGEST_PAUSE = 32  # Heartbeats between two attempts while the store makes no commit.
+_LONGEST_PAUSE = 32  # Heartbeats between two attempts while commits fail.
 
 
 @dataclasses.dataclass(frozen=True)
 class _Attempt:
-    """The attempt that runs; it may be one at skipping the round."""
+    """The running attempt at a round, or at skipping it.
+
+    Attributes:
+      address: Address of its Master Aggregator.
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      deadline: Time at which the attempt is abandoned, in seconds.
+      skips: Whether the round is skipped.
+    """
 
     address: str
     task: str
     round_index: int
     deadline: float
-    skips: bool = False
+    skips: bool
 
 
 class Coordinator(actor.Actor):
-    """Chooses tasks, has devices chosen, and has one attempt at a round made after another.
+    """Leader of a population: chooses tasks, opens selections and starts attempts at rounds.
 
-    One attempt runs at a time, while the devices of the next one are chosen. Everything it
-    knows is from the store; when it dies, the next one reads the same.
+    One attempt runs at a time, while the devices of the next one are selected. All that a
+    Coordinator needs is in the store; when it dies, the next one reads the same.
 
-    The devices of an attempt may have counted the round as their participation, whatever became
-    of it. An attempt that fails therefore uses its round up: the round is committed as skipped,
-    so that the separations of the devices run on. So is a round for which too few devices wait
-    while others come by that have to rest: at most `min_sep` rounds in a row, after which no
-    device has to rest any more.
+    Devices of a failed attempt may have counted the round as a participation. The attempt
+    therefore uses its round up: the round is committed as skipped, so that the devices'
+    separations go on. A round is also skipped when too few devices wait while others check in
+    that have to rest. At most `min_sep` rounds in a row are skipped for rests: then no device has
+    to rest any more.
     """
 
     def __init__(
@@ -47,34 +55,36 @@ class Coordinator(actor.Actor):
         store_address: str,
         randomness: random.Random,
     ):
-        """See `factory.ActorFactory.build`."""
+        """Stores the parts; `factory.ActorFactory` documents them."""
         super().__init__(address)
         self._served = served
         self._selectors = selectors
         self._store_address = store_address
         self._random = randomness
         self._started_at = 0.0
-        self._epoch = 0  # While it does not lead.
+        self._epoch = 0  # 0 while it does not lead.
         self._lease_ends = 0.0
         self._commits: dict[str, interface.Commit] = {}
         self._is_reading = False
         self._request = 0
-        self._abandoned: collections.Counter[str] = collections.Counter()  # And not skipped.
+        self._abandoned: collections.Counter[str] = (
+            collections.Counter()
+        )  # Attempts whose round is not skipped.
         self._to_skip: dict[str, int] = {}  # Rounds that were used up by failed attempts, by task.
-        self._last_used: dict[str, int] = {}  # The last round that devices may have counted.
+        self._last_used: dict[str, int] = {}  # Last round that devices may have counted, by task.
         self._attempt: _Attempt | None = None
         self._experience = {task.name: experience.Experience(task.rounds) for task in served.tasks}
         self._not_stored = 0  # Attempts since the last commit.
         self._paused_until = 0.0
         self._serial = 0
-        self._forwards: dict[str, int] = {}  # The last serial that each Selector was sent.
-        self._next: population.Task | None = None  # Whose devices are being chosen.
+        self._forwards: dict[str, int] = {}  # Serial of the last forward, by Selector.
+        self._next: population.Task | None = None  # Task whose selection is open.
         self._opened_at = 0.0
-        self._opening: messages.SelectionOpened | None = None  # What the observer was told.
-        self._waiting: dict[str, int] = {}
-        self._resting: dict[str, int] = {}  # How often resting devices came by, by Selector,
-        self._resting_before: dict[str, int] = {}  # also before the last attempt ended.
-        self._free_since = 0.0  # When the last attempt ended.
+        self._opening: messages.SelectionOpened | None = None  # The last one sent to the observer.
+        self._waiting: dict[str, int] = {}  # Number of waiting devices, by Selector.
+        self._resting: dict[str, int] = {}  # Check-ins of resting devices, by Selector.
+        self._resting_before: dict[str, int] = {}  # The same when the last attempt ended.
+        self._free_since = 0.0  # Time at which the last attempt ended.
         self._is_stopped = False
 
     def _begin(self) -> None:
@@ -99,7 +109,7 @@ class Coordinator(actor.Actor):
             case messages.CommitsRead():
                 self._read(message)
             case messages.DevicesWaiting():
-                self._hear_who_waits(message)
+                self._count_waiting(message)
             case messages.RoundCommitted():
                 self._committed(message)
             case messages.RoundAbandoned():
@@ -127,13 +137,13 @@ class Coordinator(actor.Actor):
         if self._epoch:
             if message.epoch == self._epoch:
                 self._lease_ends = max(self._lease_ends, lease_ends)
-            else:  # It held the lease twice: nobody can tell what happened in between.
+            else:  # Between the two leases, another Coordinator may have led.
                 self._stop("the lease is of another epoch")
         elif self.now < lease_ends:
             self._epoch = message.epoch
             self._lease_ends = lease_ends
-            self._ask_for_commits()
-            self._tell_selectors()
+            self._request_commits()
+            self._notify_selectors()
 
     def _stop(self, reason: str) -> None:
         self._is_stopped = True
@@ -154,16 +164,16 @@ class Coordinator(actor.Actor):
                 self.send(attempt.address, messages.AbandonRound("its time is over"))
                 self._lose_attempt(attempt.address, "its time is over", {})
             elif self._is_reading:
-                self._ask_for_commits()
+                self._request_commits()
             serial = self._serial
             self._begin_round()
-            if serial == self._serial:  # Otherwise they were told.
-                self._tell_selectors()
+            if serial == self._serial:  # Otherwise the attempt has notified the Selectors.
+                self._notify_selectors()
         self.after(self._served.heartbeat_seconds, _TICK)
 
-    # What is committed.
+    # Commits.
 
-    def _ask_for_commits(self) -> None:
+    def _request_commits(self) -> None:
         self._is_reading = True
         self._request += 1
         names = tuple(task.name for task in self._served.tasks)
@@ -173,7 +183,7 @@ class Coordinator(actor.Actor):
         if not self._is_reading or message.request != self._request:
             return
         self._is_reading = False
-        if not self._commits:  # From now on devices are wanted.
+        if not self._commits:  # The first read: from now on devices are selected.
             self.send(messages.OBSERVER, messages.Leading(self._served.name, self._epoch))
         for commit in message.commits:
             if commit.task not in self._last_used:
@@ -184,7 +194,7 @@ class Coordinator(actor.Actor):
         self._skip_used_round()
 
     def _take(self, commit: interface.Commit) -> bool:
-        """Notes a commit; returns whether it was news."""
+        """Notes a commit; returns whether it is newer than the known one."""
         known = self._commits.get(commit.task)
         if known is not None and known.rounds_done >= commit.rounds_done:
             return False
@@ -206,7 +216,7 @@ class Coordinator(actor.Actor):
         return True
 
     def _event(self, commit: interface.Commit) -> messages.RoundReleased | messages.RoundSkipped:
-        """Returns what observers are told of the last round of a commit."""
+        """Returns the observers' event for the last round of a commit."""
         round_index, attempt = commit.rounds_done - 1, commit.metrics.get("attempt", "")
         if commit.metrics.get(population.SKIPPED):
             return messages.RoundSkipped(commit.task, round_index, attempt)
@@ -221,7 +231,7 @@ class Coordinator(actor.Actor):
     # Tasks, selection, attempts.
 
     def _open_selection(self) -> None:
-        """Opens the selection for the task that is furthest behind its share."""
+        """Opens the selection for the task with the fewest rounds for its weight."""
 
         def share(task: population.Task) -> float:
             return (self._next_round(task.name) + self._abandoned[task.name]) / task.weight
@@ -234,15 +244,15 @@ class Coordinator(actor.Actor):
             self._next = chosen
             self._opened_at = self.now
             self._waiting.clear()
-        self._tell_opening()
+        self._announce_opening()
 
     def _next_round(self, task: str) -> int:
-        """Returns the round that the next devices of a task are chosen for."""
+        """Returns the index of the round for which a task's next devices are selected."""
         done = self._commits[task].rounds_done
         runs = self._attempt is not None and self._attempt.task == task
         return done + (runs or self._to_skip.get(task) == done)
 
-    def _tell_opening(self) -> None:
+    def _announce_opening(self) -> None:
         opening = messages.SelectionOpened("", 0)
         if self._next is not None:
             name = self._next.name
@@ -253,9 +263,9 @@ class Coordinator(actor.Actor):
 
     def _choose_next(self) -> None:
         self._open_selection()
-        self._tell_selectors()
+        self._notify_selectors()
 
-    def _tell_selectors(self) -> None:
+    def _notify_selectors(self) -> None:
         wish = self._wish()
         for selector in self._selectors:
             self.send(selector, wish)
@@ -272,10 +282,10 @@ class Coordinator(actor.Actor):
             accepting,
         )
 
-    def _hear_who_waits(self, message: messages.DevicesWaiting) -> None:
+    def _count_waiting(self, message: messages.DevicesWaiting) -> None:
         if message.epoch != self._epoch or self._next is None:
             return
-        # While an attempt runs, a Selector may not have forwarded its devices yet.
+        # A Selector may not have forwarded the devices of the running attempt yet.
         is_old = self._attempt is not None and message.serial < self._forwards.get(
             message.selector, 0
         )
@@ -285,7 +295,7 @@ class Coordinator(actor.Actor):
             self._begin_round()
 
     def _begin_round(self) -> None:
-        """Begins an attempt if nothing stands in its way and enough devices wait."""
+        """Begins an attempt if none runs and enough devices wait."""
         self._skip_used_round()
         task = self._next
         if task is None or self._is_busy:
@@ -299,7 +309,7 @@ class Coordinator(actor.Actor):
                 return
             if waiting < task.rounds.least:
                 if self.now - self._free_since < rounds.selection_timeout:
-                    return  # While an attempt ran, devices may not have been wanted.
+                    return  # While an attempt ran, Selectors may have sent devices away.
                 self._opened_at = self.now
                 if self._is_held_up_by_rests(task, waiting):
                     self._skip(task)
@@ -317,9 +327,9 @@ class Coordinator(actor.Actor):
         return self._attempt is not None or self._is_reading or self.now < self._paused_until
 
     def _is_held_up_by_rests(self, task: population.Task, waiting: int) -> bool:
-        """Whether devices that have to rest would be enough for a round, with those that wait."""
+        """Returns whether waiting and resting devices together would be enough for a round."""
         stride = self._commits[task.name].rounds_done - self._last_used[task.name]
-        if stride >= task.min_sep:  # Nobody has to rest.
+        if stride >= task.min_sep:  # No device has to rest.
             return False
         resting = sum(
             max(count - self._resting_before.get(selector, 0), 0)
@@ -328,7 +338,7 @@ class Coordinator(actor.Actor):
         return waiting + resting >= task.rounds.least
 
     def _skip_used_round(self) -> None:
-        """Skips a round that a failed attempt has used up, if there is one and nothing runs."""
+        """Skips a round that a failed attempt has used up, if there is one and no attempt runs."""
         for task in self._served.tasks:
             if self._is_busy:
                 return
@@ -339,41 +349,57 @@ class Coordinator(actor.Actor):
                 else:
                     del self._to_skip[task.name]
 
-    def _skip(self, task: population.Task) -> None:
-        """Has the next round of a task committed as skipped."""
+    def _spawn_attempt(
+        self,
+        task: population.Task,
+        longest: float,
+        model: bytes = b"",
+        selectors: Iterable[str] = (),
+        half_seconds: float = 0.0,
+        *,
+        skips: bool = False,
+    ) -> _Attempt:
+        """Spawns the Master Aggregator of an attempt at the next round, and notes the attempt.
+
+        Args:
+          task: The task.
+          longest: Seconds after which the attempt is abandoned.
+          model: Serialised model for the devices.
+          selectors: Addresses of the Selectors that forward devices.
+          half_seconds: Seconds in which half of the goal's reports came; 0 if not known.
+          skips: Whether the round is skipped.
+
+        Returns:
+          The attempt.
+        """
         self._serial += 1
         commit = self._commits[task.name]
         address = f"{self.address}/round/{self._serial}"
         role = roles.MasterAggregatorRole(
-            self.address, self._epoch, commit, b"", frozenset(), skips=True
+            self.address, self._epoch, commit, model, frozenset(selectors), skips, half_seconds
         )
         self.spawn(address, role)
-        deadline = self.now + _SKIP_EXCHANGES * task.rounds.exchange_timeout
-        self._attempt = _Attempt(address, task.name, commit.rounds_done, deadline, skips=True)
+        attempt = _Attempt(address, task.name, commit.rounds_done, self.now + longest, skips)
+        self._attempt = attempt
+        return attempt
+
+    def _skip(self, task: population.Task) -> None:
+        """Has the next round of a task committed as skipped."""
+        self._spawn_attempt(task, _SKIP_EXCHANGES * task.rounds.exchange_timeout, skips=True)
         self._choose_next()
 
     def _make_attempt(self, task: population.Task) -> None:
+        """Begins an attempt with devices drawn at random from those that wait at all Selectors."""
         chosen = self._random.sample(
             list(self._waiting),
             min(self._experience[task.name].wanted, sum(self._waiting.values())),
             counts=self._waiting.values(),
         )
         from_selector = collections.Counter(chosen)
-        self._serial += 1
-        commit = self._commits[task.name]
-        address = f"{self.address}/round/{self._serial}"
         model = self._commits[task.model_of or task.name].model
-        role = roles.MasterAggregatorRole(
-            self.address,
-            self._epoch,
-            commit,
-            model,
-            frozenset(from_selector),
-            half_seconds=self._experience[task.name].half_seconds,
-        )
-        self.spawn(address, role)
-        self._attempt = _Attempt(address, task.name, commit.rounds_done, self.now + task.longest)
-        began = messages.RoundBegan(task.name, commit.rounds_done, address, len(chosen))
+        half_seconds = self._experience[task.name].half_seconds
+        attempt = self._spawn_attempt(task, task.longest, model, from_selector, half_seconds)
+        began = messages.RoundBegan(task.name, attempt.round_index, attempt.address, len(chosen))
         self.send(messages.OBSERVER, began)
         self._next = None
         self._open_selection()
@@ -383,14 +409,14 @@ class Coordinator(actor.Actor):
             if count:
                 self._forwards[selector] = self._serial
                 forward = messages.ForwardDevices(
-                    self._epoch, self._serial, address, task.name, count, wish
+                    self._epoch, self._serial, attempt.address, task.name, count, wish
                 )
                 self.send(selector, forward)
             else:
                 self.send(selector, wish)
 
     def _pause(self) -> None:
-        """Begins no attempt for a while: each costs devices a participation, as on a full disk."""
+        """Backs off: each attempt costs devices a participation, and the store makes no commit."""
         pause = min(2**self._not_stored, _LONGEST_PAUSE) * self._served.heartbeat_seconds
         self._paused_until = self.now + pause
         self._not_stored += 1
@@ -409,7 +435,7 @@ class Coordinator(actor.Actor):
         self._end_attempt()
         if attempt.skips:
             if self.now >= self._paused_until:
-                self._pause()  # Nothing else keeps it from being tried again at once.
+                self._pause()  # Otherwise the skip would be retried at once, again and again.
         elif used_devices:
             self._to_skip[attempt.task] = attempt.round_index
             self._last_used[attempt.task] = attempt.round_index
@@ -419,5 +445,5 @@ class Coordinator(actor.Actor):
             messages.OBSERVER,
             messages.RoundLost(attempt.task, attempt.round_index, address, reason, counts),
         )
-        # Its commit may have been made, or be on its way: only the store knows.
-        self._ask_for_commits()
+        # The attempt's commit may have been made, or be on its way: only the store knows.
+        self._request_commits()

@@ -1,4 +1,4 @@
-"""What a Coordinator learns from a task's attempts about the devices that it chooses."""
+"""Estimates of how many selected devices report, and how soon, from a task's earlier attempts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SLOWER = 1.5  # Factor of the expected time after an attempt with too few repor
 
 
 class Experience:
-    """The share of the chosen devices that report, and how soon they do: two numbers in memory.
+    """Estimated share of the selected devices that report, and the time that reports take.
 
     Attributes:
       half_seconds: Seconds in which half of the goal's reports come; 0 while that is not known.
     """
 
     def __init__(self, rounds: population.RoundSettings):
-        """Begins with what the task declares.
+        """Begins with the share that the task's over-selection assumes.
 
         Args:
           rounds: Sizes and time-outs of the task's rounds.
@@ -32,12 +32,12 @@ class Experience:
 
     @property
     def wanted(self) -> int:
-        """Devices to choose, so that as many report as the goal needs."""
+        """Number of devices to select so that the goal's number of reports is expected."""
         needed = math.ceil(self._rounds.goal_count / self._share - 1e-9)
         return min(max(needed, self._rounds.wanted), self._rounds.most_wanted)
 
     def committed(self, turnout: messages.Turnout) -> None:
-        """Learns from an attempt that was committed."""
+        """Updates the estimates after an attempt that was committed."""
         self._learn_share(turnout)
         seconds = turnout.half_seconds
         if seconds:
@@ -45,7 +45,13 @@ class Experience:
             self.half_seconds = max(seconds, slowly)
 
     def abandoned(self, turnout: messages.Turnout) -> None:
-        """Learns from an attempt without a commit; if few reported, they may need more time."""
+        """Updates the estimates after an attempt without a commit.
+
+        If too few devices reported, the next ones get more time.
+
+        Args:
+          turnout: Numbers of devices that were chosen and that reported.
+        """
         self._learn_share(turnout)
         if turnout.reported < self._rounds.least:
             self.half_seconds = min(_SLOWER * self.half_seconds, self._rounds.reporting_timeout)

@@ -13,7 +13,7 @@ _COMMIT_TRIES = 3
 
 
 class _Phase(enum.Enum):
-    """Where an attempt is; also what a time-out is for."""
+    """Phase of an attempt, also the message of its time-out; the value is the time-out's reason."""
 
     SELECTION = "devices were not forwarded in time"
     REPORTING = "too few reports"
@@ -24,11 +24,11 @@ class _Phase(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class _GiveUp:
-    """A timer: who has sent nothing, or who has not finished, is not waited for any longer.
+    """Timer at which silent devices are dropped, or reporting is closed.
 
     Attributes:
-      half_seconds: What its time was computed from; another value takes the place of this timer.
-      is_last: Whether reporting is closed.
+      half_seconds: Seconds from which the time was computed; after a change the timer is void.
+      is_last: Whether reporting is closed, rather than silent devices dropped.
     """
 
     half_seconds: float
@@ -36,9 +36,9 @@ class _GiveUp:
 
 
 class MasterAggregator(actor.Actor):
-    """Spawns Aggregators, merges their sums, has the noise drawn, and commits.
+    """Maker of one attempt: spawns Aggregators, merges their sums, adds the noise, and commits.
 
-    The noised result goes to the store and to nobody else before the store has confirmed it.
+    Before the store has confirmed the noised result, it goes to the store and to nobody else.
     An attempt that ends in any other way has released nothing.
     """
 
@@ -49,7 +49,7 @@ class MasterAggregator(actor.Actor):
         served: population.Task,
         role: roles.MasterAggregatorRole,
     ):
-        """See `factory.ActorFactory.build`."""
+        """Stores the parts; `factory.ActorFactory` documents them."""
         super().__init__(address)
         self._store_address = store_address
         self._task = served
@@ -58,7 +58,8 @@ class MasterAggregator(actor.Actor):
         self._phase = _Phase.SELECTION
         self._selectors = set(role.expected)
         self._devices: dict[str, None] = {}  # In the order of arrival.
-        self._progress: dict[str, tuple[int, int]] = {}  # Of the Aggregators that live.
+        # Numbers of accepted and outstanding reports of each Aggregator that lives.
+        self._progress: dict[str, tuple[int, int]] = {}
         self._began_at = 0.0
         self._half_seconds = role.half_seconds
         self._turnout = messages.Turnout(0, 0, 0, 0.0)
@@ -168,10 +169,11 @@ class MasterAggregator(actor.Actor):
 
     def _counted(self, message: messages.ReportsCounted) -> None:
         if self._phase is _Phase.REPORTING and message.aggregator in self._progress:
-            told = message.accepted, message.outstanding
-            # Who was there for a secure sum may leave; of two counts the newer one is less.
+            counts = message.accepted, message.outstanding
+            # Counts may overtake each other. The newer one has the smaller weighted sum, also when
+            # a device that had arrived for a secure sum leaves.
             self._progress[message.aggregator] = min(
-                self._progress[message.aggregator], told, key=lambda told: told[0] + 2 * told[1]
+                self._progress[message.aggregator], counts, key=lambda both: both[0] + 2 * both[1]
             )
             self._close_if_complete()
 
@@ -195,7 +197,7 @@ class MasterAggregator(actor.Actor):
             self._expect(seconds)
 
     def _expect(self, half_seconds: float) -> None:
-        """Sets the time at which devices that have sent nothing are given up.
+        """Sets the timer at which devices that have sent nothing are dropped.
 
         Args:
           half_seconds: Seconds in which half of the goal's reports come.
@@ -204,7 +206,7 @@ class MasterAggregator(actor.Actor):
         self.after(self._rounds.patience(half_seconds) - passed, _GiveUp(half_seconds))
 
     def _give_up(self, timer: _GiveUp) -> None:
-        """Has silent devices dropped; those that send have as much time again."""
+        """Has silent devices dropped; devices that are sending get as much time again."""
         if timer.is_last:
             self._close()
             return
@@ -215,7 +217,7 @@ class MasterAggregator(actor.Actor):
         )
 
     def _no_group_is_short(self) -> bool:
-        """Whether no group would be lost for want of devices that may still come."""
+        """Returns whether no group needs outstanding devices for its smallest sum."""
         if self._task.secure_sum is None:
             return True
         least = self._task.secure_sum.parameters.least_devices
@@ -273,7 +275,7 @@ class MasterAggregator(actor.Actor):
         self._commit(self._task.server_step.apply(total, reports, self._role.model, state))
 
     def _commit(self, result: population.StepResult) -> None:
-        """Has a result stored: of a round, or of one that is skipped."""
+        """Has the result of a round, or of a skipped round, stored."""
         self._phase = _Phase.COMMITTING
         commit = self._role.commit
         self._result = messages.CommitRound(

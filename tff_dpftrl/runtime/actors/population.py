@@ -1,7 +1,7 @@
-"""What a population's server is told: tasks, sizes and time-outs of rounds, leases.
+"""Settings of a population: its tasks, sizes and time-outs of rounds, and leases.
 
-What a task does stands behind two small interfaces: how reports are summed, and what the
-server makes of a sum. TensorFlow is behind them, or nothing but integers.
+Two small interfaces hide what a task computes: `Summation` sums reports, and `ServerStep` turns a
+sum into the next model. They are implemented with TensorFlow, or with plain integers in tests.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from tff_dpftrl.secure_sums import vectors
 
 
 class UnusableReport(ValueError):
-    """A report that cannot be in a sum: wrong shape, not finite, not readable."""
+    """A report that cannot be summed: wrong shape, not finite, not readable."""
 
 
 class Summation(abc.ABC):
-    """How the reports of a task are summed; it has no state of its own.
+    """Stateless sum of a task's reports.
 
-    Aggregators of one round may run in different processes; a total has to travel between
-    them. Reports are added as they come and not kept. Where a task is summed securely, no
-    report is ever seen: groups of devices hand over sums (`of_group`), and the Master
-    Aggregator knows totals and counts only in any case.
+    Aggregators of one round may run in different processes, so that a total must be picklable.
+    Reports are added as they come and not kept. In a secure sum, the server never sees a report:
+    groups of devices hand over sums (`of_group`). The Master Aggregator only sees totals and
+    counts in any case.
     """
 
     @abc.abstractmethod
     def zero(self) -> Any:
-        """The sum of no reports."""
+        """Returns the sum of no reports."""
 
     def for_round(self, model: bytes) -> Summation:
-        """Returns what sums the reports of a round, where it depends on the devices' model.
+        """Returns the summation of one round, which may depend on the devices' model.
 
         Args:
-          model: The committed model that the devices begin with.
+          model: Serialised committed model that the devices begin with.
 
         Returns:
-          The summation of that round.
+          The summation of that round; by default this one.
         """
         del model
         return self
@@ -52,14 +52,14 @@ class Summation(abc.ABC):
         """Adds a report.
 
         Args:
-          total: The sum so far; it may be changed in place unless this raises.
-          payload: From the device; not to be trusted.
+          total: Sum of the earlier reports; it may be changed in place unless this raises.
+          payload: Report that a device sent. Untrusted: validate before use.
 
         Returns:
-          The sum with it.
+          The sum with the report.
 
         Raises:
-          UnusableReport: If it cannot be added; `total` is unchanged.
+          UnusableReport: If the report cannot be added; `total` is unchanged.
         """
 
     @abc.abstractmethod
@@ -67,17 +67,17 @@ class Summation(abc.ABC):
         """Adds two sums; both may be changed in place."""
 
     def of_group(self, vector: vectors.Vector, num_devices: int) -> Any:
-        """Makes a sum of what a group of devices has summed securely.
+        """Decodes the secure sum of a group of devices.
 
         Args:
-          vector: The sum, laid out as the task's `SecureSumSettings` have it.
-          num_devices: How many devices' vectors are in it.
+          vector: Sum of the devices' vectors, in the layout of the task's `SecureSumSettings`.
+          num_devices: Number of devices whose vectors are in the sum.
 
         Returns:
           The sum of their reports.
 
         Raises:
-          UnusableReport: If it cannot be the sum of so many; the group is lost then.
+          UnusableReport: If it cannot be the sum of that many reports; the group is lost then.
           TypeError: If the task's reports are not summed securely.
         """
         del vector, num_devices
@@ -86,12 +86,12 @@ class Summation(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What the server made of a sum. It may not leave the server before it is committed.
+    """Result of a server step. It may not leave the server before it is committed.
 
     Attributes:
-      model: The new model, serialised; empty if the task has none of its own.
-      state: The new aggregator's state, serialised; secret.
-      metrics: Of the round, JSON-compatible, for everybody to see after the commit.
+      model: Serialised new model; empty if the task trains no model.
+      state: Serialised new state of the aggregator; secret.
+      metrics: Metrics of the round, JSON-compatible; public after the commit.
     """
 
     model: bytes = dataclasses.field(repr=False)
@@ -100,37 +100,37 @@ class StepResult:
 
 
 class ServerStep(abc.ABC):
-    """What the server makes of a round's sum; noise is drawn here.
+    """The server's update of a round: adds the noise to the sum and updates the model.
 
-    It must be a function of its arguments: noise comes from the seed in `state`, so that a
-    round that is retried draws the same noise. It sends, logs and writes nothing.
+    It must be a pure function of its arguments: the noise comes from the seed in `state`, so that a
+    retried round draws the same noise. It sends, logs and writes nothing.
     """
 
     @abc.abstractmethod
     def apply(self, total: Any, num_reports: int, model: bytes, state: bytes) -> StepResult:
-        """Makes the next model.
+        """Computes the next model.
 
         Args:
-          total: Sum of the reports, as the task's summation has it.
-          num_reports: How many are in it.
-          model: The committed model that the devices began with.
-          state: The committed aggregator's state; secret.
+          total: Sum of the reports, as the task's summation returns it.
+          num_reports: Number of reports in the sum.
+          model: Serialised committed model that the devices began with.
+          state: Serialised committed state of the aggregator; secret.
 
         Returns:
-          The next model and state, and metrics.
+          The next model and state, and the metrics of the round.
         """
 
     @abc.abstractmethod
     def skip(self, model: bytes, state: bytes) -> StepResult:
-        """Passes over a round of which nothing is released.
+        """Skips a round of which nothing is released.
 
         Args:
-          model: The committed model.
-          state: The committed aggregator's state; secret.
+          model: Serialised committed model.
+          state: Serialised committed state of the aggregator; secret.
 
         Returns:
-          The model as it is, the state that the next round begins with, past the noise of this
-          one, and metrics, among them `SKIPPED`.
+          The unchanged model, the state of the next round, past the noise of the skipped one, and
+          metrics, among them `SKIPPED`.
         """
 
 
@@ -138,7 +138,7 @@ SKIPPED = "skipped"
 """Name of the metric that is true in the row of a skipped round, and missing in all others."""
 
 _MOST_REPORTS = 10**9
-_PATIENCE = 4  # Times the time in which half of the goal has come.
+_PATIENCE = 4  # Multiple of the time in which half of the goal's reports come.
 _SHORTEST_PATIENCE = 0.1  # Share of the time-out.
 
 
@@ -147,16 +147,16 @@ class RoundSettings:
     """Sizes and time-outs of a round (Bonawitz et al. 2019, section 2.2).
 
     Attributes:
-      goal_count: Reports after which a round is complete.
-      over_selection: Devices chosen for each report of the goal; some will not report.
-      least_fraction: Share of the goal that is enough when time is over.
+      goal_count: Number of reports that complete a round.
+      over_selection: Devices selected for each report of the goal, since some will not report.
+      least_fraction: Share of the goal that suffices at the time-out.
       selection_timeout: Seconds after which a round begins with fewer devices.
       reporting_timeout: Seconds that devices have to report.
-      devices_per_aggregator: Size of the groups that are summed by one Aggregator.
-      exchange_timeout: Seconds that an actor waits for another one's answer.
-      most_over_selection: Largest number of devices chosen for each report of the goal, where
-        many have not reported in the rounds before. Sums hold `wanted` reports at most, all the
-        same. No more than `over_selection` are chosen if this is not larger.
+      devices_per_aggregator: Number of devices whose reports one Aggregator sums.
+      exchange_timeout: Seconds that an actor waits for another actor's answer.
+      most_over_selection: Largest number of devices selected for each report of the goal, where
+        many have not reported in earlier rounds. A sum still holds at most `wanted` reports. A
+        value of at most `over_selection` has no effect.
     """
 
     goal_count: int
@@ -180,21 +180,21 @@ class RoundSettings:
 
     @property
     def wanted(self) -> int:
-        """Devices to choose if most of them report; no sum ever holds more reports."""
+        """Number of devices to select if most of them report; no sum ever holds more reports."""
         return math.ceil(self.goal_count * self.over_selection - 1e-9)
 
     @property
     def most_wanted(self) -> int:
-        """Devices to choose at most."""
+        """Largest number of devices to select."""
         return max(self.wanted, math.ceil(self.goal_count * self.most_over_selection - 1e-9))
 
     @property
     def extra_seconds(self) -> float:
-        """Seconds that selection goes on for devices beyond `wanted`, at most."""
+        """Longest time that selection goes on for devices beyond `wanted`, in seconds."""
         return _SHORTEST_PATIENCE * self.selection_timeout
 
     def patience(self, half_seconds: float) -> float:
-        """Returns after how many seconds a device that has sent nothing is given up.
+        """Returns the seconds after which a device that has sent nothing is dropped.
 
         Args:
           half_seconds: Seconds in which half of the goal's reports come.
@@ -204,28 +204,29 @@ class RoundSettings:
 
     @property
     def least(self) -> int:
-        """Devices to begin a round with, and reports to complete it with, at least."""
+        """Smallest number of devices to begin a round, and of reports to complete it."""
         return math.ceil(self.goal_count * self.least_fraction - 1e-9)
 
     @property
     def longest(self) -> float:
-        """Seconds after which an attempt is over in any case."""
+        """Longest time that an attempt takes, without secure sums, in seconds."""
         return self.reporting_timeout + 6 * self.exchange_timeout
 
 
 @dataclasses.dataclass(frozen=True)
 class SecureSumSettings:
-    """How devices of a task sum their reports, so that the server sees sums of groups only.
+    """Settings of a task whose devices sum their reports securely, in groups.
 
     Attributes:
-      parameters: What the devices demand, by their plan: the layout of a vector, whom the
-        summands are hidden from, and the fewest devices in a group's sum.
-      most_devices: Devices that the moduli have room for, in the sum of all groups.
-      threshold_fraction: Share of the shares of a secret that recovers it; the threat model's
-        own if None (`secure_sums.group.Group`).
-      num_neighbours: Devices that each one shares its secrets with; all of its group if None.
-      step_timeout: Seconds that devices have for each step once reporting is closed; who takes
-        longer has dropped out.
+      parameters: Parameters that the devices' plan demands: layout of a vector, threat model, and
+        smallest number of devices in a group's sum.
+      most_devices: Largest number of devices in the sum of all groups for which the moduli suffice.
+      threshold_fraction: Fraction of a secret's shares that recovers it; the default of the threat
+        model if None (`secure_sums.group.Group`).
+      num_neighbours: Number of devices that each device shares its secrets with; all devices of its
+        group if None.
+      step_timeout: Seconds that devices have for each step once reporting is closed; slower
+        devices count as dropped.
     """
 
     parameters: parameters_lib.Parameters
@@ -240,17 +241,17 @@ class SecureSumSettings:
 
     @property
     def num_steps(self) -> int:
-        """Steps that devices may be waited for in, once reporting is closed."""
+        """Number of steps once reporting is closed."""
         is_active = self.parameters.threat_model is parameters_lib.ThreatModel.ACTIVE_SERVER
         return 4 if is_active else 3
 
     @property
     def longest(self) -> float:
-        """Seconds from the end of reporting to a group's sum, at most: its steps, and the sum."""
+        """Longest time from the end of reporting to a group's sum, in seconds."""
         return (self.num_steps + 1) * self.step_timeout
 
 
-def _always(commit: interface.Commit) -> None:
+def _no_refusal(commit: interface.Commit) -> None:
     del commit
 
 
@@ -259,21 +260,21 @@ class Task:
     """A task of a population.
 
     Attributes:
-      name: Name, the same in the store.
-      rounds: Sizes and time-outs.
-      summation: How reports are summed.
-      server_step: What the server makes of a sum.
-      weight: Its share of the rounds, relative to the population's other tasks.
-      model_of: The task whose committed model the devices get, for an evaluation; its own
-        if None.
-      num_rounds: How many rounds it ends after; None if it does not.
-      pipelined: Whether devices of its next round may be chosen while one reports. Not if
-        the schedule of participation counts on whole rounds between a device's turns.
-      rest_seconds: How long a device that has taken part cannot do so again, about: it is told
-        to come back later by this.
-      refusal: Given the last commit, says why no further round may begin (like a privacy
-        budget), or None.
-      secure_sum: How reports are summed so that the server sees none; None if it sees them.
+      name: Name of the task, also in the store.
+      rounds: Sizes and time-outs of its rounds.
+      summation: Sum of its reports.
+      server_step: The server's update of a round.
+      weight: Relative share of the rounds among the population's tasks.
+      model_of: Name of the task whose committed model the devices get, for an evaluation; the
+        task itself if None.
+      num_rounds: Number of rounds after which the task ends; unlimited if None.
+      pipelined: Whether devices of the next round may be selected while a round reports. Must be
+        False if the participation schedule counts whole rounds between a device's participations.
+      rest_seconds: Approximate time in seconds until a device that has taken part can do so again.
+        It is added to the times at which the device is told to check in.
+      refusal: Function of the last commit that returns the reason why no further round may begin,
+        like a spent privacy budget, or None.
+      secure_sum: Settings of the secure sum; None if the server sees reports in the clear.
       min_sep: Smallest stride between two rounds of one device, in rounds.
     """
 
@@ -286,7 +287,7 @@ class Task:
     num_rounds: int | None = None
     pipelined: bool = True
     rest_seconds: float = 0.0
-    refusal: Callable[[interface.Commit], str | None] = _always
+    refusal: Callable[[interface.Commit], str | None] = _no_refusal
     secure_sum: SecureSumSettings | None = None
     min_sep: int = 1
 
@@ -314,28 +315,28 @@ class Task:
 
     @property
     def longest(self) -> float:
-        """Seconds after which an attempt is over in any case."""
-        return self.rounds.longest + self._sums_last
+        """Longest time that an attempt takes, in seconds."""
+        return self.rounds.longest + self._secure_seconds
 
     @property
     def longest_closing(self) -> float:
-        """Seconds that Aggregators have for their sums once reporting is closed."""
-        return self.rounds.exchange_timeout + self._sums_last
+        """Longest time from the end of reporting to all Aggregators' sums, in seconds."""
+        return self.rounds.exchange_timeout + self._secure_seconds
 
     @property
-    def _sums_last(self) -> float:
+    def _secure_seconds(self) -> float:
         return 0.0 if self.secure_sum is None else self.secure_sum.longest
 
     def num_groups(self, num_devices: int) -> int:
-        """How many Aggregators devices are divided among, evenly.
+        """Computes the number of Aggregators among which devices are divided evenly.
 
-        A group that is summed securely is lost with too many of its devices: where groups of
-        `devices_per_aggregator` would hold fewer than the least sum and, on top of it, as many
-        as are chosen in vain (`over_selection`), there are fewer groups, which are larger. Not
-        with `num_neighbours`: what is proven of such groups is proven up to this size.
+        A secure sum's group is lost if too many of its devices drop out. A group should therefore
+        hold the smallest sum's devices times `over_selection`. Where groups of
+        `devices_per_aggregator` would be smaller, there are fewer and larger groups. This is not
+        done with `num_neighbours`, since the proof for such groups holds up to this size only.
 
         Args:
-          num_devices: How many there are.
+          num_devices: Number of devices.
 
         Returns:
           The number of groups; 0 if there are too few devices for them.
@@ -350,7 +351,7 @@ class Task:
         return groups if num_devices >= groups * least else 0
 
     def is_over(self, commit: interface.Commit) -> bool:
-        """Whether no further round may begin after a commit."""
+        """Returns whether no further round may begin after a commit."""
         if self.num_rounds is not None and commit.rounds_done >= self.num_rounds:
             return True
         return self.refusal(commit) is not None
@@ -358,14 +359,16 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Population:
-    """A population and how it is led.
+    """A population: its tasks, and the times of its leases.
 
     Attributes:
-      name: Name, the same in the store.
-      tasks: Its tasks.
-      lease_seconds: How long a Coordinator leads without renewing its lease.
-      heartbeat_seconds: How often it renews it, and tells the Selectors that it lives.
-      silence_seconds: After which Selectors take the Coordinator for dead.
+      name: Name of the population, also in the store.
+      tasks: Tasks of the population.
+      lease_seconds: Duration of a Coordinator's lease unless it is renewed, in seconds.
+      heartbeat_seconds: Interval at which a Coordinator renews its lease and sends heartbeats to
+        the Selectors, in seconds.
+      silence_seconds: Time without a heartbeat after which a Selector spawns another Coordinator,
+        in seconds.
     """
 
     name: str
@@ -395,7 +398,7 @@ class Population:
             )
 
     def task(self, name: str) -> Task:
-        """The task of a name.
+        """Returns the task of a name.
 
         Raises:
           KeyError: If there is none.

@@ -1,4 +1,4 @@
-"""What Aggregators do with their devices, however these report: configure, accept, refuse."""
+"""The base of both Aggregators: configures devices, and accepts or refuses their reports."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 
 from tff_dpftrl.runtime.actors import actor, messages, population, roles, selector
 
-TOO_OLD = "nobody wants the sum any more"
+TOO_OLD = "the attempt is over"
 
 
 class Reporting(actor.Actor):
-    """An Aggregator of some devices of one attempt, without the sum."""
+    """Aggregator of some devices of one attempt, without the sum."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Reporting(actor.Actor):
         randomness: random.Random,
         pace: selector.Pace,
     ):
-        """See `factory.ActorFactory.build`."""
+        """Stores the parts; `factory.ActorFactory` documents them."""
         super().__init__(address)
         self._task = task
         self._role = role
@@ -32,7 +32,7 @@ class Reporting(actor.Actor):
         self._most_reports = len(role.devices) if most is None else most
 
     def _configure(self, secure_sum_session: bytes = b"") -> None:
-        """Has all devices take part, and itself end when it is forgotten."""
+        """Configures all devices, and sets the timer that ends this actor in any case."""
         role = self._role
         for device in role.devices:
             configure = messages.Configure(

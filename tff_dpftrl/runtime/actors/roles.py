@@ -1,4 +1,4 @@
-"""What an actor is spawned with: data, so that it can be built on another machine."""
+"""Roles of actors: the data that an actor is built from, on any machine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tff_dpftrl.runtime.store import interface
 
 @dataclasses.dataclass(frozen=True)
 class CoordinatorRole:
-    """Leads the population if it gets the lease."""
+    """Role of a Coordinator, which leads the population if it acquires the lease."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MasterAggregatorRole:
-    """Makes one attempt at a round, or skips it.
+    """Role of a Master Aggregator, which makes one attempt at a round, or skips it.
 
     Attributes:
-      coordinator: Who hears of the outcome.
-      epoch: Under which it commits.
-      commit: The commit of the task that it continues from; secret.
-      model: The committed model that devices begin with.
-      expected: Selectors that forward devices.
+      coordinator: Address of the Coordinator, which receives the outcome.
+      epoch: Epoch of the lease under which the round is committed.
+      commit: Last commit of the task, from which the round continues; secret.
+      model: Serialised committed model that devices begin with.
+      expected: Addresses of the Selectors that forward devices.
       skips: Whether the round is skipped: no device takes part, and nothing is released.
       half_seconds: Seconds in which half of the goal's reports came in earlier rounds; 0 if that
         is not known.
@@ -38,16 +38,16 @@ class MasterAggregatorRole:
 
 @dataclasses.dataclass(frozen=True)
 class AggregatorRole:
-    """Sums the reports of some devices of an attempt.
+    """Role of an Aggregator, which sums the reports of some devices of an attempt.
 
     Attributes:
-      attempt: The Master Aggregator.
-      task: The task.
-      round_index: The round, from 0.
-      model: The committed model that devices begin with.
-      devices: Their connections.
-      most_reports: Largest number of reports in its sum; that of its devices if None. Where more
-        devices were chosen than a sum has room for, later reports are refused.
+      attempt: Address of the Master Aggregator.
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      model: Serialised committed model that devices begin with.
+      devices: Addresses of the devices' connections.
+      most_reports: Largest number of reports in the sum; the number of devices if None. Reports
+        beyond it are refused.
     """
 
     attempt: str

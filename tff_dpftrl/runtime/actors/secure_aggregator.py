@@ -15,19 +15,18 @@ from tff_dpftrl.secure_sums import group as group_lib
 from tff_dpftrl.secure_sums import parameters, secure_sum_pb2
 
 VerifyIdentity: TypeAlias = Callable[[bytes, bytes, bytes], bool]
-"""Given the session of a sum, a device's identity key and its proof, whether a genuine device has
-made the key. Called from any thread."""
+"""Function of a secure sum's session, a device's identity key and its proof: returns whether a
+genuine device has made the key. It is called from any thread."""
 
 
 class SecureAggregator(reporting.Reporting):
-    """Passes a group's messages on, and times its steps; sees masked vectors, and their sum.
+    """Aggregator of a secure sum: passes a group's messages on, and times its steps.
 
-    A device has arrived with the first message of its secure sum, its keys. From then on it is
-    counted as others are by their reports, until the Master Aggregator closes reporting. The
-    group goes on with those that are there, from step to step: each ends when nobody is waited
-    for any more, or when its time is over. A group with too few devices left is lost whole, and
-    so is one whose sum is not that of its devices: of the latter the sum was known here, and to
-    nobody else.
+    It sees masked vectors and their sum. A device has arrived with the first message of its secure
+    sum, its keys. From then on it counts as a report, until the Master Aggregator closes reporting.
+    The group then goes from step to step with the devices that have arrived. A step ends when no
+    device is outstanding, or at its time-out. A group with too few remaining devices is lost whole.
+    So is one whose sum cannot be that of its devices; only this actor has seen that sum.
     """
 
     def __init__(
@@ -39,25 +38,32 @@ class SecureAggregator(reporting.Reporting):
         pace: selector.Pace,
         verify_identity: VerifyIdentity | None = None,
     ):
-        """See `factory.ActorFactory.build`."""
+        """Begins a group; `factory.ActorFactory` documents the arguments.
+
+        Raises:
+          ValueError: If the task's reports are in the clear.
+        """
         super().__init__(address, task, role, randomness, pace)
-        self._settings = task.secure_sum
+        settings = task.secure_sum
+        if settings is None:
+            raise ValueError(f"secure_sum of the task {task.name!r} is None: use an Aggregator.")
+        self._settings = settings
         self._session = parameters.new_session()
-        self._group: group_lib.Group | None = group_lib.Group(
-            self._settings.parameters,
+        self._group = group_lib.Group(  # Deleted when it is over, since it is large.
+            settings.parameters,
             self._session,
-            threshold_fraction=self._settings.threshold_fraction,
-            num_neighbours=self._settings.num_neighbours,
+            threshold_fraction=settings.threshold_fraction,
+            num_neighbours=settings.num_neighbours,
             verify_proof=verify_identity and functools.partial(verify_identity, self._session),
             context=session_stream.secure_sum_context(role.task, role.round_index, role.model),
         )
         self._is_over = False
         self._is_lost = False
         self._devices = frozenset(role.devices)
-        self._awaited = set(role.devices)  # In the step that runs.
-        self._here: set[str] = set()  # Who has arrived, and was neither refused nor is gone.
-        self._steps: dict[str, int] = {}  # The last one that each device has taken.
-        self._has_end: set[str] = set()  # Who was accepted or refused, or is gone.
+        self._awaited = set(role.devices)  # Devices whose message of this step is outstanding.
+        self._here: set[str] = set()  # Devices that have arrived, and were not lost or refused.
+        self._steps: dict[str, int] = {}  # The last step of each device.
+        self._has_end: set[str] = set()  # Devices that were accepted or refused, or are gone.
         self._gone: set[str] = set()
 
     @property
@@ -75,7 +81,7 @@ class SecureAggregator(reporting.Reporting):
     def _receive(self, message: object) -> None:
         match message:
             case messages.SecureSumMessage():
-                self._hear(message)
+                self._check(message)
             case messages.Report():
                 self._refuse_report(message)
             case messages.DeviceGone():
@@ -97,14 +103,14 @@ class SecureAggregator(reporting.Reporting):
 
     # Devices.
 
-    def _hear(self, message: messages.SecureSumMessage) -> None:
+    def _check(self, message: messages.SecureSumMessage) -> None:
         device = message.device
         if device not in self._devices:
             self._refuse(device, message.attempt, messages.Refusal.NOT_SELECTED)
         elif message.attempt != self._role.attempt:
             self._refuse(device, message.attempt, messages.Refusal.WRONG_ATTEMPT)
         elif message.step <= self._steps.get(device, -1):
-            # Whoever sent it has, or will have, the answer to the first.
+            # The device has, or will have, the answer to the first message of this step.
             self._counts[messages.Refusal.DUPLICATE.value] += 1
         elif device in self._has_end:
             self._refuse(device, message.attempt, messages.Refusal.LATE)
@@ -132,7 +138,7 @@ class SecureAggregator(reporting.Reporting):
         self._go_on()
 
     def _refuse_report(self, message: messages.Report) -> None:
-        """A report in the clear: never looked at, and its device takes no further part."""
+        """Refuses a report in the clear unseen, and drops its device from the group."""
         device = message.device
         if device in self._devices and device not in self._has_end:
             self._end(device, messages.Refusal.IN_THE_CLEAR)
@@ -170,9 +176,9 @@ class SecureAggregator(reporting.Reporting):
             self._advance()
 
     def _advance(self) -> None:
-        """Ends a step with those that have taken it."""
+        """Ends a step with the devices that have taken it."""
         try:
-            answers = self._group.advance()
+            answers = {str(device): answer for device, answer in self._group.advance().items()}
         except group_lib.GroupLostError:
             self._lose_group()
             return
@@ -184,10 +190,10 @@ class SecureAggregator(reporting.Reporting):
             content = answer.SerializeToString()
             self.send(device, messages.SecureSumAnswer(device, self._steps[device], content))
         self.after(self._settings.step_timeout, self._group.phase)
-        self._go_on()  # If nobody is left.
+        self._go_on()  # At once if no device is left.
 
     def _hand_over(self) -> None:
-        survivors = self._group.survivors
+        survivors = tuple(map(str, self._group.survivors))
         try:
             total = self._task.summation.of_group(self._group.total(), len(survivors))
         except population.UnusableReport:
@@ -210,19 +216,19 @@ class SecureAggregator(reporting.Reporting):
         self._close(None)
 
     def _close(self, total: object, survivors: tuple[str, ...] = ()) -> None:
-        self._group = None
+        del self._group
         self._awaited.clear()
         self._counts["reports"] = len(survivors)
         for device in self._devices.difference(survivors):
             if device in self._gone:
                 self._counts["dropped"] += 1
-            elif device not in self._has_end:  # It may still come, and will be late.
+            elif device not in self._has_end:  # It may still arrive, and will be late.
                 self._counts["dropped" if device in self._steps else "outstanding"] += 1
         self.send(self._role.attempt, messages.PartialSum(self.address, total, dict(self._counts)))
 
 
 class _Unreadable(ValueError):
-    """A message that is none."""
+    """A message that cannot be read."""
 
 
 def _read(message: messages.SecureSumMessage) -> secure_sum_pb2.ToServer:

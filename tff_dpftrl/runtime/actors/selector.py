@@ -1,4 +1,4 @@
-"""The Selector: holds the devices that wait, and sees to it that somebody leads."""
+"""The Selector: chooses among waiting devices, and makes sure that a Coordinator leads."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import TypeAlias
 from tff_dpftrl.runtime.actors import actor, messages, population, roles, waiting
 
 Pace: TypeAlias = Callable[[float, random.Random], tuple[float, ...]]
-"""Given the time and randomness, says when a device is to check in again: seconds from now,
-growing, of which the device takes the first one that it can. Called from any thread."""
+"""Pace steering: a function of the time and a source of randomness that draws when a device is to
+check in again. It returns increasing seconds from now; the device takes the first time that it
+can. It is called from any thread."""
 
-_CHECK = "check that somebody leads"
+_CHECK = "check that a Coordinator leads"
 
 
 class Selector(actor.Actor):
     """Chooses among the devices that connect to it: evenly among addresses, then at random.
 
-    At most as many devices wait as the next round wants. Once so many wait, a further one takes
-    the place of one whose network address has more devices waiting. Among addresses with equally
-    many, reservoir sampling decides: a further device takes the place of a random one with the
-    probability that makes all that came since the last round equally likely to be among those that
-    wait. No guarantee of privacy rests on the choice: DP-FTRL holds for any choice of devices.
+    At most as many devices wait as the next round wants. A further device then takes the place of
+    one whose network address has more waiting devices. Among addresses with equally many, reservoir
+    sampling decides: all devices that came since the last round are equally likely to be among
+    those that wait. No privacy guarantee rests on this choice: DP-FTRL holds for any choice of
+    devices.
 
-    It hears from the Coordinator again and again; when it does not, it spawns another one.
-    All Selectors may do so at the same time: the lease decides which one leads.
+    The Coordinator sends heartbeats. When they stop, the Selector spawns another Coordinator. All
+    Selectors may do so at the same time: the lease decides which one leads.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class Selector(actor.Actor):
         randomness: random.Random,
         pace: Pace,
     ):
-        """See `factory.ActorFactory.selector`."""
+        """Begins without devices; `factory.ActorFactory` documents the arguments."""
         super().__init__(address)
         self._served = served
         self._random = randomness
         self._pace = pace
-        self._heard_at = 0.0
+        self._heartbeat_at = 0.0
         self._wish = messages.SelectDevices(0, "", "", 0, False)
         self._last_serial = (0, 0)
         self._devices = waiting.Waiting(randomness)
@@ -48,7 +49,7 @@ class Selector(actor.Actor):
         self._resting = 0
 
     def _begin(self) -> None:
-        self._heard_at = -self._served.silence_seconds  # Nobody leads as far as it knows.
+        self._heartbeat_at = -self._served.silence_seconds  # No Coordinator is known to lead.
         self.after(self._random.uniform(0, self._served.heartbeat_seconds), _CHECK)
 
     def _receive(self, message: object) -> None:
@@ -67,7 +68,7 @@ class Selector(actor.Actor):
                 if message.address == self._wish.coordinator:
                     self._spawn_coordinator()
             case str() if message == _CHECK:
-                if self.now - self._heard_at >= self._served.silence_seconds:
+                if self.now - self._heartbeat_at >= self._served.silence_seconds:
                     self._spawn_coordinator()
                 self.after(self._served.heartbeat_seconds, _CHECK)
             case _:
@@ -77,7 +78,7 @@ class Selector(actor.Actor):
         # No earlier start of this process, and no other one, has used the name.
         name = f"{self._served.name}/coordinator/{self._random.getrandbits(64):016x}"
         self.spawn(name, roles.CoordinatorRole())
-        self._heard_at = self.now
+        self._heartbeat_at = self.now
 
     def _check_in(self, message: messages.CheckIn) -> None:
         device = message.device
@@ -91,19 +92,19 @@ class Selector(actor.Actor):
             self._came += 1
             self._devices.add(device, message.tasks, message.peer)
             if len(self._devices) == self._wish.wanted:
-                self._tell_waiting()
+                self._send_count()
             elif len(self._devices) > self._wish.wanted:
-                self._turn_away(self._unlucky(device))
+                self._turn_away(self._surplus(device))
 
-    def _unlucky(self, newcomer: str) -> str:
-        """Chooses who does not wait any longer, where one more waits than is wanted."""
+    def _surplus(self, newcomer: str) -> str:
+        """Chooses the device to send away, where one more waits than is wanted."""
         if self._devices.is_crowded(newcomer):
             if self._random.randrange(self._came) >= self._wish.wanted:
                 return newcomer
-        unlucky = newcomer
-        while unlucky == newcomer:
-            unlucky = self._devices.crowded()
-        return unlucky
+        surplus = newcomer
+        while surplus == newcomer:
+            surplus = self._devices.crowded()
+        return surplus
 
     def _turn_away(self, device: str, reason: str = "enough devices are waiting") -> None:
         self._devices.remove(device)
@@ -115,8 +116,8 @@ class Selector(actor.Actor):
 
     def _follow(self, wish: messages.SelectDevices) -> None:
         if wish.epoch < self._wish.epoch:
-            return  # A former Coordinator that does not know yet.
-        self._heard_at = self.now
+            return  # A former Coordinator that does not know yet that it has lost its lease.
+        self._heartbeat_at = self.now
         before, self._wish = self._wish, wish
         if not wish.accepting:
             self._keep_only(lambda device: False, "no round is waiting for devices")
@@ -130,15 +131,15 @@ class Selector(actor.Actor):
             kept = set(self._devices.evenly(wish.wanted, wish.task))
             self._keep_only(kept.__contains__, "enough devices are waiting")
         self._came = max(self._came, len(self._devices))
-        self._tell_waiting()
+        self._send_count()
 
     def _keep_only(self, keeps: Callable[[str], bool], reason: str) -> None:
         for device in [device for device in self._devices if not keeps(device)]:
             self._turn_away(device, reason)
 
-    def _tell_waiting(self) -> None:
+    def _send_count(self) -> None:
         epoch, serial = self._last_serial
-        told = messages.DevicesWaiting(
+        count = messages.DevicesWaiting(
             self.address,
             self._wish.epoch,
             self._wish.task,
@@ -146,12 +147,12 @@ class Selector(actor.Actor):
             len(self._devices),
             self._resting,
         )
-        self.send(self._wish.coordinator, told)
+        self.send(self._wish.coordinator, count)
 
     def _forward(self, message: messages.ForwardDevices) -> None:
         serial = (message.epoch, message.serial)
         if message.epoch < self._wish.epoch or serial <= self._last_serial:
-            return  # Of a former Coordinator, or a second time.
+            return  # From a former Coordinator, or delivered twice.
         self._last_serial = serial
         chosen = self._devices.evenly(message.count, message.task)
         for device in chosen:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Waiting:
-    """Devices that wait. All but `evenly` takes a time that does not grow with their number."""
+    """Waiting devices. All methods but `evenly` take a time that does not grow with the number."""
 
     def __init__(self, randomness: random.Random):
         """Begins without devices.
@@ -21,10 +21,10 @@ class Waiting:
         self._peer_of: dict[str, str] = {}
         self._of_peer: dict[str, _Bag] = collections.defaultdict(_Bag)
         self._peers_with: dict[int, _Bag] = collections.defaultdict(_Bag)
-        self._most = 0  # Devices of a peer that has the most.
+        self._most = 0  # Largest number of devices of one peer.
 
     def __len__(self) -> int:
-        """Returns how many devices wait."""
+        """Returns the number of waiting devices."""
         return len(self._tasks)
 
     def __iter__(self) -> Iterator[str]:
@@ -36,16 +36,16 @@ class Waiting:
         return device in self._tasks
 
     def can_run(self, device: str, task: str) -> bool:
-        """Returns whether a device that waits has a plan of a task."""
+        """Returns whether a waiting device can run a task."""
         return task in self._tasks[device]
 
     def add(self, device: str, tasks: frozenset[str], peer: str) -> None:
         """Adds a device.
 
         Args:
-          device: Its connection; it must not wait.
-          tasks: The tasks that it can run.
-          peer: Name of the network address that it connects from.
+          device: Address of the device's connection; it must not wait already.
+          tasks: Names of the tasks that the device can run.
+          peer: Name of the network address that the device connects from.
         """
         self._tasks[device] = tasks
         self._peer_of[device] = peer
@@ -57,13 +57,13 @@ class Waiting:
         self._most = max(self._most, len(others))
 
     def remove(self, device: str) -> None:
-        """Removes a device; nothing happens if it does not wait."""
+        """Removes a device; does nothing if it does not wait."""
         if self._tasks.pop(device, None) is None:
             return
         peer = self._peer_of.pop(device)
         others = self._of_peer[peer]
         self._peers_with[len(others)].remove(peer)
-        if not self._peers_with[self._most]:  # The peer was the only one with so many.
+        if not self._peers_with[self._most]:  # The peer was the only one with the most devices.
             self._most -= 1
         others.remove(device)
         if others:
@@ -72,7 +72,7 @@ class Waiting:
             del self._of_peer[peer]
 
     def is_crowded(self, device: str) -> bool:
-        """Returns whether no peer has more devices than that of a device that waits."""
+        """Returns whether no peer has more devices than the peer of a waiting device."""
         return len(self._of_peer[self._peer_of[device]]) == self._most
 
     def crowded(self) -> str:
@@ -81,15 +81,15 @@ class Waiting:
         return self._of_peer[peer].choice(self._random)
 
     def evenly(self, count: int, task: str) -> list[str]:
-        """Chooses devices: one of each peer, then a second one of each, and so on.
+        """Chooses devices in turns: one of each peer, then a second one of each, and so on.
 
         Args:
-          count: How many to choose, at most.
-          task: What they must be able to run.
+          count: Largest number of devices to choose.
+          task: Name of the task that the devices must be able to run.
 
         Returns:
-          The devices. Within a peer, and where the last turn does not reach all peers, they are
-          chosen at random.
+          The devices. They are chosen at random within a peer, and among the peers in a last turn
+          that does not reach all of them.
         """
         able = [device for device, tasks in self._tasks.items() if task in tasks]
         self._random.shuffle(able)
@@ -104,7 +104,7 @@ class Waiting:
 
 
 class _Bag:
-    """A set of which a random element can be had at once."""
+    """Set that draws a random element in constant time."""
 
     def __init__(self):
         self._items: list[str] = []
