@@ -202,7 +202,7 @@ def test_selector_and_store_actor_come_back_when_they_fail(monkeypatch):
         made.deliver("selector", fail)
         made.deliver("store", fail)
         await toy.until(lambda: len(stage.starts) == 4)
-        assert sorted(stage.starts) == ["store", "store", "selector", "selector"]
+        assert sorted(stage.starts) == ["selector", "selector", "store", "store"]
         assert lost == ["selector"]  # Whose devices nobody knows any more.
         made.deliver("selector", lambda me: me.send(messages.OBSERVER, "is back"))
         await toy.until(lambda: heard == ["is back"])
