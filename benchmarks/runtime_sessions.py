@@ -42,7 +42,7 @@ import grpc
 import numpy as np
 
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import garbage, limits, observer, served_task, server, tls
 from tff_dpftrl.runtime.store import memory
@@ -92,9 +92,9 @@ class _Rounds(observer.Observer):
         self._latencies: list[float] = []
 
     def hear(self, now, event):
-        if isinstance(event, messages.RoundBegan):
+        if isinstance(event, events.RoundBegan):
             self._began[event.attempt] = time.perf_counter()
-        elif isinstance(event, messages.RoundReleased):
+        elif isinstance(event, events.RoundReleased):
             self._latencies.append(time.perf_counter() - self._began.pop(event.attempt))
 
     async def latencies(self) -> list[float]:

@@ -15,7 +15,7 @@ import tornado.netutil
 from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import number_devices, small_folder
 from tff_dpftrl.runtime import serving, signing_keys
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server, server_folder
 from tff_dpftrl.runtime.status import access
@@ -220,13 +220,13 @@ def test_a_line_is_said_once(task, folder):
     seen = _serving(task, memory.MemoryStore(), folder, lines).seen
 
     def released(index):
-        return messages.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
+        return events.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
 
     async def run():
-        seen.hear(0.0, messages.Leading("tests", 2))
+        seen.hear(0.0, events.Leading("tests", 2))
         seen.hear(1.0, released(0))  # Of a server before this one, which has said so.
         for waiting in (0, 0, 1, 1):
-            seen.hear(2.0, messages.TooFewDevices("small", waiting, 3))
+            seen.hear(2.0, events.TooFewDevices("small", waiting, 3))
         for _ in range(2):
             seen.hear(3.0, released(1))
 
@@ -245,7 +245,7 @@ def test_a_commit_says_what_contradicts_the_declared_participation(task, folder)
     async def run():
         for index, unknown in enumerate((0, 0, 1)):  # The first is from before this server.
             told = {**metrics, "participation/unknown_rounds": unknown}
-            seen.hear(0.0, messages.RoundReleased("small", index, f"attempt {index}", told))
+            seen.hear(0.0, events.RoundReleased("small", index, f"attempt {index}", told))
 
     asyncio.run(run())
     first, second = lines

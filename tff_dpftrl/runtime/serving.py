@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
@@ -363,7 +363,7 @@ class Narrator(observations.Observations):
         if self.is_quiet:
             return
         line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})
-        is_commit = isinstance(event, (messages.RoundReleased, messages.RoundSkipped))
+        is_commit = isinstance(event, (events.RoundReleased, events.RoundSkipped))
         if is_commit and self._commits() == before:
             line = ""
         if line and line != self._last:
@@ -385,7 +385,7 @@ _CONTRADICTIONS = {
 def _told(event: Any, totals: dict[str, int | None]) -> str:
     """An event in words; nothing for what is no news."""
     match event:
-        case messages.RoundReleased():
+        case events.RoundReleased():
             figures = [f"{event.metrics.get('devices/reports', '?')} reports"]
             figures += [
                 f"{short} {event.metrics[label]:.4g}"
@@ -399,18 +399,18 @@ def _told(event: Any, totals: dict[str, int | None]) -> str:
             ]
             done = f"round {event.round_index + 1} of {totals[event.task]}"
             return f"{event.task}: {done} committed: {', '.join(figures)}."
-        case messages.RoundSkipped():
+        case events.RoundSkipped():
             done = f"round {event.round_index + 1} of {totals[event.task]}"
             return f"{event.task}: {done} skipped: nothing of it is released."
-        case messages.RoundLost():
+        case events.RoundLost():
             reason = event.reason.removesuffix(".")
             return f"{event.task}: round {event.round_index + 1} abandoned: {reason}."
-        case messages.TooFewDevices():
+        case events.TooFewDevices():
             return (
                 f"{event.task}: {event.waiting} devices wait, and a round needs {event.least} at "
                 "least: waiting for more."
             )
-        case messages.StoreFailed():
+        case events.StoreFailed():
             return f"The store fails: {event.reason}"
     return ""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.server import observer
 
 
@@ -28,18 +28,18 @@ class Events(observer.Observer):
     @override
     def hear(self, now: float, event: Any) -> None:
         match event:
-            case messages.Leading():
+            case events.Leading():
                 self.write("leading", epoch=event.epoch)
-            case messages.RoundReleased():
+            case events.RoundReleased():
                 self.write(
                     "released",
                     task=event.task,
                     round_index=event.round_index,
                     model=event.metrics["model"],
                 )
-            case messages.RoundLost():
+            case events.RoundLost():
                 self.write(
                     "lost", task=event.task, round_index=event.round_index, reason=event.reason
                 )
-            case messages.StoreFailed():
+            case events.StoreFailed():
                 self.write("store failed", reason=event.reason)

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, messages, population
 from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import secure_sum_pb2
 from verification.schedules import faults, toy_task
@@ -34,7 +34,7 @@ class Device:
         randomness: random.Random,
         send: Callable[[str, str, object], None],
         later: Callable[[float, Device, str], None],
-        opening: Callable[[], messages.SelectionOpened],
+        opening: Callable[[], events.SelectionOpened],
     ):
         """Makes a device that is not connected.
 

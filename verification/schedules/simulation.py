@@ -7,7 +7,7 @@ import heapq
 import random
 from collections.abc import Callable
 
-from tff_dpftrl.runtime.actors import actor, factory, messages, population
+from tff_dpftrl.runtime.actors import actor, events, factory, messages, population
 from tff_dpftrl.runtime.store import interface, memory
 from verification.schedules import devices, faults, toy_task, watch
 
@@ -133,7 +133,7 @@ class Simulation:
         self._factory = actor_factory(served, selectors=SELECTORS, pace=_pace, store_address=STORE)
         self._faults = faults.draw(self._random) if going_wrong is None else going_wrong
         self.time = 0.0
-        self._opening = messages.SelectionOpened("", 0)
+        self._opening = events.SelectionOpened("", 0)
         self._serial = 0
         self._queue: list[tuple] = []
         self._actors: dict[str, actor.Actor] = {}
@@ -207,8 +207,8 @@ class Simulation:
 
     def _send(self, sender: str, to: str, message: object, held: float = 0.0) -> None:
         self.watch.sent(sender, message)
-        if to == messages.OBSERVER:
-            if isinstance(message, messages.SelectionOpened):
+        if to == events.OBSERVER:
+            if isinstance(message, events.SelectionOpened):
                 self._opening = message
             return
         wrong = self._faults

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, messages, population
 from tff_dpftrl.runtime.store import interface
 from verification.schedules import toy_task
 
@@ -59,14 +59,14 @@ class Watch:
         self._masked: dict[str, set[str]] = collections.defaultdict(set)
         self._notes = {
             messages.Configure: self._note_configure,
-            messages.RoundBegan: self._note_attempt,
-            messages.RoundReleased: self._note_release,
+            events.RoundBegan: self._note_attempt,
+            events.RoundReleased: self._note_release,
             messages.SelectDevices: self._note_leader,
             messages.ForwardDevices: self._note_leader,
             messages.ReportRefused: self._note_refused_report,
             messages.SecureSumMessage: self._note_secure_sum,
             messages.PartialSum: self._note_groups,
-            messages.RoundLost: self._note_kind,
+            events.RoundLost: self._note_kind,
             messages.CommitRefused: self._note_kind,
         }
         self._done: collections.Counter[str] = collections.Counter()
@@ -141,13 +141,13 @@ class Watch:
         if message.model:
             self._leaves(message.model.decode())
 
-    def _note_attempt(self, sender: str, message: messages.RoundBegan) -> None:
+    def _note_attempt(self, sender: str, message: events.RoundBegan) -> None:
         del sender
         for task, epoch in list(self._skips):
             if task == message.task:
                 del self._skips[task, epoch]
 
-    def _note_release(self, sender: str, message: messages.RoundReleased) -> None:
+    def _note_release(self, sender: str, message: events.RoundReleased) -> None:
         del sender
         self._leaves(message.metrics["noised"])
 

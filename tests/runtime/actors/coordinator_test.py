@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.runtime.actors import actor, coordinator, messages, population
+from tff_dpftrl.runtime.actors import actor, coordinator, events, messages, population
 from tff_dpftrl.runtime.store import interface
 from verification.schedules import simulation
 
@@ -102,11 +102,11 @@ def test_it_leads_from_what_is_committed():
 
 def test_it_tells_what_devices_are_chosen_for():
     made = leading(training=7, evaluation=5)
-    opened = messages.SelectionOpened
-    assert made.sent(messages.OBSERVER, opened) == [opened("training", 7)]
-    assert not made.tell(waiting("s0", 1)).sent(messages.OBSERVER, opened)
+    opened = events.SelectionOpened
+    assert made.sent(events.OBSERVER, opened) == [opened("training", 7)]
+    assert not made.tell(waiting("s0", 1)).sent(events.OBSERVER, opened)
     # The next round is that of this task once more, if the attempt is not abandoned.
-    assert made.tell(waiting("s0", 4)).sent(messages.OBSERVER, opened) == [opened("training", 8)]
+    assert made.tell(waiting("s0", 4)).sent(events.OBSERVER, opened) == [opened("training", 8)]
 
 
 def test_the_lease_is_counted_from_when_it_asked():
@@ -124,7 +124,7 @@ def test_a_zombie_acts_on_nothing():
     made.tell(committed(), 130.0)  # It was stopped past its lease.
     assert made.is_stopped()
     assert made.sent(spawn.address) == [messages.AbandonRound("the lease has ended")]
-    assert not made.sent(messages.OBSERVER)
+    assert not made.sent(events.OBSERVER)
     assert not made.tell(waiting("s0", 4), 101.0).effects
 
 
@@ -164,7 +164,7 @@ def test_a_round_begins_when_enough_devices_wait():
     assert sum(order.count for order in orders) == 4
     assert {order.attempt for order in orders} == {spawn.address}
     assert spawn.role.expected == {"s0", "s1"}
-    (began,) = made.sent(messages.OBSERVER, messages.RoundBegan)
+    (began,) = made.sent(events.OBSERVER, events.RoundBegan)
     assert (began.round_index, began.devices) == (0, 4)
 
 
@@ -173,7 +173,7 @@ def test_after_the_time_out_of_the_selection_the_least_number_is_enough():
     made.tell(messages.LeaseGranted(3, 107.5), 107.5)
     assert not made.spawned()
     made.heartbeat(108.0)
-    assert made.sent(messages.OBSERVER) == [messages.TooFewDevices("training", 1, 2)]
+    assert made.sent(events.OBSERVER) == [events.TooFewDevices("training", 1, 2)]
     made.tell(waiting("s0", 2), 109.0)
     assert not made.spawned()  # The time is counted anew.
     made.heartbeat(114.5)
@@ -278,7 +278,7 @@ def test_a_task_that_is_over_begins_no_round():
 def test_only_what_is_committed_is_released():
     made, spawn = running()
     made.tell(committed())
-    (released,) = made.sent(messages.OBSERVER)
+    (released,) = made.sent(events.OBSERVER)
     assert (released.round_index, released.metrics["loss"]) == (0, 0.5)
     assert not made.tell(committed()).effects
     assert not made.tell(committed(rounds_done=2, epoch=2)).effects
@@ -299,7 +299,7 @@ def skipped(attempt, rounds_done=1):
 def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
     made, spawn = running()
     made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {"dropped": 2}))
-    (lost,) = made.sent(messages.OBSERVER, messages.RoundLost)
+    (lost,) = made.sent(events.OBSERVER, events.RoundLost)
     assert (lost.round_index, lost.reason, lost.counts) == (0, "too few reports", {"dropped": 2})
     (asked,) = made.sent("store")
     assert not made.tell(waiting("s0", 4, serial=1)).spawned()
@@ -316,8 +316,8 @@ def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
     assert wish.accepting
     assert not made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
     made.tell(skipped(skip.address))
-    assert made.sent(messages.OBSERVER, messages.RoundSkipped) == [
-        messages.RoundSkipped("training", 0, skip.address)
+    assert made.sent(events.OBSERVER, events.RoundSkipped) == [
+        events.RoundSkipped("training", 0, skip.address)
     ]
     (wish, *_) = made.sent("s0", messages.SelectDevices)
     (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
@@ -339,7 +339,7 @@ def test_a_commit_that_was_made_after_all_is_not_skipped():
     made, spawn = running()
     made.tell(messages.Lost(spawn.address))
     assert not reread(made, training=1).spawned()
-    assert made.sent(messages.OBSERVER, messages.RoundReleased)
+    assert made.sent(events.OBSERVER, events.RoundReleased)
 
 
 def resting(count, waits=1, selector="s0"):
@@ -379,7 +379,7 @@ def test_devices_have_the_selection_time_after_an_attempt_before_a_round_is_skip
     later = ends + training.rounds.selection_timeout
     made.tell(messages.LeaseGranted(3, later), later)
     assert not made.heartbeat(later).spawned()  # Nobody has come since.
-    assert made.sent(messages.OBSERVER, messages.TooFewDevices)
+    assert made.sent(events.OBSERVER, events.TooFewDevices)
     made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 1, 12), later)
     later += training.rounds.selection_timeout
     made.tell(messages.LeaseGranted(3, later), later)
@@ -393,7 +393,7 @@ def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
     made = leading(dataclasses.replace(SERVED, tasks=(training,))).tell(resting(came, waits))
     made.tell(messages.LeaseGranted(3, 107.0), 107.0)
     assert not made.heartbeat(107.0).spawned()
-    assert made.sent(messages.OBSERVER, messages.TooFewDevices)
+    assert made.sent(events.OBSERVER, events.TooFewDevices)
 
 
 def test_devices_are_spared_while_the_store_makes_no_commit():
@@ -435,7 +435,7 @@ def test_a_lost_master_aggregator_may_have_committed(how):
         assert made.sent(spawn.address) == [messages.AbandonRound("its time is over")]
     (asked,) = made.sent("store", messages.ReadCommits)
     made.tell(messages.CommitsRead(asked.request, commits(training=1)), 107.0)
-    assert made.sent(messages.OBSERVER, messages.RoundReleased)[0].round_index == 0
+    assert made.sent(events.OBSERVER, events.RoundReleased)[0].round_index == 0
 
 
 def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
@@ -446,7 +446,7 @@ def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
     (second,) = made.spawned()
     made.tell(committed(attempt=first.address))
     assert made.sent(second.address) == [messages.AbandonRound("the round is committed")]
-    assert made.sent(messages.OBSERVER, messages.RoundReleased)
+    assert made.sent(events.OBSERVER, events.RoundReleased)
 
 
 if __name__ == "__main__":

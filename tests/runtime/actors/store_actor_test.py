@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.runtime.actors import actor, factory, messages
+from tff_dpftrl.runtime.actors import actor, events, factory, messages
 from tff_dpftrl.runtime.store import memory, sql
 from verification.schedules import simulation
 
@@ -76,17 +76,17 @@ def test_a_store_that_fails_is_reported_and_the_round_given_up(tmp_path):
     with store._engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE commits")
     effects = made.step(1.0, commit())
-    assert [effect.to for effect in effects] == [messages.OBSERVER, "attempt"]
+    assert [effect.to for effect in effects] == [events.OBSERVER, "attempt"]
     assert "Cannot write to the store" in effects[0].message.reason
     effects = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
-    assert [effect.to for effect in effects] == [messages.OBSERVER]
+    assert [effect.to for effect in effects] == [events.OBSERVER]
     store.close()
 
 
 def test_a_missing_task_is_reported():
     made = FACTORY.store_actor(memory.MemoryStore())
     (told,) = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
-    assert told.to == messages.OBSERVER and "no task 'training'" in told.message.reason
+    assert told.to == events.OBSERVER and "no task 'training'" in told.message.reason
 
 
 def test_the_cast_knows_its_roles_only():

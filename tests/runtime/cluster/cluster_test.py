@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.cluster import ray_nodes, toy_cluster
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 
 _QUICK = {"heartbeat_seconds": 0.5, "silence_seconds": 2.0, "lease_seconds": 6.0}
 
@@ -80,7 +80,7 @@ def test_rounds_go_on_over_two_nodes(nodes, tmp_path):
 
     devices, seen = _play(deployed, nodes, story, folder=tmp_path)
     ray_nodes.check(deployed, devices, seen)
-    assert len(seen.notes.of(messages.Leading)) == 1
+    assert len(seen.notes.of(events.Leading)) == 1
     assert seen.notes.named("reported")
     assert ray_nodes.lease(deployed).owner == ""  # It was given back.
     for row in ray_nodes.history(deployed):
@@ -130,7 +130,7 @@ def test_rounds_go_on_when_a_process_is_killed(nodes, tmp_path, victim, secure):
     print(f"{victim}: seconds to the next commit: {took}")
     if not secure:
         ray_nodes.check(deployed, devices, seen)
-    leaders = len(seen.notes.of(messages.Leading))
+    leaders = len(seen.notes.of(events.Leading))
     assert leaders >= (3 if victim == "coordinator" else 1)
     assert {len(attempts) for attempts in seen.released().values()} == {1}
 
@@ -159,7 +159,7 @@ def test_of_many_selectors_that_find_nobody_leads_one_coordinator_comes(nodes, t
     with ray_nodes.connected(nodes):
         before = set(coordinators())
     _, seen = _play(deployed, nodes, story, folder=tmp_path)
-    assert len(seen.notes.of(messages.Leading)) == 2
+    assert len(seen.notes.of(events.Leading)) == 2
     assert {row["epoch"] for row in ray_nodes.history(deployed)} == {1, 2}
 
 
@@ -173,7 +173,7 @@ def test_a_coordinator_that_is_stopped_past_its_lease_is_replaced_and_fenced(nod
 
             async def leaders():
                 await seen.look()
-                return len(seen.notes.of(messages.Leading))
+                return len(seen.notes.of(events.Leading))
 
             async with (
                 toy.channel_to(tmp_path, running.addresses[0]) as one,

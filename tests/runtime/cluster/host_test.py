@@ -13,7 +13,7 @@ import pytest
 from tests.runtime.cluster import toy_cluster
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import messages, roles
+from tff_dpftrl.runtime.actors import events, messages, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import (
     host_kinds,
@@ -247,7 +247,7 @@ def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
         again = await network.start("selector-1")
         assert again.standing().address == "127.0.0.1:" + network.kept["selector-1"]
         # It is told what devices are chosen for although that was said before.
-        await toy.until(lambda: again._service.opening == messages.SelectionOpened("sum", 1))
+        await toy.until(lambda: again._service.opening == events.SelectionOpened("sum", 1))
 
     play(tmp_path, story, deployed)
     (row,) = rows(deployed)

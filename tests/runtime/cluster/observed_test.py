@@ -9,7 +9,7 @@ import prometheus_client
 import pytest
 
 from tests.runtime.status import watched
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import observer
@@ -142,14 +142,14 @@ def test_an_event_that_comes_through_several_hosts_counts_once():
     hosts = [observed.Recorder(clock=clock) for _ in range(3)]
     reader, heard = observed.Reader(clock=clock), _Heard()
     for epoch in (1, 2):
-        event = messages.Leading("keyboard", epoch)
+        event = events.Leading("keyboard", epoch)
         noted = hosts[0].note(clock(), event)
         for host in hosts[1:]:
             clock.now += 0.25
             host.relay(clock(), noted)
         _replay(reader, [host.take() for host in hosts[:2]], heard)
     _replay(reader, [host.take() for host in hosts], heard)
-    told_again = hosts[1].note(clock(), messages.Leading("keyboard", 2))
+    told_again = hosts[1].note(clock(), events.Leading("keyboard", 2))
     assert told_again.event == noted.event and told_again.name != noted.name
     _replay(reader, [host.take() for host in hosts], heard)
     assert [event.epoch for _, event in heard.events] == [1, 2, 2]
@@ -163,12 +163,12 @@ def test_events_and_calls_of_hosts_are_merged_in_time():
     selector.session_opened()
     selector.waiting()
     clock.now += 1
-    coordinator.hear(clock(), messages.RoundBegan("train", 0, "attempt 1", 1))
+    coordinator.hear(clock(), events.RoundBegan("train", 0, "attempt 1", 1))
     selector.configured("train", 10)
     clock.now += 3
     selector.reported("train", "", 20)
     clock.now += 1
-    coordinator.hear(clock(), messages.RoundReleased("train", 0, "attempt 1", {}))
+    coordinator.hear(clock(), events.RoundReleased("train", 0, "attempt 1", {}))
     _replay(reader, [selector.take(), coordinator.take()], seen)
     task = seen.tasks["train"]
     assert (task.round_seconds.sum, task.report_seconds.sum) == (4, 3)
@@ -178,7 +178,7 @@ def test_a_host_whose_clock_is_wrong_does_not_move_the_others():
     clock = watched.Clock()
     wrong = watched.Clock(clock.now + 7200)
     host = observed.Recorder(clock=wrong)
-    host.hear(wrong(), messages.Leading("keyboard", 1))
+    host.hear(wrong(), events.Leading("keyboard", 1))
     clock.now += 2
     wrong.now += 2
     reader, heard = observed.Reader(clock=clock), _Heard()
@@ -244,7 +244,7 @@ _METHODS = sorted(name for name in vars(observer.Observer) if not name.startswit
 @pytest.mark.parametrize("method", _METHODS)
 def test_every_call_of_an_observer_arrives(method):
     told = {
-        "hear": (watched.START, messages.TooFewDevices("train", 1, 4)),
+        "hear": (watched.START, events.TooFewDevices("train", 1, 4)),
         "session_refused": ("used token",),
         "sent_away": ("enough devices wait", True),
         "configured": ("train", 1000),

@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.store import sql
@@ -121,7 +121,7 @@ class Seen:
     def released(self):
         """Attempts by round, of all rounds that were released."""
         attempts: dict[int, set[str]] = {}
-        for event in self.notes.of(messages.RoundReleased):
+        for event in self.notes.of(events.RoundReleased):
             attempts.setdefault(event.round_index, set()).add(event.attempt)
         return attempts
 

@@ -16,7 +16,7 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.server import toy_service
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.device import (
     attester,
     device_runtime,
@@ -175,9 +175,9 @@ class Rounds:
         cohort = [(100 * self._cohorts + i, i % 6) for i in range(_NUM_DEVICES)]
         put_in = collections.defaultdict(list)
         self.sums.clear()
-        done = self._rounds_done(), len(self.notes.of(messages.RoundLost))
+        done = self._rounds_done(), len(self.notes.of(events.RoundLost))
         results = _run_round(connection, self._plans, cohort, self._drawn, put_in)
-        _until(lambda: done != (self._rounds_done(), len(self.notes.of(messages.RoundLost))))
+        _until(lambda: done != (self._rounds_done(), len(self.notes.of(events.RoundLost))))
         self.seen.update(result.report.shape for result in results)
         self.seen.update(result.reason for result in results)
         if self._rounds_done() > done[0]:

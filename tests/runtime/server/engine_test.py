@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import actor, factory, messages, population, roles
+from tff_dpftrl.runtime.actors import actor, events, factory, messages, population, roles
 from tff_dpftrl.runtime.server import engine
 
 TASK = toy.served().task
@@ -91,7 +91,7 @@ def test_an_actor_handles_one_message_after_the_other_in_order(where):
         if where == "attempt":
             await spawn(stage, made, where)
         for i in range(1000):
-            made.deliver(where, lambda me, i=i: me.send(messages.OBSERVER, i))
+            made.deliver(where, lambda me, i=i: me.send(events.OBSERVER, i))
             if i % 300 == 0:
                 await asyncio.sleep(0.01)
         await toy.until(lambda: len(heard) == 1000)
@@ -122,14 +122,14 @@ def test_effects_are_carried_out_after_the_step_in_which_they_were_said():
 def test_timers_ring_and_are_forgotten_with_their_actor():
     async def story(stage, made, heard):
         def begin(me):
-            me.after(0.02, lambda me: me.send(messages.OBSERVER, "rang"))
-            me.after(0.1, lambda me: me.send(messages.OBSERVER, "rang too late"))
+            me.after(0.02, lambda me: me.send(events.OBSERVER, "rang"))
+            me.after(0.1, lambda me: me.send(events.OBSERVER, "rang too late"))
             me.after(0.05, lambda me: me.stop(me.address))
 
         await spawn(stage, made, "attempt", begin)
         await asyncio.sleep(0.2)
         assert heard == ["rang"]
-        made.deliver("attempt", lambda me: me.send(messages.OBSERVER, "is there"))
+        made.deliver("attempt", lambda me: me.send(events.OBSERVER, "is there"))
         await asyncio.sleep(0.02)
         assert heard == ["rang"]
 
@@ -140,7 +140,7 @@ def test_nothing_is_handled_after_an_actor_has_stopped_itself():
     async def story(stage, made, heard):
         await spawn(stage, made, "attempt")
         made.deliver("attempt", lambda me: me.stop(me.address))
-        made.deliver("attempt", lambda me: me.send(messages.OBSERVER, "after the end"))
+        made.deliver("attempt", lambda me: me.send(events.OBSERVER, "after the end"))
         await asyncio.sleep(0.05)
         assert heard == []
 
@@ -148,7 +148,7 @@ def test_nothing_is_handled_after_an_actor_has_stopped_itself():
 
 
 def fail(me):
-    me.send(messages.OBSERVER, "said before it failed")
+    me.send(events.OBSERVER, "said before it failed")
     raise RuntimeError("secret words")
 
 
@@ -204,7 +204,7 @@ def test_selector_and_store_actor_come_back_when_they_fail(monkeypatch):
         await toy.until(lambda: len(stage.starts) == 4)
         assert sorted(stage.starts) == ["selector", "selector", "store", "store"]
         assert lost == ["selector"]  # Whose devices nobody knows any more.
-        made.deliver("selector", lambda me: me.send(messages.OBSERVER, "is back"))
+        made.deliver("selector", lambda me: me.send(events.OBSERVER, "is back"))
         await toy.until(lambda: heard == ["is back"])
 
     play(story, selector_lost=lost.append)
@@ -365,7 +365,7 @@ def test_an_observer_that_fails_stops_nothing(caplog):
         made.start()
         heard = []
         made.connect("device", heard.append)
-        made.deliver("selector", lambda me: me.send(messages.OBSERVER, "event"))
+        made.deliver("selector", lambda me: me.send(events.OBSERVER, "event"))
         made.deliver("selector", lambda me: me.send("device", "goes on"))
         await toy.until(lambda: heard)
         await made.stop(1.0)

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.server import toy_secure
 from tests.runtime.server import toy_service as toy
 from tests.runtime.server.toy_service import play
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
 from tff_dpftrl.secure_sums import group, secure_sum_pb2
@@ -107,8 +107,8 @@ def test_with_fewer_than_the_least_number_the_group_is_lost_and_nothing_is_revea
         assert [(answer.accepted, answer.reason) for answer in answers] == [
             (False, "group lost")
         ] * 2
-        await toy.until(lambda: notes.of(messages.RoundLost))
-        (lost,) = notes.of(messages.RoundLost)
+        await toy.until(lambda: notes.of(events.RoundLost))
+        (lost,) = notes.of(events.RoundLost)
         assert lost.counts["lost_groups"] == 1 and lost.counts["reports"] == 0
         assert not toy.totals(store)
         await round_goes_on(channel, store)
@@ -187,7 +187,7 @@ def test_masks_of_another_session_are_a_lost_group_and_no_wrong_sum(tmp_path):
     async def story(channel, notes, store):
         answers = await with_one_of_another_session(channel, toy_secure.HONEST)
         assert {answer.reason for answer in answers} == {"group lost"}
-        await toy.until(lambda: notes.of(messages.RoundLost))
+        await toy.until(lambda: notes.of(events.RoundLost))
         await round_goes_on(channel, store)
 
     play(tmp_path, story, toy_secure.served())
@@ -332,7 +332,7 @@ def test_who_waits_for_an_actor_that_is_gone_is_told_so(tmp_path, killed, step):
         for device in devices[:3]:
             assert await device.receive() and device.answer.reason == "late"
         assert (await devices[3].finish()).reason == "late"
-        await toy.until(lambda: notes.of(messages.RoundLost))
+        await toy.until(lambda: notes.of(events.RoundLost))
         assert not toy.totals(store)
         await round_goes_on(channel, store)
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from tests.runtime.server import toy_service as toy
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.store import interface, memory, sql
@@ -148,13 +148,13 @@ def test_a_store_that_fails_in_the_middle_costs_one_round_that_is_skipped(tmp_pa
         async with toy.running(tmp_path, [task], store, observer=notes) as made:
             store.is_broken = True
             assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))
-            await toy.until(lambda: notes.of(messages.RoundLost))
+            await toy.until(lambda: notes.of(events.RoundLost))
             store.is_broken = False
             again = await a_round(tmp_path, made.address)
             # The next round, from the same model.
             assert all(c.round_index == 1 and c.broadcast == b"0" for c, _ in again)
             await toy.until(lambda: toy.totals(store))
-        assert notes.of(messages.StoreFailed)[0].reason.endswith("the disk is full.")
+        assert notes.of(events.StoreFailed)[0].reason.endswith("the disk is full.")
         assert len(toy.totals(store)) == 1
 
     asyncio.run(story())

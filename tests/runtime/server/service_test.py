@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tests.runtime.server import toy_service as toy
 from tests.runtime.server.toy_service import play
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events, messages
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
 
@@ -415,7 +415,7 @@ def test_who_never_reports_is_told_that_it_is_late(tmp_path):
         for stream in streams:
             answer = await stream.receive()
             assert (answer.accepted, answer.reason) == (False, "late")
-        assert notes.of(messages.RoundLost)[0].reason == "too few reports"
+        assert notes.of(events.RoundLost)[0].reason == "too few reports"
         assert toy.totals(store) == []
 
     quick = toy.served(reporting_timeout=0.2, exchange_timeout=0.05)
@@ -452,7 +452,7 @@ def test_who_goes_away_while_it_waits_is_not_selected(tmp_path):
         stream.call.cancel()
         await toy.until(lambda: ("closed", "waiting") in notes.calls)
         await round_goes_on(channel, store)
-        assert notes.of(messages.RoundBegan)[0].devices == 2
+        assert notes.of(events.RoundBegan)[0].devices == 2
 
     play(tmp_path, story)
 
@@ -467,8 +467,8 @@ def test_who_goes_away_while_it_trains_is_not_waited_for(tmp_path):
         await streams[1].report(attempts[1], b"5")
         # 30 seconds would be left to report.
         streams[2].call.cancel()
-        await toy.until(lambda: notes.of(messages.RoundReleased) or notes.of(messages.RoundLost))
-        (lost,) = notes.of(messages.RoundLost)
+        await toy.until(lambda: notes.of(events.RoundReleased) or notes.of(events.RoundLost))
+        (lost,) = notes.of(events.RoundLost)
         assert lost.reason == "too few reports"
         assert lost.counts == {"reports": 1, "dropped": 2, "outstanding": 0, "lost_aggregators": 0}
         assert notes.named("closed").count(("closed", "training")) == 2
@@ -532,7 +532,7 @@ def test_nobody_waits_for_ever(tmp_path):
         assert away.reason == "no round has begun" and list(away.turns) == [5.0, 9.0]
         assert await stream.status() == (Status.OK, "")
         await round_goes_on(channel, store)
-        assert notes.of(messages.RoundBegan)[0].devices == 2  # Not three.
+        assert notes.of(events.RoundBegan)[0].devices == 2  # Not three.
 
     play(tmp_path, story, limits=limits.Limits(waiting_seconds=0.2))
 
@@ -638,8 +638,8 @@ def test_a_failing_server_step_releases_nothing_and_the_round_is_skipped(tmp_pat
     async def story(channel, notes, store):
         got = await a_round(channel, b"-1", b"-1")
         assert all(answer.accepted for _, answer in got)
-        await toy.until(lambda: notes.of(messages.RoundLost))
-        assert notes.of(messages.RoundLost)[0].reason == "its Master Aggregator is lost"
+        await toy.until(lambda: notes.of(events.RoundLost))
+        assert notes.of(events.RoundLost)[0].reason == "its Master Aggregator is lost"
         assert toy.totals(store) == []
         ((configuration, _), _) = await a_round(channel)
         assert (configuration.round_index, configuration.broadcast) == (1, b"0")
@@ -735,7 +735,7 @@ def test_nothing_of_a_device_is_logged(tmp_path, caplog):
         await refused_at_check_in(channel, token=word.encode() * 1000)
         await a_round(channel, word.encode(), b"crash")
         await tell(channel, summary(shape=word))
-        await toy.until(lambda: notes.of(messages.RoundLost))
+        await toy.until(lambda: notes.of(events.RoundLost))
         assert word not in repr(notes.events)
 
     play(tmp_path, story)

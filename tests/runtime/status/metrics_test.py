@@ -7,7 +7,7 @@ from prometheus_client import parser
 
 from tests.runtime.server import toy_secure
 from tests.runtime.status import watched
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.status import metrics
 
 HOSTILE = 'a"b\\c\n<script>{task="x"} 1'
@@ -31,11 +31,11 @@ def test_groups_of_secure_sums_are_counted():
     told.lead()
     told.begin()
     counts = {"devices/summed_groups": 2, "devices/lost_groups": 1}
-    released = messages.RoundReleased("train", 0, told.attempt, counts)
+    released = events.RoundReleased("train", 0, told.attempt, counts)
     told.hear(released)
     told.hear(released)  # A new Coordinator says it again.
     told.begin()
-    told.hear(messages.RoundLost("train", 1, told.attempt, "too few reports", {"lost_groups": 3}))
+    told.hear(events.RoundLost("train", 1, told.attempt, "too few reports", {"lost_groups": 3}))
     found = families(told.seen)
     assert value(found, "secure_sum_groups_total", task="train", outcome="summed") == 2
     assert value(found, "secure_sum_groups_total", task="train", outcome="lost") == 4
@@ -61,7 +61,7 @@ def test_a_round_is_in_the_metrics():
     told.commit(HOSTILE)
     told.tell()
     told.seen.session_refused("expired token")
-    told.hear(messages.StoreFailed("x"))
+    told.hear(events.StoreFailed("x"))
     found = families(told.seen)
     assert value(found, "lease_epoch") == 3
     assert value(found, "store_failures_total") == 1

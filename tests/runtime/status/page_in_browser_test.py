@@ -15,7 +15,7 @@ from selenium.webdriver.chrome import service as service_lib
 from selenium.webdriver.common import by
 
 from tests.runtime.status import watched
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.status import page
 
 BAD = "<img src=x onerror=\"window.hit='task'\">"
@@ -169,8 +169,8 @@ def test_names_and_values_are_text(browser, server):
     server.tell("round", BAD)
     server.tell("tell", "-v[!")
     server.tell("tell", BAD_TEXT)
-    server.tell("hear", messages.RoundLost(BAD, 1, "attempt", BAD_TEXT[:50], {}))
-    server.tell("hear", messages.TooFewDevices(BAD, 1, 4))
+    server.tell("hear", events.RoundLost(BAD, 1, "attempt", BAD_TEXT[:50], {}))
+    server.tell("hear", events.TooFewDevices(BAD, 1, 4))
     browser.find_elements(by.By.CSS_SELECTOR, "#tasks button")[1].click()
     eventually(lambda: text_of(browser, "#task-title"), [f"Task {BAD}"])
     eventually(lambda: text_of(browser, "#task .big"), ["No guarantee"])

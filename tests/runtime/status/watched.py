@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.status import observations
 
@@ -46,7 +46,7 @@ class Watched:
         self.seen.hear(self.clock(), event)
 
     def lead(self, epoch=1):
-        self.hear(messages.Leading("keyboard", epoch))
+        self.hear(events.Leading("keyboard", epoch))
 
     def begin(self, task="train", devices=5):
         """Devices connect, wait, and are chosen for the next round."""
@@ -54,7 +54,7 @@ class Watched:
         for _ in range(devices):
             self.seen.session_opened()
             self.seen.waiting()
-        self.hear(messages.RoundBegan(task, self.rounds[task], self.attempt, devices))
+        self.hear(events.RoundBegan(task, self.rounds[task], self.attempt, devices))
         for _ in range(devices):
             self.seen.configured(task, 1000)
 
@@ -68,12 +68,12 @@ class Watched:
             self.seen.session_closed("training")
 
     def commit(self, task="train"):
-        released = messages.RoundReleased(task, self.rounds[task], self.attempt, {"loss": 1.0})
+        released = events.RoundReleased(task, self.rounds[task], self.attempt, {"loss": 1.0})
         self.hear(released)
         self.rounds[task] += 1
 
     def lose(self, task="train", reason="too few reports"):
-        self.hear(messages.RoundLost(task, self.rounds[task], self.attempt, reason, {}))
+        self.hear(events.RoundLost(task, self.rounds[task], self.attempt, reason, {}))
 
     def round(self, task="train", seconds=2.0, dropped=1):
         """A whole round: reports of the goal, and others drop out."""

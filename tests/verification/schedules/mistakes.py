@@ -8,6 +8,7 @@ import math
 from tff_dpftrl.runtime.actors import (
     aggregator,
     coordinator,
+    events,
     factory,
     master_aggregator,
     messages,
@@ -72,8 +73,8 @@ class ShowsMetricsBeforeTheCommit(master_aggregator.MasterAggregator):
         made = self._result
         if not self._role.skips:
             self.send(
-                messages.OBSERVER,
-                messages.RoundReleased(made.task, made.round_index, self.address, made.metrics),
+                events.OBSERVER,
+                events.RoundReleased(made.task, made.round_index, self.address, made.metrics),
             )
         super()._try_to_commit()
 

@@ -7,7 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterable, Mapping
 
-from tff_dpftrl.runtime.actors import actor, experience, messages, population, roles
+from tff_dpftrl.runtime.actors import actor, events, experience, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
 _TICK = "heartbeat"
@@ -80,7 +80,7 @@ class Coordinator(actor.Actor):
         self._forwards: dict[str, int] = {}  # Serial of the last forward, by Selector.
         self._next: population.Task | None = None  # Task whose selection is open.
         self._opened_at = 0.0
-        self._opening: messages.SelectionOpened | None = None  # The last one sent to the observer.
+        self._opening: events.SelectionOpened | None = None  # The last one sent to the observer.
         self._waiting: dict[str, int] = {}  # Number of waiting devices, by Selector.
         self._resting: dict[str, int] = {}  # Check-ins of resting devices, by Selector.
         self._resting_before: dict[str, int] = {}  # The same when the last attempt ended.
@@ -184,7 +184,7 @@ class Coordinator(actor.Actor):
             return
         self._is_reading = False
         if not self._commits:  # The first read: from now on devices are selected.
-            self.send(messages.OBSERVER, messages.Leading(self._served.name, self._epoch))
+            self.send(events.OBSERVER, events.Leading(self._served.name, self._epoch))
         for commit in message.commits:
             if commit.task not in self._last_used:
                 # Another Coordinator may have made an attempt at the next round.
@@ -204,7 +204,7 @@ class Coordinator(actor.Actor):
             self._last_used[commit.task] = last
         self._not_stored, self._paused_until = 0, 0.0
         if commit.rounds_done:
-            self.send(messages.OBSERVER, self._event(commit))
+            self.send(events.OBSERVER, self._event(commit))
         attempt = self._attempt
         if attempt and (attempt.task, attempt.round_index) == (
             commit.task,
@@ -215,12 +215,12 @@ class Coordinator(actor.Actor):
             self._end_attempt()
         return True
 
-    def _event(self, commit: interface.Commit) -> messages.RoundReleased | messages.RoundSkipped:
+    def _event(self, commit: interface.Commit) -> events.RoundReleased | events.RoundSkipped:
         """Returns the observers' event for the last round of a commit."""
         round_index, attempt = commit.rounds_done - 1, commit.metrics.get("attempt", "")
         if commit.metrics.get(population.SKIPPED):
-            return messages.RoundSkipped(commit.task, round_index, attempt)
-        return messages.RoundReleased(commit.task, round_index, attempt, commit.metrics)
+            return events.RoundSkipped(commit.task, round_index, attempt)
+        return events.RoundReleased(commit.task, round_index, attempt, commit.metrics)
 
     def _committed(self, message: messages.RoundCommitted) -> None:
         if message.epoch == self._epoch and self._take(message.commit):
@@ -253,13 +253,13 @@ class Coordinator(actor.Actor):
         return done + (runs or self._to_skip.get(task) == done)
 
     def _announce_opening(self) -> None:
-        opening = messages.SelectionOpened("", 0)
+        opening = events.SelectionOpened("", 0)
         if self._next is not None:
             name = self._next.name
-            opening = messages.SelectionOpened(name, self._next_round(name))
+            opening = events.SelectionOpened(name, self._next_round(name))
         if opening != self._opening:
             self._opening = opening
-            self.send(messages.OBSERVER, opening)
+            self.send(events.OBSERVER, opening)
 
     def _choose_next(self) -> None:
         self._open_selection()
@@ -315,8 +315,8 @@ class Coordinator(actor.Actor):
                     self._skip(task)
                     return
                 self.send(
-                    messages.OBSERVER,
-                    messages.TooFewDevices(task.name, waiting, task.rounds.least),
+                    events.OBSERVER,
+                    events.TooFewDevices(task.name, waiting, task.rounds.least),
                 )
                 return
         self._make_attempt(task)
@@ -399,8 +399,8 @@ class Coordinator(actor.Actor):
         model = self._commits[task.model_of or task.name].model
         half_seconds = self._experience[task.name].half_seconds
         attempt = self._spawn_attempt(task, task.longest, model, from_selector, half_seconds)
-        began = messages.RoundBegan(task.name, attempt.round_index, attempt.address, len(chosen))
-        self.send(messages.OBSERVER, began)
+        began = events.RoundBegan(task.name, attempt.round_index, attempt.address, len(chosen))
+        self.send(events.OBSERVER, began)
         self._next = None
         self._open_selection()
         wish = self._wish()
@@ -442,8 +442,8 @@ class Coordinator(actor.Actor):
         else:
             self._abandoned[attempt.task] += 1
         self.send(
-            messages.OBSERVER,
-            messages.RoundLost(attempt.task, attempt.round_index, address, reason, counts),
+            events.OBSERVER,
+            events.RoundLost(attempt.task, attempt.round_index, address, reason, counts),
         )
         # The attempt's commit may have been made, or be on its way: only the store knows.
         self._request_commits()

@@ -1,8 +1,8 @@
-"""What actors, devices and observers say to each other.
+"""Messages among actors and devices.
 
-`device` is the address of a connection. An `attempt` is one try at a round: the address of
-its Master Aggregator, which no other try ever has. Bytes that are secret or a device's own
-do not appear when a message is printed.
+In all messages, `device` is the address of a device's connection, and `task` the name of a task.
+`attempt` names one attempt at a round: it is the address of its Master Aggregator, which no other
+attempt ever has. A message's repr leaves out bytes that are secret or come from one device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from tff_dpftrl.runtime.store import interface
-
-# Where the events of the population are sent: counts and released metrics only.
-OBSERVER = "observer"
 
 
 def _unprinted() -> Any:
@@ -30,7 +27,7 @@ def _unprinted_bytes() -> Any:
 
 
 class Refusal(str, enum.Enum):
-    """Why a report does not count."""
+    """Reason why a report is not in the sum."""
 
     LATE = "late"
     DUPLICATE = "duplicate"
@@ -43,13 +40,14 @@ class Refusal(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CheckIn:
-    """Device to Selector: it is ready.
+    """Device to Selector: the device is ready to take part.
 
     Attributes:
-      device: Its connection; the engine has checked what it attests.
-      tasks: The tasks whose plans its version can run.
-      peer: Name of the network address that it connects from, or of its connection on loopback: a
-        hash with a key of this start of the service. Devices of one name may be one host.
+      device: Address of the device's connection; its attestation is verified already.
+      tasks: Names of the tasks whose plans the device's version can run.
+      peer: Name of the network address that the device connects from, or of its connection on
+        loopback: a hash with a key of this start of the service. Devices with the same name may be
+        one host.
     """
 
     device: str
@@ -59,18 +57,18 @@ class CheckIn:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRests:
-    """Engine to Selector: a device came by and left, since it has to rest from the open round."""
+    """Engine to Selector: a device connected and left, since it has to rest in the open round."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComeBack:
-    """Server to device: it is not needed now.
+    """Server to device: the device is not needed now.
 
     Attributes:
-      device: Its connection.
-      turns: When to check in again: seconds from now, growing; the device takes the first
-        one that it can.
-      reason: A few words.
+      device: Address of the device's connection.
+      turns: Times at which to check in again, in increasing seconds from now; the device takes the
+        first one that it can.
+      reason: Reason in a few words.
     """
 
     device: str
@@ -83,13 +81,13 @@ class Configure:
     """Aggregator to device: take part. The engine adds the plan for the device's version.
 
     Attributes:
-      device: Its connection.
-      report_to: Where its report goes.
-      attempt: What its report has to name.
-      task: The task.
-      round_index: The round, from 0.
-      model: The model to begin with; committed.
-      secure_sum_session: Names the group's secure sum; empty where reports are in the clear.
+      device: Address of the device's connection.
+      report_to: Address of the Aggregator that takes the report.
+      attempt: Name of the attempt, which the report must repeat.
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      model: Serialised committed model to begin with.
+      secure_sum_session: Session of the group's secure sum; empty where reports are in the clear.
     """
 
     device: str
@@ -103,12 +101,12 @@ class Configure:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Device to Aggregator: its result.
+    """Device to Aggregator: the device's result.
 
     Attributes:
-      device: Its connection.
-      attempt: From `Configure`.
-      payload: What the task's summation takes.
+      device: Address of the device's connection.
+      attempt: Name of the attempt, as `Configure` gave it.
+      payload: Report for the task's summation. Untrusted.
     """
 
     device: str
@@ -118,21 +116,21 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class ReportBegun:
-    """Engine to Aggregator: a device has begun to send its report, which comes in parts."""
+    """Engine to Aggregator: a device has begun to send its report in parts."""
 
     device: str
 
 
 @dataclasses.dataclass(frozen=True)
 class SecureSumMessage:
-    """Device to Aggregator: a step of a secure sum, which takes the place of a report.
+    """Device to Aggregator: one step of a secure sum, which takes the place of a report.
 
     Attributes:
-      device: Its connection.
-      attempt: From `Configure`.
-      step: Its number, from 0: what comes twice is told from what comes next.
-      content: A serialized `secure_sum_pb2.ToServer`.
-      vector: The content of its masked vector, if that is not in it.
+      device: Address of the device's connection.
+      attempt: Name of the attempt, as `Configure` gave it.
+      step: Number of the step, from 0; it tells a duplicate from the next step.
+      content: Serialised `secure_sum_pb2.ToServer`.
+      vector: Content of the masked vector, if it is not in `content`.
     """
 
     device: str
@@ -144,12 +142,12 @@ class SecureSumMessage:
 
 @dataclasses.dataclass(frozen=True)
 class SecureSumAnswer:
-    """Aggregator to device: what the next step needs.
+    """Aggregator to device: data for the device's next step.
 
     Attributes:
-      device: Its connection.
-      step: Of the device's message that it answers.
-      content: A serialized `secure_sum_pb2.ToDevice`.
+      device: Address of the device's connection.
+      step: Number of the step that this message answers.
+      content: Serialised `secure_sum_pb2.ToDevice`.
     """
 
     device: str
@@ -159,19 +157,20 @@ class SecureSumAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class VectorAdded:
-    """Aggregator to engine: a device's masked vector takes up no more room."""
+    """Aggregator to engine: a device's masked vector is summed, and takes up no more memory."""
 
     device: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportAccepted:
-    """Aggregator to device: its result is in the sum; the round may still be abandoned.
+    """Aggregator to device: the result is in the sum; the round may still be abandoned.
 
     Attributes:
-      device: Its connection.
-      attempt: The attempt.
-      turns: When to check in again, as in `ComeBack`.
+      device: Address of the device's connection.
+      attempt: Name of the attempt.
+      turns: Times at which to check in again, in increasing seconds from now; the device takes the
+        first one that it can.
     """
 
     device: str
@@ -181,13 +180,13 @@ class ReportAccepted:
 
 @dataclasses.dataclass(frozen=True)
 class ReportRefused:
-    """Aggregator or engine to device: its result does not count (again).
+    """Aggregator or engine to device: this result does not count, or not a second time.
 
     Attributes:
-      device: Its connection.
-      attempt: The attempt.
-      refusal: Why.
-      reason: What is wrong with an unusable one.
+      device: Address of the device's connection.
+      attempt: Name of the attempt.
+      refusal: Reason of the refusal.
+      reason: Description of an unusable report in a few words.
     """
 
     device: str
@@ -208,14 +207,14 @@ class DeviceGone:
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """Engine to who spawned an actor: it is gone."""
+    """Engine to the actor that spawned another one: the other one is gone."""
 
     address: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Shutdown:
-    """Engine to Coordinator: stop, and let another one lead at once."""
+    """Engine to Coordinator: stop, and release the lease."""
 
 
 # Between Coordinator and Selectors.
@@ -223,13 +222,13 @@ class Shutdown:
 
 @dataclasses.dataclass(frozen=True)
 class SelectDevices:
-    """Coordinator to Selector, again and again: it lives, and this is what it wants.
+    """Coordinator to Selector: a heartbeat with the wanted devices.
 
     Attributes:
-      epoch: Its epoch.
-      coordinator: Its address.
-      task: The task of the next round; empty if there is none.
-      wanted: How many devices are to wait for it.
+      epoch: Epoch of the Coordinator's lease.
+      coordinator: Address of the Coordinator.
+      task: Name of the task of the next round; empty if there is none.
+      wanted: Number of devices that should wait for the round.
       accepting: Whether devices may wait now.
     """
 
@@ -242,15 +241,15 @@ class SelectDevices:
 
 @dataclasses.dataclass(frozen=True)
 class DevicesWaiting:
-    """Selector to Coordinator: how many devices wait.
+    """Selector to Coordinator: the number of waiting devices.
 
     Attributes:
-      selector: Its address.
-      epoch: From `SelectDevices`, as is `task`.
-      task: The task they can take part in.
-      serial: Of the last `ForwardDevices` of this epoch that it has carried out.
-      waiting: How many.
-      resting: How many times a device that has to rest came by, since the Selector's start.
+      selector: Address of the Selector.
+      epoch: Epoch of the last `SelectDevices`.
+      task: Name of the task that the devices can take part in, from the last `SelectDevices`.
+      serial: Serial number of the last `ForwardDevices` of this epoch that is carried out.
+      waiting: Number of waiting devices.
+      resting: Number of connections of devices that had to rest, since the Selector's start.
     """
 
     selector: str
@@ -263,15 +262,15 @@ class DevicesWaiting:
 
 @dataclasses.dataclass(frozen=True)
 class ForwardDevices:
-    """Coordinator to Selector: give devices to a Master Aggregator.
+    """Coordinator to Selector: forward devices to a Master Aggregator.
 
     Attributes:
-      epoch: The Coordinator's epoch.
-      serial: Grows with every attempt of an epoch.
-      attempt: The Master Aggregator.
-      task: The task.
-      count: How many.
-      then: What it wants afterwards.
+      epoch: Epoch of the Coordinator's lease.
+      serial: Serial number, which grows with every attempt of an epoch.
+      attempt: Address of the Master Aggregator.
+      task: Name of the task.
+      count: Number of devices.
+      then: Devices that are wanted afterwards.
     """
 
     epoch: int
@@ -284,9 +283,9 @@ class ForwardDevices:
 
 @dataclasses.dataclass(frozen=True)
 class DevicesForwarded:
-    """Selector to Master Aggregator: the devices, chosen from those that wait.
+    """Selector to Master Aggregator: devices, chosen from those that wait.
 
-    From as many network addresses as there are, evenly, and at random among the devices of each.
+    They are chosen evenly from all network addresses, and at random within an address.
     """
 
     selector: str
@@ -298,20 +297,21 @@ class DevicesForwarded:
 
 @dataclasses.dataclass(frozen=True)
 class AbandonRound:
-    """Coordinator to Master Aggregator: give up."""
+    """Coordinator to Master Aggregator: give the attempt up."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Turnout:
-    """How many devices of one attempt reported, and how soon: numbers for the next attempts.
+    """Numbers of one attempt's devices, from which the next attempts are planned.
 
     Attributes:
-      chosen: Devices that were chosen.
-      reported: Devices that reported until the attempt was closed; in a secure sum, that arrived.
-      undecided: Devices that may have reported too, had they been waited for.
-      half_seconds: Seconds in which half of the goal's reports came; 0 if they did not.
+      chosen: Number of devices that were chosen.
+      reported: Number of devices that reported before the attempt was closed; in a secure sum, the
+        number that arrived.
+      undecided: Number of devices that might have reported later.
+      half_seconds: Seconds in which half of the goal's reports came; 0 if they did not come.
     """
 
     chosen: int
@@ -325,10 +325,10 @@ class RoundCommitted:
     """Master Aggregator to Coordinator: the store has confirmed the commit.
 
     Attributes:
-      attempt: The attempt.
-      epoch: The epoch it was committed under.
-      commit: What may be released, and the secret state.
-      turnout: How many devices reported; None if Aggregators were lost with their devices.
+      attempt: Name of the attempt.
+      epoch: Epoch of the lease under which the round was committed.
+      commit: The commit: model and metrics may be released, the state is secret.
+      turnout: Numbers of devices; None if Aggregators were lost with their devices.
     """
 
     attempt: str
@@ -339,16 +339,16 @@ class RoundCommitted:
 
 @dataclasses.dataclass(frozen=True)
 class RoundAbandoned:
-    """Master Aggregator to Coordinator: nothing was released.
+    """Master Aggregator to Coordinator: the attempt has ended, and nothing was released.
 
     Attributes:
-      attempt: The attempt.
-      reason: A few words.
-      counts: What became of the devices.
-      not_stored: Whether all was done, and the store has not made the commit.
+      attempt: Name of the attempt.
+      reason: Reason in a few words.
+      counts: Numbers of devices by outcome.
+      not_stored: Whether only the commit failed: the store refused it.
       used_devices: Whether devices were configured: they may have counted a participation.
-      turnout: How many devices reported; None if it did not come to a sum, or if Aggregators
-        were lost with their devices.
+      turnout: Numbers of devices; None if no device was configured, or Aggregators were lost with
+        their devices.
     """
 
     attempt: str
@@ -361,12 +361,12 @@ class RoundAbandoned:
 
 @dataclasses.dataclass(frozen=True)
 class ReportsCounted:
-    """Aggregator to Master Aggregator: how far it is.
+    """Aggregator to Master Aggregator: the Aggregator's progress.
 
     Attributes:
-      aggregator: Its address.
-      accepted: Reports in its sum; of a secure sum, devices that are there for it.
-      outstanding: Devices that may still report.
+      aggregator: Address of the Aggregator.
+      accepted: Number of reports in the sum; in a secure sum, the number of arrived devices.
+      outstanding: Number of devices that may still report.
     """
 
     aggregator: str
@@ -381,17 +381,17 @@ class CloseReporting:
 
 @dataclasses.dataclass(frozen=True)
 class DropSilent:
-    """Master Aggregator to Aggregator: wait no longer for devices that have sent nothing."""
+    """Master Aggregator to Aggregator: drop the devices that have sent nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PartialSum:
-    """Aggregator to Master Aggregator: its sum.
+    """Aggregator to Master Aggregator: the Aggregator's sum.
 
     Attributes:
-      aggregator: Its address.
-      total: The sum, as the task's summation has it; None if it is lost.
-      counts: What became of its devices; "reports" are in the sum.
+      aggregator: Address of the Aggregator.
+      total: Sum, as the task's summation returns it; None if it is lost.
+      counts: Numbers of devices by outcome; "reports" is the number of reports in the sum.
     """
 
     aggregator: str
@@ -404,11 +404,11 @@ class PartialSum:
 
 @dataclasses.dataclass(frozen=True)
 class AcquireLease:
-    """Coordinator to StoreActor: it wants to lead.
+    """Coordinator to StoreActor: acquire the lease.
 
     Attributes:
-      owner: Its address.
-      asked_at: When it asked, by its clock.
+      owner: Address of the Coordinator.
+      asked_at: Time of the request by the Coordinator's clock, in seconds.
     """
 
     owner: str
@@ -417,7 +417,13 @@ class AcquireLease:
 
 @dataclasses.dataclass(frozen=True)
 class RenewLease:
-    """Coordinator to StoreActor: it leads, and wants to go on; attributes as for `AcquireLease`."""
+    """Coordinator to StoreActor: renew the lease.
+
+    Attributes:
+      owner: Address of the Coordinator.
+      epoch: Epoch of the lease.
+      asked_at: Time of the request by the Coordinator's clock, in seconds.
+    """
 
     owner: str
     epoch: int
@@ -426,7 +432,7 @@ class RenewLease:
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseLease:
-    """Coordinator to StoreActor: it stops."""
+    """Coordinator to StoreActor: release the lease, since the Coordinator stops."""
 
     owner: str
     epoch: int
@@ -434,11 +440,11 @@ class ReleaseLease:
 
 @dataclasses.dataclass(frozen=True)
 class LeaseGranted:
-    """StoreActor to Coordinator: it leads.
+    """StoreActor to Coordinator: the Coordinator holds the lease.
 
     Attributes:
-      epoch: The epoch of its lease.
-      asked_at: From the request: the lease is counted from there.
+      epoch: Epoch of the lease.
+      asked_at: Time of the request, from which the lease's seconds count.
     """
 
     epoch: int
@@ -447,11 +453,11 @@ class LeaseGranted:
 
 @dataclasses.dataclass(frozen=True)
 class LeaseRefused:
-    """StoreActor to Coordinator: it does not lead.
+    """StoreActor to Coordinator: the Coordinator does not hold the lease.
 
     Attributes:
-      epoch: The epoch of the lease it has lost; 0 if it asked for a new one.
-      reason: Who leads.
+      epoch: Epoch of the lease that was lost; 0 if the request was for a new one.
+      reason: Message that names the holder.
     """
 
     epoch: int
@@ -460,11 +466,11 @@ class LeaseRefused:
 
 @dataclasses.dataclass(frozen=True)
 class ReadCommits:
-    """Coordinator to StoreActor: what are the last commits?
+    """Coordinator to StoreActor: read the last commits.
 
     Attributes:
-      reply_to: Who asks.
-      request: Number of the question.
+      reply_to: Address of the Coordinator.
+      request: Number of the request.
       tasks: Names of the tasks.
     """
 
@@ -478,8 +484,8 @@ class CommitsRead:
     """StoreActor to Coordinator: the last commits.
 
     Attributes:
-      request: Number of the question.
-      commits: One for each task.
+      request: Number of the request.
+      commits: Last commit of each task.
     """
 
     request: int
@@ -488,16 +494,16 @@ class CommitsRead:
 
 @dataclasses.dataclass(frozen=True)
 class CommitRound:
-    """Master Aggregator to StoreActor: the noised result of a round, on its way to be committed.
+    """Master Aggregator to StoreActor: commit the noised result of a round.
 
     Attributes:
-      reply_to: The attempt.
-      epoch: The Coordinator's epoch.
-      task: The task.
-      round_index: The round, from 0.
-      model: The model after the round.
-      state: The aggregator's state after the round; secret.
-      metrics: Of the round.
+      reply_to: Address of the Master Aggregator.
+      epoch: Epoch of the Coordinator's lease.
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      model: Serialised model after the round.
+      state: Serialised state of the aggregator after the round; secret.
+      metrics: Metrics of the round.
     """
 
     reply_to: str
@@ -518,125 +524,6 @@ class RoundStored:
 
 @dataclasses.dataclass(frozen=True)
 class CommitRefused:
-    """StoreActor to Master Aggregator: this commit was not made (an earlier one may have been)."""
+    """StoreActor to Master Aggregator: this commit was not made; an earlier try may have been."""
 
     reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class StoreFailed:
-    """The store cannot be read or written, or lacks a task."""
-
-    reason: str
-
-
-# To the observer.
-
-
-@dataclasses.dataclass(frozen=True)
-class Leading:
-    """A Coordinator leads the population, and has read what is committed."""
-
-    population: str
-    epoch: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SelectionOpened:
-    """Devices are chosen for a round from now on.
-
-    Attributes:
-      task: The task; empty if no task may have another round.
-      round_index: The round, from 0, if the attempt that runs is not abandoned.
-    """
-
-    task: str
-    round_index: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundBegan:
-    """Devices were chosen for a round.
-
-    Attributes:
-      task: The task.
-      round_index: The round, from 0.
-      attempt: The attempt.
-      devices: How many.
-    """
-
-    task: str
-    round_index: int
-    attempt: str
-    devices: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundReleased:
-    """A round is committed; its metrics may be shown.
-
-    A new Coordinator says it again; if one dies between commit and release, nobody says it.
-    The store's history has every round.
-
-    Attributes:
-      task: The task.
-      round_index: The round, from 0.
-      attempt: The attempt.
-      metrics: Of the round.
-    """
-
-    task: str
-    round_index: int
-    attempt: str
-    metrics: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundSkipped:
-    """A round is committed as skipped: nothing of it is released, and the next one follows.
-
-    A new Coordinator says it again, as `RoundReleased`.
-
-    Attributes:
-      task: The task.
-      round_index: The round, from 0.
-      attempt: The Master Aggregator that committed it.
-    """
-
-    task: str
-    round_index: int
-    attempt: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundLost:
-    """A round's attempt was abandoned.
-
-    Attributes:
-      task: The task.
-      round_index: The round, from 0.
-      attempt: The attempt.
-      reason: A few words.
-      counts: What became of the devices, as far as known.
-    """
-
-    task: str
-    round_index: int
-    attempt: str
-    reason: str
-    counts: Mapping[str, int]
-
-
-@dataclasses.dataclass(frozen=True)
-class TooFewDevices:
-    """Selection went past its time-out with less than the least number; it goes on.
-
-    Attributes:
-      task: The task.
-      waiting: How many wait.
-      least: How many a round needs.
-    """
-
-    task: str
-    waiting: int
-    least: int

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tff_dpftrl.runtime.actors import actor, messages, population
+from tff_dpftrl.runtime.actors import actor, events, messages, population
 from tff_dpftrl.runtime.store import interface
 
 
@@ -27,7 +27,7 @@ class StoreActor(actor.Actor):
             self._carry_out(message)
         except (interface.StoreError, interface.UnknownTask) as error:
             # The sender asks again, or gives up at its time-out.
-            self.send(messages.OBSERVER, messages.StoreFailed(str(error)))
+            self.send(events.OBSERVER, events.StoreFailed(str(error)))
             if isinstance(message, messages.CommitRound):
                 self.send(message.reply_to, messages.CommitRefused(str(error)))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 
@@ -45,7 +45,7 @@ class CoordinatorHost(host_lib.Host):
     @override
     def _hear(self, now: float, event: Any) -> mail_lib.Told:
         told = super()._hear(now, event)
-        if isinstance(event, messages.SelectionOpened):
+        if isinstance(event, events.SelectionOpened):
             self._opening = told
         return told
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import messages
+from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import observer
 
@@ -328,18 +328,18 @@ class _Standing:
     def hear(self, heard: Heard) -> None:
         event = heard.noted.event
         match event:
-            case messages.Leading():  # The attempts of whoever led before are lost.
+            case events.Leading():  # The attempts of whoever led before are lost.
                 began = [key for key in self._heard if key[0] == "began"]
                 for key in began:
                     del self._heard[key]
                 self._heard["leads", ""] = heard
-            case messages.RoundBegan():
+            case events.RoundBegan():
                 self._heard["began", event.task] = heard
-            case messages.RoundReleased() | messages.RoundSkipped() | messages.RoundLost():
+            case events.RoundReleased() | events.RoundSkipped() | events.RoundLost():
                 began = self._heard.get(("began", event.task))
                 if began is not None and began.noted.event.attempt == event.attempt:
                     del self._heard["began", event.task]
-                if not isinstance(event, messages.RoundLost):
+                if not isinstance(event, events.RoundLost):
                     self._heard["released", event.task] = heard
 
 

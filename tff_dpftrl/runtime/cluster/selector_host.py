@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import factory, messages, roles
+from tff_dpftrl.runtime.actors import events, factory, messages, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import placement as placement_lib
@@ -146,9 +146,9 @@ class SelectorHost(host_lib.Host):
             self._service.actor_gone(mail.address)
             return
         event = mail.noted.event
-        if isinstance(event, messages.SelectionOpened):
+        if isinstance(event, events.SelectionOpened):
             self._service.opening = event
-        elif isinstance(event, messages.StoreFailed):
+        elif isinstance(event, events.StoreFailed):
             self._store_failure = event.reason
         self._recorder.relay(mail.at, mail.noted)
 

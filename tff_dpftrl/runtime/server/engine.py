@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any
 
-from tff_dpftrl.runtime.actors import actor, factory, messages, roles
+from tff_dpftrl.runtime.actors import actor, events, factory, messages, roles
 from tff_dpftrl.runtime.store import interface
 
 _logger = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class Engine:
         Args:
           actors: Builds the actors.
           store: The population's store; used in one thread only. None where no StoreActor runs.
-          hear: Told the time and what actors send to `messages.OBSERVER`, on the event loop.
+          hear: Told the time and what actors send to `events.OBSERVER`, on the event loop.
           permanent: Addresses of the StoreActor and Selectors that run here; all of them if None.
           elsewhere: Has the actors that are not here; nobody if None.
           clock: Seconds since 1970.
@@ -261,7 +261,7 @@ class Engine:
         receive = self._connections.get(to)
         if receive is not None:
             receive(message)
-        elif to == messages.OBSERVER:
+        elif to == events.OBSERVER:
             self._tell_observer(message)
         elif not self._elsewhere.send(to, message):
             self.undeliverable(message)

@@ -15,7 +15,7 @@ class Observer:
 
         Args:
           now: Seconds since 1970.
-          event: What actors send to `messages.OBSERVER`: `Leading`, `SelectionOpened`,
+          event: What actors send to `events.OBSERVER`: `Leading`, `SelectionOpened`,
             `RoundBegan`, `RoundReleased`, `RoundSkipped`, `RoundLost`, `TooFewDevices`,
             `StoreFailed`.
         """

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from tff_dpftrl import validation
-from tff_dpftrl.runtime.actors import factory, messages, selector
+from tff_dpftrl.runtime.actors import events, factory, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.server import attesting, binding, served_task, service, tls
@@ -183,9 +183,9 @@ class Server:
 
     def _hear(self, now: float, event: Any) -> None:
         if self._first is not None and not self._first.done():
-            if isinstance(event, (messages.Leading, messages.StoreFailed)):
+            if isinstance(event, (events.Leading, events.StoreFailed)):
                 self._first.set_result(event)
-        if isinstance(event, messages.SelectionOpened):
+        if isinstance(event, events.SelectionOpened):
             self._service.opening = event
         self._observer.hear(now, event)
 
@@ -241,5 +241,5 @@ class Server:
                 raise binding.another_leads(self._population.name)  # It has been faster.
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerError("No Coordinator has taken the lease: the store does not answer.")
-        if isinstance(self._first.result(), messages.StoreFailed):
+        if isinstance(self._first.result(), events.StoreFailed):
             raise ServerError(self._first.result().reason)

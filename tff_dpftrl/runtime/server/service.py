@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from tff_dpftrl.runtime.actors import messages, selector
+from tff_dpftrl.runtime.actors import events, messages, selector
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import engine as engine_lib
@@ -99,7 +99,7 @@ class Service:
         self._has_secure_sums = any(task.task.secure_sum for task in tasks.values())
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
-        self.opening = messages.SelectionOpened("", 0)
+        self.opening = events.SelectionOpened("", 0)
         """What devices are chosen for, as far as known; devices are told at once."""
         # Any version may be claimed; few are.
         self._plans = functools.lru_cache(maxsize=64)(self._plans_for)

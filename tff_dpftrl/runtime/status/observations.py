@@ -14,7 +14,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 from tff_dpftrl.runtime.server import observer
@@ -142,9 +142,9 @@ class Observations(observer.Observer):
     def hear(self, now: float, event: Any) -> None:
         now = self.series.advance(now)
         match event:
-            case messages.Leading():
+            case events.Leading():
                 self._lead(event.epoch)
-            case messages.StoreFailed():
+            case events.StoreFailed():
                 self.last_store_failure_at = now
                 self.series.add("store_failures")
             case _:
@@ -162,17 +162,17 @@ class Observations(observer.Observer):
 
     def _hear_of_task(self, task: task_figures.TaskFigures, now: float, event: Any) -> None:
         match event:
-            case messages.RoundBegan():
+            case events.RoundBegan():
                 task.began(event, now)
-            case messages.RoundReleased():
+            case events.RoundReleased():
                 if task.released(event, now):
                     self.series.add("committed")
-            case messages.RoundSkipped():
+            case events.RoundSkipped():
                 task.was_skipped(event)
-            case messages.RoundLost():
+            case events.RoundLost():
                 task.lost(event.attempt, event.reason, event.counts)
                 self.series.add("abandoned")
-            case messages.TooFewDevices():
+            case events.TooFewDevices():
                 task.too_few = event.waiting
 
     @override

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tff_dpftrl.runtime.actors import messages, population
+from tff_dpftrl.runtime.actors import events, messages, population
 from tff_dpftrl.runtime.status import bounded_counts, distribution
 
 # Tenths of a second to more than a week.
@@ -102,13 +102,13 @@ class TaskFigures:
             return "over"
         return "waiting for devices" if self.too_few is None else "too few devices"
 
-    def began(self, event: messages.RoundBegan, now: float) -> None:
+    def began(self, event: events.RoundBegan, now: float) -> None:
         """Devices were chosen."""
         self.attempt = Attempt(event.attempt, event.round_index, now, event.devices)
         self.rounds_done = max(self.rounds_done or 0, event.round_index)
         self.too_few = None
 
-    def released(self, event: messages.RoundReleased, now: float) -> bool:
+    def released(self, event: events.RoundReleased, now: float) -> bool:
         """A round is committed, or was said to be once more.
 
         Returns:
@@ -131,7 +131,7 @@ class TaskFigures:
         self._count_groups(event.metrics, "devices/")
         return True
 
-    def was_skipped(self, event: messages.RoundSkipped) -> None:
+    def was_skipped(self, event: events.RoundSkipped) -> None:
         """A round is committed as skipped, or was said to be once more."""
         # The first word of a task's rounds may be of a round before the server's start.
         if self.rounds_done is not None and event.round_index >= self.rounds_done:

@@ -1,0 +1,126 @@
+"""Events of a population, which actors send to the observer: counts and released metrics only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+OBSERVER = "observer"
+"""Address of the observer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leading:
+    """A Coordinator leads the population, and has read what is committed."""
+
+    population: str
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectionOpened:
+    """The selection of devices for a round is open.
+
+    Attributes:
+      task: Name of the task; empty if no task may have another round.
+      round_index: Index of the round, from 0, provided that the running attempt succeeds.
+    """
+
+    task: str
+    round_index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundBegan:
+    """Devices were chosen for a round.
+
+    Attributes:
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      attempt: Name of the attempt.
+      devices: Number of devices that were chosen.
+    """
+
+    task: str
+    round_index: int
+    attempt: str
+    devices: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundReleased:
+    """A round is committed; its metrics may be shown.
+
+    A new Coordinator repeats the event of the last round. If a Coordinator dies between commit and
+    release, the event may be missing. The store's history has every round.
+
+    Attributes:
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      attempt: Name of the attempt.
+      metrics: Metrics of the round.
+    """
+
+    task: str
+    round_index: int
+    attempt: str
+    metrics: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundSkipped:
+    """A round is committed as skipped: nothing of it is released, and the next one follows.
+
+    A new Coordinator repeats the event of the last round.
+
+    Attributes:
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      attempt: Address of the Master Aggregator that committed the skip.
+    """
+
+    task: str
+    round_index: int
+    attempt: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundLost:
+    """A round's attempt was abandoned.
+
+    Attributes:
+      task: Name of the task.
+      round_index: Index of the round, from 0.
+      attempt: Name of the attempt.
+      reason: Reason in a few words.
+      counts: Numbers of devices by outcome, as far as they are known.
+    """
+
+    task: str
+    round_index: int
+    attempt: str
+    reason: str
+    counts: Mapping[str, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class TooFewDevices:
+    """Selection has passed its time-out with too few devices, and goes on.
+
+    Attributes:
+      task: Name of the task.
+      waiting: Number of waiting devices.
+      least: Smallest number of devices for a round.
+    """
+
+    task: str
+    waiting: int
+    least: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreFailed:
+    """The store cannot be read or written, or lacks a task."""
+
+    reason: str
