@@ -51,7 +51,7 @@ def _write(folder: pathlib.Path, number: int) -> None:
         folder / "task",
         signed=signing.sign_task(server, devices, plans.KEY),
         terms=terms,
-        config=_CONFIG,
+        options=_CONFIG.to_dict(),
         words=vocabulary.Vocabulary(("a", "b"), "nothing"),
         rule=tokenizer.Tokenizer(),
         key=plans.KEY,

@@ -8,7 +8,6 @@ import pytest
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import secure_groups
 from tff_dpftrl.secure_sums import parameters, vectors
 
 _CURIOUS, _ACTIVE = "honest-but-curious", "active-server"
@@ -28,18 +27,18 @@ def _config(**changes):
 
 
 def test_a_plan_demands_what_the_options_say():
-    assert secure_groups.wanted(_config(secure_aggregation=None)) is None
-    assert secure_groups.wanted(_config()) == plan_pb2.SecureAggregation(
+    assert _config(secure_aggregation=None).secure_groups is None
+    assert _config().secure_groups.demanded() == plan_pb2.SecureAggregation(
         threat_model=plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
         least_devices=80,
         most_devices=130,
     )
     active = _config(secure_aggregation=_ACTIVE, least_group=20, devices_per_aggregator=50)
-    assert secure_groups.wanted(active) == plan_pb2.SecureAggregation(
+    assert active.secure_groups.demanded() == plan_pb2.SecureAggregation(
         threat_model=plan_pb2.SecureAggregation.ACTIVE_SERVER, least_devices=20, most_devices=130
     )
     large = _config(clients_per_round=1000, devices_per_aggregator=1300, secure_neighbours=150)
-    assert secure_groups.wanted(large).least_neighbours == 150
+    assert large.secure_groups.demanded().least_neighbours == 150
 
 
 def test_the_least_group_is_its_share_of_the_least_reports_and_is_kept():
@@ -69,12 +68,12 @@ def test_a_round_has_as_many_groups_as_the_options_say(
     demanded = parameters.Parameters(
         (vectors.Segment(1, 2),),
         parameters.ThreatModel.HONEST_BUT_CURIOUS,
-        secure_groups.least_group(config),
+        config.secure_groups.least_group,
     )
     wanted = config.rounds.wanted
     settings = population.SecureSumSettings(demanded, most_devices=wanted)
     task = population.Task("nwp", config.rounds, None, None, secure_sum=settings)
-    assert task.num_groups(wanted) == secure_groups.num_groups(config)
+    assert task.num_groups(wanted) == config.secure_groups.num_groups
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_options_that_do_not_fit_are_refused_in_one_line(changes, message):
 
 def test_neighbours_are_enough_for_all_drop_outs_that_a_group_outlasts():
     options = {"clients_per_round": 1000, "devices_per_aggregator": 1300, "secure_neighbours": 50}
-    assert secure_groups.least_group(_config(**options)) == 800
+    assert _config(**options).secure_groups.least_group == 800
     with pytest.raises(ValueError, match="all but least_group=300 drop out: raise it to"):
         _config(**options, least_group=300)
     with pytest.raises(ValueError, match="all but least_group=60 drop out: raise least_group, or"):

@@ -99,7 +99,7 @@ def write_plans(path, built, *, key=small_tasks.KEY, terms=TERMS, config=CONFIG)
         path,
         signed=built.sign(key),
         terms=terms,
-        config=config,
+        options=config.to_dict(),
         words=_WORDS,
         rule=tokenizer.Tokenizer(),
         key=key,

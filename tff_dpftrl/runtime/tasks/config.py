@@ -9,7 +9,7 @@ from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import population as population_lib
-from tff_dpftrl.runtime.tasks import secure_groups
+from tff_dpftrl.runtime.tasks import secure_groups as secure_groups_lib
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
@@ -20,6 +20,8 @@ _TESTS = "tests of the task"
 
 _SHARE_THAT_MAY_REST = 0.7
 """Of the devices, where `min_sep` is not given: enough are left to fill a round."""
+
+_ONLY_SECURE = ("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group")
 
 MEANINGLESS = {
     "simulate_report_goal": "devices take part themselves",
@@ -104,7 +106,7 @@ class TaskConfig(config_lib.TrainingConfig):
     )
     work_seconds: float = _option(60.0, "Seconds that the work of a device may take.", _GROUP, 0.0)
 
-    secure_aggregation: secure_groups.ThreatModel | None = _option(
+    secure_aggregation: secure_groups_lib.ThreatModel | None = _option(
         None,
         "Devices sum their reports, metrics included, so that the server sees sums of groups only, "
         "even if it may do anything (active-server, also without a value). With honest-but-curious "
@@ -187,7 +189,7 @@ class TaskConfig(config_lib.TrainingConfig):
         for name in ("weight", "work_seconds"):
             validation.positive(name, getattr(self, name))
         self._check_rounds()
-        secure_groups.check(self)
+        self._check_secure_aggregation()
 
     def _check_rounds(self) -> None:
         if self.num_devices is None:
@@ -223,6 +225,32 @@ class TaskConfig(config_lib.TrainingConfig):
                     f"need {self.num_rounds * wanted}: raise it, or lower one of these."
                 )
 
+    def _check_secure_aggregation(self) -> None:
+        if self.secure_groups is not None:  # Made, and so checked.
+            validation.positive("secure_step_timeout", self.secure_step_timeout)
+            return
+        for name in _ONLY_SECURE:
+            if getattr(self, name) is not None:
+                raise validation.UsageError(
+                    f"{name}={getattr(self, name)!r} has no meaning without secure_aggregation: "
+                    "give it ('honest-but-curious' or 'active-server'), or leave this out."
+                )
+
+    @property
+    def secure_groups(self) -> secure_groups_lib.SecureGroups | None:
+        """Groups of devices that sum their reports securely; None if the server sees reports."""
+        if self.secure_aggregation is None:
+            return None
+        return secure_groups_lib.SecureGroups(
+            threat_model=self.secure_aggregation,
+            rounds=self.rounds,
+            secagg_bits=self.secagg_bits,
+            given_least_group=self.least_group,
+            secure_threshold=self.secure_threshold,
+            secure_neighbours=self.secure_neighbours,
+            secure_corrupt_fraction=self.secure_corrupt_fraction,
+        )
+
     @property
     def rounds(self) -> population_lib.RoundSettings:
         """Sizes and time-outs of its rounds."""
@@ -250,7 +278,9 @@ class TaskConfig(config_lib.TrainingConfig):
         if self.min_sep is None:
             fits = math.floor(_SHARE_THAT_MAY_REST * self.num_devices / self.rounds.wanted)
             changes["min_sep"] = min(max(1, fits), self.num_rounds)
-        return dataclasses.replace(config, **changes | secure_groups.changes(self))
+        if self.secure_groups is not None:
+            changes["least_group"] = self.secure_groups.least_group
+        return dataclasses.replace(config, **changes)
 
 
 def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str, TaskConfig]]:

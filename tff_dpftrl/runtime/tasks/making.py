@@ -1,18 +1,20 @@
-"""From options to a signed and tested task. Needs TFF, as nothing else of tasks does."""
+"""From options to a signed and tested task. Needs TFF, as nothing else of tasks does.
+
+Options are taken apart here and nowhere else: what follows gets the parts that it needs.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow_federated as tff
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tff_dpftrl import validation, version
-from tff_dpftrl.accounting import display
-from tff_dpftrl.data import docstrings, sources, tokenizer, user_text, vocabulary
+from tff_dpftrl import validation
+from tff_dpftrl.data import tokenizer, vocabulary
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.learning import functional_model, secure_metrics
@@ -21,32 +23,119 @@ from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
 from tff_dpftrl.runs import dp_ftrl_privacy
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.device import text_examples
-from tff_dpftrl.runtime.plans import bounding, building, plan_pb2, predicates, text_pipeline
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.plans import (
+    bounding,
+    building,
+    plan_pb2,
+    predicates,
+    text_pipeline,
+)
 from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import privacy, secure_groups, summation_sentences, task_folder
+from tff_dpftrl.runtime.tasks import privacy, proxies, readme, secure_groups, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import corpus, process, startup, warm_start
 
 Progress = Callable[[str], None]
-"""Receives what a person should know, line by line."""
+"""Callback for progress lines."""
 
-_STANDARD_LIBRARY = "standard-library"
-_UPLOAD_BYTES = 1_000_000  # Of metrics, besides the update.
-_LARGEST_LOSS = 100.0  # Nats of a target on average, over all targets that a device can have.
-_LEARNED_NORM = "active"  # Of `adaptive_clipping.ClipState`.
+_METRICS_BYTES = 1_000_000  # Room for metrics in an upload, besides the update.
+_LARGEST_LOSS = 100.0  # Largest mean loss of a device's targets, in nats.
+_LEARNED_NORM = "active"  # Field of `adaptive_clipping.ClipState` that holds the norm of a round.
+_KINDS = {"training": plan_pb2.TRAINING, "evaluation": plan_pb2.EVALUATION}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Material:
-    """What both kinds of tasks are made of."""
+class _Language:
+    """A model and its words.
 
-    config: config_lib.TaskConfig
+    Attributes:
+      words: Vocabulary.
+      rule: Rule by which texts become words.
+      model: Language model.
+      initial_weights: Weights of an earlier model to begin with; None for random ones.
+      functional: The model as TFF takes it, with its initial weights.
+    """
+
     words: vocabulary.Vocabulary
     rule: tokenizer.Tokenizer
     model: language_model.LanguageModel
-    functional: tff.learning.models.FunctionalModel
     initial_weights: warm_start.InitialWeights | None
+    functional: tff.learning.models.FunctionalModel
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batches:
+    """How the texts of a device become batches: arguments of `text_pipeline.text_pipeline`.
+
+    Attributes:
+      feature: Name of the feature of an example that holds texts.
+      is_tokenized: Whether texts are words already, separated by white space.
+      batch_size: Number of sequences in a batch.
+      epochs: Number of passes over the sequences.
+      shuffle: Whether each pass has a new order.
+      max_rows: Largest number of sequences used.
+    """
+
+    feature: str
+    is_tokenized: bool
+    batch_size: int
+    epochs: int
+    shuffle: bool
+    max_rows: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Demands:
+    """What a task asks of devices, besides the participation that its privacy rests on.
+
+    Attributes:
+      population: Name of the devices that take part.
+      task: Name of the task.
+      num_devices: Smallest number of devices in the population.
+      rounds: Sizes and time-outs of a round.
+      selection: Examples that a device takes from its store.
+      limits: What the task may cost a device.
+      min_sep_hours: Hours that a device rests after it took part.
+      secure_groups: Groups that sum their reports securely; None if the server sees reports.
+    """
+
+    population: str
+    task: str
+    num_devices: int
+    rounds: population.RoundSettings
+    selection: plan_pb2.Selection
+    limits: plan_pb2.Limits
+    min_sep_hours: float
+    secure_groups: secure_groups.SecureGroups | None
+
+    @property
+    def stated(self) -> terms_lib.SecureAggregation | None:
+        """What the terms state of secure aggregation; None without it."""
+        return None if self.secure_groups is None else self.secure_groups.stated()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a task of either kind is made of.
+
+    Attributes:
+      proxies: Serialized examples of each simulated device, from public text.
+      tests: What the task has to show on them.
+      language: The model and its words.
+      summary: Name and sizes of the model.
+      batches: How the texts of a device become batches.
+      demands: What the task asks of devices.
+      options: All options, as the task's folder keeps them.
+    """
+
+    proxies: Sequence[Sequence[bytes]]
+    tests: predicates.Predicates
+    language: _Language
+    summary: str
+    batches: _Batches
+    demands: _Demands
+    options: Mapping[str, Any]
 
 
 def make(
@@ -58,12 +147,12 @@ def make(
 ) -> task_folder.TaskFolder:
     """Makes a training task: plans, tests, signatures, folder.
 
-    The devices' data is not read; tests use public text.
+    The devices' data is not read. Tests use public text.
 
     Args:
-      config: Its options.
-      output: The new folder; its name is the task's if the options give none.
-      key: Signs plans and terms.
+      config: Options of the task.
+      output: New folder. Its name is the task's if the options give none.
+      key: Private key that signs plans and terms.
       progress: Callback for progress lines.
 
     Returns:
@@ -76,32 +165,29 @@ def make(
     """
     task_folder.check_is_free(output)
     config = config.resolved(pathlib.Path(output).name)
-    proxies = _proxies(config)
-    material = _material(config, progress)
-    plan = _privacy_plan(config, material.model.num_parameters)
-    for line in startup.describe_plan(plan, material.model.num_parameters):
+    parts = _prepare(config, config.client_epochs, progress)
+    plan = _privacy_plan(config.privacy(), parts)
+    for line in startup.describe_plan(plan, parts.language.model.num_parameters):
         progress(line)
-    terms = _terms(material, plan)
-    refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
-    if refusal:
-        raise validation.UsageError(
-            f"max_epsilon={config.max_epsilon:g} does not pay for one round: {refusal}. Raise it, "
-            "or noise_multiplier."
-        )
+    terms = _terms(
+        plan,
+        parts,
+        max_epsilon=config.max_epsilon,
+        data=pathlib.PurePath(config.data).name,
+        server_optimizer=config.server_optimizer,
+    )
+    _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
-        built = process.build_process(
-            plan, config, material.functional, metrics_aggregator=_metrics_aggregator(config)
+        training = process.build_process(
+            plan, config, parts.language.functional, metrics_aggregator=_metrics_aggregator(parts)
         )
-        plans = _build(
-            material,
-            built,
-            plan.schema,
-            plan_pb2.TRAINING,
-            _limits(config, plan),
-            private_round=_private_round(plan, config),
-        )
-    return _finish(material, plans, terms, proxies, output, key, progress)
+        private_round = None
+        if plan.strategy is not None:
+            private_round = process.build_aggregator(config, plan).private_round
+        limits = _report_limits(parts, plan)
+        plans = _build(parts, training, terms, limits, private_round=private_round)
+    return _finish(parts, plans, terms, output, key, progress)
 
 
 def make_evaluation(
@@ -112,14 +198,22 @@ def make_evaluation(
     *,
     progress: Progress,
 ) -> task_folder.TaskFolder:
-    """Makes a task that evaluates the model of another one while it trains.
+    """Makes a task that evaluates the model of another task while that one trains.
 
     Args:
-      of: The task that trains.
-      config: Its options: those of `of`, with another name, goal, number of rounds or weight.
-      output: As for `make`, like what follows, what is returned and raised.
-      key: Signs plans and terms.
+      of: Task that trains the model.
+      config: Options of that task, with another name, goal, number of rounds or weight.
+      output: New folder. Its name is the task's if the options give none.
+      key: Private key that signs plans and terms.
       progress: Callback for progress lines.
+
+    Returns:
+      The task, as it was read back.
+
+    Raises:
+      predicates.TaskRefusedError: If the tests fail; with all reasons.
+      ValueError: If an option cannot be used, or there is something at `output`.
+      OSError: If the folder cannot be written.
     """
     task_folder.check_is_free(output)
     schema = schema_lib.MinSep.unrestricted(config.num_rounds)
@@ -129,20 +223,11 @@ def make_evaluation(
         raise validation.UsageError(
             f"task {config.task!r} is the task that is evaluated: give another name."
         )
-    proxies = _proxies(config)
-    material = _material(config, progress)
-    if material.words != of.words:
-        raise validation.UsageError(f"vocabulary is another than that of the task {of.name!r}.")
-    progress("Building the plans ...")
-    with contexts.compiled_only():
-        built = tff.learning.algorithms.build_fed_eval(
-            material.functional,
-            metrics_aggregation_process=_metrics_process(config, material.functional),
-            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+    parts = _prepare(config, 1, progress)
+    if parts.language.words != of.words:
+        raise validation.UsageError(
+            f"vocabulary is not that of the task {of.name!r}: give the same one."
         )
-        broadcast = of.server.prepare.outputs
-        limits = _limits(config, None)
-        plans = _build(material, built, schema, plan_pb2.EVALUATION, limits, broadcast=broadcast)
     terms = dataclasses.replace(
         of.terms,
         kind="evaluation",
@@ -153,96 +238,71 @@ def make_evaluation(
         noise_multiplier=0.0,
         max_epsilon=None,
         parameters={},
-        secure_aggregation=secure_groups.stated(config),
+        secure_aggregation=parts.demands.stated,
     )
-    return _finish(material, plans, terms, proxies, output, key, progress)
+    progress("Building the plans ...")
+    with contexts.compiled_only():
+        evaluation = tff.learning.algorithms.build_fed_eval(
+            parts.language.functional,
+            metrics_aggregation_process=_metrics_process(parts),
+            loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+        )
+        limits, broadcast = _report_limits(parts, None), of.server.prepare.outputs
+        plans = _build(parts, evaluation, terms, limits, broadcast=broadcast)
+    return _finish(parts, plans, terms, output, key, progress)
 
 
-def _material(config: config_lib.TaskConfig, progress: Progress) -> _Material:
+def _prepare(config: config_lib.TaskConfig, epochs: int, progress: Progress) -> _Parts:
+    """Reads and checks what the options name; `epochs` are passes over a device's sequences."""
+    public = proxies.read(
+        config.proxy_data,
+        num_devices=config.proxy_devices,
+        max_examples=config.max_examples,
+        text_feature=config.text_feature,
+        pretokenized=config.pretokenized,
+        protected=config.data,
+    )
     words = corpus.read_vocabulary(config, None)
     progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
-    model = table.build(
-        config.model,
-        vocabulary_size=words.size,
-        sequence_length=config.sequence_length,
-        **config.model_sizes,
-    )
+    sizes = {"vocabulary_size": words.size, "sequence_length": config.sequence_length}
+    model = table.build(config.model, **sizes, **config.model_sizes)
     progress(f"Model: {config.model}, {model.num_parameters} weights.")
     initial = None
     if config.initial_weights is not None:
-        initial = warm_start.read(
-            pathlib.Path(config.initial_weights), model, words, config.seed, protected=config.data
-        )
+        folder = pathlib.Path(config.initial_weights)
+        initial = warm_start.read(folder, model, words, config.seed, protected=config.data)
         progress(f"Initial weights: {initial.source}.")
-    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
-    functional = functional_model.build(
-        model, special, config.seed, None if initial is None else initial.weights
-    )
     rule = tokenizer.Tokenizer(words.lower_case, config.pretokenized)
-    return _Material(config, words, rule, model, functional, initial)
-
-
-def _privacy_plan(config: config_lib.TaskConfig, num_parameters: int) -> dp_ftrl_privacy.DpFtrlPlan:
-    """As for `train`, but a sum may hold the reports of all devices that were chosen."""
-    plan = config.privacy().plan(config.num_devices, num_parameters)
-    if plan.encoding is None:
-        return plan
-    encoding = grid.for_bits(num_parameters, config.rounds.wanted, config.secagg_bits)
-    return dataclasses.replace(plan, encoding=encoding)
-
-
-def _metrics_aggregator(config: config_lib.TaskConfig) -> Callable[..., tff.Computation]:
-    """How metrics of training are summed: like the updates, if these are summed securely."""
-    if config.secure_aggregation is None:
-        return tff.learning.metrics.sum_then_finalize
-    return secure_metrics.secure_sum_then_finalize
-
-
-def _metrics_process(
-    config: config_lib.TaskConfig, model: tff.learning.models.FunctionalModel
-) -> tff.templates.AggregationProcess | None:
-    """The same of an evaluation; None for TFF's own."""
-    if config.secure_aggregation is None:
-        return None
-    return secure_metrics.build_evaluation_process(model)
-
-
-def _private_round(
-    plan: dp_ftrl_privacy.DpFtrlPlan, config: config_lib.TaskConfig
-) -> interface.PrivateRound | None:
-    """Returns the mechanism of a task's aggregator; None without noise."""
-    if plan.strategy is None:
-        return None
-    return process.build_aggregator(config, plan).private_round
-
-
-def _build(
-    material: _Material,
-    built: tff.learning.templates.LearningProcess,
-    schema: schema_lib.MinSep,
-    kind: plan_pb2.TaskKind,
-    limits: bounding.ReportLimits,
-    broadcast: Sequence[plan_pb2.Tensor] | None = None,
-    private_round: interface.PrivateRound | None = None,
-) -> building.Plans:
-    config = material.config
-    pipeline = text_pipeline.text_pipeline(
-        material.words,
-        config.sequence_length,
-        feature=config.text_feature,
-        is_tokenized=config.pretokenized,
-        batch_size=config.batch_size,
-        epochs=config.client_epochs if kind == plan_pb2.TRAINING else 1,
-        shuffle=config.shuffle,
-        max_rows=config.max_sequences_per_client,
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    weights = None if initial is None else initial.weights
+    functional = functional_model.build(model, special, config.seed, weights)
+    return _Parts(
+        proxies=public,
+        tests=predicates.Predicates(
+            num_rounds=config.proxy_rounds,
+            devices_per_proxy=-(-config.clients_per_round // len(public)),
+        ),
+        language=_Language(words, rule, model, initial, functional),
+        summary=f"{config.model}, {model.num_parameters} weights, {len(words.words)} words",
+        batches=_Batches(
+            feature=config.text_feature,
+            is_tokenized=config.pretokenized,
+            batch_size=config.batch_size,
+            epochs=epochs,
+            shuffle=config.shuffle,
+            max_rows=config.max_sequences_per_client,
+        ),
+        demands=_demands(config, model.num_parameters),
+        options=config.to_dict(),
     )
-    buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
-    return building.build_plans(
-        built,
-        pipeline,
+
+
+def _demands(config: config_lib.TaskConfig, num_parameters: int) -> _Demands:
+    return _Demands(
         population=config.population,
         task=config.task,
-        kind=kind,
+        num_devices=config.num_devices,
+        rounds=config.rounds,
         selection=plan_pb2.Selection(
             collection=config.collection,
             max_examples=config.max_examples,
@@ -252,49 +312,74 @@ def _build(
             memory_bytes=config.memory_bytes,
             seconds=config.work_seconds,
             # With secure aggregation an update is padded to a power of two.
-            upload_bytes=8 * material.model.num_parameters + _UPLOAD_BYTES,
+            upload_bytes=8 * num_parameters + _METRICS_BYTES,
         ),
-        participation=plan_pb2.Participation(
-            min_sep_rounds=schema.min_sep,
-            min_sep_hours=config.min_sep_hours,
-            stride_edges=buckets.stride_edges,
-            times_edges=buckets.times_edges,
-        ),
-        secure_aggregation=secure_groups.wanted(config),
-        broadcast=broadcast,
-        private_round=private_round,
-        report_limits=limits,
+        min_sep_hours=config.min_sep_hours,
+        secure_groups=config.secure_groups,
     )
 
 
-def _limits(
-    config: config_lib.TaskConfig, plan: dp_ftrl_privacy.DpFtrlPlan | None
-) -> bounding.ReportLimits:
-    """What an honest device reports at most; `plan` is None for an evaluation."""
-    num_rows = config.max_sequences_per_client * (1 if plan is None else config.client_epochs)
-    num_targets = num_rows * config.sequence_length
-    unit = 1.0 if config.secure_aggregation is None else 2.0**secure_metrics.FRACTION_BITS
-    counts = metrics.zero_counts()
+def _privacy_plan(
+    wanted: dp_ftrl_privacy.DpFtrlPrivacy, parts: _Parts
+) -> dp_ftrl_privacy.DpFtrlPlan:
+    """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
+    num_parameters = parts.language.model.num_parameters
+    plan = wanted.plan(parts.demands.num_devices, num_parameters)
+    if wanted.secagg_bits is None:
+        return plan
+    most_reports = parts.demands.rounds.wanted
+    encoding = grid.for_bits(num_parameters, most_reports, wanted.secagg_bits)
+    return dataclasses.replace(plan, encoding=encoding)
+
+
+def _metrics_aggregator(parts: _Parts) -> Callable[..., tff.Computation]:
+    """Chooses how metrics of training are summed: securely, if updates are."""
+    if parts.demands.secure_groups is None:
+        return tff.learning.metrics.sum_then_finalize
+    return secure_metrics.secure_sum_then_finalize
+
+
+def _metrics_process(parts: _Parts) -> tff.templates.AggregationProcess | None:
+    """Chooses how metrics of an evaluation are summed; None for TFF's default."""
+    if parts.demands.secure_groups is None:
+        return None
+    return secure_metrics.build_evaluation_process(parts.language.functional)
+
+
+def _report_limits(parts: _Parts, plan: dp_ftrl_privacy.DpFtrlPlan | None) -> bounding.ReportLimits:
+    """Bounds what an honest device reports; `plan` is None for an evaluation."""
+    num_rows = parts.batches.max_rows * parts.batches.epochs
+    num_targets = num_rows * parts.language.model.sequence_length
+    is_secure = parts.demands.secure_groups is not None
+    unit = 2.0**secure_metrics.FRACTION_BITS if is_secure else 1.0
     largest = {
         name: _LARGEST_LOSS * num_targets * unit if zero.dtype.is_floating else float(num_targets)
-        for name, zero in counts.items()
+        for name, zero in metrics.zero_counts().items()
     }
     clip_norm: float | str | None = None
     if plan is not None and plan.strategy is not None:
-        clip_norm = _LEARNED_NORM if config.adaptive_clipping else plan.clip_norm
+        clip_norm = _LEARNED_NORM if plan.adaptive_clipping else plan.clip_norm
     return bounding.ReportLimits(
         clip_norm=clip_norm,
         encoding=None if plan is None else plan.encoding,
         metrics=largest | {"num_sequences": float(num_rows)},
-        most_reports=config.rounds.wanted,
+        most_reports=parts.demands.rounds.wanted,
     )
 
 
-def _terms(material: _Material, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.Terms:
-    config, initial = material.config, material.initial_weights
-    parameters: dict[str, Any] = {
-        "clients_per_round": config.clients_per_round,
-        "server_optimizer": config.server_optimizer,
+def _terms(
+    plan: dp_ftrl_privacy.DpFtrlPlan,
+    parts: _Parts,
+    *,
+    max_epsilon: float | None,
+    data: str,
+    server_optimizer: str,
+) -> terms_lib.Terms:
+    """States what a training task promises; hashes of plan and files are added when written."""
+    words, initial = parts.language.words, parts.language.initial_weights
+    parameters: dict[str, str | int | float | bool | None] = {
+        "clients_per_round": plan.clients_per_round,
+        "server_optimizer": server_optimizer,
     }
     if plan.encoding is not None:
         parameters |= {
@@ -306,47 +391,84 @@ def _terms(material: _Material, plan: dp_ftrl_privacy.DpFtrlPlan) -> terms_lib.T
         server_plan="",
         files={},
         kind="training",
-        population=config.population,
-        task=config.task,
-        num_devices=config.num_devices,
+        population=parts.demands.population,
+        task=parts.demands.task,
+        num_devices=parts.demands.num_devices,
         schema=plan.schema,
-        delta=config.delta,
+        delta=plan.delta,
         strategy=plan.strategy,
         noise_multiplier=plan.noise_multiplier,
         clip_norm=plan.clip_norm,
-        adaptive_clipping=config.adaptive_clipping,
-        max_epsilon=config.max_epsilon,
-        data=pathlib.PurePath(config.data).name,
-        vocabulary_source=material.words.source,
-        vocabulary_is_public=material.words.is_public,
+        adaptive_clipping=plan.adaptive_clipping,
+        max_epsilon=max_epsilon,
+        data=data,
+        vocabulary_source=words.source,
+        vocabulary_is_public=words.is_public,
         initial_weights_source=None if initial is None else initial.source,
         initial_weights_are_public=initial is not None and initial.is_public,
         parameters=parameters,
-        secure_aggregation=secure_groups.stated(config),
+        secure_aggregation=parts.demands.stated,
+    )
+
+
+def _check_budget(terms: terms_lib.Terms) -> None:
+    refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
+    if refusal:
+        raise validation.UsageError(
+            f"max_epsilon={terms.max_epsilon:g} does not pay for one round: {refusal}. Raise it, "
+            "or noise_multiplier."
+        )
+
+
+def _build(
+    parts: _Parts,
+    learning_process: tff.learning.templates.LearningProcess,
+    terms: terms_lib.Terms,
+    limits: bounding.ReportLimits,
+    broadcast: Sequence[plan_pb2.Tensor] | None = None,
+    private_round: interface.PrivateRound | None = None,
+) -> building.Plans:
+    """Builds the plans of a process, with the participation that the terms declare."""
+    demands, schema = parts.demands, terms.schema
+    buckets = participation_histograms.ParticipationBuckets.for_schema(schema)
+    groups = demands.secure_groups
+    pipeline = text_pipeline.text_pipeline(
+        parts.language.words,
+        parts.language.model.sequence_length,
+        **dataclasses.asdict(parts.batches),
+    )
+    return building.build_plans(
+        learning_process,
+        pipeline,
+        population=demands.population,
+        task=demands.task,
+        kind=_KINDS[terms.kind],
+        selection=demands.selection,
+        limits=demands.limits,
+        participation=plan_pb2.Participation(
+            min_sep_rounds=schema.min_sep,
+            min_sep_hours=demands.min_sep_hours,
+            stride_edges=buckets.stride_edges,
+            times_edges=buckets.times_edges,
+        ),
+        secure_aggregation=None if groups is None else groups.demanded(),
+        broadcast=broadcast,
+        private_round=private_round,
+        report_limits=limits,
     )
 
 
 def _finish(
-    material: _Material,
+    parts: _Parts,
     plans: building.Plans,
     terms: terms_lib.Terms,
-    proxies: Sequence[Sequence[bytes]],
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     progress: Progress,
 ) -> task_folder.TaskFolder:
     """Tests, signs and writes a task."""
-    config = material.config
-    progress(f"Testing the plans on public text, {len(proxies)} devices ...")
-    findings = predicates.check_task(
-        plans.server,
-        plans.devices,
-        proxies,
-        predicates.Predicates(
-            num_rounds=config.proxy_rounds,
-            devices_per_proxy=-(-config.clients_per_round // len(proxies)),
-        ),
-    )
+    progress(f"Testing the plans on public text, {len(parts.proxies)} devices ...")
+    findings = predicates.check_task(plans.server, plans.devices, parts.proxies, parts.tests)
     tested = _tested(findings)
     for line in tested:
         progress(line)
@@ -354,107 +476,32 @@ def _finish(
         output,
         signed=plans.sign(key),
         terms=terms,
-        config=config,
-        words=material.words,
-        rule=material.rule,
+        options=parts.options,
+        words=parts.language.words,
+        rule=parts.language.rule,
         key=key,
-        readme=_readme(material, terms, plans, tested),
+        readme=readme.text(
+            terms,
+            plans.devices,
+            parts.demands.rounds,
+            feature=parts.batches.feature,
+            max_sequences=parts.batches.max_rows,
+            model=parts.summary,
+            sequence_length=parts.language.model.sequence_length,
+            tested=tested,
+        ),
     )
     return task_folder.read(output, [key.public_key()])
 
 
-def _tested(findings: dict[int, predicates.Findings]) -> list[str]:
+def _tested(findings: Mapping[int, predicates.Findings]) -> list[str]:
+    """Describes the results of the tests, one sentence for each variant of the devices' plan."""
     lines = []
-    for least, found in findings.items():
-        loss = f"loss {found.losses[0]:.3f} to {found.losses[-1]:.3f}, " if found.losses else ""
+    for least, result in findings.items():
+        loss = f"loss {result.losses[0]:.3f} to {result.losses[-1]:.3f}, " if result.losses else ""
         lines.append(
             f"Tested for devices of version {least} and later: {loss}largest change "
-            f"{max(found.changes):.3g}, {found.cost.seconds:.2g} s and "
-            f"{found.cost.memory_bytes / 1e6:.0f} MB on a device."
+            f"{max(result.changes):.3g}, {result.cost.seconds:.2g} s and "
+            f"{result.cost.memory_bytes / 1e6:.0f} MB on a device."
         )
-    return lines
-
-
-def _proxies(config: config_lib.TaskConfig) -> list[list[bytes]]:
-    """Examples of simulated devices, of public text."""
-    public = _public_text(config)
-    every = max(1, len(public) // config.proxy_devices)
-    users = public.user_ids[::every][: config.proxy_devices]
-    proxies = []
-    for user in users:
-        texts = public.examples(user)[-config.max_examples :]
-        proxies.append([text_examples.encode({config.text_feature: [text]}) for text in texts])
-    return proxies
-
-
-def _public_text(config: config_lib.TaskConfig) -> user_text.UserText:
-    if config.proxy_data == _STANDARD_LIBRARY:
-        return docstrings.read_standard_library()
-    if sources.are_same_text(config.proxy_data, config.data):
-        raise validation.UsageError(
-            f"proxy_data {config.proxy_data!r} is the data that is protected, or a copy of it: "
-            "name public text."
-        )
-    return sources.load_user_text(config.proxy_data, pretokenized=config.pretokenized)
-
-
-def _readme(
-    material: _Material,
-    terms: terms_lib.Terms,
-    plans: building.Plans,
-    tested: Sequence[str],
-) -> str:
-    config, schema = material.config, terms.schema
-    purpose = "trains" if terms.kind == "training" else f"evaluates the model of {terms.model_of}"
-    rounds = config.rounds
-    lines = [
-        f"# Task {terms.task} of the population {terms.population}",
-        "",
-        f"It {purpose}: {config.model}, {material.model.num_parameters} weights, "
-        f"{len(material.words.words)} words. Made by tff_dpftrl {version.__version__}.",
-        "",
-        f"- Rounds: {schema.num_rounds}, of {rounds.goal_count} reports ({rounds.least} are "
-        f"enough when time is over; {rounds.wanted} devices are chosen).",
-        f"- A device takes part at most {schema.max_participations} times, {schema.min_sep} "
-        f"rounds (stride) and {config.min_sep_hours:g} hours apart.",
-        f"- It takes the newest {config.max_examples} examples of its collection "
-        f"{config.collection!r}: texts, in the feature {config.text_feature!r}. Up to "
-        f"{config.max_sequences_per_client} sequences of {config.sequence_length} words are used.",
-        f"- Its work takes up to {config.work_seconds:g} s and {config.memory_bytes / 1e6:.0f} MB, "
-        f"and needs runtime version {min(plan.least_runtime_version for plan in plans.devices)}.",
-        *(f"- {line}" for line in tested),
-        "",
-        "## Privacy",
-        "",
-        *_promise(terms),
-        "",
-        _who_sees(terms),
-        "",
-        f"Devices have to trust the key in `{task_folder.PUBLIC_KEY}`. Nothing in this folder is "
-        "secret; it is signed, and must not be changed.",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _who_sees(terms: terms_lib.Terms) -> str:
-    secure = terms.secure_aggregation
-    if secure is None:
-        return summation_sentences.in_short(secure)
-    return summation_sentences.who_sees(secure)
-
-
-def _promise(terms: terms_lib.Terms) -> list[str]:
-    if terms.kind == "evaluation":
-        return ["None: metrics are sums of the devices' exact figures, without noise."]
-    accounting = privacy.TaskPrivacy(terms)
-    if not accounting.has_guarantee:
-        return ["NO guarantee: no noise is added."]
-    lines = [
-        f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
-        f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
-        f"{display.round_up(accounting.declared_epsilon)} at δ = {terms.delta:g} after all rounds, "
-        f"per device, of {terms.num_devices} or more. {privacy.HONEST_DEVICES}"
-    ]
-    if terms.max_epsilon is not None:
-        lines.append(f"No round begins that would bring ε above {terms.max_epsilon:g}.")
     return lines

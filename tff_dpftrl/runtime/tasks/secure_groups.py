@@ -1,32 +1,31 @@
-"""Groups of devices whose reports are summed securely: what of a task's options fits together.
+"""Groups of devices whose reports are summed securely: which options fit together.
 
-A round's devices are divided among Aggregators, about equally. Each group's sum is computed by
-the protocol of `secure_sums`, or is lost where too few of its devices stay; the sums of groups
-are added in the clear.
+The devices of a round are divided among Aggregators, about equally. Each group's sum is computed
+by the protocol of `secure_sums`. It is lost where too few devices of the group stay. The sums of
+the groups are added in the clear.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report
-from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.secure_sums import neighbours, parameters, shareholders
-
-if TYPE_CHECKING:
-    from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import terms
+from tff_dpftrl.secure_sums import neighbours as neighbours_lib
+from tff_dpftrl.secure_sums import parameters, shareholders
 
 ThreatModel = Literal["honest-but-curious", "active-server"]
 
 LARGEST_COMPLETE = 500
-"""Devices of a group in which everybody shares secrets with everybody."""
+"""Largest number of devices of a group in which each shares secrets with all others."""
 SECURITY_BITS = 40
-"""A neighbour graph may show more than a group's sum with a probability of 2 to minus this."""
+"""A neighbour graph may reveal more than a group's sum with probability 2 to minus this."""
 
 _CORRUPT_FRACTION = 0.05
-_ONLY_SECURE = ("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group")
 _IN_PLANS = {model: in_plan for in_plan, model in secure_report.THREAT_MODELS.items()}
 _LEAST_FRACTIONS = {
     parameters.ThreatModel.HONEST_BUT_CURIOUS: ("a half", 1 / 2),
@@ -34,202 +33,204 @@ _LEAST_FRACTIONS = {
 }
 
 
-def check(config: config_lib.TaskConfig) -> None:
-    """Refuses options of secure aggregation that do not fit together.
+@dataclasses.dataclass(frozen=True)
+class SecureGroups:
+    """Groups of a round in which the devices of a task sum their reports.
 
-    Args:
-      config: All options, `clients_per_round` and the rest of which were checked.
+    Attributes:
+      threat_model: What the server may do: a value of `secure_sums.parameters.ThreatModel`.
+      rounds: Sizes of a round; `devices_per_aggregator` is the largest size of a group.
+      secagg_bits: Bits of one parameter of an encoded update; None is refused.
+      given_least_group: Fewest devices in a group's sum; None for a group's share of the fewest
+        reports of a round.
+      secure_threshold: Share of a group, more than which has to stay to the end; None for the
+        least that the threat model allows.
+      secure_neighbours: Number of devices that each device shares its secrets with; None for all
+        of its group.
+      secure_corrupt_fraction: Share of the devices that may collude with the server, for which
+        `secure_neighbours` are enough; None for 0.05.
 
     Raises:
-      ValueError: If so; it names option, value and remedy.
+      ValueError: If these do not fit together; it names option, value and remedy.
     """
-    if config.secure_aggregation is None:
-        for name in _ONLY_SECURE:
-            if getattr(config, name) is not None:
-                raise validation.UsageError(
-                    f"{name}={getattr(config, name)!r} has no meaning without secure_aggregation: "
-                    "give it ('honest-but-curious' or 'active-server'), or leave this out."
-                )
-        return
-    _check_bits(config)
-    _check_threshold(config)
-    _check_least_group(config)
-    _check_neighbours(config)
-    validation.positive("secure_step_timeout", config.secure_step_timeout)
 
+    threat_model: ThreatModel
+    rounds: population.RoundSettings
+    secagg_bits: int | None
+    given_least_group: int | None = None
+    secure_threshold: float | None = None
+    secure_neighbours: int | None = None
+    secure_corrupt_fraction: float | None = None
 
-def num_groups(config: config_lib.TaskConfig) -> int:
-    """How many groups the devices of a round make, if as many come as are wanted."""
-    return math.ceil(config.rounds.wanted / config.devices_per_aggregator)
+    def __post_init__(self):
+        self._check_bits()
+        self._check_threshold()
+        self._check_least_group()
+        self._check_neighbours()
 
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of a round that chooses as many devices as wanted."""
+        return math.ceil(self.rounds.wanted / self.rounds.devices_per_aggregator)
 
-def least_group(config: config_lib.TaskConfig) -> int:
-    """The fewest devices in a group's sum: its share of a round's fewest reports, if not given."""
-    if config.least_group is not None:
-        return config.least_group
-    return max(2, min(config.rounds.least // num_groups(config), _reporting(config)))
+    @property
+    def least_group(self) -> int:
+        """Fewest devices in a group's sum."""
+        if self.given_least_group is not None:
+            return self.given_least_group
+        return max(2, min(self.rounds.least // self.num_groups, self._reporting))
 
-
-def _reporting(config: config_lib.TaskConfig) -> int:
-    """The largest `least_group` with which there are so many groups: see `Task.num_groups`."""
-    groups, wanted_ = num_groups(config), config.rounds.wanted
-    most = math.ceil(wanted_ / groups)
-    return next(n for n in range(most, -1, -1) if wanted_ >= groups * n * config.over_selection)
-
-
-def changes(config: config_lib.TaskConfig) -> dict[str, Any]:
-    """What `TaskConfig.resolved` keeps."""
-    return {} if config.secure_aggregation is None else {"least_group": least_group(config)}
-
-
-def wanted(config: config_lib.TaskConfig) -> plan_pb2.SecureAggregation | None:
-    """What the plans of a task demand of the sums of its reports; None if nothing."""
-    if config.secure_aggregation is None:
-        return None
-    return plan_pb2.SecureAggregation(
-        threat_model=_IN_PLANS[_threat_model(config)],
-        least_devices=least_group(config),
-        most_devices=config.rounds.wanted,
-        least_neighbours=config.secure_neighbours or 0,
-    )
-
-
-def stated(config: config_lib.TaskConfig) -> terms_lib.SecureAggregation | None:
-    """What the terms of a task say of it; None if reports are summed in the clear."""
-    if config.secure_aggregation is None:
-        return None
-    _, least = _LEAST_FRACTIONS[_threat_model(config)]
-    k = config.secure_neighbours
-    return terms_lib.SecureAggregation(
-        threat_model=config.secure_aggregation,
-        least_group=least_group(config),
-        threshold=config.secure_threshold or least,
-        neighbours=k,
-        corrupt_fraction=None if k is None else _corrupt_fraction(config),
-    )
-
-
-def _threat_model(config: config_lib.TaskConfig) -> parameters.ThreatModel:
-    return parameters.ThreatModel(config.secure_aggregation)
-
-
-def _check_bits(config: config_lib.TaskConfig) -> None:
-    name = f"secure_aggregation={config.secure_aggregation!r}"
-    if config.secagg_bits is None:
-        raise validation.UsageError(
-            f"{name} sums integers: give secagg_bits, the bits of one parameter (20 to 24 are "
-            "usual)."
-        )
-    least = (2 * config.rounds.wanted).bit_length()
-    if config.secagg_bits < least:
-        raise validation.UsageError(
-            f"secagg_bits={config.secagg_bits} has no room for the sum of the "
-            f"{config.rounds.wanted} devices that a round chooses: raise it to {least} at least, "
-            "and to 20 for little rounding."
+    def demanded(self) -> plan_pb2.SecureAggregation:
+        """Returns what the plans of a task demand of the sums of its reports."""
+        return plan_pb2.SecureAggregation(
+            threat_model=_IN_PLANS[self._model],
+            least_devices=self.least_group,
+            most_devices=self.rounds.wanted,
+            least_neighbours=self.secure_neighbours or 0,
         )
 
-
-def _check_threshold(config: config_lib.TaskConfig) -> None:
-    if config.secure_threshold is None:
-        return
-    words, least = _LEAST_FRACTIONS[_threat_model(config)]
-    if not least <= config.secure_threshold < 1:
-        raise validation.UsageError(
-            f"secure_threshold={config.secure_threshold:g} must be {words} or more, and below 1, "
-            f"with secure_aggregation={config.secure_aggregation!r}: devices take part in nothing "
-            "less. Leave it out for the least."
+    def stated(self) -> terms.SecureAggregation:
+        """Returns what the terms of a task state of the sums of its reports."""
+        _, least = _LEAST_FRACTIONS[self._model]
+        k = self.secure_neighbours
+        return terms.SecureAggregation(
+            threat_model=self.threat_model,
+            least_group=self.least_group,
+            threshold=self.secure_threshold or least,
+            neighbours=k,
+            corrupt_fraction=None if k is None else self._corrupt_fraction,
         )
 
+    @property
+    def _model(self) -> parameters.ThreatModel:
+        return parameters.ThreatModel(self.threat_model)
 
-def _check_least_group(config: config_lib.TaskConfig) -> None:
-    groups, least = num_groups(config), least_group(config)
-    if least < 2:
-        raise validation.UsageError(
-            f"least_group={least} must be at least 2: the sum of one device is what it sent."
+    @property
+    def _largest_group(self) -> int:
+        return math.ceil(self.rounds.wanted / self.num_groups)
+
+    @property
+    def _reporting(self) -> int:
+        """The largest `least_group` that leaves `num_groups` groups: see `Task.num_groups`."""
+        wanted, groups = self.rounds.wanted, self.num_groups
+        return next(
+            n
+            for n in range(self._largest_group, -1, -1)
+            if wanted >= groups * n * self.rounds.over_selection
         )
-    fits = _reporting(config)
-    if least > fits:
-        lower = "lower it, or raise" if fits >= 2 else "no group has fewer than 2: raise"
-        raise validation.UsageError(
-            f"least_group={least} is above the {fits} devices that report in each of {groups} "
-            f"groups, of {config.rounds.wanted} that a round chooses "
-            f"(over_selection={config.over_selection:g}): {lower} "
-            f"devices_per_aggregator={config.devices_per_aggregator} or "
-            f"clients_per_round={config.clients_per_round}."
-        )
 
+    @property
+    def _corrupt_fraction(self) -> float:
+        given = self.secure_corrupt_fraction
+        return _CORRUPT_FRACTION if given is None else given
 
-def _check_neighbours(config: config_lib.TaskConfig) -> None:
-    model, k = _threat_model(config), config.secure_neighbours
-    largest = math.ceil(config.rounds.wanted / num_groups(config))
-    if k is None:
-        if largest > LARGEST_COMPLETE:
+    def _check_bits(self) -> None:
+        name, wanted = f"secure_aggregation={self.threat_model!r}", self.rounds.wanted
+        if self.secagg_bits is None:
+            raise validation.UsageError(
+                f"{name} sums integers: give secagg_bits, the bits of one parameter (20 to 24 are "
+                "usual)."
+            )
+        least = (2 * wanted).bit_length()
+        if self.secagg_bits < least:
+            raise validation.UsageError(
+                f"secagg_bits={self.secagg_bits} has no room for the sum of the {wanted} devices "
+                f"that a round chooses: raise it to {least} at least, and to 20 for little "
+                "rounding."
+            )
+
+    def _check_threshold(self) -> None:
+        if self.secure_threshold is None:
+            return
+        words, least = _LEAST_FRACTIONS[self._model]
+        if not least <= self.secure_threshold < 1:
+            raise validation.UsageError(
+                f"secure_threshold={self.secure_threshold:g} must be {words} or more, and below 1, "
+                f"with secure_aggregation={self.threat_model!r}: devices refuse less. Leave it out "
+                "for the least."
+            )
+
+    def _check_least_group(self) -> None:
+        least, fits = self.least_group, self._reporting
+        if least < 2:
+            raise validation.UsageError(
+                f"least_group={least} must be at least 2: the sum of one device is its report."
+            )
+        if least > fits:
+            lower = "lower it, or raise" if fits >= 2 else "no group has fewer than 2: raise"
+            rounds = self.rounds
+            raise validation.UsageError(
+                f"least_group={least} is above the {fits} devices that report in each of "
+                f"{self.num_groups} groups, of {rounds.wanted} that a round chooses "
+                f"(over_selection={rounds.over_selection:g}): {lower} "
+                f"devices_per_aggregator={rounds.devices_per_aggregator} or "
+                f"clients_per_round={rounds.goal_count}."
+            )
+
+    def _check_neighbours(self) -> None:
+        k, least = self.secure_neighbours, self.least_group
+        if k is None:
+            self._check_complete()
+            return
+        if self._model is parameters.ThreatModel.ACTIVE_SERVER:
+            raise validation.UsageError(
+                f"secure_neighbours={k} lets the server draw who shares secrets with whom, and an "
+                "active server may draw what suits it: leave it out, with devices_per_aggregator "
+                f"of {LARGEST_COMPLETE} or fewer."
+            )
+        validation.number("secure_corrupt_fraction", self._corrupt_fraction, at_least=0, below=1)
+        if k % 2 or k < 2:
+            raise validation.UsageError(
+                f"secure_neighbours={k} must be even and at least 2: half of them are on either "
+                "side of a device on a ring."
+            )
+        if k >= least:
+            raise validation.UsageError(
+                f"secure_neighbours={k} must be below least_group={least}, since the smallest "
+                "group has no more: lower it, or leave it out to share secrets with all."
+            )
+        if self._log2_insecure(k) > -SECURITY_BITS:
+            self._refuse_neighbours(k)
+
+    def _check_complete(self) -> None:
+        """Refuses what does not fit groups in which each device shares secrets with all others."""
+        if self._largest_group > LARGEST_COMPLETE:
             remedy = "lower devices_per_aggregator"
-            if model is parameters.ThreatModel.HONEST_BUT_CURIOUS:
+            if self._model is parameters.ThreatModel.HONEST_BUT_CURIOUS:
                 remedy += ", or give secure_neighbours"
             raise validation.UsageError(
-                f"devices_per_aggregator={config.devices_per_aggregator} makes groups of "
-                f"{largest}, and in groups of more than {LARGEST_COMPLETE} it takes too long that "
-                f"every device shares secrets with every other one: {remedy}."
+                f"devices_per_aggregator={self.rounds.devices_per_aggregator} makes groups of "
+                f"{self._largest_group}, and in groups of more than {LARGEST_COMPLETE} it takes "
+                f"too long that every device shares secrets with every other one: {remedy}."
             )
-        if config.secure_corrupt_fraction is not None:
+        if self.secure_corrupt_fraction is not None:
             raise validation.UsageError(
-                f"secure_corrupt_fraction={config.secure_corrupt_fraction:g} is what "
+                f"secure_corrupt_fraction={self.secure_corrupt_fraction:g} is what "
                 "secure_neighbours are enough for, and there are none: give these, or leave it out."
             )
-        return
-    if model is parameters.ThreatModel.ACTIVE_SERVER:
-        raise validation.UsageError(
-            f"secure_neighbours={k} lets the server draw who shares secrets with whom, and an "
-            "active server may draw what suits it: leave it out, with devices_per_aggregator of "
-            f"{LARGEST_COMPLETE} or fewer."
-        )
-    validation.number("secure_corrupt_fraction", _corrupt_fraction(config), at_least=0, below=1)
-    if k % 2 or k < 2:
-        raise validation.UsageError(
-            f"secure_neighbours={k} must be even and at least 2: half of them are on either side "
-            "of a device on a ring."
-        )
-    if k >= least_group(config):
-        raise validation.UsageError(
-            f"secure_neighbours={k} must be below least_group={least_group(config)}, or there may "
-            "be none of so many: lower it, or leave it out to share secrets with all."
-        )
-    if _insecure(config, largest, k) > -SECURITY_BITS:
-        enough = next(
-            (
-                more
-                for more in range(k + 2, min(largest, least_group(config)), 2)
-                if _insecure(config, largest, more) <= -SECURITY_BITS
-            ),
-            None,
-        )
+
+    def _refuse_neighbours(self, k: int) -> None:
+        """Refuses too few neighbours, with the number that would be enough."""
+        larger = range(k + 2, min(self._largest_group, self.least_group), 2)
+        enough = next((n for n in larger if self._log2_insecure(n) <= -SECURITY_BITS), None)
         remedy = "raise least_group, or leave this out, with groups that are smaller"
         if enough:
             remedy = f"raise it to {enough}"
         raise validation.UsageError(
-            f"secure_neighbours={k} in groups of {largest} could show more than a group's sum with "
-            f"a probability above 2**-{SECURITY_BITS}, if secure_corrupt_fraction="
-            f"{_corrupt_fraction(config):g} of the devices are in league with the server and "
-            f"all but least_group={least_group(config)} drop out: {remedy}."
+            f"secure_neighbours={k} in groups of {self._largest_group} could show more than a "
+            f"group's sum with a probability above 2**-{SECURITY_BITS}, if secure_corrupt_fraction="
+            f"{self._corrupt_fraction:g} of the devices collude with the server and all but "
+            f"least_group={self.least_group} drop out: {remedy}."
         )
 
-
-def _corrupt_fraction(config: config_lib.TaskConfig) -> float:
-    given = config.secure_corrupt_fraction
-    return _CORRUPT_FRACTION if given is None else given
-
-
-def _insecure(config: config_lib.TaskConfig, num_devices: int, k: int) -> float:
-    """log2 of the probability that more than the sum can be learnt."""
-    shares = k + 1
-    threshold = shareholders.threshold(
-        shares, _threat_model(config), config.secure_threshold or 0.0
-    )
-    neighbourhood = neighbours.Neighbourhood(num_devices, k, threshold)
-    corrupt, least = _corrupt_fraction(config), least_group(config)
-    if corrupt * num_devices >= least:
-        return 0.0
-    # Not what a round can do without: each group's sum is seen before they are added.
-    drop_out = 1 - least / num_devices
-    return neighbours.failure_probabilities(neighbourhood, corrupt, drop_out).insecure
+    def _log2_insecure(self, k: int) -> float:
+        """Returns log2 of the probability that more than the sum can be learnt."""
+        num_devices, least = self._largest_group, self.least_group
+        threshold = shareholders.threshold(k + 1, self._model, self.secure_threshold or 0.0)
+        neighbourhood = neighbours_lib.Neighbourhood(num_devices, k, threshold)
+        corrupt = self._corrupt_fraction
+        if corrupt * num_devices >= least:
+            return 0.0
+        # A round that goes on without a group is no help: its sum is seen before sums are added.
+        drop_out = 1 - least / num_devices
+        return neighbours_lib.failure_probabilities(neighbourhood, corrupt, drop_out).insecure

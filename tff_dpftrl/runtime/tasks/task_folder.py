@@ -23,7 +23,8 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message
@@ -34,7 +35,7 @@ from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import terms as terms_lib
-from tff_dpftrl.training import options
+from tff_dpftrl.training import options as options_lib
 
 PUBLIC_KEY = "signing_key.pub"
 """Name of the file that devices are given."""
@@ -95,7 +96,7 @@ def write(
     *,
     signed: plan_pb2.SignedTask,
     terms: terms_lib.Terms,
-    config: config_lib.TaskConfig,
+    options: Mapping[str, Any],
     words: vocabulary.Vocabulary,
     rule: tokenizer.Tokenizer,
     key: ed25519.Ed25519PrivateKey,
@@ -107,7 +108,7 @@ def write(
       path: The folder, which is made, with those above it.
       signed: The signed plans.
       terms: What it promises; the hashes of plan and files are put in here.
-      config: Its options, resolved.
+      options: All options of the task, resolved, as JSON-compatible values.
       words: The vocabulary.
       rule: How texts become words.
       key: The private key that signed the plans.
@@ -121,7 +122,7 @@ def write(
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with durable_files.new_folder(path) as folder:
-        text = json.dumps(config.to_dict(), indent=2) + "\n"
+        text = json.dumps(options, indent=2) + "\n"
         (folder / _CONFIG).write_text(text, encoding="utf-8")
         vocabulary_file.write(folder / _VOCABULARY, words, rule)
         bound = dataclasses.replace(
@@ -169,7 +170,7 @@ def read(
         _check_bound(path, terms, signed, server, devices)
         words, rule = vocabulary_file.read(path / _VOCABULARY)
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
-        config = options.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
+        config = options_lib.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
     except message.DecodeError:
         raise validation.UsageError(
             f"The task in {path} is refused: {_TASK} cannot be read."

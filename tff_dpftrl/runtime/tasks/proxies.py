@@ -1,0 +1,53 @@
+"""Examples of simulated devices, from public text, for the tests of a task."""
+
+from __future__ import annotations
+
+from tff_dpftrl import validation
+from tff_dpftrl.data import docstrings, sources, user_text
+from tff_dpftrl.runtime.device import text_examples
+
+_STANDARD_LIBRARY = "standard-library"
+
+
+def read(
+    source: str,
+    *,
+    num_devices: int,
+    max_examples: int,
+    text_feature: str,
+    pretokenized: bool,
+    protected: str,
+) -> list[list[bytes]]:
+    """Reads public text and encodes it as the examples of a few devices.
+
+    Args:
+      source: 'standard-library' for its docstrings, or a file of text by user.
+      num_devices: Number of devices, each with the text of one user.
+      max_examples: Largest number of examples of a device; the newest are kept.
+      text_feature: Name of the feature of an example that holds its text.
+      pretokenized: Whether the texts of a file are words separated by white space.
+      protected: The devices' own data, which `source` must not be.
+
+    Returns:
+      Serialized `tf.train.Example`s of each device.
+
+    Raises:
+      ValueError: If the source cannot be read, or is the protected data.
+    """
+    text = _public_text(source, pretokenized, protected)
+    every = max(1, len(text) // num_devices)
+    return [
+        [text_examples.encode({text_feature: [one]}) for one in text.examples(user)[-max_examples:]]
+        for user in text.user_ids[::every][:num_devices]
+    ]
+
+
+def _public_text(source: str, pretokenized: bool, protected: str) -> user_text.UserText:
+    if source == _STANDARD_LIBRARY:
+        return docstrings.read_standard_library()
+    if sources.are_same_text(source, protected):
+        raise validation.UsageError(
+            f"proxy_data {source!r} is the data that is protected, or a copy of it: "
+            "name public text."
+        )
+    return sources.load_user_text(source, pretokenized=pretokenized)

@@ -1,0 +1,92 @@
+"""The README.md of a task's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tff_dpftrl import version
+from tff_dpftrl.accounting import display
+from tff_dpftrl.runtime.actors import population
+from tff_dpftrl.runtime.plans import plan_pb2
+from tff_dpftrl.runtime.tasks import privacy, summation_sentences, task_folder
+from tff_dpftrl.runtime.tasks import terms as terms_lib
+
+
+def text(
+    terms: terms_lib.Terms,
+    devices: Sequence[plan_pb2.DevicePlan],
+    rounds: population.RoundSettings,
+    *,
+    feature: str,
+    max_sequences: int,
+    model: str,
+    sequence_length: int,
+    tested: Sequence[str],
+) -> str:
+    """Writes what a task does, asks of devices and promises of privacy.
+
+    Args:
+      terms: Privacy terms of the task.
+      devices: Variants of the devices' plan.
+      rounds: Sizes of a round.
+      feature: Name of the feature of an example that holds texts.
+      max_sequences: Largest number of a device's sequences that a round uses.
+      model: Name and sizes of the model.
+      sequence_length: Number of words in a sequence.
+      tested: Results of the task's tests, one sentence each.
+
+    Returns:
+      The text, in Markdown.
+    """
+    purpose = "trains" if terms.kind == "training" else f"evaluates the model of {terms.model_of}"
+    schema, plan = terms.schema, devices[0]
+    lines = [
+        f"# Task {terms.task} of the population {terms.population}",
+        "",
+        f"It {purpose}: {model}. Made by tff_dpftrl {version.__version__}.",
+        "",
+        f"- Rounds: {schema.num_rounds}, of {rounds.goal_count} reports ({rounds.least} are "
+        f"enough when time is over; {rounds.wanted} devices are chosen).",
+        f"- A device takes part at most {schema.max_participations} times, {schema.min_sep} "
+        f"rounds (stride) and {plan.participation.min_sep_hours:g} hours apart.",
+        f"- It takes the newest {plan.selection.max_examples} examples of its collection "
+        f"{plan.selection.collection!r}: texts, in the feature {feature!r}. Up to "
+        f"{max_sequences} sequences of {sequence_length} words are used.",
+        f"- Its work takes up to {plan.limits.seconds:g} s and "
+        f"{plan.limits.memory_bytes / 1e6:.0f} MB, and needs runtime version "
+        f"{min(variant.least_runtime_version for variant in devices)}.",
+        *(f"- {line}" for line in tested),
+        "",
+        "## Privacy",
+        "",
+        *_promise(terms),
+        "",
+        _who_sees(terms.secure_aggregation),
+        "",
+        f"Devices have to trust the key in `{task_folder.PUBLIC_KEY}`. Nothing in this folder is "
+        "secret; it is signed, and must not be changed.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:
+    if secure is None:
+        return summation_sentences.in_short(secure)
+    return summation_sentences.who_sees(secure)
+
+
+def _promise(terms: terms_lib.Terms) -> list[str]:
+    if terms.kind == "evaluation":
+        return ["None: metrics are sums of the devices' exact figures, without noise."]
+    accounting = privacy.TaskPrivacy(terms)
+    if terms.strategy is None or accounting.declared_epsilon is None:
+        return ["NO guarantee: no noise is added."]
+    lines = [
+        f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
+        f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
+        f"{display.round_up(accounting.declared_epsilon)} at δ = {terms.delta:g} after all rounds, "
+        f"per device, of {terms.num_devices} or more. {privacy.HONEST_DEVICES}"
+    ]
+    if terms.max_epsilon is not None:
+        lines.append(f"No round begins that would bring ε above {terms.max_epsilon:g}.")
+    return lines
