@@ -47,7 +47,7 @@ def test_noise_is_kept_of_some_coordinates_of_each_tensor_and_of_none_that_is_no
     mechanism = mechanism_lib.Mechanism(tff_dpftrl.Identity(), 1.0, 1.0, 1.0)
     played = games.play(
         player,
-        games.Plan(np.array([1.0, 0.0]), canaries, num_runs=66, resume_at=None),
+        games.GamePlan(np.array([1.0, 0.0]), canaries, num_runs=66, resume_at=None),
         mechanism if is_known else None,
         resumed=player,
         resume=lambda state: state,

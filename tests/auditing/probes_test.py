@@ -70,7 +70,7 @@ def test_the_stated_power_is_had():
 def _probes(aggregator, mechanism=None, value_type=_TYPE):
     player = playing.Player(aggregator.create(value_type))
     mechanism = mechanism or mechanism_lib.Mechanism.of(aggregator)
-    saved, _ = probes.moments(player, mechanism, [0])
+    saved, _ = probes.saved_states(player, mechanism, [0])
     return probes.Probes(player, mechanism, saved, canary_norm=1e3, seed=0)
 
 

@@ -169,8 +169,8 @@ class _SameNoise:
 def test_of_a_model_that_is_not_finite_at_once_nothing_is_said():
     signal = np.zeros((_NUM_CANARIES, 6))
     present = np.arange(_NUM_CANARIES) % 2 == 0
-    watched = training.Watched(np.zeros_like(signal), present, signal, 0.0, 0)
-    findings, trade_off = training.judge(watched, claim_lib.Claim.gaussian(1.0, _DELTA))
+    movements = training.Movements(np.zeros_like(signal), present, signal, 0.0, 0)
+    findings, trade_off = training.judge(movements, claim_lib.Claim.gaussian(1.0, _DELTA))
     assert [finding.outcome for finding in findings] == ["not tested"] and trade_off is None
 
 
@@ -184,14 +184,14 @@ def test_noise_that_is_repeated_is_found_by_the_learned_score():
     assert outcomes["canaries as trials, all iterates, learned score"] == "violated"
 
 
-def _watched(rng, claim, covariance, signal, noise=1.0):
+def _movements(rng, claim, covariance, signal, noise=1.0):
     """What an ideal mechanism would show: noise of the claimed covariance, times `noise`."""
     factor = np.linalg.cholesky(covariance)
     present = rng.integers(0, 2, _NUM_CANARIES).astype(bool)
     moved = noise * rng.normal(size=(_NUM_CANARIES, len(covariance))) @ factor.T
     moved += present[:, np.newaxis] * signal
     signals = np.tile(signal, (_NUM_CANARIES, 1))
-    return training.Watched(moved, present, signals, 1.0, len(covariance))
+    return training.Movements(moved, present, signals, 1.0, len(covariance))
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_correct_mechanisms_are_called_violated_at_most_as_often_as_said(num_aud
     violated = {1.0: 0, 0.2: 0}
     for noise in violated:
         for _ in range(num_audits if noise == 1.0 else 20):
-            watched = _watched(rng, claim, covariance, signal, noise)
+            movements = _movements(rng, claim, covariance, signal, noise)
             findings, _ = training.judge(
-                watched, claim, covariance=covariance, seed=int(rng.integers(2**31))
+                movements, claim, covariance=covariance, seed=int(rng.integers(2**31))
             )
             violated[noise] += any(finding.outcome == "violated" for finding in findings)
     expected = 0.05 * num_audits

@@ -1,1 +1,1 @@
-"""Does the running code keep the promise that it prints? Lower bounds on what it leaks."""
+"""Privacy audits: tests of a privacy claim against the code that runs, and against its records."""

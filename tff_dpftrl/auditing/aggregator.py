@@ -1,4 +1,4 @@
-"""Does an aggregator keep the promise that it prints? Games, probes and forensics together."""
+"""Audits of aggregators: distinguishing games, probes of single rounds, tests of the noise."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import gaussian
-from tff_dpftrl.auditing import audit_report, games, judging, playing, probes
+from tff_dpftrl.auditing import audit_report, defaults, games, judging, playing, probes
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing import mechanism as mechanism_lib
 from tff_dpftrl.auditing.evidence import worst_pattern
@@ -20,10 +20,10 @@ from tff_dpftrl.mechanisms import identity, noise_split
 from tff_dpftrl.participation import schema as schema_lib
 
 _MOST_CANARIES = 500
-_MOST_NUMBERS = 250_000_000  # Of a round's clients: 1 GB.
+_MOST_NUMBERS = 250_000_000  # Largest number of floats that a round's clients send: 1 GB.
 _FEWEST_RUNS = 4
 _FEWEST_ROUNDS = 3
-_FEWEST_COORDINATES = 64  # Of a tensor: a fifth of them shows the noise.
+_FEWEST_COORDINATES = 64  # Smallest tensor of the audit: a fifth of it shows the noise.
 _FEWEST_TRIALS = 200
 _QUIET_RUNS = 4
 _ROUNDING = 1e-6
@@ -37,72 +37,71 @@ def audit_aggregator(
     delta: float = 1e-6,
     mechanism: mechanism_lib.Mechanism | None = None,
     value_type: tff.Type | None = None,
-    trials: int = 8000,
+    trials: int = defaults.TRIALS,
     rounds: int | None = None,
     resume: bool | playing.Resume = True,
     repeats_rounds: bool | None = None,
     canaries_per_run: int | None = None,
-    error_rate: float = 0.05,
+    error_rate: float = defaults.ERROR_RATE,
     seed: int | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
     """Tests whether what an aggregator releases is as private as it claims.
 
-    It runs the aggregator's own code on clients that it makes up: canaries that take part, or
-    are zeroed out, in the rounds of the pattern that `schema` allows and the noise hides
-    least. What is released decides, under the likelihood ratio of the claimed mechanism and
-    under a classifier that knows nothing of it, how well the two can be told apart, and so
-    how large μ and ε are at least. Single rounds from saved states are compared bit by bit,
-    and the noise with what it is said to be (see `games`, `probes`, `evidence`).
+    The audit runs the aggregator's code on made-up clients. Canaries take part, or are zeroed
+    out, in the rounds of the pattern that `schema` allows and that the noise hides least. The
+    likelihood ratio of the claimed mechanism, and a classifier that knows nothing of it, then
+    decide from the releases which canaries took part. Their success rates bound μ and ε from
+    below. Besides, single rounds from saved states are compared bit by bit, and the noise is
+    compared with its claimed distribution (see `games`, `probes`, `evidence`).
 
     "VIOLATED" is wrong at most as often as `error_rate`, if the noise of different coordinates
-    is independent: that many trials are played in a run rests on it. Of a mechanism of which
-    nothing is known (no `mechanism`) it is not taken for granted: there a one-run bound
-    decides, which holds for every mechanism and mostly proves less (Steinke et al. 2023;
-    Mahloujifar et al. 2024), or, with `canaries_per_run=1`, trials that have a run each.
-    "Consistent" says that nothing was found, no more.
+    is independent: a run has many trials, which rest on it. Without `mechanism` this is not
+    taken for granted. There a one-run bound decides, which holds for every mechanism and mostly
+    proves less (Steinke et al. 2023; Mahloujifar et al. 2024), or, with `canaries_per_run=1`,
+    trials that have a run each. "Consistent" means that nothing was found, no more.
 
     10,000 trials of 100 rounds of a BLT take 11 seconds of one core, compilation included. With
     8,000 trials the bound is at least 0.9 of μ in most audits, if μ is 1 or more and the
-    mechanism is known. With adaptive
-    clipping the games are about the updates; of the bits it is tested how far one client
-    moves them, and how much noise they get. Where a `ClippedDenominator` divides by the weight
-    that shows up, a run has no more canaries than its smallest divisor, and there are more runs.
+    mechanism is known. With adaptive clipping the games are about the updates; for the bits, the
+    audit tests how far one client moves them, and how much noise they get. Where a
+    `ClippedDenominator` divides by the observed weight, a run has no more canaries than the
+    smallest divisor, and there are more runs.
 
     Args:
       aggregator_or_process: A TFF aggregation factory, unweighted or weighted, or an
         aggregation process. A client that is zeroed out has weight 0.
-      schema: How often, and how far apart, a client takes part.
-      claim: What is claimed: a guarantee, a statement or a `Claim`. If None, what a
-        DP-FTRL factory of this package guarantees under `schema`; of `SampledGaussianFactory`
-        what it guarantees if everybody knows who was sampled.
-      delta: δ of that guarantee.
-      mechanism: What the aggregator does, in numbers; taken from this package's factories if
-        None. Of others nothing is known without: then only what needs no numbers is tested.
+      schema: Participation schema: how often, and how far apart, a client takes part.
+      claim: Claim to test: a guarantee, a statement or a `Claim`. If None, the guarantee of a
+        DP-FTRL factory of this package under `schema`; for `SampledGaussianFactory` the
+        guarantee against an adversary that knows who was sampled.
+      delta: δ of the guarantee that is taken if `claim` is None.
+      mechanism: Numbers of the mechanism. If None, they are taken from this package's
+        factories; for others only the tests that need no numbers are done.
       value_type: Type of an update. If None, two tensors with room for the canaries, or for
-        a secure sum's encoding; a process has its own. Canaries share no coordinate, so
-        that small tensors have room for few of them; tensors of millions take long.
-      trials: How many games are played, at least.
-      rounds: How many rounds are played of each, 3 at least; all of the schema if None. If
-        fewer, a Gaussian claim is held to what it says of these rounds.
-      resume: Whether runs are saved in the middle, as NumPy arrays, and go on in a new process;
-        or a function from such a state to the state that is gone on with, to test how a
-        program of yours saves and loads it.
-      repeats_rounds: Whether a program may run a round again from its saved state, as after a
-        crash: then it has to have the same noise. If None, what this package promises of its
-        own factories, that it may; of others nobody has said.
-      canaries_per_run: Trials in one run of the process, at most; as many as there is room
-        for, up to 500, if None. With 1, every trial takes a run.
-      error_rate: Chance that a correct mechanism is called violated, at most.
-      seed: Of the audit's own choices; the noise has seeds of its own. Drawn if None.
+        a secure sum's encoding. It must be None for a process. Canaries share no coordinate, so
+        small tensors have room for few of them; tensors of millions take long.
+      trials: Least number of games.
+      rounds: Rounds of each game, at least 3; all of the schema if None. With fewer, a
+        Gaussian claim is reduced to what it says about these rounds.
+      resume: Whether runs are saved in the middle, as NumPy arrays, and resumed in a new
+        process. A function from the saved state to the state to resume from tests how a program
+        saves and loads it.
+      repeats_rounds: Whether a program may run a round again from its saved state, for example
+        after a crash; the round must then have the same noise. If None, True for this package's
+        factories, which promise it, and False for others.
+      canaries_per_run: Largest number of trials in one run of the process; as many as there is
+        room for, up to 500, if None. With 1, every trial takes a run.
+      error_rate: Largest chance that a correct mechanism is called violated.
+      seed: Seed of the audit's random choices; the noise is seeded elsewhere. Drawn if None.
       progress: Callback for progress lines.
 
     Returns:
       The report.
 
     Raises:
-      ValueError: If an argument is out of range or of another type, if there is no claim, or
-        if the aggregator is of another kind, a learning process for example, or its noise has a
+      ValueError: If an argument is out of range or of another type, if there is no claim, if
+        the aggregator is of another kind, a learning process for example, or if its noise has a
         seed that was given.
     """
     trials = validation.integer("trials", trials, minimum=_FEWEST_TRIALS)
@@ -117,13 +116,13 @@ def audit_aggregator(
         raise validation.UsageError(
             f"repeats_rounds must be True, False or None, got {repeats_rounds!r}."
         )
-    own = mechanism_lib.Mechanism.of(aggregator_or_process)
+    stated_mechanism = mechanism_lib.Mechanism.of(aggregator_or_process)
     if repeats_rounds is None:
-        repeats_rounds = own is not None
-    mechanism = own if mechanism is None else mechanism
-    found_claim = _claim(aggregator_or_process, claim, schema, delta, mechanism)
+        repeats_rounds = stated_mechanism is not None
+    mechanism = stated_mechanism if mechanism is None else mechanism
+    tested_claim = _claim(aggregator_or_process, claim, schema, delta, mechanism)
     rng = np.random.default_rng(seed)
-    progress = progress or (lambda sentence: None)
+    progress = progress or (lambda line: None)
     num_canaries = _num_canaries(mechanism, trials, canaries_per_run)
     make = _maker(aggregator_or_process, mechanism, value_type, num_canaries)
     weight = 1.0 if mechanism is None else mechanism.client_weight
@@ -135,7 +134,7 @@ def audit_aggregator(
         resume if callable(resume) else (lambda state: state),
         bool(resume),
         mechanism,
-        found_claim,
+        tested_claim,
         schema,
         dataclasses.replace(schema, num_rounds=rounds),
         rng,
@@ -144,7 +143,7 @@ def audit_aggregator(
     findings, trade_off = audit.findings(trials, num_canaries, repeats_rounds, error_rate)
     return audit_report.AuditReport(
         subject=_subject(aggregator_or_process, mechanism),
-        claim=found_claim,
+        claim=tested_claim,
         findings=tuple(findings),
         is_ours=mechanism_lib.is_ours(aggregator_or_process),
         trade_off=trade_off,
@@ -153,7 +152,7 @@ def audit_aggregator(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Audit:
-    """What all parts of an audit need; `schema` is that of the rounds that are played."""
+    """Inputs that all parts of an audit share; `schema` covers the rounds that are played."""
 
     player: playing.Player
     resumed: playing.Player
@@ -165,13 +164,13 @@ class _Audit:
     schema: schema_lib.MinSep
     rng: np.random.Generator
     progress: Callable[[str], None]
-    moments: list[probes.Moment] = dataclasses.field(default_factory=list)
+    saved_states: list[probes.SavedState] = dataclasses.field(default_factory=list)
     history: list[playing.Played] = dataclasses.field(default_factory=list)
 
     def findings(
         self, trials: int, num_canaries: int, repeats_rounds: bool, error_rate: float
     ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
-        """Everything that is found; the error rate is split evenly over what may err."""
+        """Runs all tests; the error rate is split evenly over those that may err."""
         probing = self._probes()
         is_replayable = probing.is_replayable()
         covariance, pattern = self._covariance(), self._pattern()
@@ -201,7 +200,7 @@ class _Audit:
         )
         signal = None
         if known and is_replayable:
-            first = self.moments[0].state
+            first = self.saved_states[0].state
             signal = games.measured_signal(self.player, first, canaries, self.mechanism)
         played, quiet = self._play(canaries, pattern, trials)
         judge = judging.Judge(self._played_claim(), each, int(self.rng.integers(2**31)), signal)
@@ -220,7 +219,7 @@ class _Audit:
         return findings, trade_off or learned_trade_off
 
     def _played_claim(self) -> claim_lib.Claim:
-        """What is claimed of the rounds that are played: a Gaussian claim is of a noise."""
+        """Returns the claim for the rounds that are played; only a Gaussian one is reduced."""
         if self.mechanism is None or self.claim.mu is None or self.schema == self.declared:
             return self.claim
         played, declared = (
@@ -234,10 +233,10 @@ class _Audit:
         starts = self.mechanism.starts if self.mechanism is not None else (0,)
         restarts = [t for start in starts[1:2] for t in (start - 1, start)]
         rounds = sorted({t for t in (0, 1, last // 2, *restarts) if 0 <= t <= last})
-        saved, history = probes.moments(self.player, self.mechanism, rounds)
-        self.moments.extend(saved)
+        saved, history = probes.saved_states(self.player, self.mechanism, rounds)
+        self.saved_states.extend(saved)
         self.history.extend(history)
-        norm = max(moment.largest_norm for moment in saved)
+        norm = max(state.largest_norm for state in saved)
         return probes.Probes(
             self.player,
             self.mechanism,
@@ -247,14 +246,14 @@ class _Audit:
         )
 
     def _covariance(self) -> np.ndarray | None:
-        """Of the noise of all rounds, in clip norms."""
+        """Returns the covariance of the noise over all rounds, in clip norms."""
         if self.mechanism is None:
             return None
         unit = worst_pattern.noise_covariance(self.mechanism.strategy, self.schema.num_rounds)
         return self.mechanism.noise_stddev**2 * unit
 
     def _pattern(self) -> worst_pattern.Pattern:
-        """The rounds of the canaries that the noise hides least."""
+        """Returns the canaries' rounds that the noise hides least."""
         if self.mechanism is None:
             return worst_pattern.worst_pattern(identity.Identity(), self.schema)
         return worst_pattern.strongest_pattern(self._covariance(), self.schema)
@@ -262,11 +261,11 @@ class _Audit:
     def _play(
         self, canaries: games.Canaries, pattern: worst_pattern.Pattern, trials: int
     ) -> tuple[games.Games, games.Games]:
-        """The games, and recordings of noise alone."""
+        """Plays the games, and records noise alone."""
         num_rounds = self.schema.num_rounds
         starts = () if self.mechanism is None else self.mechanism.starts
         middle = num_rounds // 2 + (num_rounds // 2 in starts)
-        plan = games.Plan(
+        plan = games.GamePlan(
             signal=pattern.signal(num_rounds),
             canaries=canaries,
             num_runs=max(_FEWEST_RUNS, -(-trials // canaries.number)),
@@ -281,7 +280,7 @@ class _Audit:
         )
         return played, self._run(silent)
 
-    def _run(self, plan: games.Plan) -> games.Games:
+    def _run(self, plan: games.GamePlan) -> games.Games:
         return games.play(
             self.player,
             plan,
@@ -293,19 +292,19 @@ class _Audit:
         )
 
     def _count_weight(self) -> float:
-        """How many clip norms a count of one standard deviation of its noise is worth."""
+        """Returns the clip norms that a count of one standard deviation of its noise is worth."""
         has_counts = self.mechanism is not None and self.mechanism.count_stddev
         return self.mechanism.noise_stddev if has_counts else 0.0
 
     def _stated_contribution(self) -> float:
-        """Norm of a contribution, its bit included, by the mechanism; in clip norms."""
+        """Returns the mechanism's norm of a contribution with its bit, in clip norms."""
         bit = 0.0
         if self.mechanism.count_stddev:
             bit = noise_split.COUNT_SENSITIVITY / self.mechanism.count_stddev
         return math.hypot(self.mechanism.contribution, self._count_weight() * bit)
 
     def _allowed(self) -> float:
-        """Norm of a contribution that noise and claim cover; in clip norms."""
+        """Returns the norm of a contribution that noise and claim cover, in clip norms."""
         if self.mechanism is None:
             return math.inf
         stated = self._stated_contribution()
@@ -315,7 +314,7 @@ class _Audit:
         return max(stated, self.claim.mu * self.mechanism.noise_stddev / sensitivity)
 
     def _arithmetic(self) -> audit_report.Finding:
-        """Whether the claim follows from the numbers of the mechanism."""
+        """Checks that the claim follows from the numbers of the mechanism."""
         test = "the claim from the mechanism's numbers"
         sensitivity = self.mechanism.strategy.sensitivity(self.declared).value
         mu = sensitivity * self._stated_contribution() / self.mechanism.noise_stddev
@@ -329,7 +328,7 @@ class _Audit:
         )
 
     def _published_clip_norm(self) -> audit_report.Finding:
-        """The published clip norm moves where a block of noise begins, and nowhere else."""
+        """Checks that the published clip norm moves only where a block of noise begins."""
         test = "the published clip norm within a block of noise"
         norms = [played.measurements["clip_norm"] for played in self.history]
         moved = [
@@ -350,7 +349,7 @@ class _Audit:
 
 
 def _refuse(aggregator: Any) -> None:
-    """Raises ValueError for what cannot be audited here."""
+    """Raises UsageError for what cannot be audited here."""
     if hasattr(aggregator, "get_model_weights"):
         raise validation.UsageError(
             "aggregator_or_process must be an aggregator, got a learning process: give it to "
@@ -396,7 +395,7 @@ def _claim(
 def _num_canaries(
     mechanism: mechanism_lib.Mechanism | None, trials: int, at_most: int | None
 ) -> int:
-    """Canaries of a run: as many as a round may have clients, for several runs in any case."""
+    """Returns the canaries of a run: as many as a round has room for, in several runs at least."""
     if at_most is None:
         at_most = _MOST_CANARIES
     validation.integer("canaries_per_run", at_most, minimum=1)
@@ -410,7 +409,7 @@ def _num_canaries(
 
 
 def _num_rounds(schema: schema_lib.MinSep, rounds: int | None) -> int:
-    """How many rounds are played."""
+    """Returns the number of rounds that are played."""
     validation.integer(
         "schema.num_rounds",
         schema.num_rounds,
@@ -431,7 +430,7 @@ def _maker(
     value_type: tff.Type | None,
     num_canaries: int,
 ) -> Callable[[], tff.templates.AggregationProcess]:
-    """Makes the process anew, as a program does that starts again."""
+    """Returns a function that makes the process anew, as a program does that starts again."""
     if isinstance(aggregator, tff.templates.AggregationProcess):
         if value_type is not None:
             raise validation.UsageError("value_type must be None for a process: it has its own.")

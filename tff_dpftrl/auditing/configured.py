@@ -1,4 +1,4 @@
-"""Audit of what a training config would run: its aggregator, and a short run with a tiny model."""
+"""Audits of training configs: of the config's aggregator, and of a short run of a tiny model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow_federated as tff
 
 from tff_dpftrl import validation
 from tff_dpftrl.auditing import aggregator as aggregator_lib
-from tff_dpftrl.auditing import audit_report, training
+from tff_dpftrl.auditing import audit_report, defaults, training
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.execution import contexts
@@ -31,37 +31,37 @@ def audit_config(
     config: config_lib.TrainingConfig,
     *,
     num_clients: int | None = None,
-    trials: int = 8000,
+    trials: int = defaults.TRIALS,
     rounds: int = 200,
-    error_rate: float = 0.05,
+    error_rate: float = defaults.ERROR_RATE,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
     """Audits what `train` would run with a config, on small vectors and a tiny model.
 
-    First the aggregator, as the config would build it for its population (mechanism, noise,
-    clipping, encoding), in many games (`audit_aggregator`); then the whole learning process,
-    with the config's algorithm and optimizers, in one short run with canaries
-    (`audit_training`). The seeds of the noise are secret, whatever the config says. A run of
-    fewer rounds than the config has is held against the claim for these rounds.
+    First, `audit_aggregator` plays many games with the aggregator that the config would build
+    for its population (mechanism, noise, clipping, encoding). Then `audit_training` does one
+    short run with canaries of the whole learning process, with the config's algorithm and
+    optimizers. The seeds of the noise are secret, whatever the config says. A run of fewer
+    rounds than the config has is held against the claim for these rounds.
 
     It does not say that a run kept to its schema or used this code: for that there is the
     recount of a run.
 
     Args:
       config: Options of a run.
-      num_clients: Number of training users; that of the config's corpus if None.
-      trials: Games with the aggregator, at least.
-      rounds: Rounds that are played of each game, at most.
-      error_rate: Chance that a correct config is called violated, at most.
+      num_clients: Number of training users; counted in the config's corpus if None.
+      trials: Least number of games with the aggregator.
+      rounds: Largest number of rounds of each game.
+      error_rate: Largest chance that a correct config is called violated.
       progress: Callback for progress lines.
 
     Returns:
-      The report, of both.
+      The report of both audits.
 
     Raises:
       ValueError: If the config promises nothing, or its population cannot keep what it asks for.
     """
-    progress = progress or (lambda sentence: None)
+    progress = progress or (lambda line: None)
     config = dataclasses.replace(config, deterministic_noise_seed=None)
     if num_clients is None:
         num_clients = len(corpus.read_users(config).train)
@@ -83,11 +83,11 @@ def _audit(
     error_rate: float,
     progress: Callable[[str], None],
 ) -> audit_report.AuditReport:
-    """Both audits of a plan."""
+    """Does both audits of a plan."""
     if isinstance(plan, sampled_privacy.SampledPlan):
         built = process.build_sampled_aggregator(plan)
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
-        aggregator_claim = None  # Of games in which everybody knows who was sampled.
+        aggregator_claim = None  # In the games everybody knows who was sampled.
     else:
         built = process.build_aggregator(config, plan)
         whole = aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.schema, plan.delta))
@@ -104,12 +104,12 @@ def _audit(
     )
     progress("The learning process: a short run of a tiny model, with canaries.")
     run = _short_run(config, plan, built, error_rate / 2.0, progress)
-    found, trade_off = games.findings, games.trade_off
-    if isinstance(plan, sampled_privacy.SampledPlan):  # Held against a claim of their own.
+    game_findings, trade_off = games.findings, games.trade_off
+    if isinstance(plan, sampled_privacy.SampledPlan):  # Held against another claim.
         about = " Here everybody knows who was sampled; the claim is of a secret sample."
-        found = tuple(
+        game_findings = tuple(
             dataclasses.replace(one, says=one.says + about, mu_at_least=None, epsilon_at_least=None)
-            for one in found
+            for one in game_findings
         )
         trade_off = run.trade_off
     name = plan.strategy.name if isinstance(plan, dp_ftrl_privacy.DpFtrlPlan) else config.algorithm
@@ -117,7 +117,7 @@ def _audit(
         subject=f"what the config runs: {config.algorithm}, {name}, {plan.num_clients} users, and "
         f"{run.subject}",
         claim=whole,
-        findings=found + run.findings,
+        findings=game_findings + run.findings,
         is_ours=True,
         trade_off=trade_off,
     )
@@ -134,40 +134,41 @@ def _short_run(
     num_rounds = min(plan.num_rounds, _MOST_ROUNDS)
     schema = dataclasses.replace(plan.declared, num_rounds=num_rounds)
     number, most_canaries = _MOST_CANARIES, None
+    strategy = sampling_probability = None
     encoding = getattr(plan, "encoding", None)
     if encoding is not None:
         most_canaries, number = _that_fit(encoding.max_clients - _REAL_CLIENTS, schema)
     canaries = canaries_lib.Canaries(_tiny_model(), number=number)
     if isinstance(plan, sampled_privacy.SampledPlan):
         claim = claim_lib.Claim(built.run_of(num_rounds).epsilon(plan.delta), plan.delta)
-        known = {"sampling_probability": plan.sampling_probability}
+        sampling_probability = plan.sampling_probability
     else:
         claim = claim_lib.Claim.of(built.guarantee(schema, plan.delta))
-        # Of the rounds of a strategy for more rounds, the first ones.
-        known = {"strategy": plan.strategy, "most_canaries": most_canaries}
-    found = training.audit_training(
+        strategy = plan.strategy  # It may be for more rounds: the run has the first ones.
+    short_run = training.audit_training(
         process.build_process(plan, config, canaries.model),
         canaries=canaries,
         claim=claim,
         schema=schema,
         cohorts=_real_clients,
+        strategy=strategy,
+        sampling_probability=sampling_probability,
+        most_canaries=most_canaries,
         error_rate=error_rate,
         server_momentum=config.server_momentum if config.server_optimizer == "momentum" else 0.0,
-        subject="tiny model",
-        is_ours=True,
         progress=progress,
-        **known,
     )
     about = f" Of the first {num_rounds} rounds." if num_rounds < plan.num_rounds else ""
     findings = [
         dataclasses.replace(finding, test=f"training: {finding.test}", says=finding.says + about)
-        for finding in found.findings
+        for finding in short_run.findings
     ]
-    return dataclasses.replace(found, findings=tuple(findings))
+    subject = f"tiny model, {num_rounds} rounds with {canaries.number} canaries"
+    return dataclasses.replace(short_run, subject=subject, findings=tuple(findings), is_ours=True)
 
 
 def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
-    """Canaries in a round, and in all, of sums that hold so many clients."""
+    """Returns the canaries in a round, and in all, for sums with room for so many clients."""
     stride = min(schema.min_sep, schema.num_rounds)
     most = max(1, min(room, -(-_MOST_CANARIES // stride)))
     number = min(_MOST_CANARIES, most * stride)
@@ -180,7 +181,7 @@ def _that_fit(room: int, schema: schema_lib.MinSep) -> tuple[int, int]:
 
 
 def _tiny_model() -> tff.learning.models.FunctionalModel:
-    """Linear regression without much to learn."""
+    """Returns a linear regression without much to learn."""
 
     @tf.function(autograph=False)
     def predict_on_batch(model_weights, x, training):
@@ -204,7 +205,7 @@ def _tiny_model() -> tff.learning.models.FunctionalModel:
 
 
 def _real_clients(round_index: int) -> Sequence[tf.data.Dataset]:
-    """Clients with made-up data, other ones in each round."""
+    """Returns clients with made-up data, other ones in each round."""
     rng = np.random.default_rng(round_index)
     scale = _NUM_WEIGHTS**-0.5
     return [

@@ -1,12 +1,12 @@
 """Many distinguishing games in one run: canary clients that share no coordinate.
 
-Each canary has a unit direction over all tensors, on coordinates of its own, and sends it at
-many times the clip norm in the rounds of a pattern, or is zeroed out, with equal chances.
-A trial is what all rounds released along its direction. If the noise of different coordinates
-is independent, as the claim says, and clients are clipped one by one, the trials of a run are
-independent, whatever else is wrong: canaries move no coordinate of each other's. A mechanism
-of which that is not known needs a run for each trial. In a discretised secure sum the rounding
-of all clients reaches all coordinates, as noise beside the one that is claimed: it hides canaries
+Each canary has a unit direction over all tensors, with coordinates that no other canary has. With
+equal chances it sends this direction at many times the clip norm in the rounds of a pattern, or
+is zeroed out. A trial is what all rounds released along its direction. If the noise of different
+coordinates is independent, as the claim says, and clients are clipped one by one, the trials of a
+run are independent, whatever else is wrong: canaries move no coordinate of each other's. A
+mechanism of which that is not known needs a run for each trial. In a discretised secure sum the
+rounding of all clients reaches all coordinates, as noise beside the claimed one: it hides canaries
 further, and depends a little on the other trials of the run.
 """
 
@@ -25,10 +25,10 @@ from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 FAR_ABOVE = 1e3
 """Norm of a canary's update, in clip norms."""
 
-_MOST_QUIET = 2000  # Of each tensor.
-_MOST_QUIET_RUNS = 64  # All pairs of them are compared.
+_MOST_QUIET = 2000  # Largest number of recorded coordinates of each tensor.
+_MOST_QUIET_RUNS = 64  # Largest number of recorded runs: all pairs of them are compared.
 _FEWEST_QUIET = 16
-_MOST_NOISE = 30_000_000  # Numbers, 240 MB.
+_MOST_NOISE = 30_000_000  # Largest number of recorded floats: 240 MB.
 _MAX_NORM = 1e15
 _NEGLIGIBLE = 1e-6
 _QUIET = 0.2
@@ -36,11 +36,11 @@ _QUIET = 0.2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Canaries:
-    """Directions without a common coordinate, and coordinates that nobody moves.
+    """Canaries with disjoint coordinates, and quiet coordinates that no canary moves.
 
     Attributes:
-      owner: int, [dim]: the canary of each coordinate; -1 where there is none.
-      direction: float64, [dim]: each coordinate's entry in its canary's unit direction.
+      owner: Canary of each coordinate, or -1 where it is quiet; int, shape [dim].
+      direction: Entry of each coordinate in its canary's unit direction, float64, shape [dim].
       number: Number of canaries.
     """
 
@@ -50,16 +50,16 @@ class Canaries:
 
     @classmethod
     def over(cls, sizes: list[int], at_most: int, seed: int) -> Canaries:
-        """Canaries over all tensors; a small tensor has room for some of them only.
+        """Draws canaries over all tensors; a small tensor has room for some of them only.
 
         Args:
           sizes: Numbers of coordinates of the tensors.
           at_most: Largest number of canaries.
-          seed: Of the coordinates and their signs.
+          seed: Seed of the coordinates and their signs.
 
         Returns:
-          As many as the largest tensor has room for, one in five of its coordinates left
-          quiet.
+          As many canaries as the largest tensor has room for, with one in five of its
+          coordinates left quiet.
         """
         rng = np.random.default_rng(seed)
         usable = [size - int(_QUIET * size) for size in sizes]
@@ -80,14 +80,14 @@ class Canaries:
         return cls(owner, direction, number)
 
     def of(self, canary: int) -> np.ndarray:
-        """The direction of one canary, float64, [dim]."""
+        """Returns the direction of one canary, float64, shape [dim]."""
         return np.where(self.owner == canary, self.direction, 0.0)
 
     def projections(self, released: np.ndarray) -> np.ndarray:
-        """What was released along each canary's direction, [number]."""
-        has = self.owner >= 0
-        products = released[has] * self.direction[has]
-        return np.bincount(self.owner[has], products, self.number)
+        """Returns the projection of a release on each canary's direction, shape [number]."""
+        owned = self.owner >= 0
+        products = released[owned] * self.direction[owned]
+        return np.bincount(self.owner[owned], products, self.number)
 
     @property
     def quiet(self) -> np.ndarray:
@@ -97,17 +97,17 @@ class Canaries:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Games:
-    """What was recorded.
+    """Recordings of games.
 
     Attributes:
-      transcripts: Of all trials, in clip norms if the mechanism is known.
-      noise: float64, [runs, rounds, coordinates]: what the first runs released where no canary
-        is, on up to some thousand coordinates of each tensor; on none if no mechanism is known.
-      tensor_of: int, [coordinates]: the tensor of each of them.
-      significant_bits: Of the floats of each tensor.
-      counts: float64, [runs, rounds]: the noised counts of adaptive clipping, less what
-        they are without clients, in standard deviations of their noise; None without.
-      clip_norms: float64, [runs, rounds]: published clip norms; None without.
+      transcripts: Transcripts of all trials, in clip norms if the mechanism is known.
+      noise: Releases of the first runs on quiet coordinates, up to some thousand of each
+        tensor; none if no mechanism is known. float64, shape [runs, rounds, coordinates].
+      tensor_of: Tensor of each coordinate of `noise`, int, shape [coordinates].
+      significant_bits: Significant bits of the floats of each tensor.
+      counts: Noised counts of adaptive clipping, minus those without clients, in standard
+        deviations of their noise; None without it. float64, shape [runs, rounds].
+      clip_norms: Published clip norms, float64, shape [runs, rounds]; None without any.
     """
 
     transcripts: transcripts_lib.Transcripts
@@ -119,15 +119,15 @@ class Games:
 
 
 class Scale:
-    """Reads what is released as sums of updates, in clip norms."""
+    """Converts releases to sums of updates in clip norms."""
 
     def __init__(self, mechanism: mechanism_lib.Mechanism | None):
-        """Takes the numbers of the mechanism; if None, everything stays as it is released."""
+        """Initialises a scale of a mechanism; if None, releases stay as they are."""
         self._mechanism = mechanism
         self._norm = 1.0 if mechanism is None else mechanism.clip_norm
 
     def largest_norm(self, before: playing.Played | None) -> float:
-        """What the next round may clip to, from what the last one published."""
+        """Returns the largest norm that the next round may clip to, by the last one's numbers."""
         if before is None or self._mechanism is None or not self._mechanism.publishes_clip_norm:
             return self._norm
         measured = before.measurements
@@ -135,19 +135,19 @@ class Scale:
         return min(_MAX_NORM, max(active, measured.get("estimated_clip_norm", active)))
 
     def norm(self, played: playing.Played) -> float:
-        """What a round clipped to."""
+        """Returns the norm that a round clipped to."""
         if self._mechanism is None or not self._mechanism.publishes_clip_norm:
             return self._norm
         return played.measurements["clip_norm"]
 
     def sums(self, played: playing.Played) -> np.ndarray:
-        """What a round released: the noised sum in clip norms, [dim]."""
+        """Returns the noised sum that a round released, in clip norms, shape [dim]."""
         if self._mechanism is None:
             return played.released
         return played.released * (self._mechanism.clients_per_round / self.norm(played))
 
     def count(self, played: playing.Played) -> float:
-        """The noised count of a round, in standard deviations; 0 without adaptive clipping."""
+        """Returns a round's noised count in standard deviations; 0 without adaptive clipping."""
         if self._mechanism is None or not self._mechanism.count_stddev:
             return 0.0
         fraction = played.measurements["unclipped_fraction"] - 0.5
@@ -155,15 +155,15 @@ class Scale:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
-    """How games are played.
+class GamePlan:
+    """Rounds, canaries and runs of games.
 
     Attributes:
-      signal: float64, [rounds]: what a canary that takes part sends, times its direction:
-        1, -1 or, in rounds in which it does not take part, 0.
-      canaries: The canaries of every run.
-      num_runs: Runs of the process, each from a state of its own.
-      resume_at: Round before which each run is saved and goes on in another process; None
+      signal: Factor of the direction that a canary sends if it takes part: 1, -1 or, in rounds
+        outside of the pattern, 0. float64, shape [rounds].
+      canaries: Canaries of every run.
+      num_runs: Number of runs of the process, each from a new initial state.
+      resume_at: Round before which each run is saved and resumed in another process; None
         for never.
     """
 
@@ -175,7 +175,7 @@ class Plan:
 
 def play(
     player: playing.Player,
-    plan: Plan,
+    plan: GamePlan,
     mechanism: mechanism_lib.Mechanism | None,
     *,
     resumed: playing.Player,
@@ -185,22 +185,22 @@ def play(
 ) -> Games:
     """Plays all games.
 
-    Canaries that are zeroed out send zeros in every second run, and stay away in the others;
-    rounds without anybody are empty, or have one client that sends zeros. With adaptive
-    clipping each canary has somebody beside it who sends next to nothing, so that as many
-    clients are below the estimate as above and it stays where it is.
+    Canaries that are zeroed out send zeros in every second run, and stay away in the others.
+    Rounds without canaries are empty, or have one client that sends zeros. With adaptive
+    clipping each canary comes with a client that sends next to nothing: as many clients are then
+    below the estimate as above, so that it stays where it is.
 
     Args:
-      player: Runs the process.
-      plan: What is played.
-      mechanism: The numbers of the mechanism; None if nothing is known of it.
-      resumed: Runs the process after it was resumed.
-      resume: From a state as NumPy arrays to the state that is gone on with.
-      seed: Of who takes part.
+      player: Player of the process.
+      plan: Rounds, canaries and runs of the games.
+      mechanism: Numbers of the mechanism; None if they are not known.
+      resumed: Player of the process after it was resumed.
+      resume: Function from a state as NumPy arrays to the state to resume from.
+      seed: Seed of the coins that decide which canaries take part.
       progress: Callback for progress lines.
 
     Returns:
-      What was recorded.
+      The recordings.
     """
     rng = np.random.default_rng(seed)
     num_rounds, canaries = len(plan.signal), plan.canaries
@@ -215,7 +215,7 @@ def play(
         state, played, current = player.initialize(), None, player
         for t in range(num_rounds):
             if t == plan.resume_at:
-                state, current = resume(playing.saved(state)), resumed
+                state, current = resume(playing.as_arrays(state)), resumed
             factor = plan.signal[t] * canary_norm(player, scale.largest_norm(played))
             cohort = _cohort(current, canaries, present[run], factor, sends_zeros, mechanism)
             played = current.next(state, cohort)
@@ -239,7 +239,7 @@ def play(
 
 
 def canary_norm(player: playing.Player, largest_norm: float) -> float:
-    """Norm of a canary's update, far above what is clipped to, but no infinity in its floats."""
+    """Returns the norm of a canary's update: far above the clip norm, but finite in its floats."""
     return min(FAR_ABOVE * largest_norm, player.largest_value)
 
 
@@ -249,14 +249,16 @@ def measured_signal(
     canaries: Canaries,
     mechanism: mechanism_lib.Mechanism,
 ) -> float:
-    """What canaries add along their directions, where a round can be replayed.
+    """Measures what canaries add along their directions, where a round can be replayed.
+
+    Every second canary takes part in two rounds from one state: once in its direction and once
+    in the opposite one.
 
     Args:
-      player: Runs the process.
-      state: Before the first round.
-      canaries: Every second of them takes part, as in the games, in two rounds from this
-        state, once in its direction and once in the opposite one.
-      mechanism: The numbers of the mechanism.
+      player: Player of the process.
+      state: State before the first round.
+      canaries: Canaries of the games.
+      mechanism: Numbers of the mechanism.
 
     Returns:
       Half of the difference, in clip norms, on average: 1 if the mechanism does what it says.
@@ -272,9 +274,9 @@ def measured_signal(
 
 
 def _quiet(
-    player: playing.Player, plan: Plan, mechanism: mechanism_lib.Mechanism | None
+    player: playing.Player, plan: GamePlan, mechanism: mechanism_lib.Mechanism | None
 ) -> np.ndarray:
-    """Coordinates whose noise is kept: the first of each tensor that no canary moves."""
+    """Returns the coordinates to record: the first ones of each tensor that no canary moves."""
     if mechanism is None:
         return np.arange(0)
     quiet = plan.canaries.quiet if np.any(plan.signal) else np.arange(player.dim)
@@ -297,7 +299,7 @@ def _cohort(
     sends_zeros: bool,
     mechanism: mechanism_lib.Mechanism | None,
 ) -> Iterator[np.ndarray]:
-    """The clients of one round; `factor` is 0 if it is not in the pattern."""
+    """Yields the clients of one round; `factor` is 0 if it is not in the pattern."""
     if factor == 0.0:
         if sends_zeros:
             yield player.zeroed()
@@ -308,7 +310,7 @@ def _cohort(
         elif sends_zeros:
             yield player.zeroed()
     if mechanism is not None and mechanism.count_stddev:
-        beside = np.zeros(player.dim)
-        beside[canaries.quiet[:1]] = abs(factor) / FAR_ABOVE * _NEGLIGIBLE
+        companion = np.zeros(player.dim)
+        companion[canaries.quiet[:1]] = abs(factor) / FAR_ABOVE * _NEGLIGIBLE
         for _ in range(int(np.sum(present))):
-            yield player.client(beside)
+            yield player.client(companion)

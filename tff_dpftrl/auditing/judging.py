@@ -1,4 +1,4 @@
-"""What recorded games prove about a claim: findings with bounds, error rates and power."""
+"""Findings from recorded games about a claim, with bounds, error rates and power."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def one_run_bound(
     error_rate: float,
     about: str = "",
 ) -> audit_report.Finding:
-    """The bounds that hold for every mechanism.
+    """Computes the bounds that hold for every mechanism.
 
-    Of ε by Steinke et al. 2023, and where a Gaussian mechanism is claimed of μ by Mahloujifar
-    et al. 2024, each with half of the error.
+    ε is bounded as in Steinke et al. 2023. If a Gaussian mechanism is claimed, μ is bounded too,
+    as in Mahloujifar et al. 2024, each with half of the error.
 
     Args:
       test: Name of the finding.
-      values: Scores of the canaries, from what was released alone, [canaries].
-      present: Whether each took part, by a fair coin of its own, bool, [canaries].
-      claim: The claim.
-      error_rate: Of the finding.
-      about: Further sentences, after a space.
+      values: Scores of the canaries, from releases alone, shape [canaries].
+      present: Whether each canary took part, by independent fair coins, bool, shape [canaries].
+      claim: Claim to test.
+      error_rate: Error rate of the finding.
+      about: Further sentences of the finding, beginning with a space.
 
     Returns:
       The finding; "not tested" if the claim is more than so many canaries can refute.
     """
-    best = one_run.all_right(len(present))
+    best = one_run.all_correct(len(present))
     mu, most_mu, shown, most = None, 0.0, "", ""
     each = error_rate if claim.mu is None else error_rate / 2.0
     if claim.mu is not None:
@@ -79,16 +79,16 @@ def one_run_bound(
 def at_best(
     present: np.ndarray, claim: claim_lib.Claim, *, error_rate: float, seed: int
 ) -> tuple[bool, str]:
-    """What counts prove of a claim of (ε, δ) alone if scores are never wrong.
+    """Computes what counts prove of a claim of (ε, δ) alone if scores are never wrong.
 
     Args:
-      present: Whether canaries took part, bool, [trials].
-      claim: The claim.
-      error_rate: Of the bound.
-      seed: Of the trials that choose thresholds.
+      present: Whether canaries took part, bool, shape [trials].
+      claim: Claim of (ε, δ).
+      error_rate: Error rate of the bound.
+      seed: Seed of the choice of the trials that choose thresholds.
 
     Returns:
-      Whether that refutes the claim, and the power in words.
+      Whether the bound refutes the claim, and the power in words.
     """
     perfect = bounds.from_counts(
         present.astype(float), present, delta=claim.delta, error_rate=error_rate, seed=seed
@@ -99,14 +99,14 @@ def at_best(
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """Turns recordings into findings about one claim.
+    """A judge of one claim, who turns recordings into findings.
 
     Attributes:
-      claim: The claim, of the rounds that were played.
-      error_rate: Of each finding.
-      seed: Of the trials that choose thresholds.
-      signal: What canaries were seen to add along their directions, in clip norms; None if it
-        was not measured.
+      claim: Claim for the rounds that were played.
+      error_rate: Error rate of each finding.
+      seed: Seed of the choice of the trials that choose thresholds.
+      signal: Measured contribution of canaries along their directions, in clip norms; None if
+        it was not measured.
     """
 
     claim: claim_lib.Claim
@@ -120,12 +120,12 @@ class Judge:
         pattern: worst_pattern.Pattern,
         covariance: np.ndarray,
     ) -> tuple[audit_report.Finding, audit_report.TradeOff | None]:
-        """The game, scored by the best test there is if the mechanism is what it claims.
+        """Judges games by the likelihood ratio, the best test if the claimed mechanism is true.
 
         Args:
-          transcripts: The games.
-          pattern: When canaries took part.
-          covariance: Of the noise, as claimed, [rounds, rounds].
+          transcripts: Transcripts of the games.
+          pattern: Rounds and signs of the canaries that took part.
+          covariance: Claimed covariance of the noise, shape [rounds, rounds].
 
         Returns:
           The finding, and the trade-off of the scores.
@@ -134,7 +134,7 @@ class Judge:
         if not np.all(np.isfinite(transcripts.released)):
             return self._not_finite(test, transcripts), None
         signal = pattern.signal(len(covariance))
-        found = scores.likelihood_ratio_scores(transcripts, signal, covariance)
+        values = scores.likelihood_ratio_scores(transcripts, signal, covariance)
         true_mu = math.sqrt(float(signal @ scipy.linalg.solve(covariance, signal, assume_a="pos")))
         seen = "if each adds one clip norm, as the mechanism says of itself,"
         if self.signal is not None:
@@ -145,34 +145,35 @@ class Judge:
             f"Canaries take part in {len(pattern.rounds)} rounds ({rounds}); {seen} μ is "
             f"{true_mu:.4g}."
         )
-        return self._bounded(test, about, found, transcripts.present)
+        return self._bounded(test, about, values, transcripts.present)
 
     def learned(
         self, transcripts: transcripts_lib.Transcripts, are_independent: bool = True
     ) -> tuple[audit_report.Finding, audit_report.TradeOff | None]:
-        """The game, scored by a classifier that knows nothing of the mechanism.
+        """Judges games by a classifier that knows nothing of the mechanism.
 
         Args:
-          transcripts: The games.
-          are_independent: Whether trials are, if the claim is true; else the one-run bound
-            decides, of all runs together: a coin of one run has no part in the others.
+          transcripts: Transcripts of the games.
+          are_independent: Whether trials are independent if the claim is true. If not, the
+            one-run bound decides, over all runs together: a coin of one run has no part in the
+            others.
 
         Returns:
-          The finding, and the trade-off of the scores; None if what was released is not finite.
+          The finding, and the trade-off of the scores; None if a release is not finite.
         """
         test = "distinguishing game, learned classifier"
         if not np.all(np.isfinite(transcripts.released)):
             return self._not_finite(test, transcripts), None
         train, rest = transcripts.split(_TRAIN_FRACTION, self.seed)
         about = f"It learns from {len(train)} trials and is tested on {len(rest)} others."
-        found = scores.learned_scores(train, rest)
+        values = scores.learned_scores(train, rest)
         if are_independent:
-            return self._bounded(test, about, found, rest.present)
+            return self._bounded(test, about, values, rest.present)
         finding = one_run_bound(
-            test, found, rest.present, self.claim, error_rate=self.error_rate, about=f" {about}"
+            test, values, rest.present, self.claim, error_rate=self.error_rate, about=f" {about}"
         )
         bound = bounds.for_claim(
-            found, rest.present, self.claim, error_rate=self.error_rate, seed=self.seed
+            values, rest.present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
         is_above = self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
         if is_above and finding.outcome != "violated":
@@ -182,13 +183,13 @@ class Judge:
                 "claim refuted: give mechanism, or canaries_per_run=1."
             )
             finding = dataclasses.replace(finding, says=finding.says + advice)
-        return finding, bounds.trade_off(found, rest.present)
+        return finding, bounds.trade_off(values, rest.present)
 
     def _bounded(
-        self, test: str, about: str, found: np.ndarray, present: np.ndarray
+        self, test: str, about: str, values: np.ndarray, present: np.ndarray
     ) -> tuple[audit_report.Finding, audit_report.TradeOff]:
         bound = bounds.for_claim(
-            found, present, self.claim, error_rate=self.error_rate, seed=self.seed
+            values, present, self.claim, error_rate=self.error_rate, seed=self.seed
         )
         is_above = self.claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
         if self.claim.mu is not None:
@@ -215,10 +216,10 @@ class Judge:
             epsilon_at_least=bound.epsilon_at_least,
             power=power,
         )
-        return finding, bounds.trade_off(found, present)
+        return finding, bounds.trade_off(values, present)
 
     def _power(self, present: np.ndarray) -> str:
-        """By how much μ has to exceed the claim to be found, if scores stay Gaussian."""
+        """Describes the smallest μ above the claim that is found, if scores stay Gaussian."""
         first, second = int(np.sum(present)), int(np.sum(~present))
         error = math.sqrt(1 / first + 1 / second + self.claim.mu**2 / (2 * len(present)))
         # Half of the error rate goes to the Gaussian family.
@@ -238,12 +239,12 @@ class Judge:
     def noise(
         self, recorded: games.Games, stddev: float, unit_covariance: np.ndarray
     ) -> tuple[audit_report.Finding, ...]:
-        """What was released where nobody sent anything is the noise that is claimed.
+        """Tests that releases on coordinates that nobody moved are the claimed noise.
 
         Args:
-          recorded: The recordings, in clip norms.
-          stddev: Of the draws z, in clip norms, as claimed.
-          unit_covariance: Of the noise over rounds, for noise multiplier 1.
+          recorded: Recordings of the games, in clip norms.
+          stddev: Claimed standard deviation of the draws z, in clip norms.
+          unit_covariance: Covariance of the noise over rounds for noise multiplier 1.
 
         Returns:
           The findings of `forensics`, on tensors with enough quiet coordinates.
@@ -267,11 +268,11 @@ class Judge:
         return forensics.examine(recordings, error_rate=self.error_rate)
 
     def counts(self, recorded: np.ndarray, unit_covariance: np.ndarray) -> audit_report.Finding:
-        """The noise on the counts of adaptive clipping is as large as it is said to be.
+        """Tests that the noise on the counts of adaptive clipping is as large as claimed.
 
         Args:
-          recorded: [runs, rounds], in standard deviations of the noise as claimed.
-          unit_covariance: Of the noise over rounds, for noise multiplier 1.
+          recorded: Noised counts in claimed standard deviations, shape [runs, rounds].
+          unit_covariance: Covariance of the noise over rounds for noise multiplier 1.
 
         Returns:
           The finding; more noise than claimed violates nothing.
@@ -280,8 +281,8 @@ class Judge:
         white = scipy.linalg.solve_triangular(factor, recorded.T, lower=True)
         number, squares = white.size, float(np.sum(white**2))
         p_value = stats.chi2.cdf(squares, number)
-        # Smallest deviation below 1 that is found: both quantiles of the same law.
-        found = stats.chi2.ppf(self.error_rate, number) / stats.chi2.ppf(_SURELY, number)
+        # Smallest deviation below 1 that is found: two quantiles of the same distribution.
+        detectable = stats.chi2.ppf(self.error_rate, number) / stats.chi2.ppf(_SURELY, number)
         return audit_report.Finding(
             "the noise on the counts of adaptive clipping",
             "violated" if p_value < self.error_rate else "consistent",
@@ -290,6 +291,6 @@ class Judge:
             f"{p_value:.2g}).",
             self.error_rate,
             trials=number,
-            power=f"{math.sqrt(found):.3g} times the standard deviation is found with 99 % "
+            power=f"{math.sqrt(detectable):.3g} times the standard deviation is found with 99 % "
             "probability",
         )

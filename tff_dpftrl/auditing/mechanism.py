@@ -1,4 +1,4 @@
-"""What an aggregator says that it does, in numbers that an audit can hold against it."""
+"""The numbers of a mechanism, as an aggregator states them, for an audit to test."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class Mechanism:
     """The numbers of a mechanism: (sum of clipped updates + noise) / clients_per_round.
 
     Attributes:
-      strategy: The strategy C of the noise.
+      strategy: Strategy C of the noise.
       noise_multiplier: Standard deviation of z before the division, per unit of
         `contribution · clip_norm`.
-      clip_norm: L2 norm that updates are clipped to; in the first round, if it is published.
-      clients_per_round: What the noised sum is divided by.
-      contribution: L2 norm of what one client adds at most, over the clip norm: above 1 if
-        updates are encoded.
-      publishes_clip_norm: Whether the measurement "clip_norm" says what a round clipped to.
+      clip_norm: L2 norm that updates are clipped to; that of the first round if it is published.
+      clients_per_round: Denominator of the noised sum.
+      contribution: Largest L2 norm that one client adds, over the clip norm: above 1 if updates
+        are encoded.
+      publishes_clip_norm: Whether the measurement "clip_norm" is the norm a round clipped to.
       count_stddev: With adaptive clipping, the standard deviation of the noise on the
         number of clients below the estimate, before the division; measured as
         "unclipped_fraction".
-      encoding: The grid that updates are rounded to, if any.
-      client_weight: Weight from which on a client counts in full, where clients have one.
-      most_clients: Clients of weight 1 in a round up to which it is divided by
-        `clients_per_round`, and not by more; None if any number.
+      encoding: Grid that updates are rounded to, if any.
+      client_weight: Smallest weight with which a client counts in full, where clients have one.
+      most_clients: Largest number of clients of weight 1 in a round whose sum is divided by
+        `clients_per_round`, and not by more; None if there is no limit.
     """
 
     strategy: strategy_lib.Strategy
@@ -65,23 +65,23 @@ class Mechanism:
 
     @property
     def noise_stddev(self) -> float:
-        """Standard deviation of z before the division, in clip norms."""
+        """The standard deviation of z before the division, in clip norms."""
         return self.noise_multiplier * self.contribution
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """First rounds of the blocks of noise."""
+        """The first rounds of the blocks of noise."""
         return tuple(getattr(self.strategy, "starts", (0,)))
 
     @classmethod
     def of(cls, factory: Any) -> Mechanism | None:
-        """What one of this package's factories says that it does.
+        """Returns the numbers of one of this package's factories.
 
         Args:
-          factory: A factory.
+          factory: Aggregation factory.
 
         Returns:
-          Its numbers; None if it is of another kind.
+          The numbers; None if the factory is of another kind.
         """
         if isinstance(factory, dp_ftrl.DPFTRLFactory):
             fixed = factory.private_round
@@ -126,7 +126,7 @@ class Mechanism:
 
 
 def is_ours(factory: Any) -> bool:
-    """Whether all code of an aggregator is this package's own, or TFF's plain sum."""
+    """Returns whether all code of an aggregator is from this package, or TFF's plain sum."""
     parts = [factory, getattr(factory, "private_round", None)]
     inner = getattr(factory, "inner_sum", None)
     if inner is not None and not inner.is_exact:

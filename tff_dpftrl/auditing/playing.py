@@ -1,9 +1,8 @@
 """Rounds of an aggregator with clients that an audit makes up.
 
-A client is a flat vector, the numbers of all tensors of an update one after the other; what
-is released comes back as one too. Rounds run through `execution.compile_process`, or by TFF
-where a process cannot be compiled: an empty round of small vectors takes 1 to 2 ms then,
-a client 0.1 ms.
+A client is a flat vector: the numbers of all tensors of an update, one after the other. A release
+is a flat vector too. Rounds run through `execution.compile_process`: an empty round of small
+vectors takes 1 to 2 ms then, a client 0.1 ms. TFF runs a process that cannot be compiled.
 """
 
 from __future__ import annotations
@@ -15,27 +14,28 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import override
 
 from tff_dpftrl import execution, validation
 from tff_dpftrl.aggregators import updates
 from tff_dpftrl.execution import leaves
 
 _CLIENTS_A_CALL = 64
-_MOST_NUMBERS = 1000  # Of one measurement.
+_MOST_NUMBERS = 1000  # Largest number of recorded entries of one measurement.
 _SIGNIFICANT_BITS = {tf.float16: 11, tf.bfloat16: 8}
 
 Resume = Callable[[Any], Any]
-"""Saves a state and loads it again, as a program would that goes on after a crash."""
+"""Function that saves a state and loads it again, as a program does that resumes after a crash."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Played:
-    """What a round gave.
+    """The outcome of a round.
 
     Attributes:
-      state: The process's state after it.
-      released: float64, [dim]: the result, flat, as the process returned it.
-      measurements: Numbers that it measured, by their last names; of vectors "name[index]".
+      state: State of the process after the round.
+      released: Flat result, as the process returned it, float64, shape [dim].
+      measurements: Measured numbers by their last names; "name[index]" for entries of vectors.
     """
 
     state: Any
@@ -44,15 +44,16 @@ class Played:
 
 
 class Player:
-    """An aggregation process whose clients and results are flat vectors.
+    """A player of rounds: an aggregation process whose clients and results are flat vectors.
 
     Attributes:
       sizes: Numbers of coordinates of the update's tensors.
-      significant_bits: Of the floats of each of them, 24 at most: noise is drawn in float32.
-      dim: Their sum.
-      largest_value: Largest number that all of its floats can be; float32's at most, which
-        clients are made of.
-      is_weighted: Whether each client has a weight too: the last number of its vector.
+      significant_bits: Significant bits of the floats of each tensor, 24 at most: noise is
+        drawn in float32.
+      dim: Number of coordinates of all tensors together.
+      largest_value: Largest number that all floats of an update can hold; float32's at most,
+        which clients are made of.
+      is_weighted: Whether each client has a weight, the last number of its vector.
       is_compiled: Whether rounds run in this process, without TFF's executor.
     """
 
@@ -60,11 +61,11 @@ class Player:
         """Compiles the process, which takes a second.
 
         Args:
-          process: The process. Its updates are floats of static shapes.
-          client_weight: Weight of clients of which nothing else is said.
+          process: Aggregation process whose updates are floats of static shapes.
+          client_weight: Default weight of a client.
 
         Raises:
-          ValueError: If its values are of another type, or its weights no numbers.
+          ValueError: If its values are of another type, or its weights are not numbers.
         """
         parameters = list(process.next.type_signature.parameter)
         value_type = leaves.member(parameters[1])
@@ -99,18 +100,18 @@ class Player:
             self.is_compiled = False
 
     def initialize(self) -> Any:
-        """A first state, with noise of its own."""
+        """Returns an initial state, with a new seed of the noise each time."""
         return self._process.initialize()
 
     def next(self, state: Any, clients: Iterable[np.ndarray | tf.Tensor]) -> Played:
         """Runs a round.
 
         Args:
-          state: What `initialize` or an earlier round returned, or NumPy arrays.
-          clients: A vector for each client: its update, then its weight if there is one.
+          state: State from `initialize` or an earlier round, or its NumPy arrays.
+          clients: Vector of each client: its update, then its weight if there is one.
 
         Returns:
-          What it gave.
+          The outcome.
         """
         clients = list(clients)
         if not self.is_compiled:
@@ -120,17 +121,17 @@ class Player:
         return Played(state, np.concatenate(parts), _numbers(measured))
 
     def client(self, update: np.ndarray, weight: float | None = None) -> np.ndarray:
-        """The vector of a client with this update; of `client_weight` if None is given."""
+        """Returns the vector of a client; its weight is `client_weight` if None is given."""
         vector = np.asarray(update, np.float32)
         weight = self._client_weight if weight is None else weight
         return np.append(vector, np.float32(weight)) if self.is_weighted else vector
 
     def zeroed(self) -> np.ndarray:
-        """The vector of a client that is zeroed out, its weight too."""
+        """Returns the vector of a client that is zeroed out, with its weight."""
         return self.client(np.zeros(self.dim), 0.0)
 
     def _value(self, vector: Any) -> Any:
-        """A client's value from its vector."""
+        """Returns a client's value from its vector."""
         sizes = [*self.sizes, 1] if self.is_weighted else self.sizes
         parts = tf.split(tf.convert_to_tensor(vector, tf.float32), sizes)
         shaped = [
@@ -142,8 +143,8 @@ class Player:
         return value, tf.cast(parts[-1][0], self._weight_type.dtype)
 
 
-def saved(state: Any) -> Any:
-    """A state as NumPy arrays, as checkpoints keep it."""
+def as_arrays(state: Any) -> Any:
+    """Returns a state as NumPy arrays, as checkpoints keep it."""
     return tf.nest.map_structure(np.array, state)
 
 
@@ -152,7 +153,7 @@ def _of_one_argument(
     value_type: tff.Type,
     weight_type: tff.Type | None,
 ) -> tff.templates.IterativeProcess:
-    """The process with one argument a client and two results, as can be compiled."""
+    """Returns the process with one argument a client and two results, which can be compiled."""
     state_type = process.next.type_signature.parameter[0]
     if weight_type is None:
 
@@ -173,37 +174,38 @@ def _of_one_argument(
 
 
 def _numbers(measured: Any) -> dict[str, float]:
-    """Numbers among measurements, by name."""
+    """Returns the numbers among measurements, by name."""
     if not isinstance(measured, dict):
         return {}
-    found = {}
+    numbers = {}
     for name, value in measured.items():
         if isinstance(value, dict):
-            found |= _numbers(value)
+            numbers |= _numbers(value)
             continue
         try:
             values = np.asarray(value, float)
         except (TypeError, ValueError):
             continue
         if values.ndim == 0:
-            found[name] = float(values)
+            numbers[name] = float(values)
         else:
-            found |= {
+            numbers |= {
                 f"{name}[{i}]": float(x) for i, x in enumerate(values.ravel()[:_MOST_NUMBERS])
             }
-    return found
+    return numbers
 
 
 class _InTurn(execution.ClientRunner):
-    """Runs clients one after the other: theirs take less time than handing them to threads."""
+    """Runs clients one after the other: they take less time than handing them to threads."""
 
+    @override
     def sum(self, functions, clients, broadcast):
-        """As the base class says."""
         total = functions.zero()
         for first in range(0, len(clients), _CLIENTS_A_CALL):
             some: Sequence = clients[first : first + _CLIENTS_A_CALL]
             total = functions.add(total, [values() for values in some], broadcast)
         return total
 
+    @override
     def close(self):
-        """As the base class says."""
+        pass

@@ -1,9 +1,9 @@
-"""Checks from one saved state of an aggregator, most of them exact.
+"""Probes of an aggregator: single rounds from saved states, most of them compared exactly.
 
-Where a process can be replayed, that is, where the same state and the same clients release
-the same bits, two rounds from one state share their noise, and their difference is what the
-clients differ in: how much one client adds is seen to a rounding error, under any noise.
-Elsewhere means over many rounds are compared, which sees less.
+A process can be replayed if the same state and the same clients release the same bits. Two
+rounds from one state then share their noise, and differ by what the clients differ in: a probe
+measures what one client adds up to a rounding error, under any noise. Without replay, means
+over many rounds are compared, which is less sensitive.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tff_dpftrl.private_round import discretize, seeds, walsh_hadamard
 _TOLERANCE = 1e-5
 _ROUNDINGS = 4
 _SMALL_BLUR, _LARGEST_BLUR = 1e-3, 0.05
-"""Rounding of what is released, over what is allowed: from where it is told, and too much."""
+"""Rounding of the release over the allowed norm: from where it is reported; where no test is."""
 
 _REPEATS = 200
 _NOBODY_REPEATS = 1200
-_MOST_COLUMNS = 4096  # Coordinates whose means are compared.
+_MOST_COLUMNS = 4096  # Largest number of coordinates whose means are compared.
 _HALF_GRID_TRIES = 200
 _OTHERS = 3
 _JUST_WITHIN = 2e-5
@@ -38,13 +38,13 @@ _OVERFLOWING = (1e20, 1e38)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Moment:
-    """A state between two rounds, with what is known of the next one.
+class SavedState:
+    """A state between two rounds.
 
     Attributes:
-      round_index: The next round.
-      state: The state.
-      largest_norm: What the next round may clip to.
+      round_index: Index of the next round.
+      state: State of the process.
+      largest_norm: Largest norm that the next round may clip to.
     """
 
     round_index: int
@@ -52,33 +52,33 @@ class Moment:
     largest_norm: float
 
 
-def moments(
+def saved_states(
     player: playing.Player,
     mechanism: mechanism_lib.Mechanism | None,
     rounds: Sequence[int],
-) -> tuple[list[Moment], list[games.playing.Played]]:
-    """States of one run in which some clients send much in every round.
+) -> tuple[list[SavedState], list[playing.Played]]:
+    """Saves states of one run in which some clients send large updates in every round.
 
     Args:
-      player: Runs the process.
-      mechanism: Its numbers, or None.
-      rounds: Rounds before which the state is wanted, increasing.
+      player: Player of the process.
+      mechanism: Numbers of the mechanism; None if they are not known.
+      rounds: Rounds before which the state is saved, increasing.
 
     Returns:
-      The states, and what the rounds up to the last of them gave.
+      The states, and the outcomes of the rounds up to the last one in `rounds`.
     """
-    scale, history, found = games.Scale(mechanism), [], []
+    scale, history, states = games.Scale(mechanism), [], []
     state, played = player.initialize(), None
     goal = 1 if mechanism is None else mechanism.clients_per_round
     senders = max(1, min(20, math.ceil(goal / 2)))
     for t in range(max(rounds) + 1):
         if t in rounds:
-            found.append(Moment(t, state, scale.largest_norm(played)))
+            states.append(SavedState(t, state, scale.largest_norm(played)))
         size = games.FAR_ABOVE * scale.largest_norm(played) / math.sqrt(player.dim)
         played = player.next(state, [player.client(np.full(player.dim, size))] * senders)
         state = played.state
         history.append(played)
-    return found, history
+    return states, history
 
 
 class Probes:
@@ -88,7 +88,7 @@ class Probes:
         self,
         player: playing.Player,
         mechanism: mechanism_lib.Mechanism | None,
-        saved: Sequence[Moment],
+        saved: Sequence[SavedState],
         *,
         canary_norm: float,
         seed: int,
@@ -96,15 +96,15 @@ class Probes:
         """Initialises the probes.
 
         Args:
-          player: Runs the process.
-          mechanism: Its numbers, or None.
-          saved: The states to begin at.
-          canary_norm: How much a client sends, over `Moment.largest_norm`.
-          seed: Of the clients' updates.
+          player: Player of the process.
+          mechanism: Numbers of the mechanism; None if they are not known.
+          saved: States to run rounds from.
+          canary_norm: Norm of a client's huge update, over `SavedState.largest_norm`.
+          seed: Seed of the clients' updates.
         """
         self._player = player
         self._mechanism = mechanism
-        self._moments = list(saved)
+        self._saved = list(saved)
         self._scale = games.Scale(mechanism)
         self._much = canary_norm
         self._rng = np.random.default_rng(seed)
@@ -112,16 +112,16 @@ class Probes:
         self._replayable: bool | None = None
 
     def is_replayable(self) -> bool:
-        """Whether the same state and the same clients release the same bits."""
+        """Returns whether the same state and the same clients release the same bits."""
         if self._replayable is None:
             self._replayable = all(
-                np.array_equal(self._release(moment).released, self._release(moment).released)
-                for moment in self._moments
+                np.array_equal(self._release(saved).released, self._release(saved).released)
+                for saved in self._saved
             )
         return self._replayable
 
     def repeated_round(self, repeats_rounds: bool) -> audit_report.Finding:
-        """A round that is run again from its saved state has to have the same noise."""
+        """Tests that a round that is run again from its saved state has the same noise."""
         test = "a round repeated from its state"
         if self.is_replayable():
             return audit_report.Finding(test, "consistent", "It has the same noise, bit by bit.")
@@ -138,50 +138,50 @@ class Probes:
     def resumed_round(
         self, resumed: playing.Player, resume: playing.Resume
     ) -> audit_report.Finding:
-        """A saved state goes on in a new process as in the old one, for two rounds."""
+        """Tests that two rounds from a saved state are the same in a new process."""
         test = "a run resumed from its state"
         if not self.is_replayable():
             return audit_report.Finding(
                 test, "not tested", "No two rounds of this process have the same noise."
             )
-        for moment in self._moments:
-            state, other = moment.state, resume(playing.saved(moment.state))
+        for saved in self._saved:
+            state, other = saved.state, resume(playing.as_arrays(saved.state))
             for t in range(2):
-                one = self._player.next(state, self._others(moment))
-                two = resumed.next(other, self._others(moment))
+                one = self._player.next(state, self._others(saved))
+                two = resumed.next(other, self._others(saved))
                 if not np.array_equal(one.released, two.released):
                     return audit_report.Finding(
                         test,
                         "violated",
-                        f"Round {moment.round_index + t} releases something else after a resume "
-                        f"before round {moment.round_index}: the noise is not the one that was "
+                        f"Round {saved.round_index + t} releases something else after a resume "
+                        f"before round {saved.round_index}: the noise is not the one that was "
                         "accounted for.",
                     )
                 state, other = one.state, two.state
-        rounds = ", ".join(str(moment.round_index) for moment in self._moments)
+        rounds = ", ".join(str(saved.round_index) for saved in self._saved)
         return audit_report.Finding(
             test, "consistent", f"It releases the same bits (resumed before rounds {rounds})."
         )
 
     def zero_update(self, error_rate: float) -> audit_report.Finding:
-        """A client that sends zeros counts as nobody, now and in the round after."""
+        """Tests that a client that sends zeros counts as nobody, now and in the next round."""
         return self._counts_as_nobody(
             "a client that sends zeros counts as nobody", [self._player.zeroed()], error_rate
         )
 
     def stays_finite(self) -> audit_report.Finding:
-        """Nobody makes what is released infinite, or no number."""
+        """Tests that no client makes the release infinite or NaN."""
         test = "what is released is finite, whatever a client sends"
-        moment = self._moments[0]
-        tried = list(self._updates(moment))
+        saved = self._saved[0]
+        tried = list(self._updates(saved))
         if self._player.is_weighted:
-            update = np.full(self._player.dim, moment.largest_norm / math.sqrt(self._player.dim))
+            update = np.full(self._player.dim, saved.largest_norm / math.sqrt(self._player.dim))
             tried += [
                 (f"a weight of {weight}", self._player.client(update, weight))
                 for weight in (np.nan, np.inf)
             ]
         for kind, client in tried:
-            played = self._player.next(moment.state, [*self._others(moment), client])
+            played = self._player.next(saved.state, [*self._others(saved), client])
             if not np.all(np.isfinite(played.released)):
                 return audit_report.Finding(
                     test, "violated", f"It is not after {kind}: no noise hides that."
@@ -189,7 +189,7 @@ class Probes:
         return audit_report.Finding(test, "consistent", f"{len(tried)} updates were tried.")
 
     def not_finite(self, error_rate: float) -> audit_report.Finding:
-        """A client that sends NaN or infinity counts as nobody."""
+        """Tests that a client that sends NaN or infinity counts as nobody."""
         clients = []
         for value in (np.nan, np.inf, -np.inf):
             update = np.zeros(self._player.dim)
@@ -204,30 +204,30 @@ class Probes:
     ) -> audit_report.Finding:
         if not self.is_replayable():
             return self._counts_as_nobody_on_average(test, clients, error_rate)
-        for moment in self._moments:
-            without = self._release(moment)
+        for saved in self._saved:
+            without = self._release(saved)
             later = self._player.next(without.state, [])
             for client in clients:
-                with_it = self._player.next(moment.state, [*self._others(moment), client])
-                found = _first_difference(without, with_it)
-                if found is None:
+                with_it = self._player.next(saved.state, [*self._others(saved), client])
+                difference = _first_difference(without, with_it)
+                if difference is None:
                     after = self._player.next(with_it.state, [])
-                    found = _first_difference(later, after)
-                if found is not None:
+                    difference = _first_difference(later, after)
+                if difference is not None:
                     return audit_report.Finding(
-                        test, "violated", f"Round {moment.round_index}: {found}."
+                        test, "violated", f"Round {saved.round_index}: {difference}."
                     )
         return audit_report.Finding(
             test,
             "consistent",
-            f"The same bits are released from {len(self._moments)} states, in the round after too.",
+            f"The same bits are released from {len(self._saved)} states, in the round after too.",
         )
 
     def _counts_as_nobody_on_average(
         self, test: str, clients: Sequence[np.ndarray], error_rate: float
     ) -> audit_report.Finding:
-        moment = self._moments[0]
-        # Means and spread of every coordinate, and means of what is measured.
+        saved = self._saved[0]
+        # Three tests a client: means and variances of coordinates, and means of measurements.
         each = error_rate / len(clients) / 3
         dim = self._player.dim
         columns = self._rng.choice(dim, min(dim, _MOST_COLUMNS), replace=False)
@@ -236,8 +236,8 @@ class Probes:
             without, with_it = np.zeros((2, _NOBODY_REPEATS, len(columns)))
             measurements = []
             for repeat in range(_NOBODY_REPEATS):
-                one = self._release(moment)
-                two = self._player.next(moment.state, [*self._others(moment), client])
+                one = self._release(saved)
+                two = self._player.next(saved.state, [*self._others(saved), client])
                 if not np.all(np.isfinite(two.released)):
                     return audit_report.Finding(
                         test, "violated", "What is released with it is not finite.", error_rate
@@ -277,13 +277,13 @@ class Probes:
         )
 
     def contribution(self, allowed: float, count_weight: float, error_rate: float):
-        """What one client adds, whatever it sends, is what the noise is scaled to.
+        """Tests that one client adds no more than the noise is scaled to, whatever it sends.
 
         Args:
-          allowed: Largest norm in clip norms, by the claim.
-          count_weight: With adaptive clipping, how many clip norms a count of one standard
+          allowed: Largest norm that the claim allows, in clip norms.
+          count_weight: With adaptive clipping, the clip norms that a count of one standard
             deviation is worth; else 0.
-          error_rate: Of the test where means are compared.
+          error_rate: Largest chance of a wrong "violated" where means are compared.
 
         Returns:
           The finding.
@@ -296,20 +296,20 @@ class Probes:
         if not self.is_replayable():
             return self._contribution_on_average(test, allowed, error_rate)
         largest, kind_of_largest, tries, is_above, blur = 0.0, "", 0, False, 0.0
-        for moment in self._moments:
-            for others in ([], self._others(moment)):
-                without = self._player.next(moment.state, others)
-                updates = self._updates(moment)
-                if moment is self._moments[-1] and not others:
-                    updates = itertools.chain(updates, self._half_grid_updates(moment))
+        for saved in self._saved:
+            for others in ([], self._others(saved)):
+                without = self._player.next(saved.state, others)
+                updates = self._updates(saved)
+                if saved is self._saved[-1] and not others:
+                    updates = itertools.chain(updates, self._half_grid_updates(saved))
                 for kind, client in updates:
-                    with_it = self._player.next(moment.state, [*others, client])
+                    with_it = self._player.next(saved.state, [*others, client])
                     tries += 1
                     added = self._scale.sums(with_it) - self._scale.sums(without)
                     count = self._scale.count(with_it) - self._scale.count(without)
                     norm = math.hypot(float(np.linalg.norm(added)), count_weight * count)
                     if not norm <= largest:
-                        largest, kind_of_largest = norm, f"{kind}, round {moment.round_index}"
+                        largest, kind_of_largest = norm, f"{kind}, round {saved.round_index}"
                     rounding = self._rounding * float(
                         np.linalg.norm(self._scale.sums(with_it))
                         + np.linalg.norm(self._scale.sums(without))
@@ -333,17 +333,17 @@ class Probes:
     def _contribution_on_average(
         self, test: str, allowed: float, error_rate: float
     ) -> audit_report.Finding:
-        moment = self._moments[0]
+        saved = self._saved[0]
         updates = [
             (kind, client, np.asarray(client[: self._player.dim], np.float64))
-            for kind, client in self._updates(moment)
+            for kind, client in self._updates(saved)
         ]
         moving = [(kind, client, x / np.linalg.norm(x)) for kind, client, x in updates if np.any(x)]
         directions = np.stack([direction for _, _, direction in moving])
         each, largest, kind_of_largest, spread = error_rate / len(moving), 0.0, "", 0.0
 
         def along(directions: np.ndarray, clients: Sequence[np.ndarray]) -> np.ndarray:
-            return directions @ self._scale.sums(self._player.next(moment.state, clients))
+            return directions @ self._scale.sums(self._player.next(saved.state, clients))
 
         without = np.stack([along(directions, []) for _ in range(_REPEATS)], axis=1)
         for two, (kind, client, direction) in zip(without, moving, strict=True):
@@ -353,7 +353,7 @@ class Probes:
             spread = max(spread, error)
             if not least <= largest:
                 largest, kind_of_largest = least, kind
-        found = (stats.norm.isf(each) + stats.norm.ppf(0.99)) * spread
+        detectable = (stats.norm.isf(each) + stats.norm.ppf(0.99)) * spread
         return audit_report.Finding(
             test,
             "violated" if not largest <= allowed else "consistent",
@@ -361,22 +361,22 @@ class Probes:
             f"more ({kind_of_largest or 'whatever it sent'}); the noise covers {allowed:.6g}.",
             error_rate,
             trials=_REPEATS,
-            power=f"{found:.2g} clip norms too much are found with 99 % probability",
+            power=f"{detectable:.2g} clip norms too much are found with 99 % probability",
         )
 
-    def _release(self, moment: Moment) -> playing.Played:
-        return self._player.next(moment.state, self._others(moment))
+    def _release(self, saved: SavedState) -> playing.Played:
+        return self._player.next(saved.state, self._others(saved))
 
-    def _others(self, moment: Moment) -> list[np.ndarray]:
-        """Some clients of moderate norm, the same whenever they are asked for."""
-        rng = np.random.default_rng(moment.round_index)
+    def _others(self, saved: SavedState) -> list[np.ndarray]:
+        """Returns some clients of moderate norm, the same ones at each call."""
+        rng = np.random.default_rng(saved.round_index)
         rows = rng.normal(size=(_OTHERS, self._player.dim))
-        rows *= 0.5 * moment.largest_norm / np.linalg.norm(rows, axis=1, keepdims=True)
+        rows *= 0.5 * saved.largest_norm / np.linalg.norm(rows, axis=1, keepdims=True)
         return [self._player.client(row) for row in rows]
 
-    def _updates(self, moment: Moment) -> Iterator[tuple[str, np.ndarray]]:
-        """Updates that a client may try, with names."""
-        dim, norm = self._player.dim, moment.largest_norm
+    def _updates(self, saved: SavedState) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields updates that a client may try, with names."""
+        dim, norm = self._player.dim, saved.largest_norm
         signs = self._rng.choice([-1.0, 1.0], dim) / math.sqrt(dim)
         one_hot = np.zeros(dim)
         one_hot[self._rng.integers(dim)] = 1.0
@@ -399,24 +399,24 @@ class Probes:
             yield "a huge weight", self._player.client(signs * self._much * norm, 1e6)
             yield "a negative weight", self._player.client(signs * self._much * norm, -1e6)
 
-    def _half_grid_updates(self, moment: Moment) -> Iterator[tuple[str, np.ndarray]]:
-        """Updates whose coordinates all lie between two grid points once they are encoded."""
+    def _half_grid_updates(self, saved: SavedState) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields updates whose encoded coordinates all lie between two grid points."""
         encoding = self._mechanism.encoding if self._mechanism is not None else None
-        if encoding is None or not hasattr(moment.state, "sum_state"):
+        if encoding is None or not hasattr(saved.state, "sum_state"):
             return
         padded, grid_norm = encoding.padded_dim, encoding.scaled_clip_norm
-        seed = _rotation_seed(moment.state)
+        seed = _rotation_seed(saved.state)
         room = (grid_norm * (1 - _JUST_WITHIN)) ** 2
         for _ in range(_HALF_GRID_TRIES):
             halves = self._rng.choice([-1.0, 1.0], padded) * _half_grid(padded, room)
             halves = self._rng.permutation(halves)
             turned = _unrotate(halves, seed)[: self._player.dim]
-            update = turned * (moment.largest_norm / grid_norm)
+            update = turned * (saved.largest_norm / grid_norm)
             yield "an update halfway between grid points", self._player.client(update)
 
 
 def _half_grid(dim: int, squared_norm: float) -> np.ndarray:
-    """Numbers 1/2, 3/2, 5/2, ... whose squares sum up to nearly `squared_norm`, [dim]."""
+    """Returns numbers 1/2, 3/2, ... whose squares sum up to nearly `squared_norm`, [dim]."""
     level = math.floor(math.sqrt(squared_norm / dim) - 0.5)
     if level < 0:
         number = math.floor(4.0 * squared_norm)
@@ -427,7 +427,7 @@ def _half_grid(dim: int, squared_norm: float) -> np.ndarray:
 
 
 def _rotation_seed(state) -> np.ndarray:
-    """The public seed of the next round's rotation, of this package's secure sums."""
+    """Returns the public seed of the next round's rotation, in this package's secure sums."""
     sum_state = state.sum_state
     round_seed = seeds.derive(
         tf.convert_to_tensor(sum_state.rotation_seed), tf.convert_to_tensor(sum_state.round_index)
@@ -445,11 +445,11 @@ def _amount(norm: float) -> str:
 
 
 def _first_difference(one: playing.Played, two: playing.Played) -> str | None:
-    """In words, what differs in what two rounds released; None if nothing does.
+    """Describes the first difference of two rounds' releases; None if there is none.
 
-    An exact number of clients that were summed is none of it: neighbouring cohorts have
-    the same clients. Nor is that of clients that were not finite, which our aggregators count
-    on demand, for the operator's eyes and outside the guarantee.
+    The exact number of clients that were summed is left out: neighbouring cohorts have the same
+    clients. So is the number of clients that were not finite, which this package's aggregators
+    count on demand, for the operator's eyes and outside the guarantee.
     """
     if not np.all(np.isfinite(two.released)):
         return "what is released is not finite"
@@ -466,12 +466,12 @@ def _first_difference(one: playing.Played, two: playing.Played) -> str | None:
 
 
 def _chance_of_swaps(differences: np.ndarray) -> np.ndarray:
-    """p-values that the two rounds of each pair have one law, by columns.
+    """Returns p-values that the two rounds of each pair have one distribution, by columns.
 
-    If they have, each pair may as well be swapped: the sum of a column of differences has the
-    law of Σ ±d with independent signs, given their sizes, whatever the noise is and however
-    columns depend on each other. The chance of as large a sum is at most
-    2 exp(−(Σ d)² / (2 Σ d²)) (Hoeffding 1963).
+    If they have, each pair may be swapped: given their sizes, the sum of a column of differences
+    is distributed as Σ ±d with independent signs, whatever the noise is and however columns
+    depend on each other. The chance of as large a sum is at most 2 exp(−(Σ d)² / (2 Σ d²))
+    (Hoeffding 1963).
     """
     differences = np.nan_to_num(differences, nan=0.0, posinf=_MUCH, neginf=-_MUCH)
     squares = np.sum(differences**2, axis=0)
@@ -481,27 +481,27 @@ def _chance_of_swaps(differences: np.ndarray) -> np.ndarray:
 
 
 def _means_apart(one: np.ndarray, two: np.ndarray) -> float:
-    """p-value that two samples of pairs have the same means in all columns."""
+    """Returns the p-value that two samples of pairs have the same means in all columns."""
     return min(1.0, float(np.min(_chance_of_swaps(two - one))) * one.shape[1])
 
 
 def _measured_apart(
     pairs: Sequence[tuple[dict[str, float], dict[str, float]]],
 ) -> tuple[str, float] | None:
-    """The measurement whose means differ most, and the p-value; None if nothing varies."""
-    found = []
+    """Returns the measurement whose means differ most, and its p-value; None without any."""
+    p_values = []
     for name in sorted({name for pair in pairs for measured in pair for name in measured}):
         one, two = (np.array([pair[i].get(name, math.nan) for pair in pairs]) for i in (0, 1))
         if not np.array_equal(one, two, equal_nan=True):
-            found.append((name, _means_apart(one[:, np.newaxis], two[:, np.newaxis])))
-    if not found:
+            p_values.append((name, _means_apart(one[:, np.newaxis], two[:, np.newaxis])))
+    if not p_values:
         return None
-    name, p_value = min(found, key=lambda pair: pair[1])
-    return name, min(1.0, p_value * len(found))
+    name, p_value = min(p_values, key=lambda pair: pair[1])
+    return name, min(1.0, p_value * len(p_values))
 
 
 def _variances_apart(one: np.ndarray, two: np.ndarray) -> float:
-    """p-value that two samples of pairs spread alike, over all columns together."""
+    """Returns the p-value that two samples of pairs spread alike, over all columns together."""
     centre = (one.mean(axis=0) + two.mean(axis=0)) / 2.0
     squares = (two - centre) ** 2 - (one - centre) ** 2
     total = np.sum((two - centre) ** 2 + (one - centre) ** 2, axis=0)
@@ -509,11 +509,14 @@ def _variances_apart(one: np.ndarray, two: np.ndarray) -> float:
 
 
 def _detectable(trials: int, error_rate: float) -> float:
-    """Standard deviations by which means have to differ to be found with 99 % probability.
+    """Returns the difference of means that is found with 99 % probability.
 
     Args:
-      trials: Pairs of rounds.
-      error_rate: Of one column.
+      trials: Number of pairs of rounds.
+      error_rate: Largest chance of a wrong "violated" for one column.
+
+    Returns:
+      The difference in standard deviations of the noise.
     """
     needed = math.sqrt(2.0 * math.log(2.0 / error_rate)) + float(stats.norm.ppf(0.99))
     return needed * math.sqrt(2.0 / trials)

@@ -1,8 +1,8 @@
-"""What one training run of a real model gives away, measured by canaries in it.
+"""Audits of one training run of a real model, with canaries among its clients.
 
-Canaries are a few clients more, with random unit directions at the clip norm
-(`canaries.Canaries`). A coin decides for each whether it takes part, and how well its part
-can be told from what was released afterwards bounds ε from below:
+Canaries are additional clients with random unit directions at the clip norm
+(`canaries.Canaries`). A coin decides for each whether it takes part. How well the coins can be
+guessed from what was released afterwards bounds ε from below:
 
 - The one-run bound (Steinke, Nasr & Jagielski 2023; of a Gaussian claim Mahloujifar, Melis &
   Chaudhuri 2024) holds for every mechanism. It rests on the coins only, and cannot prove a
@@ -29,7 +29,7 @@ import numpy as np
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee as guarantee_lib
-from tff_dpftrl.auditing import audit_report, judging
+from tff_dpftrl.auditing import audit_report, defaults, judging
 from tff_dpftrl.auditing import canaries as canaries_lib
 from tff_dpftrl.auditing import claim as claim_lib
 from tff_dpftrl.auditing.evidence import bounds, one_run, scores, transcripts, worst_pattern
@@ -39,10 +39,11 @@ from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.participation import schema as schema_lib
 
 _FEWEST = 20
-"""Canaries: fewer than two of a kind, which no bound can do with, have chance 4e-5."""
+"""Least number of canaries. With 20, fewer than two of a kind, too few for a bound, have chance
+4e-5."""
 
 _FEWEST_TO_LEARN = 60
-"""Canaries for learned scores: half of them teach, and of either kind there must be 20."""
+"""Least number of canaries for learned scores: half of them teach, with 20 of either kind."""
 
 _CONDITION = (
     "It counts canaries as independent trials: that holds if the noise of different coordinates "
@@ -51,16 +52,18 @@ _CONDITION = (
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Watched:
-    """What was seen of the canaries in one run.
+class Movements:
+    """Movements of a model along its canaries' directions in one run.
 
     Attributes:
-      moved: float64, [canaries, rounds]: how far each round moved the model along each
-        canary's direction.
-      present: bool, [canaries]: whether the canary took part.
-      signal: [canaries, rounds]: in which rounds, with which sign, it did or would have.
+      moved: Distance that each round moved the model along each canary's direction, float64,
+        shape [canaries, rounds].
+      present: Whether each canary took part, bool, shape [canaries].
+      signal: Sign of each canary's contribution to each round, had it taken part, or 0; shape
+        [canaries, rounds].
       total_norm: Norm of the model's change from beginning to end.
-      finite_rounds: Rounds after which the model was still finite; later ones count as 0.
+      finite_rounds: Number of rounds after which the model was still finite; later ones count
+        as 0.
     """
 
     moved: np.ndarray
@@ -81,20 +84,18 @@ def audit_training(
     sampling_probability: float | None = None,
     server_momentum: float = 0.0,
     most_canaries: int | None = None,
-    error_rate: float = 0.05,
+    error_rate: float = defaults.ERROR_RATE,
     seed: int | None = None,
-    subject: str = "training process",
-    is_ours: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> audit_report.AuditReport:
     """Trains a model once, with canaries among its clients, and bounds ε from below.
 
-    Each canary takes part with probability 1/2, then in the rounds of the pattern that the
-    schema allows and the noise hides least; if not, in none. What is scored is how far the
-    model moved along its direction: in all (the final model), and in every round (all
-    iterates). If the server's optimizer is SGD, with `server_momentum` or without, rounds
-    give the released sums, and the likelihood ratio of `strategy` orders them best. Another
-    optimizer hides some of it, so that bounds are weaker, never wrong.
+    Each canary takes part with probability 1/2: then in the rounds of the pattern that the
+    schema allows and that the noise hides least, else in none. Its score is how far the model
+    moved along its direction: in total (the final model), and in every round (all iterates). If
+    the server's optimizer is SGD, with `server_momentum` or without, rounds give the released
+    sums, and the likelihood ratio of `strategy` orders them best. Another optimizer hides some
+    of it, so that bounds are weaker, never wrong.
 
     Example:
       ```
@@ -108,33 +109,31 @@ def audit_training(
       ```
 
     Args:
-      process: The learning process, built of `canaries.model`, or a compiled one. TFF runs it
-        if it cannot be compiled.
-      canaries: The canaries.
-      claim: What is claimed: a guarantee, a statement or a `Claim`.
-      schema: Who may take part how often; as many rounds are trained. A guarantee has one.
-      cohorts: From a round to the datasets of its real clients, for the model that was
+      process: Learning process, built with `canaries.model`, or a compiled one. TFF runs it if
+        it cannot be compiled.
+      canaries: Canaries of the process's model.
+      claim: Claim to test: a guarantee, a statement or a `Claim`.
+      schema: Participation schema: how many rounds are trained, and how often a client takes
+        part. If None, that of the guarantee.
+      cohorts: Function from a round to the datasets of its real clients, for the model that was
         wrapped; no real clients if None.
-      strategy: The strategy C that the claim says makes the noise; if None, it is not
-        used, and the rounds count equally.
-      sampling_probability: With which each client joins each round, if the claim is
-        amplified by it: canaries are then sampled in the same way.
+      strategy: Strategy C of the claimed noise. If None, rounds count equally.
+      sampling_probability: Probability of each client to join each round, if it amplifies the
+        claim. Canaries are then sampled in the same way.
       server_momentum: Momentum of the server's SGD.
-      most_canaries: Canaries in a round at most, if there is such a limit, as for secure
-        sums: patterns are then begun in different rounds.
-      error_rate: Chance that a correct mechanism is called violated, at most.
-      seed: Of the coins, for tests; the operating system's if None.
-      subject: What is audited, in words.
-      is_ours: Whether it is this package's own code.
+      most_canaries: Largest number of canaries in a round, for example where a secure sum has
+        room for so many; patterns then begin in different rounds. No limit if None.
+      error_rate: Largest chance that a correct mechanism is called violated.
+      seed: Seed of the canaries' coins, for tests; drawn from the operating system if None.
       progress: Callback for progress lines.
 
     Returns:
-      The report.
+      The report. It does not vouch for the code as this package's.
 
     Raises:
       ValueError: If an argument is out of range, or nothing says who may take part how often.
     """
-    found_claim = claim_lib.Claim.of(claim)
+    tested_claim = claim_lib.Claim.of(claim)
     if schema is None:
         if not isinstance(claim, guarantee_lib.Guarantee):
             raise validation.UsageError(
@@ -164,46 +163,46 @@ def audit_training(
         shape = (canaries.number, schema.num_rounds)
         signal = (rng.random(shape) < probability).astype(float)
     with _runnable(process) as runnable:
-        watched = watch(
-            runnable, canaries, signal, present, cohorts, progress or (lambda sentence: None)
+        movements = train_with_canaries(
+            runnable, canaries, signal, present, cohorts, progress or (lambda line: None)
         )
     findings, trade_off = judge(
-        watched,
-        found_claim,
+        movements,
+        tested_claim,
         covariance=covariance if sampling_probability is None else None,
         server_momentum=server_momentum,
         error_rate=error_rate,
         seed=int(rng.integers(2**31)),
     )
     return audit_report.AuditReport(
-        subject=f"{subject}, {schema.num_rounds} rounds with {canaries.number} canaries",
-        claim=found_claim,
+        subject=f"training process, {schema.num_rounds} rounds with {canaries.number} canaries",
+        claim=tested_claim,
         findings=tuple(findings),
-        is_ours=is_ours,
+        is_ours=False,
         trade_off=trade_off,
     )
 
 
-def watch(
+def train_with_canaries(
     process: Any,
     canaries: canaries_lib.Canaries,
     signal: np.ndarray,
     present: np.ndarray,
     cohorts: Callable[[int], Sequence[Any]] | None,
     progress: Callable[[str], None],
-) -> Watched:
-    """Trains, and watches how the model moves along the canaries' directions.
+) -> Movements:
+    """Trains, and records how the model moves along the canaries' directions.
 
     Args:
-      process: What has `initialize`, `next` and `get_model_weights`.
-      canaries: The canaries.
-      signal: [canaries, rounds]: 1 or −1 where a canary would take part, else 0.
-      present: bool, [canaries]: whether it does.
-      cohorts: As for `audit_training`.
+      process: Object with `initialize`, `next` and `get_model_weights`.
+      canaries: Canaries of the process's model.
+      signal: 1 or −1 in the rounds of each canary's pattern, else 0; shape [canaries, rounds].
+      present: Whether each canary takes part, bool, shape [canaries].
+      cohorts: Function from a round to the datasets of its real clients; none if None.
       progress: Callback for progress lines.
 
     Returns:
-      What was seen.
+      The movements.
     """
     num_rounds = finite_rounds = signal.shape[1]
     moved = np.zeros(signal.shape)
@@ -225,76 +224,77 @@ def watch(
         before = after
         progress(f"Round {t + 1} of {num_rounds}, {len(clients)} clients.")
     total_norm = math.sqrt(sum(float(np.sum(x**2)) for x in _difference(before, first)))
-    return Watched(moved, present, signal, total_norm, finite_rounds)
+    return Movements(moved, present, signal, total_norm, finite_rounds)
 
 
 def judge(
-    watched: Watched,
+    movements: Movements,
     claim: claim_lib.Claim,
     *,
     covariance: np.ndarray | None = None,
     server_momentum: float = 0.0,
-    error_rate: float = 0.05,
+    error_rate: float = defaults.ERROR_RATE,
     seed: int = 0,
 ) -> tuple[list[audit_report.Finding], audit_report.TradeOff | None]:
-    """What a run proves about its claim.
+    """Computes what a run proves about its claim.
 
     Args:
-      watched: What was seen of the canaries.
-      claim: The claim.
+      movements: Movements of the model along the canaries' directions.
+      claim: Claim to test.
       covariance: Claimed covariance of the released sums' noise over the rounds, in any
-        unit, [rounds, rounds]; None if it is not known.
+        unit, shape [rounds, rounds]; None if it is not known.
       server_momentum: Momentum of the server's SGD, to be taken out.
-      error_rate: Chance that any finding is wrongly "violated".
-      seed: Of what is chosen at random: the trials that choose thresholds.
+      error_rate: Largest chance that any finding is wrongly "violated".
+      seed: Seed of the choice of the trials that choose thresholds.
 
     Returns:
-      Findings, and the trade-off curve of the strongest score; None if nothing was seen.
+      The findings, and the trade-off curve of the strongest score. The curve is None if the
+      model was not finite after the first round.
     """
-    if watched.finite_rounds == 0:
+    if movements.finite_rounds == 0:
         says = "The model was not finite after the first round, so that no canary could be seen."
         return [audit_report.Finding("canaries in a training run", "not tested", says)], None
-    present = watched.present
-    final = watched.moved.sum(axis=1) / max(watched.total_norm, np.finfo(float).tiny)
-    released = watched.moved.copy()
-    released[:, 1:] -= server_momentum * watched.moved[:, :-1]
-    of_all: dict[str, tuple[np.ndarray, np.ndarray]] = {"final model": (final, present)}
+    present = movements.present
+    final = movements.moved.sum(axis=1) / max(movements.total_norm, np.finfo(float).tiny)
+    released = movements.moved.copy()
+    released[:, 1:] -= server_momentum * movements.moved[:, :-1]
+    scored: dict[str, tuple[np.ndarray, np.ndarray]] = {"final model": (final, present)}
     if covariance is not None:
-        of_all["all iterates, likelihood ratio"] = (
-            _likelihood_ratios(released, watched, covariance),
+        scored["all iterates, likelihood ratio"] = (
+            _likelihood_ratios(released, movements, covariance),
             present,
         )
     rng = np.random.default_rng(seed)
     half = _teaching_half(present, rng)
-    if half is not None and np.all(watched.signal == watched.signal[:1]):
+    if half is not None and np.all(movements.signal == movements.signal[:1]):
         seen, unseen = (
             transcripts.Transcripts(released[part], present[part]) for part in (half, ~half)
         )
-        of_all["all iterates, learned score"] = scores.learned_scores(seen, unseen), present[~half]
-    strongest = list(of_all)[1 if covariance is not None else 0]
-    each = error_rate / (1 + len(of_all))
+        scored["all iterates, learned score"] = scores.learned_scores(seen, unseen), present[~half]
+    strongest = list(scored)[1 if covariance is not None else 0]
+    each = error_rate / (1 + len(scored))
     about = ""
-    if watched.finite_rounds < watched.moved.shape[1]:
-        about = f" Only {watched.finite_rounds} rounds are judged: then the model was not finite."
+    if movements.finite_rounds < movements.moved.shape[1]:
+        about = f" Only {movements.finite_rounds} rounds are judged: then the model was not finite."
     findings = [
         judging.one_run_bound(
             f"one-run bound, {strongest}",
-            *of_all[strongest],
+            *scored[strongest],
             claim,
             error_rate=each,
             about=about,
         )
     ]
     findings += [
-        _independent(name, *of_canaries, claim, each, int(rng.integers(2**31)), about)
-        for name, of_canaries in of_all.items()
+        _independent(name, values, took_part, claim, each, int(rng.integers(2**31)), about)
+        for name, (values, took_part) in scored.items()
     ]
     findings += [
-        _estimate(name, values, of_canaries, claim)
-        for name, (values, of_canaries) in of_all.items()
-        if min(np.ptp(values[of_canaries]), np.ptp(values[~of_canaries])) > 0.0
+        _estimate(name, values, took_part, claim)
+        for name, (values, took_part) in scored.items()
+        if min(np.ptp(values[took_part]), np.ptp(values[~took_part])) > 0.0
     ]
-    return findings, bounds.trade_off(*of_all[strongest])
+    return findings, bounds.trade_off(*scored[strongest])
 
 
 def _independent(
@@ -306,7 +306,7 @@ def _independent(
     seed: int,
     about: str,
 ) -> audit_report.Finding:
-    """The larger bounds, if canaries are independent trials."""
+    """Returns the finding of the larger bounds, which need canaries as independent trials."""
     bound = bounds.for_claim(values, present, claim, error_rate=error_rate, seed=seed)
     is_above = claim.is_refuted_by(bound.mu_at_least, bound.epsilon_at_least)
     can_refute, power = True, ""
@@ -329,14 +329,14 @@ def _independent(
 def _estimate(
     name: str, values: np.ndarray, present: np.ndarray, claim: claim_lib.Claim
 ) -> audit_report.Finding:
-    """What is likely, without confidence."""
-    found = one_run.estimate(values[present], values[~present], delta=claim.delta)
+    """Returns the finding of the estimate, which has no confidence."""
+    estimate = one_run.estimate(values[present], values[~present], delta=claim.delta)
     return audit_report.Finding(
         f"estimate, {name}",
         "estimate",
-        f"About μ = {found.mu:.4g}, ε = {found.epsilon:.4g} at δ = {claim.delta:g} "
-        f"({found.method}; Andrew et al. 2023). An estimate may be above or below the truth, and "
-        "decides nothing.",
+        f"About μ = {estimate.mu:.4g}, ε = {estimate.epsilon:.4g} at δ = {claim.delta:g} "
+        f"({estimate.method}; Andrew et al. 2023). An estimate may be above or below the truth, "
+        "and decides nothing.",
         trials=len(present),
     )
 
@@ -347,7 +347,7 @@ def _difference(after: Sequence[np.ndarray], before: Sequence[np.ndarray]) -> li
 
 @contextlib.contextmanager
 def _runnable(process: Any) -> Iterator[Any]:
-    """The process compiled, or itself if it cannot be or needs not."""
+    """Yields the compiled process, or the process itself if it cannot or need not be compiled."""
     if isinstance(process, compiled_process.CompiledProcess) or not hasattr(
         getattr(process, "next", None), "type_signature"
     ):
@@ -371,7 +371,7 @@ def _patterns(
     most_canaries: int | None,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """In which rounds each canary takes part, [canaries, rounds]: the pattern, or it moved."""
+    """Returns the canaries' signals, [canaries, rounds]: the pattern, shifted if need be."""
     if covariance is None:
         pattern = worst_pattern.worst_pattern(identity.Identity(), schema)
     else:
@@ -379,7 +379,7 @@ def _patterns(
     signal = pattern.signal(schema.num_rounds)
     if most_canaries is None:
         return np.tile(signal, (len(present), 1))
-    # Moved by less than the least stride, patterns of different groups share no round.
+    # Shifted by less than the least stride, patterns of different groups share no round.
     room = int(np.min(np.diff(pattern.rounds), initial=schema.num_rounds))
     groups = -(-len(present) // most_canaries)
     if groups > room:
@@ -389,27 +389,27 @@ def _patterns(
         )
     signals = np.zeros((groups, schema.num_rounds))
     for offset in range(groups):
-        moved = np.array(pattern.rounds) - pattern.rounds[0] + offset
-        within = moved < schema.num_rounds
-        signals[offset, moved[within]] = np.array(pattern.signs)[within]
+        shifted = np.array(pattern.rounds) - pattern.rounds[0] + offset
+        within = shifted < schema.num_rounds
+        signals[offset, shifted[within]] = np.array(pattern.signs)[within]
     return signals[rng.permutation(np.arange(len(present)) % groups)]
 
 
 def _likelihood_ratios(
-    released: np.ndarray, watched: Watched, covariance: np.ndarray
+    released: np.ndarray, movements: Movements, covariance: np.ndarray
 ) -> np.ndarray:
-    """Scores of each canary for its own pattern, in one unit for all."""
-    found = np.zeros(len(released))
-    for signal in np.unique(watched.signal, axis=0):
-        own = np.all(watched.signal == signal, axis=1)
-        found[own] = scores.likelihood_ratio_scores(
-            transcripts.Transcripts(released[own], watched.present[own]), signal, covariance
+    """Returns the score of each canary for its pattern, in one unit for all."""
+    ratios = np.zeros(len(released))
+    for signal in np.unique(movements.signal, axis=0):
+        same = np.all(movements.signal == signal, axis=1)
+        ratios[same] = scores.likelihood_ratio_scores(
+            transcripts.Transcripts(released[same], movements.present[same]), signal, covariance
         )
-    return found
+    return ratios
 
 
 def _teaching_half(present: np.ndarray, rng: np.random.Generator) -> np.ndarray | None:
-    """Half of the canaries at random; None if there are too few."""
+    """Draws half of the canaries; None if there are too few."""
     half = np.zeros(len(present), bool)
     half[rng.permutation(len(present))[: len(present) // 2]] = True
     fewest = min(

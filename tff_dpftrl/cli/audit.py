@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
+from tff_dpftrl.auditing import defaults
 from tff_dpftrl.cli import output, train
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import own_models
@@ -93,14 +94,15 @@ def add_parser(subparsers) -> None:
         "--trials",
         type=int,
         metavar="N",
-        help="Games that are played, at least; more of them see smaller deviations. Default: 8000.",
+        help="Least number of games; more of them see smaller deviations. Default: "
+        f"{defaults.TRIALS}.",
     )
     of_config.add_argument(
         "--error-rate",
         type=float,
         metavar="P",
-        help="Chance that a config that keeps its promise is called VIOLATED, at most. Default: "
-        "0.05.",
+        help="Largest chance that a config that keeps its promise is called VIOLATED. Default: "
+        f"{defaults.ERROR_RATE}.",
     )
     of_run = parser.add_argument_group("with --run")
     of_run.add_argument(

@@ -257,8 +257,8 @@ def mu_at_least(
     return _best(scores, present, fractions, lambda one, parts: one.mu_at_least(error_rate / parts))
 
 
-def all_right(canaries: int, fractions: Sequence[float] = FRACTIONS) -> tuple[Guesses, ...]:
-    """What the bounds see at best of so many canaries: every guess is right."""
+def all_correct(canaries: int, fractions: Sequence[float] = FRACTIONS) -> tuple[Guesses, ...]:
+    """Returns the best guesses that the bounds can get from so many canaries: all correct."""
     return tuple(Guesses(canaries, number, number) for number in _numbers(canaries, fractions))
 
 
