@@ -7,6 +7,7 @@ import dataclasses
 import random
 from collections.abc import Iterable, Mapping
 
+from tff_dpftrl.runtime import backoff
 from tff_dpftrl.runtime.actors import actor, events, experience, messages, population, roles
 from tff_dpftrl.runtime.store import interface
 
@@ -417,9 +418,10 @@ class Coordinator(actor.Actor):
 
     def _pause(self) -> None:
         """Backs off: each attempt costs devices a participation, and the store makes no commit."""
-        pause = min(2**self._not_stored, _LONGEST_PAUSE) * self._served.heartbeat_seconds
-        self._paused_until = self.now + pause
         self._not_stored += 1
+        first = self._served.heartbeat_seconds
+        pause = backoff.exponential_s(self._not_stored, first, _LONGEST_PAUSE * first)
+        self._paused_until = self.now + pause
 
     def _end_attempt(self) -> None:
         self._attempt = None
