@@ -242,7 +242,7 @@ def _take_part(args: argparse.Namespace) -> int:
             wait=time.sleep,
             should_stop=lambda: False,
             lock_file=lock_file,
-            tell=_progress,
+            progress=_progress,
         )
     return 0
 
@@ -271,7 +271,7 @@ class _Sessions:
     def run_and_tell(self, population: str) -> int:
         """Runs one session, waits until the server has heard of it, and returns the status."""
         ended = self.run(population)
-        ended.told.result()
+        ended.summary_sent.result()
         return int(ended.result.outcome.value in ("failed", "attestation failed"))
 
 

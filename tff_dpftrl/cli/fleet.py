@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
             made,
             fleet.Ending(rounds=args.until_rounds, seconds=args.seconds),
             stop=stop,
-            hear=progress.hear,
+            on_session_end=progress.add,
             num_processes=args.processes,
         )
     seconds = time.monotonic() - begin
@@ -149,7 +149,7 @@ class _Progress:
         self._last = begin
         self._num_rounds = 0
 
-    def hear(self, end) -> None:
+    def add(self, end) -> None:
         """Counts a session."""
         self._counts.add(end)
         now = time.monotonic()

@@ -106,15 +106,15 @@ class Trust:
             self._server,
             self._roots,
             server_name=self._server_name,
-            look=self._folder and server_folder.of(self._folder).address,
+            current_address=self._folder and server_folder.of(self._folder).address,
         )
 
-    def for_fleet(self) -> fleet.Server:
+    def for_fleet(self) -> fleet.ConnectionSettings:
         """The same for a fleet, which may have several processes."""
         from tff_dpftrl.runtime import signing_keys
         from tff_dpftrl.runtime.fleet import fleet
 
-        return fleet.Server(
+        return fleet.ConnectionSettings(
             self._server,
             self._roots,
             tuple(map(signing_keys.raw, self.plan_keys)),

@@ -195,7 +195,7 @@ def _until(condition, seconds=300.0):
 def _fleet(folder, corpora):
     """Devices that come again and again; yields what became of their sessions."""
     devices = fleet.Fleet(
-        fleet.Server(
+        fleet.ConnectionSettings(
             folder.address(),
             folder.certificate.read_bytes(),
             tuple(signing_keys.raw(signing_keys.load_public(path)) for path in folder.plan_keys),
@@ -213,7 +213,7 @@ def _fleet(folder, corpora):
     running = threading.Thread(
         target=fleet.run,
         args=(devices, fleet.Ending(seconds=600.0)),
-        kwargs={"stop": stop, "hear": counts.add},
+        kwargs={"stop": stop, "on_session_end": counts.add},
     )
     running.start()
     try:

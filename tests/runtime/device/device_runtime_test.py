@@ -22,11 +22,11 @@ _BUCKETS = histograms.ParticipationBuckets((1, 2), (1, 9))
 
 class _Connection:
     def __init__(self):
-        self.told = []
+        self.summaries = []
 
-    def tell(self, population, report, address):
+    def send_summary(self, population, report, address):
         assert address == "of the session"
-        self.told.append((population, report))
+        self.summaries.append((population, report))
 
 
 class _Steps(session.SessionSteps):
@@ -82,7 +82,7 @@ def test_a_session_may_end_while_tensorflow_is_being_imported(own, monkeypatch, 
     vars(module).update(known)
     monkeypatch.setitem(sys.modules, "tensorflow", module)
     own.run_session("p")
-    [(population, report)] = own.connection.told
+    [(population, report)] = own.connection.summaries
     assert (population, report.shape) == ("p", "-v[]+^")
     assert report.versions.get("tensorflow") == known.get("__version__")
 

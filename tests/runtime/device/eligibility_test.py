@@ -32,7 +32,7 @@ class _Machine:
         return eligibility.LinuxEligibility(
             root=self.root,
             clock=lambda: self.now,
-            own_processor_s=lambda: self.processor_s,
+            processor_s=lambda: self.processor_s,
             **{"num_cores": 4, **options},
         )
 

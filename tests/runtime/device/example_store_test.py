@@ -348,7 +348,7 @@ def _newer_format(path):
         (_other_database, "is not an example store"),
         (_other_kind, "is not an example store"),
         (_newer_format, "is an example store of format 2, and this version knows format 1"),
-        (lambda path: path.mkdir(), "is not an example store but no file at all"),
+        (lambda path: path.mkdir(), "is not an example store, and not a file"),
     ],
 )
 def test_a_foreign_file_gets_one_clear_line_and_is_left_alone(tmp_path, clock, make, reason):

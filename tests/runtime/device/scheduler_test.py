@@ -19,7 +19,7 @@ deterministic = hypothesis.settings(deadline=None, derandomize=True)
 
 _NO_REPORT = session.SessionReport("-#", 1.0, 1, {})
 _WAITS = scheduler.Waits(usual_s=1_000.0, first_s=50.0, after_failure_s=10.0, longest_s=5_000.0)
-_FAILED = session.Outcome.FAILED
+_FAILED = session.SessionOutcome.FAILED
 
 
 def _result(outcome, *turns):
@@ -60,7 +60,9 @@ def test_devices_that_start_together_do_not_check_in_together():
     assert abs(sum(first) / 400 - 25) < 6 * 50 / math.sqrt(12 * 400)
 
 
-@pytest.mark.parametrize("outcome", [o for o in session.Outcome if o not in scheduler._FAILURES])
+@pytest.mark.parametrize(
+    "outcome", [o for o in session.SessionOutcome if o not in scheduler._FAILURES]
+)
 def test_what_the_server_asks_is_honoured_to_the_second(outcome):
     assert _wait_after(_result(outcome, 123.5)) == 123.5
     assert _wait_after(_result(outcome, 0.0)) == 0.0
@@ -69,10 +71,10 @@ def test_what_the_server_asks_is_honoured_to_the_second(outcome):
 
 
 def test_without_a_word_of_the_server_it_is_the_usual_time():
-    for outcome in (session.Outcome.COMPLETED, session.Outcome.REPORT_REFUSED):
+    for outcome in (session.SessionOutcome.COMPLETED, session.SessionOutcome.REPORT_REFUSED):
         assert _wait_after(_result(outcome)) == 1_000.0
         assert _wait_after(_result(outcome, math.nan)) == 1_000.0
-    assert 5.0 <= _wait_after(_result(session.Outcome.INTERRUPTED)) <= 10.0
+    assert 5.0 <= _wait_after(_result(session.SessionOutcome.INTERRUPTED)) <= 10.0
 
 
 @pytest.mark.parametrize("outcome", scheduler._FAILURES)
@@ -82,7 +84,7 @@ def test_failures_wait_twice_as_long_each_until_one_session_works(outcome):
     for failures in range(14):
         limit = min(5_000.0, 10.0 * 2**failures)
         assert limit / 2 <= _wait_after(_result(outcome), time, schedule) <= limit
-    assert _wait_after(_result(session.Outcome.NOT_SELECTED, 7.0), time, schedule) == 7.0
+    assert _wait_after(_result(session.SessionOutcome.NOT_SELECTED, 7.0), time, schedule) == 7.0
     assert 5.0 <= _wait_after(_result(outcome), time, schedule) <= 10.0
 
 
@@ -120,7 +122,7 @@ def test_whoever_waits_longest_is_next(count, asked):
                 assert overtaken[name, chosen] <= 1  # One session of each other, at most.
             overtaken[chosen, name] = 0
         time.now += 5.0  # The session itself.
-        schedule.finished(chosen, _result(session.Outcome.NOT_SELECTED, seconds))
+        schedule.finished(chosen, _result(session.SessionOutcome.NOT_SELECTED, seconds))
         due[chosen] = time.now + seconds
 
 
@@ -134,7 +136,7 @@ def test_those_who_always_want_more_take_turns():
         assert job.seconds == 0
         order.append(job.population)
         time.now += 1.0
-        schedule.finished(job.population, _result(session.Outcome.COMPLETED, 0.0))
+        schedule.finished(job.population, _result(session.SessionOutcome.COMPLETED, 0.0))
     assert all(set(order[i : i + 3]) == set("abc") for i in range(0, 12, 3))
     assert order[:3] * 4 == order
 
@@ -165,7 +167,7 @@ def _run_jobs(time, sessions, *, settable=None, lock_file=None, stop_at=10_000.0
 
 
 def test_the_loop_runs_sessions_when_they_are_due():
-    results = iter([(20.0, _result(session.Outcome.COMPLETED, 300.0))] * 100)
+    results = iter([(20.0, _result(session.SessionOutcome.COMPLETED, 300.0))] * 100)
     log = _run_jobs(_Time(), results, stop_at=2_000.0)
     gaps = [b[0] - a[0] for a, b in zip(log, log[1:], strict=False)]
     assert len(log) == 5 and gaps == pytest.approx([320.0] * 4)
@@ -182,10 +184,10 @@ def test_the_first_turn_is_taken_at_which_the_device_may_work():
     time.wait = wait
     # Turns at some 700, 800, 900 and 1,200 seconds: the device comes neither at the first
     # three nor at 1,000, when it may work again.
-    turns = _result(session.Outcome.COMPLETED, 200.0, 300.0, 400.0, 700.0)
+    turns = _result(session.SessionOutcome.COMPLETED, 200.0, 300.0, 400.0, 700.0)
     log = _run_jobs(
-        time, iter([(0.0, turns), (0.0, _result(session.Outcome.COMPLETED))]), settable=settable,
-        stop_at=2_000.0,
+        time, iter([(0.0, turns), (0.0, _result(session.SessionOutcome.COMPLETED))]),
+        settable=settable, stop_at=2_000.0,
     )  # fmt: skip
     assert [moment - log[0][0] for moment, _ in log] == pytest.approx([0.0, 700.0])
 
@@ -210,9 +212,9 @@ def test_devices_that_missed_all_turns_do_not_come_together_when_they_may_work()
 def test_a_device_that_rests_takes_the_next_of_its_turns():
     time = _Time()
     schedule = _schedule(time)
-    schedule.finished("a", _result(session.Outcome.NOT_SELECTED, 20.0, 50.0))
+    schedule.finished("a", _result(session.SessionOutcome.NOT_SELECTED, 20.0, 50.0))
     time.now += 20.0
-    resting = _result(session.Outcome.RESTING)
+    resting = _result(session.SessionOutcome.RESTING)
     assert _wait_after(resting, time, schedule) == 30.0
     time.now += 30.0
     assert _wait_after(resting, time, schedule) == _WAITS.usual_s
@@ -221,7 +223,7 @@ def test_a_device_that_rests_takes_the_next_of_its_turns():
 def test_a_hostile_number_of_turns_is_not_kept():
     time = _Time()
     schedule = _schedule(time)
-    schedule.finished("a", _result(session.Outcome.COMPLETED, *map(float, range(10_000))))
+    schedule.finished("a", _result(session.SessionOutcome.COMPLETED, *map(float, range(10_000))))
     assert len(schedule._appointments["a"].turns) == 100
 
 
@@ -236,7 +238,7 @@ def test_one_process_of_the_device_has_a_session(tmp_path):
     os.close(ready_writer)
     assert os.read(ready_reader, 1) == b"y"
     os.close(ready_reader)
-    done = iter([(1.0, _result(session.Outcome.COMPLETED, 1e4))] * 9)
+    done = iter([(1.0, _result(session.SessionOutcome.COMPLETED, 1e4))] * 9)
     assert _run_jobs(_Time(), done, lock_file=lock_file, stop_at=900.0) == []
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -251,7 +253,7 @@ def test_an_error_of_the_runtime_itself_frees_the_lock(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         _run_jobs(_Time(), sessions(), lock_file=tmp_path / "lock")
-    done = iter([(1.0, _result(session.Outcome.COMPLETED, 1e5))])
+    done = iter([(1.0, _result(session.SessionOutcome.COMPLETED, 1e5))])
     assert len(_run_jobs(_Time(), done, lock_file=tmp_path / "lock", stop_at=900.0)) == 1
 
 

@@ -114,7 +114,7 @@ def _raise(error):
 
 def test_a_session_that_does_all_it_should(device):
     result = device.run()
-    assert result.outcome is session.Outcome.COMPLETED
+    assert result.outcome is session.SessionOutcome.COMPLETED
     assert result.report.shape == "-v[]+^"
     assert result.turns == (60.0,)
     assert device.done == list(_STEPS)
@@ -125,14 +125,17 @@ def test_a_session_that_does_all_it_should(device):
 
 def test_who_is_not_selected_comes_back(device):
     result = device.run(check_in=lambda _: session.ComeBack((30.0, 90.0), "enough devices"))
-    assert (result.outcome, result.report.shape) == (session.Outcome.NOT_SELECTED, "-#")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.NOT_SELECTED, "-#")
     assert (result.turns, result.reason) == ((30.0, 90.0), "enough devices")
     assert not device.has_participated()
 
 
 def test_a_report_that_comes_late_is_a_participation(device):
     result = device.run(upload=lambda _: session.UploadAnswer(False, (40.0,), "late"))
-    assert (result.outcome, result.report.shape) == (session.Outcome.REPORT_REFUSED, "-v[]+#")
+    assert (result.outcome, result.report.shape) == (
+        session.SessionOutcome.REPORT_REFUSED,
+        "-v[]+#",
+    )
     assert result.turns == (40.0,)
     assert device.has_participated()
 
@@ -144,7 +147,7 @@ def test_a_report_that_comes_late_is_a_participation(device):
 )
 def test_an_error_ends_the_session_where_it_happened(device, step, shape, error):
     result = device.run(**{step: _raise(error)})
-    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, shape)
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, shape)
     assert type(error).__name__ in result.reason
     assert "secret" not in str(result.report)
     assert device.done[-1] == step
@@ -161,7 +164,7 @@ def _end_eligibility(device):
 )
 def test_work_is_given_up_when_the_device_is_no_longer_eligible(device, step, shape):
     result = device.run(**{step: _end_eligibility})
-    assert (result.outcome, result.report.shape) == (session.Outcome.INTERRUPTED, shape)
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.INTERRUPTED, shape)
     assert result.reason == "The device is no longer charging."
     assert device.done[-1] == step
     # Before the upload nothing has left: it is no participation.
@@ -179,7 +182,7 @@ def test_steps_that_never_ask_are_stopped_between_steps(device):
         result = session.run(
             "population", steps, device.timer, device.eligibility, clock=device.clock
         )
-        assert result.outcome is session.Outcome.INTERRUPTED
+        assert result.outcome is session.SessionOutcome.INTERRUPTED
         assert device.done[-1] == step
     assert result.report.shape == "-v[]!"
     assert not device.has_participated()
@@ -195,18 +198,18 @@ def test_the_timer_refuses_before_any_training(device):
     device.run(round_index=7)
     device.clock.now += 1e6
     result = device.run(round_index=8)
-    assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-v!")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.RESTING, "-v!")
     assert device.done == ["check_in", "fetch"]
     assert "round 8 is 1 after" in result.reason
     assert result.turns == (pytest.approx(1e6, rel=1e-3),)  # One round took that long.
     result = device.run(round_index=9)
     assert device.steps.uploaded[1][0].tolist() == [0, 0, 1, 0]
-    assert result.outcome is session.Outcome.COMPLETED
+    assert result.outcome is session.SessionOutcome.COMPLETED
 
 
 def test_another_process_that_was_faster_keeps_the_report_from_leaving(device):
     result = device.run(train=lambda d: d.timer.record("population", "task", 7, _RULE, _BUCKETS))
-    assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-v[]!")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.RESTING, "-v[]!")
     assert device.steps.uploaded is None
 
 
@@ -216,7 +219,7 @@ def test_a_participation_that_cannot_be_written_keeps_the_report_from_leaving(de
 
     monkeypatch.setattr(device.timer, "record", fail)
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-v[]*")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-v[]*")
     assert device.steps.uploaded is None
 
 
@@ -237,7 +240,10 @@ def test_work_without_a_rule_needs_no_timer(device):
 
 def test_who_is_not_believed_is_told_apart(device):
     result = device.run(check_in=_raise(session.AttestationFailed("replayed token")))
-    assert (result.outcome, result.report.shape) == (session.Outcome.ATTESTATION_FAILED, "-?")
+    assert (result.outcome, result.report.shape) == (
+        session.SessionOutcome.ATTESTATION_FAILED,
+        "-?",
+    )
     assert result.reason == "replayed token"
     result = device.run(upload=_raise(session.AttestationFailed("?")))
     assert result.report.shape == "-v[]+*"
@@ -245,13 +251,13 @@ def test_who_is_not_believed_is_told_apart(device):
 
 def test_a_known_reason_is_told_as_it_is(device):
     result = device.run(fetch=_raise(session.StepFailed("The server is gone.")))
-    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-*")
     assert result.reason == "The server is gone."
 
 
 def test_a_connection_that_does_not_close_harms_nobody(device):
     result = device.run(close=_raise(ConnectionResetError()))
-    assert result.outcome is session.Outcome.COMPLETED
+    assert result.outcome is session.SessionOutcome.COMPLETED
 
 
 def test_what_ends_the_process_is_not_swallowed(device):

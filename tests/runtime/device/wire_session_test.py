@@ -88,7 +88,7 @@ class _Device:
             server.address,
             server.root_certificates if roots is None else roots,
             patience=server_connection.Patience(**patience),
-            watcher_=watcher.Watcher(interval_s=0.02),
+            shared_watcher=watcher.Watcher(interval_s=0.02),
         )
 
     def steps(self, population="tests"):
@@ -169,7 +169,7 @@ def _serve(server, *messages):
 def test_a_session_over_the_wire(server, device, plan):
     came = _serve(server, _configuration(plan), wire_server.answer(True, 60.0, 90.0))
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.COMPLETED, "-v[]+^")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.COMPLETED, "-v[]+^")
     assert result.turns == (60.0, 90.0)
     check_in, report = came
     assert (check_in.population, check_in.protocol_version) == ("tests", 1)
@@ -183,7 +183,7 @@ def test_a_session_over_the_wire(server, device, plan):
 def test_who_is_not_selected_is_told_when_to_come_back(server, device):
     _serve(server, wire_server.come_back(30.0, 45.5, reason="enough\n\x1b[31m devices"))
     result = device.run()
-    assert result.outcome is session.Outcome.NOT_SELECTED
+    assert result.outcome is session.SessionOutcome.NOT_SELECTED
     assert (result.turns, result.reason) == ((30.0, 45.5), "enough ?[31m devices")
 
 
@@ -199,7 +199,7 @@ def test_a_plan_is_loaded_once_for_many_sessions(server, device, plan, monkeypat
             _configuration(evaluation, round_index=round_index),
             wire_server.answer(True),
         )
-        assert device.run().outcome is session.Outcome.COMPLETED
+        assert device.run().outcome is session.SessionOutcome.COMPLETED
     assert len(loaded) == 1
     assert not device.has_participated()
 
@@ -216,7 +216,7 @@ def test_a_device_that_rests_leaves(server, device, plan):
     device.run()
     _serve(server, _configuration(plan, round_index=8))
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-v!")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.RESTING, "-v!")
 
 
 def test_a_device_that_knows_that_it_rests_does_not_check_in(server, device, plan):
@@ -232,7 +232,7 @@ def test_a_device_that_knows_that_it_rests_does_not_check_in(server, device, pla
 
     server.script = script
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.RESTING, "-!")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.RESTING, "-!")
     assert not checked_in
 
 
@@ -247,11 +247,11 @@ _OTHER = wire_server.ed25519.Ed25519PrivateKey.generate()
         ({"ops": ["ReadFile"]}, {}, "Refused: The plan declares other operations"),
         ({"population": "others"}, {}, "Refused: The plan is for the population 'others'"),
         ({}, {"task": "other"}, "Refused: The plan is for the task 'plain', and the server sent"),
-        ({"participation": None}, {}, "Refused: The plan trains and does not say how often"),
+        ({"participation": None}, {}, "Refused: The plan trains and has no participation limits"),
         (
             {"participation": plan_pb2.Participation(min_sep_rounds=1)},
             {},
-            "Refused: The plan's participation is unusable: stride_edges",
+            "Refused: The plan's participation limits are unusable: stride_edges",
         ),
         ({}, {"broadcast": b"\xff"}, "The server's model does not fit its plan: The model cannot"),
         ({}, {"plan": b"\xff"}, "Refused: The plan cannot be read"),
@@ -260,7 +260,7 @@ _OTHER = wire_server.ed25519.Ed25519PrivateKey.generate()
 def test_bad_plans_are_one_line_and_nothing_runs(server, device, fields, sent, reason):
     _serve(server, _configuration(_plan(**fields), **sent))
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-*")
     assert result.reason.startswith(reason) and "\n" not in result.reason
     assert not device.has_participated()
 
@@ -292,7 +292,7 @@ def test_a_model_that_is_not_finite_is_no_participation(server, device, plan, nu
     broadcast = tensor_values.to_bytes([np.float32(number)])
     _serve(server, _configuration(plan, broadcast=broadcast), wire_server.answer())
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-*")
     assert result.reason == (
         "The server's model does not fit its plan: The model, scale, has NaN or infinite numbers."
     )
@@ -325,7 +325,7 @@ def test_a_large_update_goes_in_parts_and_in_order(server, device):
         yield wire_server.answer()
 
     server.script = script
-    assert device.run().outcome is session.Outcome.COMPLETED
+    assert device.run().outcome is session.SessionOutcome.COMPLETED
     *parts, last = came
     assert len(parts) > 1 and not last.report.update and last.report.attempt == "a-1"
     update = b"".join(part.update_part for part in parts)
@@ -339,7 +339,10 @@ def test_a_replayed_token_is_an_attestation_failure(server, device):
     device.attester.token = lambda nonce: token
     _serve(server)
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.ATTESTATION_FAILED, "-?")
+    assert (result.outcome, result.report.shape) == (
+        session.SessionOutcome.ATTESTATION_FAILED,
+        "-?",
+    )
     assert result.reason.endswith("does not accept the token: token for another nonce")
     device.attester = attester.NoAttester()
     assert device.run().reason.endswith("malformed token")
@@ -347,7 +350,7 @@ def test_a_replayed_token_is_an_attestation_failure(server, device):
 
 def test_no_common_version_is_told(server, device):
     server.script = lambda served: iter([wire_server.challenge_of(versions=[7, 9])])
-    assert "speaks version [7, 9] of the protocol and this device [1]" in device.run().reason
+    assert "has the protocol versions [7, 9] and this device [1]" in device.run().reason
 
 
 @pytest.mark.parametrize(
@@ -388,7 +391,7 @@ def test_what_the_server_says_when_it_ends_a_session_is_told(server, device):
 
     server.script = script
     result = device.run()
-    assert result.outcome is session.Outcome.FAILED
+    assert result.outcome is session.SessionOutcome.FAILED
     assert result.reason.endswith("ended the session (not found): There is no population 'tests'.")
 
 
@@ -432,7 +435,7 @@ def test_waiting_for_selection_ends_with_eligibility(server, device):
     end = functools.partial(setattr, device.eligibility, "charging", False)
     server.script = _waits_for_the_end(gone, end)
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.INTERRUPTED, "-!")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.INTERRUPTED, "-!")
     assert result.reason == "The device is no longer charging."
     assert gone.wait(20)
 
@@ -458,7 +461,7 @@ def test_training_ends_with_eligibility(server, device):
     steps.train = train_until_it_may_not
     server.script = script
     result = device.run(steps=steps)
-    assert (result.outcome, result.report.shape) == (session.Outcome.INTERRUPTED, "-v[!")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.INTERRUPTED, "-v[!")
     assert not device.has_participated()
     assert gone.wait(20)
 
@@ -486,7 +489,7 @@ def test_a_server_that_vanishes_before_the_plan_came_loses_nothing(make_device):
 
     server.script = script
     result = device.run()
-    assert (result.outcome, result.report.shape) == (session.Outcome.FAILED, "-*")
+    assert (result.outcome, result.report.shape) == (session.SessionOutcome.FAILED, "-*")
     assert server.address in result.reason and "\n" not in result.reason
     assert not device.has_participated()
     result = device.run()
@@ -503,7 +506,7 @@ def test_a_server_that_proves_nothing_is_told_nothing(make_device, names):
         _, roots = wire_server.certificate("127.0.0.1")
     result = make_device(server=server, roots=roots).run()
     server.stop()
-    assert result.outcome is session.Outcome.FAILED
+    assert result.outcome is session.SessionOutcome.FAILED
     assert f"{server.address} does not prove that it is 127.0.0.1" in result.reason
     assert not sessions
 
@@ -512,7 +515,7 @@ def test_a_session_is_told_of_in_a_call_of_its_own(server, device):
     _serve(server, wire_server.come_back(1.0))
     server.told.clear()
     report = device.run().report
-    device.connection.tell("tests", report).result(timeout=20)
+    device.connection.send_summary("tests", report).result(timeout=20)
     [told] = server.told
     assert (told.population, told.shape, told.seconds) == ("tests", "-#", report.seconds)
     assert dict(told.versions) == report.versions
@@ -594,11 +597,11 @@ class _Servers:
         self.sessions[number] += 1
         yield wire_server.come_back(5.0)
 
-    def connect(self, *addresses, look=None):
+    def connect(self, *addresses, current_address=None):
         connection = server_connection.ServerConnection(
             ",".join(addresses or self.addresses),
             self.servers[0].root_certificates,
-            look=look,
+            current_address=current_address,
         )
         self._stack.callback(connection.close)
         return connection
@@ -622,7 +625,7 @@ def _own_device(connection, seed, tmp_path):
 def _run_sessions(connection, seeds, tmp_path):
     for seed in seeds:
         ended = _own_device(connection, seed, tmp_path).run_session("tests")
-        ended.told.result(30)
+        ended.summary_sent.result(30)
         yield ended.result
 
 
@@ -631,7 +634,7 @@ def test_devices_are_spread_over_a_servers_addresses_by_their_own_randomness(tmp
         servers = _Servers(stack, 2)
         connection = servers.connect()
         results = list(_run_sessions(connection, range(60), tmp_path))
-        assert {result.outcome for result in results} == {session.Outcome.NOT_SELECTED}
+        assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
         assert sum(servers.sessions) == 60 == sum(servers.told())
         assert 15 <= servers.sessions[0] <= 45  # 30, and four standard errors of 3.9.
         assert servers.told() == servers.sessions
@@ -644,18 +647,18 @@ def test_an_address_that_does_not_answer_is_left_for_another_one(tmp_path):
         servers = _Servers(stack, 2)
         connection = servers.connect(_DEAD, *servers.addresses)
         results = list(_run_sessions(connection, range(12), tmp_path))
-        assert {result.outcome for result in results} == {session.Outcome.NOT_SELECTED}
+        assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
         # From now on it is the last to be tried, until a minute is over.
         assert {connection.addresses(random.Random(s))[-1] for s in range(20)} == {_DEAD}
         servers.servers[0].stop()
         before = servers.sessions[1]
         results = list(_run_sessions(connection, range(6), tmp_path))
-        assert {result.outcome for result in results} == {session.Outcome.NOT_SELECTED}
+        assert {result.outcome for result in results} == {session.SessionOutcome.NOT_SELECTED}
         assert servers.sessions[1] == before + 6
         assert servers.told()[1] >= 6
         servers.servers[1].stop()
         (result,) = _run_sessions(connection, [0], tmp_path)
-        assert result.outcome is session.Outcome.FAILED
+        assert result.outcome is session.SessionOutcome.FAILED
         assert result.reason.startswith("None of 3 addresses answers; the last: 127.0.0.1:")
 
 
@@ -665,7 +668,7 @@ def test_sessions_are_told_of_elsewhere_if_their_server_is_gone(tmp_path):
         connection = servers.connect()
         (result,) = _run_sessions(connection, [0], tmp_path)
         servers.servers[0].stop()
-        connection.tell("tests", result.report, servers.addresses[0]).result(30)
+        connection.send_summary("tests", result.report, servers.addresses[0]).result(30)
         assert servers.told()[1] >= 1
 
 
@@ -675,7 +678,7 @@ def test_a_refusal_is_final_at_all_addresses(tmp_path):
         for server in servers.servers:
             server.tokens = attestation.SignedTokens([_KEY.public_key()], clock=_clock)
         (result,) = _run_sessions(servers.connect(), [0], tmp_path)
-        assert result.outcome is session.Outcome.ATTESTATION_FAILED
+        assert result.outcome is session.SessionOutcome.ATTESTATION_FAILED
         assert result.report.shape == "-?"
 
 
@@ -689,7 +692,7 @@ def test_an_address_that_changes_is_followed(tmp_path):
                 raise ValueError("No server runs.")
             return places[0]
 
-        connection = servers.connect(places[0], look=look)
+        connection = servers.connect(places[0], current_address=look)
         list(_run_sessions(connection, [0, 1], tmp_path))
         places[0] = servers.addresses[1]
         list(_run_sessions(connection, [0, 1, 2], tmp_path))

@@ -63,7 +63,9 @@ def test_secure_sums_go_on_whatever_devices_do(tmp_path, threat_model):
     assert len(history) >= 6
     assert all(3 <= row["reports"] <= 9 and row["letters"] > 0 for row in history)
     assert all(row["devices/summed_groups"] == 1 for row in history)
-    went_away = " ".join(end.reason for end in ends if end.outcome is session.Outcome.INTERRUPTED)
+    went_away = " ".join(
+        end.reason for end in ends if end.outcome is session.SessionOutcome.INTERRUPTED
+    )
     assert "went away before its" in went_away
     assert counts.shapes["-v[]+!"] and counts.shapes["-v[]+^"]
 
@@ -100,7 +102,7 @@ def test_every_attack_is_refused_by_name(tmp_path, attack, is_secure):
     assert not counts.rounds
     assert not served.released()
     if attack is behaviour.Attack.TOKEN:
-        assert {end.outcome for end in ends} == {session.Outcome.ATTESTATION_FAILED}
+        assert {end.outcome for end in ends} == {session.SessionOutcome.ATTESTATION_FAILED}
 
 
 def test_devices_rest_as_long_as_the_plan_says(tmp_path):
@@ -109,7 +111,7 @@ def test_devices_rest_as_long_as_the_plan_says(tmp_path):
         counts, _ = fleets.run(fleets.of(tmp_path, address, num_devices=40), rounds=8)
     assert len(counts.rounds) >= 8
     # Who rests lets turns go, rather than come and be refused by its own timer.
-    resting = counts.others[session.Outcome.RESTING]
+    resting = counts.others[session.SessionOutcome.RESTING]
     assert resting < sum(counts.rounds.values())
 
 
@@ -130,7 +132,7 @@ def test_a_server_that_is_gone_ends_nothing_but_sessions(tmp_path):
     counts, _ = fleets.run(
         fleets.of(tmp_path, address, num_devices=3),
         rounds=1,
-        until=lambda counts: counts.others[session.Outcome.FAILED] >= 3,
+        until=lambda counts: counts.others[session.SessionOutcome.FAILED] >= 3,
     )
     assert counts.shapes == {} and not counts.rounds
     [reason] = counts.failures
@@ -142,8 +144,8 @@ def test_an_ending_waits_for_the_late_reports_of_the_last_round():
     ending = fleet.Ending(rounds=2, clock=lambda: now[0])
 
     def end(shape, round_index):
-        outcome = session.Outcome.COMPLETED
-        ending.hear(tally.SessionEnd(shape, outcome, "", "task", round_index))
+        outcome = session.SessionOutcome.COMPLETED
+        ending.add(tally.SessionEnd(shape, outcome, "", "task", round_index))
 
     end("-v[]+^", 7)
     now[0] = 100.0
@@ -186,7 +188,7 @@ def test_a_fleet_finds_its_server_where_the_folder_says_now(tmp_path):
     ],
 )
 def test_bad_fleets_are_named(changed, name):
-    server = fleet.Server("localhost:1", b"", ())
+    server = fleet.ConnectionSettings("localhost:1", b"", ())
     with pytest.raises(ValueError, match=name):
         fleet.Fleet(server, "p", "docs", **({"num_devices": 1} | changed))
 

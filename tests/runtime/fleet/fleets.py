@@ -12,7 +12,7 @@ _PERFECT = behaviour.Rates(drop_outs=0.0, stragglers=0.0)
 
 
 def server(folder, address, where=None):
-    return fleet.Server(
+    return fleet.ConnectionSettings(
         address,
         (folder / "server.pem").read_bytes(),
         (signing_keys.raw(signing_keys.load_public(folder / "plans.pem.pub")),),
@@ -38,13 +38,13 @@ def of(folder, address, **options):
 def run(made, *, rounds, seconds=60.0, until=lambda counts: False, **options):
     counts, ends, stop = tally.Tally(), [], threading.Event()
 
-    def hear(end):
+    def on_session_end(end):
         ends.append(end)
         counts.add(end)
         if until(counts):
             stop.set()
 
     ending = fleet.Ending(rounds=rounds, seconds=seconds)
-    fleet.run(made, ending, stop=stop, hear=hear, **options)
+    fleet.run(made, ending, stop=stop, on_session_end=on_session_end, **options)
     assert stop.is_set()
     return counts, ends

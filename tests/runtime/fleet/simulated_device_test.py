@@ -99,12 +99,12 @@ def test_a_device_goes_away_before_any_of_its_messages(threat_model, num_message
 def test_sessions_are_counted_by_their_shapes():
     counts = tally.Tally()
     for shape, outcome, reason, *asked in (
-        *3 * [("-v[]+^", session.Outcome.COMPLETED, "", "t", 4)],
-        ("-v[]+#", session.Outcome.REPORT_REFUSED, "late", "t", 4),
-        ("-v!", session.Outcome.RESTING, "rests", "t", 4),
-        ("-v[!", session.Outcome.INTERRUPTED, "went away", "t", 5),
-        ("-#", session.Outcome.NOT_SELECTED, "enough"),
-        ("-*", session.Outcome.FAILED, "gone"),
+        *3 * [("-v[]+^", session.SessionOutcome.COMPLETED, "", "t", 4)],
+        ("-v[]+#", session.SessionOutcome.REPORT_REFUSED, "late", "t", 4),
+        ("-v!", session.SessionOutcome.RESTING, "rests", "t", 4),
+        ("-v[!", session.SessionOutcome.INTERRUPTED, "went away", "t", 5),
+        ("-#", session.SessionOutcome.NOT_SELECTED, "enough"),
+        ("-*", session.SessionOutcome.FAILED, "gone"),
     ):
         counts.add(tally.SessionEnd(shape, outcome, reason, *asked))
     assert [row[:4] for row in counts.table()[1:]] == [

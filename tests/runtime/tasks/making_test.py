@@ -259,7 +259,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     }
     with server_thread.running(lambda: server.Server(**options)) as address:
         devices = fleet.Fleet(
-            fleet.Server(
+            fleet.ConnectionSettings(
                 address,
                 (tmp_path / "server.pem").read_bytes(),
                 (signing_keys.raw(small_tasks.KEYS[0]),),
@@ -272,7 +272,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
             usual_wait_s=1.0,
         )
         ending, stop = fleet.Ending(rounds=3, seconds=60.0), threading.Event()
-        fleet.run(devices, ending, stop=stop, hear=lambda end: None)
+        fleet.run(devices, ending, stop=stop, on_session_end=lambda end: None)
     commit = store.last_commit("tests", "toy")
     seen = task.observed(commit)
     assert commit.rounds_done == 3 == seen.num_rounds

@@ -1,4 +1,4 @@
-"""The device: its examples, when it may work, how often it takes part, and one session.
+"""The device: example store, eligibility, participation timer, scheduler and sessions.
 
-Nothing here imports TensorFlow or TFF; only what executes a plan does.
+Nothing here imports TensorFlow or TFF; only the execution of a plan does.
 """

@@ -1,4 +1,4 @@
-"""Who vouches for a device at check-in: an interface, and one that has the issuer's key."""
+"""Attestation of a device at check-in: an interface, and an attester with the issuer's key."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tff_dpftrl.runtime.protocol import attestation
 
 
 class Attester(abc.ABC):
-    """Has tokens made for a device; on a phone, the platform's attestation service."""
+    """Source of attestation tokens; on a phone, the platform's attestation service."""
 
     @abc.abstractmethod
     def token(self, nonce: bytes) -> bytes | None:
-        """Has a token made, which is used once.
+        """Requests a token for one use.
 
         Args:
-          nonce: What it is bound to, `attestation.NONCE_BYTES` bytes.
+          nonce: Bytes to which the token is bound, `attestation.NONCE_BYTES` of them.
 
         Returns:
           The token; None if there is none for this device.
@@ -25,7 +25,7 @@ class Attester(abc.ABC):
 
 
 class NoAttester(Attester):
-    """For servers that ask for no token."""
+    """Attester without tokens, for servers that ask for none."""
 
     @override
     def token(self, nonce: bytes) -> None:
@@ -33,16 +33,17 @@ class NoAttester(Attester):
 
 
 class IssuingAttester(Attester):
-    """Makes tokens by itself: for demonstrations and tests, where devices have the issuer's key.
+    """Attester that issues its own tokens, for demonstrations and tests only.
 
-    Elsewhere nobody's device may have that key: whoever has it can be any number of devices.
+    In production no device may have the issuer's key: its holder can pose as any number of
+    devices.
     """
 
     def __init__(self, issuer: attestation.TokenIssuer):
-        """Uses an issuer.
+        """Wraps an issuer.
 
         Args:
-          issuer: What makes the tokens.
+          issuer: Issuer of the tokens.
         """
         self._issuer = issuer
 

@@ -1,7 +1,7 @@
-"""An event loop in a thread, for gRPC: blocked sessions cost a thread that sleeps, and no more.
+"""An asyncio event loop in a thread, for gRPC: a blocked session costs one sleeping thread.
 
-gRPC's blocking calls wake up ten times a second each to look around, which a device that waits
-for an hour pays for, and a process with a thousand of them cannot afford.
+Each blocking call of gRPC wakes up ten times a second. A device that waits for an hour pays for
+that, and a process with a thousand devices cannot afford it.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ _END_S = 5.0
 
 
 class BackgroundLoop:
-    """The loop; any thread may use it."""
+    """Event loop in a daemon thread; thread-safe."""
 
     def __init__(self):
-        """Starts the thread, which does not keep the process alive."""
+        """Starts the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="background loop", daemon=True)
         self._thread.start()
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> concurrent.futures.Future[_Result]:
-        """Begins a coroutine; those of one thread begin in their order.
+        """Starts a coroutine; the coroutines of one thread start in their order.
 
         Args:
-          coroutine: The coroutine.
+          coroutine: Coroutine to run on the loop.
 
         Returns:
-          Its result.
+          Future of its result.
 
         Raises:
-          RuntimeError: If the loop was closed.
+          RuntimeError: If the loop is closed.
         """
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -44,14 +44,14 @@ class BackgroundLoop:
             raise
 
     def call(self, function: Callable[[], object]) -> None:
-        """Calls a function soon, unless the loop was closed."""
+        """Schedules a call on the loop; does nothing if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(function)
         except RuntimeError:
             pass
 
     def close(self) -> None:
-        """Ends what still runs, and the thread."""
+        """Cancels all running coroutines and ends the thread."""
         self.call(self._loop.stop)
         self._thread.join(_END_S)
 
@@ -69,7 +69,7 @@ class BackgroundLoop:
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    # Where a process has several loops, as one with a server has, all of them are woken up for
-    # what gRPC has for one, and it tells the others so in this way.
+    # In a process with several loops, such as one with a server, gRPC wakes up all of them for
+    # an event of one. The others get this exception, which is no error.
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)

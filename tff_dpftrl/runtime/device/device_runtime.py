@@ -1,4 +1,4 @@
-"""A device: all that its sessions share, for one population after the other."""
+"""The runtime of a device: the parts that its sessions share, for all its populations."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from tff_dpftrl.runtime.device import (
 
 @dataclasses.dataclass(frozen=True)
 class EndedSession:
-    """A session and what became of it.
+    """The end of a session.
 
     Attributes:
-      result: How it ended.
-      work: What was asked; None if nothing was.
-      told: The telling of the server, which nobody needs to wait for.
+      result: Result of the session.
+      work: Work that the server assigned; None if it assigned none.
+      summary_sent: Future of the session summary's delivery, which need not be waited for.
     """
 
     result: session.SessionResult
     work: session.Work | None
-    told: concurrent.futures.Future[None]
+    summary_sent: concurrent.futures.Future[None]
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceRuntime:
-    """What a device has.
+    """The parts that all sessions of a device share.
 
     Attributes:
-      connection: To its server.
-      plans: The plans that it has loaded, by the keys that it trusts.
-      examples: Its examples.
-      timer: Its participation timer.
-      attester: Who vouches for it.
-      eligibility: Whether it may work.
-      clock: Seconds since 1970.
-      steady_clock: Seconds, never going back.
-      generator: Source of randomness for its schedule, and its choice among addresses.
-      rules: What tasks ask of the timer, by population and task, as far as known.
-      issuers: Whose tokens prove that other devices are genuine, for plans that do not trust
-        the server; such plans are refused without.
+      connection: Connection to the server.
+      plans: Cache of verified plans, with the trusted keys.
+      examples: Example store.
+      timer: Participation timer.
+      attester: Source of attestation tokens.
+      eligibility: Conditions under which the device may work.
+      clock: Clock that returns seconds since 1970.
+      steady_clock: Monotonic clock in seconds.
+      generator: Source of randomness for the schedule and for the choice among addresses.
+      rules: Participation rules of the tasks seen so far, by population and task.
+      issuers: Public keys of the issuers whose tokens prove that other devices are genuine.
+        Without them, the device refuses plans that do not trust the server.
     """
 
     connection: server_connection.ServerConnection
@@ -72,7 +72,7 @@ class DeviceRuntime:
     issuers: tuple[ed25519.Ed25519PublicKey, ...] = ()
 
     def steps(self, population: str) -> wire_session.WireSession:
-        """What a session with the server does."""
+        """Creates the steps of a session."""
         return wire_session.WireSession(
             self.connection,
             population,
@@ -86,30 +86,30 @@ class DeviceRuntime:
         )
 
     def check_rest(self, population: str, task: str, round_index: int) -> None:
-        """Refuses a round that the device knows to be too early for it.
+        """Refuses a round that a rule of an earlier session forbids.
 
         Args:
           population: Name of the population.
-          task: The task that devices are chosen for.
-          round_index: Its round.
+          task: Name of the task for which devices are selected.
+          round_index: Index of its round.
 
         Raises:
-          participation_timer.TimerRefusal: If it has to rest.
+          participation_timer.TimerRefusal: If the device must not take part.
         """
         rule = self.rules.get((population, task))
-        if rule is not None:  # What the task asks is known from an earlier session.
+        if rule is not None:
             self.timer.check(population, task, round_index, rule)
 
     def run_session(self, population: str) -> EndedSession:
-        """Runs one session to its end, and tells the server how it went.
+        """Runs one session to its end and sends the server a summary of it.
 
         Args:
           population: Name of the population.
 
         Returns:
-          The session.
+          The end of the session.
         """
-        # It may be missing, or just being imported by another thread.
+        # TensorFlow may be missing, or another thread may be importing it.
         tensorflow = getattr(sys.modules.get("tensorflow"), "__version__", None)
         steps = self.steps(population)
         result = session.run(
@@ -120,7 +120,7 @@ class DeviceRuntime:
             clock=self.steady_clock,
             versions={} if tensorflow is None else {"tensorflow": tensorflow},
         )
-        told = self.connection.tell(population, result.report, steps.address)
+        summary_sent = self.connection.send_summary(population, result.report, steps.address)
         if steps.work is not None and steps.work.rule is not None:
             self.rules[population, steps.work.task] = steps.work.rule
-        return EndedSession(result, steps.work, told)
+        return EndedSession(result, steps.work, summary_sent)

@@ -1,7 +1,7 @@
-"""When a device may work: idle, charging, on a network that costs nothing (paper 004, section 3).
+"""Eligibility of a device: idle, charging, on an unmetered network (paper 004, section 3).
 
-Work begins only while all conditions hold, and is given up when one of them ends: a session
-calls `Eligibility.unmet` between its steps, and what takes long inside a step calls it too.
+A session begins only while all conditions hold, and is interrupted when one of them ends.
+Sessions call `Eligibility.unmet` between their steps, and inside of steps that take long.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ _NOT_DRAINING = ("Charging", "Full", "Not charging")
 
 
 class Eligibility(abc.ABC):
-    """Tells whether the device may work now."""
+    """Conditions under which a device may work."""
 
     @abc.abstractmethod
     def unmet(self) -> tuple[str, ...]:
-        """The conditions that do not hold now.
+        """Returns the names of the conditions that do not hold now.
 
-        Returns:
-          Names among "idle", "charging" and "unmetered"; empty if the device may work. What
-          cannot be found out does not hold.
+        They are among "idle", "charging" and "unmetered"; none if the device may work. A
+        condition that cannot be checked does not hold.
         """
 
 
 @dataclasses.dataclass
 class SettableEligibility(Eligibility):
-    """Conditions that the application sets, which holds them all until told otherwise.
+    """Conditions that the application sets; all hold by default.
 
     Attributes:
       idle: Whether nobody is using the device.
-      charging: Whether it runs on external power.
-      unmetered: Whether its network costs nothing.
+      charging: Whether the device runs on external power.
+      unmetered: Whether the device's network is free of charge.
     """
 
     idle: bool = True
@@ -56,13 +55,13 @@ class SettableEligibility(Eligibility):
 
 
 class LinuxEligibility(Eligibility):
-    """Battery and load of a Linux machine; what its network costs is for its owner to say.
+    """Battery and load of a Linux machine; the caller states whether its network is unmetered.
 
     - Charging: there is no battery, or there is external power and no battery is being
-      drained. Batteries of mice and the like do not count.
-    - Idle: other programs keep fewer than `max_load_per_core` threads a core busy, by the
-      load average over a minute. The load of this process itself is taken out, from its
-      processor time smoothed in the same way; that of its children is not.
+      drained. Batteries of peripherals, such as mice, are ignored.
+    - Idle: the load average over a minute, without this process, is at most
+      `max_load_per_core` threads a core. The load of this process is its processor time,
+      smoothed in the same way. The load of its child processes is not subtracted.
     """
 
     def __init__(
@@ -73,17 +72,17 @@ class LinuxEligibility(Eligibility):
         root: str | os.PathLike[str] = "/",
         num_cores: int | None = None,
         clock: Callable[[], float] = time.monotonic,
-        own_processor_s: Callable[[], float] = time.process_time,
+        processor_s: Callable[[], float] = time.process_time,
     ):
-        """Begins to watch.
+        """Starts to measure the load of this process.
 
         Args:
-          is_unmetered: Whether the network costs nothing.
-          max_load_per_core: Load by others above which the machine is in use.
-          root: Folder in which `sys` and `proc` are.
+          is_unmetered: Whether the network is free of charge.
+          max_load_per_core: Largest load of other programs on an idle machine, in threads a core.
+          root: Folder that contains `sys` and `proc`.
           num_cores: Number of cores; those of this machine if None.
-          clock: Seconds since any moment, never going back.
-          own_processor_s: Seconds of processor time of this process so far.
+          clock: Monotonic clock in seconds.
+          processor_s: Returns the processor time of this process so far, in seconds.
 
         Raises:
           ValueError: If a number is out of range.
@@ -93,8 +92,8 @@ class LinuxEligibility(Eligibility):
         cores = (os.cpu_count() or 1) if num_cores is None else num_cores
         self._num_cores = validation.integer("num_cores", cores, minimum=1)
         self._root = pathlib.Path(root)
-        self._clock, self._own_processor_s = clock, own_processor_s
-        self._own_load, self._seen = 0.0, (clock(), own_processor_s())
+        self._clock, self._own_processor_s = clock, processor_s
+        self._own_load, self._seen = 0.0, (clock(), processor_s())
 
     @override
     def unmet(self) -> tuple[str, ...]:
@@ -109,7 +108,7 @@ class LinuxEligibility(Eligibility):
         now = (self._clock(), self._own_processor_s())
         seconds, processor_s = (new - old for new, old in zip(now, self._seen, strict=True))
         if seconds > 0:
-            # As the kernel smooths the load average, which counts this process's threads too.
+            # The kernel smooths the load average in this way; it includes this process.
             weight = -math.expm1(-seconds / _LOAD_SPAN_S)
             self._own_load += weight * (processor_s / seconds - self._own_load)
             self._seen = now
@@ -124,7 +123,7 @@ class LinuxEligibility(Eligibility):
         try:
             supplies = sorted((self._root / "sys/class/power_supply").iterdir())
         except FileNotFoundError:
-            return True  # A machine, or a kernel, that knows no batteries.
+            return True  # The machine or the kernel has no batteries.
         except OSError:
             return False
         for supply in supplies:
@@ -140,7 +139,7 @@ class LinuxEligibility(Eligibility):
 
 
 def _read(path: pathlib.Path) -> str | None:
-    """What a file of sysfs says; None if it says nothing."""
+    """Reads a file of sysfs; None if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -1,14 +1,13 @@
-"""Where an application keeps examples for training on its device (paper 004, section 3).
+"""Stores of an application's examples for training on its device (paper 004, section 3).
 
-`ExampleStore` is what the runtime asks of any store: serialized examples of a collection,
-newest first. `SqliteExampleStore` is one in a file, for applications that have none of their
-own: it forgets examples that are too old or too many, by itself.
+`ExampleStore` is the interface that the runtime needs: serialized examples of a collection,
+newest first. `SqliteExampleStore` implements it in a file, for applications without a store. It
+deletes examples that are too old or too many.
 
-What is deleted is gone from the file, whoever asked for it: the rows are overwritten, and the
-file is written anew without them (see `PrivateDatabase.rewrite`). If the process dies between
-the two, the next one to write does the second. What a file system or a flash disk keeps of
-blocks that were overwritten, and reading the disk of a stolen device, are the platform's to
-prevent, by encryption at rest.
+Deleted examples are gone from the file: their rows are overwritten, and the file is rewritten
+without them (`PrivateDatabase.rewrite`). If the process dies between the two, the next writer
+rewrites the file. A file system or a flash disk may keep overwritten blocks, and a stolen
+device's disk can be read: the platform must prevent both, by encryption at rest.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable
 
+from typing_extensions import override
+
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import private_database
 
-# Bytes that the file needs for an example besides its own, about.
+# Approximate overhead of an example in the file, in bytes.
 _ROW_BYTES = 80
-# Rewriting the file takes time: so what will expire soon goes with what has expired, and a
-# full store makes some room at once.
+# Rewriting the file takes time. So examples that expire soon are deleted with expired ones, and
+# a full store is emptied by more than it needs to be.
 _EXPIRE_EARLY = 1 / 32
 _KEEP_WHEN_FULL = 7 / 8
 
@@ -65,12 +66,12 @@ class ExampleStore(abc.ABC):
     def select(
         self, collection: str, *, max_examples: int, recorded_since: float | None = None
     ) -> list[bytes]:
-        """Reads what a plan asks for.
+        """Reads the newest examples of a collection.
 
         Args:
           collection: Name of the collection.
           max_examples: Largest number of examples, at least 1.
-          recorded_since: Seconds since 1970; older examples are left out. None for all.
+          recorded_since: Earliest time of an example, in seconds since 1970; None for any.
 
         Returns:
           Serialized examples, newest first; none if there is no such collection.
@@ -83,13 +84,13 @@ class ExampleStore(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """How long, and how much, a store keeps.
+    """Retention limits of an example store.
 
     Attributes:
-      max_age_s: Seconds after which an example is deleted, at the next writing; it is not
-        read from then on. It may go up to 1/32 of that time earlier.
-      max_bytes: Size of all examples beyond which the oldest are deleted, each with 80
-        bytes more than its own; the file may be somewhat larger.
+      max_age_s: Age in seconds from which an example is no longer read. The next write deletes
+        it; a write may delete it up to 1/32 of this age earlier.
+      max_bytes: Largest size of all examples in bytes, counting 80 bytes of overhead for each.
+        Beyond it the oldest are deleted. The file may be somewhat larger.
     """
 
     max_age_s: float = 30 * 24 * 3600.0
@@ -101,7 +102,7 @@ class Retention:
 
 
 class SqliteExampleStore(ExampleStore):
-    """An example store in one SQLite file, which threads and processes may share."""
+    """Example store in one SQLite file, which threads and processes may share."""
 
     def __init__(
         self,
@@ -122,19 +123,19 @@ class SqliteExampleStore(ExampleStore):
         clock: Callable[[], float],
         retention: Retention | None = None,
     ) -> SqliteExampleStore:
-        """Opens a store, or makes an empty one.
+        """Opens a store, or creates an empty one.
 
         Args:
-          path: The file; its folder must exist. Its mode becomes 0600.
-          clock: Seconds since 1970.
-          retention: What to keep; the same for all who write to this store.
+          path: Path of the file. Its folder must exist; its mode becomes 0600.
+          clock: Clock that returns seconds since 1970.
+          retention: Retention limits, the same for all writers of this store.
 
         Returns:
-          The store.
+          The open store.
 
         Raises:
-          ValueError: If the file is no example store, or damaged.
-          OSError: If it cannot be used.
+          ValueError: If the file is not an example store, or is damaged.
+          OSError: If the file cannot be used.
         """
         database = private_database.PrivateDatabase.open(path, _KIND)
         return cls(database, Retention() if retention is None else retention, clock)
@@ -143,10 +144,11 @@ class SqliteExampleStore(ExampleStore):
         """Closes the file."""
         self._database.close()
 
+    @override
     def select(
         self, collection: str, *, max_examples: int, recorded_since: float | None = None
     ) -> list[bytes]:
-        """See the base class; what has expired is left out."""
+        """Reads the newest examples of a collection that have not expired."""
         limit = validation.integer("max_examples", max_examples, minimum=1)
         since = self._clock() - self._retention.max_age_s
         if recorded_since is not None:
@@ -164,7 +166,7 @@ class SqliteExampleStore(ExampleStore):
         return examples
 
     def counts(self) -> dict[str, int]:
-        """Number of examples of each collection; expired ones may be among them."""
+        """Counts the examples of each collection, including expired ones."""
         return dict(
             self._database.read("SELECT collection, count(*) FROM examples GROUP BY 1 ORDER BY 1")
         )
@@ -172,17 +174,17 @@ class SqliteExampleStore(ExampleStore):
     def add(
         self, collection: str, examples: Iterable[bytes], *, recorded: float | None = None
     ) -> None:
-        """Adds examples, all or none; the later of one call are the newer.
+        """Adds examples, all or none; the last one counts as the newest.
 
         Args:
-          collection: Name of the collection; made if it is new.
+          collection: Name of the collection, which may be new.
           examples: Serialized examples.
-          recorded: Seconds since 1970; now if None.
+          recorded: Time of the examples in seconds since 1970; now if None.
 
         Raises:
-          ValueError: If an example is not bytes or larger than the store may be, or
+          ValueError: If an example is not bytes or exceeds the limit of the store, or if
             `recorded` is in the future.
-          OSError: If the file cannot be written; nothing was added then.
+          OSError: If the file cannot be written; then nothing was added.
         """
         now = self._clock()
         recorded = now if recorded is None else validation.number("recorded", recorded)
@@ -198,25 +200,25 @@ class SqliteExampleStore(ExampleStore):
         self._try_to_rewrite()
 
     def expire(self) -> None:
-        """Deletes what is too old; `add` does so too, and this is for times without it.
+        """Deletes expired examples, as each `add` does; for times in which nothing is added.
 
         Raises:
           ValueError: If the file is damaged.
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         with self._database.transaction() as connection:
             self._enforce_retention(connection, self._clock())
         self._try_to_rewrite()
 
     def clear(self, collection: str | None = None) -> None:
-        """Deletes a collection, or everything; gone from the file when this returns.
+        """Deletes a collection, or all of them, from the file.
 
         Args:
           collection: Name of the collection; None for all.
 
         Raises:
           ValueError: If the file is damaged.
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         with self._database.transaction() as connection:
             if collection is None:
@@ -251,7 +253,7 @@ class SqliteExampleStore(ExampleStore):
             )
         size, _, _ = self._state(connection.execute(_STATE).fetchall())
         if size > max_bytes:
-            # What is needed by an example and all that are newer; the newest itself stays.
+            # `needed` is the size of an example and all newer ones; the newest always stays.
             _count_deletion(
                 connection,
                 connection.execute(
@@ -265,13 +267,13 @@ class SqliteExampleStore(ExampleStore):
             )
 
     def _state(self, rows: list[tuple]) -> tuple[int, int, int]:
-        """The one row of `state`, if it is there and holds integers."""
+        """Checks the rows of `state`: there must be one, of integers."""
         if [list(map(type, row)) for row in rows] != [[int, int, int]]:
             raise self._database.damaged("its counts are missing, or are none")
         return rows[0]
 
     def _try_to_rewrite(self) -> None:
-        # The examples were added or have expired all the same; the next writer tries again.
+        # The transaction is committed whether or not this succeeds; the next writer tries again.
         with contextlib.suppress(OSError):
             self._rewrite()
 

@@ -1,4 +1,4 @@
-"""Plans that a device has verified and loaded, kept for the sessions to come.
+"""A cache of the plans that a device has verified and loaded.
 
 Loading takes a second, and a server sends the same plan for many rounds: a plan whose bytes
 are known is not loaded again. TensorFlow, which takes seconds to import, is imported with the
@@ -25,39 +25,39 @@ from tff_dpftrl.runtime.plans import plan_pb2
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.plans import device_work
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class LoadedPlan:
-    """A plan that was verified; sessions in several threads may share it."""
+    """A verified plan, which sessions in several threads may share."""
 
     def __init__(self, work: device_work.DeviceWork, max_running: int):
         """Internal; use `LoadedPlans.load`."""
         self.plan: plan_pb2.DevicePlan = work.plan
         self.broadcast: Sequence[plan_pb2.Tensor] = work.broadcast
-        """What the server sends, for `tensor_values.from_bytes`."""
+        """Descriptions of the broadcast tensors, for `tensor_values.from_bytes`."""
         self._free: queue.SimpleQueue[device_work.DeviceWork] = queue.SimpleQueue()
         self._free.put(work)
         self._to_make = threading.Semaphore(max_running - 1)
 
     @contextlib.contextmanager
     def borrow(self, keep_going: session.KeepGoing) -> Iterator[device_work.DeviceWork]:
-        """Waits until the work can be run by the caller alone.
+        """Waits for exclusive use of an executable of the plan.
 
         Args:
-          keep_going: Called while waiting.
+          keep_going: Check that is called while waiting; it raises to end the waiting.
 
         Yields:
-          The work.
+          Executable that the caller alone uses within the block.
 
         Raises:
-          Exception: What `keep_going` raises.
+          Exception: Any exception of `keep_going`.
         """
         work = self._take()
         while work is None:
             keep_going()
             with contextlib.suppress(queue.Empty):
-                work = self._free.get(timeout=_LOOK_S)
+                work = self._free.get(timeout=_POLL_S)
         try:
             yield work
         finally:
@@ -74,7 +74,7 @@ class LoadedPlan:
 
 
 class LoadedPlans:
-    """The plans that were used last."""
+    """Cache of the most recently used plans; thread-safe."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class LoadedPlans:
         max_plans: int = 4,
         max_running: int = 1,
     ):
-        """Has none yet.
+        """Creates an empty cache.
 
         Args:
-          keys: The public keys whose plans are run.
-          max_plans: How many plans are kept.
-          max_running: How many sessions may run a plan at a time; 1 on a real device.
+          keys: Public keys of the trusted plan signers.
+          max_plans: Largest number of cached plans.
+          max_running: Largest number of concurrent executions of a plan; 1 on a real device.
 
         Raises:
           ValueError: If there is no key, or a number is below 1.
@@ -96,7 +96,7 @@ class LoadedPlans:
         self._keys = tuple(keys)
         if not self._keys:
             raise validation.UsageError(
-                "keys is empty: name the public key of at least one who signs plans."
+                "keys is empty: give the public key of at least one plan signer."
             )
         self._max_plans = validation.integer("max_plans", max_plans, minimum=1)
         self._max_running = validation.integer("max_running", max_running, minimum=1)
@@ -105,29 +105,29 @@ class LoadedPlans:
         self._loaded: collections.OrderedDict[bytes, LoadedPlan] = collections.OrderedDict()
 
     def load_tensorflow(self) -> None:
-        """Imports what plans need, which takes seconds."""
+        """Imports TensorFlow, which takes seconds."""
         self._is_warm = True
         _import_tensorflow()
 
     def warm_up(self) -> None:
-        """Begins to import what plans need, in a thread: while the device waits to be selected."""
+        """Starts to import TensorFlow in a thread, while the device waits to be selected."""
         with self._lock:
             is_first, self._is_warm = not self._is_warm, True
         if is_first:
-            # Not a daemon: a process that ends in the middle of the import could crash.
+            # Not a daemon: a process that ends during the import could crash.
             threading.Thread(target=_import_tensorflow, name="warm-up").start()
 
     def load(self, content: bytes) -> LoadedPlan:
-        """Verifies and loads a plan, unless it is loaded already.
+        """Verifies and loads a plan, unless it is in the cache.
 
         Args:
-          content: A serialized `SignedPlan`.
+          content: Serialized `SignedPlan` that the server sent. Untrusted.
 
         Returns:
-          The plan.
+          The verified plan.
 
         Raises:
-          signing.PlanRefusedError: If it must not be run; the message says why.
+          signing.PlanRefusedError: If the plan must not be run; the message names the reason.
         """
         digest = hashlib.sha256(content).digest()
         with self._lock:
@@ -143,5 +143,5 @@ class LoadedPlans:
 
 
 def _import_tensorflow() -> None:
-    with contextlib.suppress(ImportError):  # Whoever loads a plan meets it again.
+    with contextlib.suppress(ImportError):  # Loading a plan raises it again.
         importlib.import_module("tff_dpftrl.runtime.plans.device_work")

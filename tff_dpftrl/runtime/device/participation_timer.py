@@ -1,22 +1,23 @@
-"""How often, and how closely, this device takes part: the half of the guarantee it keeps.
+"""The participation timer: the device enforces the participation schema on itself.
 
 The guarantee of DP-FTRL rests on a participation schema. The server keeps no list of devices,
-so each of them keeps the schema for itself: it refuses a round that comes fewer than
-`min_sep` rounds (a stride, j - i) or fewer than `min_hours` hours after its last one, or that
-would be one more than `max_participations`. Rounds are what the accounting needs; hours hold
-where a server's count of rounds cannot be relied on (Xu et al. 2023, section 2.2, use a timer
-of 24 hours and more).
+so each device enforces the schema on itself. It refuses a round that comes fewer than `min_sep`
+rounds (a stride, j - i) or fewer than `min_hours` hours after its last one. It also refuses a
+round that would exceed `max_participations`. The accounting needs rounds; hours hold even where
+a server's round counter is not reliable (Xu et al. 2023, section 2.2, use a timer of 24 hours
+and more).
 
 A participation is durable before the report can leave: `record` returns the vectors that
-complete the report (`participation_histograms`) only after it has written the round down. A
-crash, a lost connection or a report that comes too late thus count as participation. The
-device may count more than took place, never less.
+complete the report (`participation_histograms`) only after it has written the round to disk. A
+crash, a lost connection or a late report thus counts as a participation. The device may count
+more participations than took place, never fewer.
 
-What it rests on, and a statement must say: the device is honest, its file is not deleted or
-set back (uninstalling the software forgets it), the server tells the number of the round
-truthfully, and the clock does not run ahead. A clock that was set back makes the device wait
-until it has caught up, however long: the last time may have been a moment ago. The file never
-leaves the device. It holds, for each task, the last round, its time, and how many there were.
+The assumptions, which a statement must name: the device is honest, its file is not deleted or
+restored from a backup (uninstalling the software deletes it), the server sends the true index
+of the round, and the clock does not run ahead. If the clock was set back, the device waits until
+it has caught up, however long: the last participation may have been a moment ago. The file never
+leaves the device. It holds, for each task, the last round, its time, and the number of
+participations.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tff_dpftrl.runtime.device import private_database
 
 _HOUR_S = 3600.0
 LARGEST_ROUND = 2**31 - 1
-"""Of the rounds that a device takes part in, the last."""
+"""Largest index of a round in which a device takes part."""
 _KIND = private_database.Kind(
     name="a participation timer",
     application_id=0x44505054,  # "DPPT"
@@ -56,11 +57,11 @@ _KIND = private_database.Kind(
 
 
 class TimerRefusal(validation.UsageError):
-    """The device does not take part in this round; the message says why.
+    """The device must not take part in this round; the message names the reason.
 
     Attributes:
-      wait_s: Seconds after which it will have rested enough: exact for hours, and for rounds
-        an estimate from how fast they came since its last one. None if it never will.
+      wait_s: Seconds until the device may take part again: exact for hours, and for rounds an
+        estimate from their rate since the last participation. None if it never may.
     """
 
     def __init__(self, message: str, wait_s: float | None):
@@ -70,7 +71,7 @@ class TimerRefusal(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class ParticipationRule:
-    """What a plan asks of its devices.
+    """The participation limits of a plan.
 
     Attributes:
       min_sep: Smallest allowed stride between two rounds of one device.
@@ -91,22 +92,22 @@ class ParticipationRule:
 
 
 class Timer(abc.ABC):
-    """What a session asks of a participation timer."""
+    """Interface of a participation timer."""
 
     @abc.abstractmethod
     def check(self, population: str, task: str, round_index: int, rule: ParticipationRule) -> None:
-        """Refuses a round that comes too early; call it before the device works for it.
+        """Refuses a round that breaks the rule; call it before the device trains.
 
         Args:
           population: Name of the population.
-          task: Name of the task, whose rounds have one statement.
-          round_index: The round, from 0; the attempts at one round share it.
-          rule: What the plan asks.
+          task: Name of the task. All rounds of a task share one privacy statement.
+          round_index: Index of the round, from 0; all attempts at a round share it.
+          rule: Participation limits of the plan.
 
         Raises:
           TimerRefusal: If the device must not take part.
-          ValueError: If the timer is damaged.
-          OSError: If it cannot be used.
+          ValueError: If the timer's file is damaged.
+          OSError: If the timer's file cannot be used.
         """
 
     @abc.abstractmethod
@@ -118,36 +119,36 @@ class Timer(abc.ABC):
         rule: ParticipationRule,
         buckets: histograms.ParticipationBuckets,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Writes a participation down; call it before the report leaves the device.
+        """Records a participation durably; call it before the report leaves the device.
 
         Args:
-          population: See `check`, as for the next three.
+          population: Name of the population.
           task: Name of the task.
-          round_index: The round.
-          rule: What the plan asks.
-          buckets: The buckets that the plan declares.
+          round_index: Index of the round, from 0.
+          rule: Participation limits of the plan.
+          buckets: Histogram buckets that the plan declares.
 
         Returns:
-          The vectors that belong into the report, see `ParticipationBuckets.encode`. The
-          participation is as durable as the device by now.
+          The two histogram vectors of the report (`ParticipationBuckets.encode`). When they are
+          returned, the participation survives a crash of the device.
 
         Raises:
-          TimerRefusal: If the device must not take part, for instance because another
-            process of it has just done so. Nothing is written then.
-          ValueError: If the buckets have no place for this many times, or the timer is
-            damaged.
-          OSError: If it cannot be written; the report must not leave then.
+          TimerRefusal: If the device must not take part, for instance because another of its
+            processes has just taken part. Then nothing is recorded.
+          ValueError: If the buckets have no place for this number of participations, or the
+            timer's file is damaged.
+          OSError: If the file cannot be written; then the report must not leave the device.
         """
 
 
 class MemoryTimer(Timer):
-    """The timer of a simulated device, which forgets everything with its process."""
+    """Timer of a simulated device, in memory."""
 
     def __init__(self, clock: Callable[[], float]):
-        """Starts one that has never run.
+        """Creates a timer without participations.
 
         Args:
-          clock: Seconds since any moment.
+          clock: Clock in seconds.
         """
         self._clock = clock
         self._last: dict[tuple[str, str], tuple[int, float, int]] = {}
@@ -180,7 +181,7 @@ class MemoryTimer(Timer):
 
 
 class ParticipationTimer(Timer):
-    """The timer of one device, in a file of its own, for all its populations and tasks.
+    """Timer of one device in a file, for all its populations and tasks.
 
     Processes and threads may share the file.
     """
@@ -194,23 +195,23 @@ class ParticipationTimer(Timer):
     def open(
         cls, path: str | os.PathLike[str], *, clock: Callable[[], float]
     ) -> ParticipationTimer:
-        """Opens the timer, or starts one that has never run.
+        """Opens a timer, or creates one without participations.
 
         Args:
-          path: The file; its folder must exist. A damaged one is not replaced: a device
-            that does not know when it last took part must not.
-          clock: Seconds since 1970.
+          path: Path of the file, whose folder must exist. A damaged file is not replaced: a
+            device that does not know its last participation must not take part.
+          clock: Clock that returns seconds since 1970.
 
         Returns:
-          The timer.
+          The open timer.
 
         Raises:
-          ValueError: If the file is no participation timer, or damaged.
-          OSError: If it cannot be used.
+          ValueError: If the file is not a participation timer, or is damaged.
+          OSError: If the file cannot be used.
         """
         database = private_database.PrivateDatabase.open(path, _KIND)
         try:
-            database.check()  # A lost row would be a device that has never taken part.
+            database.check()  # With a row lost, the device would seem to have never taken part.
         except BaseException:
             database.close()
             raise
@@ -225,6 +226,7 @@ class ParticipationTimer(Timer):
         rows = self._sound(self._database.read(_SELECT, population, task))
         _next_times(rows, round_index, rule, self._now(), f"{population}/{task}")
 
+    @override
     def record(
         self,
         population: str,
@@ -233,7 +235,7 @@ class ParticipationTimer(Timer):
         rule: ParticipationRule,
         buckets: histograms.ParticipationBuckets,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """See the base class; it survives a loss of power by now."""
+        """Records a participation; once it returns, the record survives a loss of power."""
         with self._database.transaction() as connection:
             rows = self._sound(connection.execute(_SELECT, (population, task)).fetchall())
             now = self._now()
@@ -243,7 +245,7 @@ class ParticipationTimer(Timer):
         return vectors
 
     def _sound(self, rows: list[tuple]) -> list[tuple]:
-        """The rows, if they hold what is written there: SQLite keeps any type in any column."""
+        """Checks the types and ranges of rows: SQLite stores any type in any column."""
         for last_round, last_time, times in rows:
             if not (
                 (type(last_round), type(last_time), type(times)) == (int, float, int)
@@ -264,7 +266,7 @@ _SELECT = "SELECT last_round, last_time, times FROM participations WHERE populat
 def _next_times(
     rows: list[tuple], round_index: int, rule: ParticipationRule, now: float, name: str
 ) -> tuple[int | None, int]:
-    """Stride and number of times if the device took part now; refuses if it must not."""
+    """Returns stride and number of participations if the device takes part now, or refuses."""
     if validation.integer("round_index", round_index, minimum=0) > LARGEST_ROUND:
         raise validation.UsageError(f"round_index={round_index} is above {LARGEST_ROUND}.")
     if not rows:

@@ -1,9 +1,9 @@
-"""SQLite files of a device: for the owner only, whole after a crash, shared by processes.
+"""SQLite files of a device: readable by the owner only, crash-safe, shared by processes.
 
-They keep SQLite's rollback journal and do without its write-ahead log: what is deleted from
-the database would stay readable in the log until a checkpoint, which any reader can hold up.
-A journal is gone when its transaction is. Readers in turn wait for writers, which here are
-never long about it. Nothing is spilled to temporary files.
+They use SQLite's rollback journal rather than its write-ahead log. Deleted rows would stay
+readable in the log until a checkpoint, which any reader can delay; a journal is deleted with
+its transaction. In return readers wait for writers, whose transactions are short here. No
+temporary files are written.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from collections.abc import Iterator
 from tff_dpftrl import durable_files, validation
 
 _BUSY_S = 30.0
-# A transaction that has ended survives a loss of power, and so does its journal's end.
+# A committed transaction survives a loss of power, and so does the deletion of its journal.
 _SYNCHRONOUS = "EXTRA"
-# POSIX drops a process's locks on a file when it closes any descriptor of it: nobody may
+# POSIX drops a process's locks on a file when it closes any descriptor of it: no thread may
 # open a database while `_create_file` has one.
 _opening = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """One kind of file.
+    """A file format.
 
     Attributes:
-      name: What messages call it, with its article: "an example store".
-      application_id: SQLite's mark of the kind, a positive 32-bit integer.
-      version: Number of the format, from 1.
-      tables: Statements that make an empty one, a semicolon at the end of a line between
-        them and nowhere else.
-      if_damaged: What to do about a damaged one, a sentence.
+      name: Name of the format in messages, with its article, such as "an example store".
+      application_id: SQLite's application id of the format, a positive 32-bit integer.
+      version: Version of the format, from 1.
+      tables: SQL statements that create the empty tables. A semicolon at the end of a line
+        separates them; there must be none elsewhere.
+      if_damaged: Advice for a damaged file, one sentence.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Kind:
 
 
 class PrivateDatabase:
-    """An open file. Threads may share it; a forked process must open it anew."""
+    """An open file. Threads may share it; a forked process must open it again."""
 
     def __init__(self, path: pathlib.Path, kind: Kind, connection: sqlite3.Connection):
         """Internal; use `PrivateDatabase.open`."""
@@ -59,18 +59,18 @@ class PrivateDatabase:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kind: Kind) -> PrivateDatabase:
-        """Opens a file, or makes it if it is missing; sets its mode to 0600.
+        """Opens a file, or creates it if it is missing; sets its mode to 0600.
 
         Args:
-          path: The file; its folder must exist.
-          kind: What it should be.
+          path: Path of the file, whose folder must exist.
+          kind: Expected format.
 
         Returns:
-          The file, open.
+          The open file.
 
         Raises:
-          ValueError: If it is a file of another kind or format, or damaged.
-          OSError: If it cannot be used.
+          ValueError: If the file has another format or version, or is damaged.
+          OSError: If the file cannot be used.
         """
         path = pathlib.Path(path)
         with _explaining(path, kind):
@@ -93,54 +93,54 @@ class PrivateDatabase:
             self._connection.close()
 
     def check(self) -> None:
-        """Reads the whole file to see whether its structure is sound.
+        """Checks the structure of the whole file.
 
         Raises:
           ValueError: If the file is damaged.
-          OSError: If it cannot be used.
+          OSError: If the file cannot be used.
         """
         [first, *_] = self.read("PRAGMA quick_check(1)")
         if first != ("ok",):
             raise self.damaged(str(first[0]))
 
     def damaged(self, reason: str) -> ValueError:
-        """What to raise if the file holds something else than it should.
+        """Creates the exception for unexpected content.
 
         Args:
-          reason: What, a few words.
+          reason: Short description of the damage.
         """
         return ValueError(_damaged(self.path, self._kind, reason))
 
     def read(self, query: str, *parameters: object) -> list[tuple]:
-        """Answers a query, at one moment of the file.
+        """Runs a query on a consistent snapshot of the file.
 
         Args:
-          query: A SELECT.
-          *parameters: Its values.
+          query: SELECT statement.
+          *parameters: Values of its placeholders.
 
         Returns:
-          The rows.
+          All rows.
 
         Raises:
           ValueError: If the file is damaged.
-          OSError: If it cannot be used.
+          OSError: If the file cannot be used.
         """
         with self._lock, _explaining(self.path, self._kind):
             return self._connection.execute(query, parameters).fetchall()
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Makes what is done within durable as a whole, or undoes all of it.
+        """Runs the block as one durable transaction, which is rolled back if the block raises.
 
-        Others can neither write nor begin to meanwhile: what was read within still holds at
-        the end.
+        No other connection can write in the meantime: rows read in the block stay valid to its
+        end.
 
         Yields:
-          The connection.
+          Connection for the block's statements.
 
         Raises:
           ValueError: If the file is damaged.
-          OSError: If it cannot be used, for instance because the disk is full.
+          OSError: If the file cannot be used, for instance because the disk is full.
         """
         with self._lock, _explaining(self.path, self._kind):
             self._connection.execute("BEGIN IMMEDIATE")
@@ -153,14 +153,14 @@ class PrivateDatabase:
                 raise
 
     def rewrite(self) -> None:
-        """Writes the file anew from what is in it: nothing deleted is left in its bytes.
+        """Rewrites the file, so that no bytes of deleted rows are left in it.
 
-        SQLite's `secure_delete` overwrites a deleted row where it lies, but not the copies
-        of it that moving rows between pages has left in their unused parts.
+        SQLite's `secure_delete` overwrites a deleted row, but not copies of the row in the
+        unused parts of pages from which it was moved.
 
         Raises:
           ValueError: If the file is damaged.
-          OSError: If it cannot be used.
+          OSError: If the file cannot be used.
         """
         with self._lock, _explaining(self.path, self._kind):
             self._connection.execute("VACUUM")
@@ -172,7 +172,7 @@ class PrivateDatabase:
         )
         if self._marks() == (0, 0):
             with self.transaction() as connection:
-                # Another process may have been first; a database with tables is somebody else's.
+                # Another process may have been first; a database with tables is another program's.
                 is_new = not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
                 if self._marks() == (0, 0) and is_new:
                     for statement in self._kind.tables.split(";\n"):
@@ -187,7 +187,7 @@ class PrivateDatabase:
                 f"{self.path} is {self._kind.name} of format {version}, and this version knows "
                 f"format {self._kind.version}: update the software, or name another file."
             )
-        # Nothing before this line changes somebody else's file.
+        # Nothing before this line changes another program's file.
         self._connection.execute("PRAGMA journal_mode = DELETE")
         if stat.S_IMODE(self.path.stat().st_mode) & 0o077:
             self.path.chmod(0o600)
@@ -200,16 +200,18 @@ class PrivateDatabase:
 
 
 def _create_file(path: pathlib.Path, kind: Kind) -> None:
-    """Makes a file of mode 0600 if there is none."""
+    """Creates a file of mode 0600 if there is none."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         durable_files.sync_folder(path.parent)
     except FileExistsError:
         if not path.is_file():
-            raise validation.UsageError(f"{path} is not {kind.name} but no file at all.") from None
+            raise validation.UsageError(
+                f"{path} is not {kind.name}, and not a file: name another path."
+            ) from None
     except FileNotFoundError:
         raise validation.UsageError(
-            f"{path} cannot be made: there is no folder {path.parent}. Make it first."
+            f"{path} cannot be created: there is no folder {path.parent}. Create it first."
         ) from None
 
 

@@ -1,16 +1,15 @@
-"""When each population of a device has its next session: one at a time, in turn.
+"""Schedule of a device's sessions: the populations take turns, one session at a time.
 
-The schedule is a plain state machine: `Schedule.next_job` says which population is due, or
-will be, and `Schedule.finished` takes the result. `run_jobs` is the loop around it. Clock,
-randomness and waiting are handed in.
+The schedule is a plain state machine: `Schedule.next_job` returns the population that is due
+next, and `Schedule.finished` takes the result of its session. `run_jobs` is the loop around it.
+Clock, randomness and waiting are arguments.
 
-Fair means first due, first served: whoever waits longest is next, so that no population,
-however often its server calls, keeps another one waiting for more than one session of each.
-What the server said (a few turns, in seconds) is never anticipated. A device takes the first
-turn at which it may work and lets the others go; a turn at which it may not work is lost. It
-never comes as soon as it may: in the evening, all devices of the day would come at once. With
-no turn left it makes one for itself, at random. After a failure a population waits twice as
-long as after the one before, less a random part, so that devices that failed together (an
+Fair means first due, first served: no population, however often its server asks for the device,
+delays another one by more than one session of each. The server assigns a few turns, in seconds;
+a device never comes before them. It takes the first turn at which it is eligible and drops the
+others; a turn at which it is not eligible is lost. It does not come as soon as it becomes
+eligible: in the evening, all devices of the day would come at once. With no turn left it draws
+one at random. After failures it backs off (`backoff`), so that devices that failed together (an
 outage) do not return together.
 """
 
@@ -26,24 +25,25 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime import backoff
 from tff_dpftrl.runtime.device import eligibility as eligibility_lib
 from tff_dpftrl.runtime.device import session
 
-_FAILURES = (session.Outcome.FAILED, session.Outcome.ATTESTATION_FAILED)
-_MOST_TURNS = 100
+_FAILURES = (session.SessionOutcome.FAILED, session.SessionOutcome.ATTESTATION_FAILED)
+_MAX_TURNS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Waits:
-    """How long a device waits, all in seconds.
+    """Waiting times of a device, in seconds.
 
     Attributes:
-      usual_s: Between sessions if the server does not say; a device that has missed all its
-        turns tries again after a random time up to this.
-      first_s: Before the first session: a random time up to this, so that devices that
+      usual_s: Time between sessions if the server assigns no turns. A device that has missed all
+        its turns tries again after a random time up to this.
+      first_s: Largest time before the first session. The time is random, so that devices that
         start together (an update, the end of a power cut) do not check in together.
-      after_failure_s: After the first failure; also after an interruption.
-      longest_s: Longest wait after failures, and longest that a server can ask for.
+      after_failure_s: Back-off after the first failure, or after an interruption.
+      longest_s: Largest back-off, and largest time of a turn that the server can assign.
     """
 
     usual_s: float = 3600.0
@@ -58,19 +58,17 @@ class Waits:
         validation.number("longest_s", self.longest_s, at_least=self.after_failure_s)
 
     def back_off_s(self, failures: int, generator: random.Random) -> float:
-        """Seconds to wait after some failures in a row.
+        """Draws the back-off after some failures in a row.
 
         Args:
-          failures: How many, at least 1.
+          failures: Number of failures, at least 1.
           generator: Source of the jitter.
 
         Returns:
-          Between half and all of `after_failure_s` doubled with each failure but the first,
-          and of `longest_s` in the end.
+          Seconds to wait, between half and all of the exponential back-off.
         """
-        doublings = min(failures - 1, 60)
-        limit = min(self.longest_s, self.after_failure_s * 2.0**doublings)
-        return limit * (1.0 - 0.5 * generator.random())
+        limit = backoff.exponential_s(failures, self.after_failure_s, self.longest_s)
+        return backoff.jittered_s(limit, generator)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,8 +76,8 @@ class Job:
     """The next session.
 
     Attributes:
-      population: Whose.
-      seconds: How long until it is due; 0 if it is.
+      population: Name of the population.
+      seconds: Seconds until the session is due; 0 if it is due now.
     """
 
     population: str
@@ -88,12 +86,12 @@ class Job:
 
 @dataclasses.dataclass
 class _Appointments:
-    turns: list[float]  # By the clock, growing; never empty.
+    turns: list[float]  # Clock times, growing; never empty.
     failures: int = 0
 
 
 class Schedule:
-    """The next session of every population of one device."""
+    """Turns of all populations of one device."""
 
     def __init__(
         self,
@@ -103,16 +101,16 @@ class Schedule:
         generator: random.Random,
         waits: Waits | None = None,
     ):
-        """Makes the first appointments.
+        """Draws the first turn of each population.
 
         Args:
-          populations: Names, in the order of their first turns where these fall together.
-          clock: Seconds since any moment, never going back.
+          populations: Names of the populations, distinct; the order decides between equal turns.
+          clock: Monotonic clock in seconds.
           generator: Source of all randomness.
-          waits: How long to wait.
+          waits: Waiting times.
 
         Raises:
-          ValueError: If there is no population, or one comes twice.
+          ValueError: If there is no population, or one is given twice.
         """
         names = tuple(populations)
         if not names or len(set(names)) != len(names):
@@ -128,15 +126,15 @@ class Schedule:
         }
 
     def next_job(self) -> Job:
-        """The population that is due first, and in how many seconds."""
+        """Returns the session that is due first."""
         population = min(self._appointments, key=self._due)
         return Job(population, max(0.0, self._due(population) - self._clock()))
 
     def missed(self, population: str) -> None:
-        """Lets the turns of a population go whose time has come, since the device may not work.
+        """Drops the turns of a population that have come while the device is not eligible.
 
         Args:
-          population: Whose.
+          population: Name of the population.
         """
         appointments, now = self._appointments[population], self._clock()
         appointments.turns = [turn for turn in appointments.turns if turn > now]
@@ -144,28 +142,28 @@ class Schedule:
             appointments.turns = [now + self._waits.usual_s * (1.0 - self._generator.random())]
 
     def finished(self, population: str, result: session.SessionResult) -> None:
-        """Makes the next appointments of a population.
+        """Sets the next turns of a population.
 
         Args:
-          population: Whose session ended just now.
-          result: How.
+          population: Name of the population whose session has just ended.
+          result: Result of the session.
         """
-        # Behind all that are due now: dictionaries keep the order of insertion.
+        # Last among those that are due now: dictionaries keep the order of insertion.
         appointments = self._appointments.pop(population)
         self._appointments[population] = appointments
-        asked = [seconds for seconds in result.turns[:_MOST_TURNS] if not math.isnan(seconds)]
-        waits = sorted({min(max(seconds, 0.0), self._waits.longest_s) for seconds in asked})
+        turns = [seconds for seconds in result.turns[:_MAX_TURNS] if not math.isnan(seconds)]
+        waits = sorted({min(max(seconds, 0.0), self._waits.longest_s) for seconds in turns})
         if result.outcome in _FAILURES:
             appointments.failures += 1
             least = self._waits.back_off_s(appointments.failures, self._generator)
             waits = [seconds for seconds in waits if seconds >= least] or [least]
         else:
             appointments.failures = 0
-            if result.outcome is session.Outcome.INTERRUPTED:
+            if result.outcome is session.SessionOutcome.INTERRUPTED:
                 waits = waits or [self._waits.back_off_s(1, self._generator)]
         now = self._clock()
-        if result.outcome is session.Outcome.RESTING and not waits:
-            # It could not take this turn: it takes the next one that it was given.
+        if result.outcome is session.SessionOutcome.RESTING and not waits:
+            # The timer forbids this turn: the device takes the next assigned one.
             waits = [turn - now for turn in appointments.turns if turn > now]
         appointments.turns = [now + seconds for seconds in waits or [self._waits.usual_s]]
 
@@ -182,21 +180,21 @@ def run_jobs(
     should_stop: Callable[[], bool],
     lock_file: str | os.PathLike[str] | None = None,
     look_again_s: float = 30.0,
-    tell: Callable[[str], None] = lambda line: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Runs sessions, one at a time, until it is told to stop.
+    """Runs sessions, one at a time, until `should_stop` returns True.
 
     Args:
-      schedule: The populations.
-      run_session: Runs one session of a population to its end.
-      eligibility: Whether the device may work; asked when a turn has come, which is lost if
-        it may not.
-      wait: Waits for some seconds, or less if there is a reason to look.
-      should_stop: Asked before every session and after every wait.
-      lock_file: A file that all processes of the device share, so that only one of them at
-        a time has a session; None if there is one process.
-      look_again_s: How long to wait while another process has a session.
-      tell: Told, in a line, what the device waits for.
+      schedule: Schedule of the populations.
+      run_session: Runs one session of the named population to its end.
+      eligibility: Conditions under which the device may work. They are checked at each turn,
+        which is lost if one does not hold.
+      wait: Sleeps for a number of seconds, or less.
+      should_stop: Returns whether to stop; called before each session and after each wait.
+      lock_file: File by which the processes of the device make sure that only one of them has a
+        session at a time; None if there is one process.
+      look_again_s: Seconds to wait while another process has a session.
+      progress: Callback for progress lines; drops them by default.
 
     Raises:
       OSError: If the lock file cannot be used.
@@ -204,29 +202,31 @@ def run_jobs(
     while not should_stop():
         job = schedule.next_job()
         if job.seconds > 0:
-            tell(f"The next session of {job.population} is in {job.seconds:.0f} s.")
+            progress(f"The next session of {job.population} is in {job.seconds:.0f} s.")
             wait(job.seconds)
         elif unmet := eligibility.unmet():
-            tell(f"No session of {job.population} now: the device is not {' and '.join(unmet)}.")
+            progress(
+                f"No session of {job.population} now: the device is not {' and '.join(unmet)}."
+            )
             schedule.missed(job.population)
         else:
             with lock(lock_file) as is_ours:
                 if is_ours:
                     schedule.finished(job.population, run_session(job.population))
             if not is_ours:
-                tell("Another process of this device has a session: waiting for its end.")
+                progress("Another process of this device has a session: waiting for its end.")
                 wait(look_again_s)
 
 
 @contextlib.contextmanager
 def lock(path: str | os.PathLike[str] | None) -> Iterator[bool]:
-    """Holds the lock of a device's sessions, which ends with the process.
+    """Tries to hold the lock of a device's sessions; the end of the process releases it.
 
     Args:
-      path: The file; None if there is one process.
+      path: Path of the lock file; None if there is one process.
 
     Yields:
-      Whether the lock is ours; another process has it if not.
+      Whether this process holds the lock; another process does if not.
 
     Raises:
       OSError: If the file cannot be used.

@@ -1,8 +1,8 @@
-"""A device's half of a secure sum, over the stream of its session.
+"""The device's side of secure aggregation, over the stream of its session.
 
-What the plan demands is kept to, whatever the server says: a report of such a plan is never
-sent in the clear, and whatever the protocol's own checks refuse (`secure_sums.refusals`) ends
-the session by name.
+The plan decides, whatever the server sends: a report of such a plan is never sent in the clear.
+A message that the protocol refuses (`secure_sums.refusals`) ends the session, which names the
+refusal.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from google.protobuf import message as protobuf_message
+from typing_extensions import override
 
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import server_connection, session
@@ -21,13 +22,13 @@ from tff_dpftrl.secure_sums import device as participant_lib
 from tff_dpftrl.secure_sums import parameters as parameters_lib
 from tff_dpftrl.secure_sums import refusals, secure_sum_pb2
 
-# Others' tokens are looked at once reporting is closed, and may have been made when it began.
-# They are of one session and one key, so that nothing is gained by an old one.
+# Other devices' tokens are verified after reporting is closed, and may date from its beginning.
+# Each is bound to one session and one key, so that an old token is of no use.
 _LONGEST_REPORTING_S = 24 * 3600.0
 
 
 class AttestedIdentity(participant_lib.Identity):
-    """Proves that a genuine device made an identity key, and asks others for the same proof."""
+    """Identity whose key is attested: each device proves to the others that it is genuine."""
 
     def __init__(
         self,
@@ -37,14 +38,15 @@ class AttestedIdentity(participant_lib.Identity):
         issuers: Iterable[ed25519.Ed25519PublicKey],
         clock: Callable[[], float],
     ):
-        """Prepares for one session.
+        """Creates the identity of one session.
 
         Args:
           population: Name of the population.
-          session_name: The session of the secure sum.
-          attester: Who vouches for this device.
-          issuers: Whose tokens prove that another device is genuine; not empty.
-          clock: Seconds since 1970.
+          session_name: Name of the secure sum's session.
+          attester: Source of this device's attestation tokens.
+          issuers: Public keys of the issuers whose tokens prove that another device is genuine;
+            not empty.
+          clock: Clock that returns seconds since 1970.
         """
         self._population, self._session, self._attester = population, session_name, attester
         self._tokens = attestation.SignedTokens(
@@ -54,34 +56,36 @@ class AttestedIdentity(participant_lib.Identity):
     def _nonce(self, identity_key: bytes) -> bytes:
         return session_stream.identity_nonce(self._session, self._population, identity_key)
 
+    @override
     def make_proof(self, identity_key: bytes) -> bytes:
-        """A token for this device's key.
+        """Requests a token that is bound to this device's key.
 
         Args:
-          identity_key: The raw public key.
+          identity_key: Raw public key.
 
         Returns:
           The token.
 
         Raises:
-          session.StepFailed: If nobody vouches for this device.
+          session.StepFailed: If the attester has no token for this device.
         """
         token = self._attester.token(self._nonce(identity_key))
         if token is None:
             raise session.StepFailed(
-                "The plan does not trust the server, and nobody vouches for this device to others: "
-                "give it an attester."
+                "The plan does not trust the server, and this device has no attestation token for "
+                "other devices: give it an attester."
             )
         return token
 
+    @override
     def verify(self, identity_key: bytes, proof: bytes) -> bool:
-        """Whether another device's token is for its key, and of an issuer that is trusted."""
+        """Whether another device's token is bound to its key and from a trusted issuer."""
         verdict = self._tokens.verify(proof, self._nonce(identity_key))
         return verdict is attestation.Verdict.GENUINE
 
 
 class SecureUpload:
-    """One upload, from what the server offers to the answer."""
+    """One upload by secure aggregation."""
 
     def __init__(
         self,
@@ -93,20 +97,21 @@ class SecureUpload:
         issuers: Iterable[ed25519.Ed25519PublicKey],
         clock: Callable[[], float],
     ):
-        """Checks what the server offers, before the device trains.
+        """Checks plan and session, before the device trains.
 
         Args:
-          plan: The plan, which was verified and asks for secure aggregation.
-          session_name: The session that the server has named.
-          context: What all devices of the sum must have been told alike
+          plan: Verified plan that asks for secure aggregation.
+          session_name: Name of the session, as the server sent it. Untrusted.
+          context: Digest of the configuration that all devices of the sum must share
             (`session_stream.secure_sum_context`).
-          attester: Who vouches for this device.
-          issuers: Whose tokens prove that another device is genuine; may be empty.
-          clock: Seconds since 1970.
+          attester: Source of this device's attestation tokens.
+          issuers: Public keys of the issuers whose tokens prove that another device is genuine;
+            may be empty.
+          clock: Clock that returns seconds since 1970.
 
         Raises:
-          signing.PlanRefusedError: If plan and session do not go together, or this device
-            cannot do what they ask for.
+          signing.PlanRefusedError: If the plan or the session name is invalid, or the plan does
+            not trust the server and there are no issuers.
         """
         self._plan, self._session, self._context = plan, session_name, context
         self._identity = None
@@ -120,7 +125,7 @@ class SecureUpload:
             if not issuers:
                 raise signing.PlanRefusedError(
                     "The plan does not trust the server, and this device knows no issuer of other "
-                    "devices' tokens: name the issuers' public keys."
+                    "devices' tokens: give the issuers' public keys."
                 )
             self._identity = AttestedIdentity(
                 plan.population, session_name, attester, issuers, clock
@@ -128,9 +133,9 @@ class SecureUpload:
 
     @property
     def num_messages(self) -> int:
-        """Messages that the device sends: keys, shares, masked vector, and revealed shares.
+        """Number of messages that the device sends: keys, shares, masked vector, unmasking shares.
 
-        One more, a signature over the survivors, where the server may be active.
+        An active server's protocol has a fifth one, a signature over the survivors.
         """
         return 4 if self._identity is None else 5
 
@@ -146,18 +151,19 @@ class SecureUpload:
         """Sums the device's report with those of its group.
 
         Args:
-          stream: The session's stream.
-          update: The tensors of the update.
-          participation: The vectors of the participation histograms.
-          keep_going: Asked between messages, and while waiting.
-          seconds: How long to wait for each message of the server.
+          stream: Stream of the session.
+          update: Tensors of the update.
+          participation: Vectors of the participation histograms.
+          keep_going: Check that is called between messages and while waiting; it raises to end
+            the upload.
+          seconds: Largest time to wait for each message of the server, in seconds.
 
         Returns:
-          The server's answer.
+          Answer of the server to the report.
 
         Raises:
-          session.StepFailed: If the update is out of the range of its sums, or the server asks
-            for what the protocol refuses, or sends something else.
+          session.StepFailed: If the update is out of the range of its sums, the protocol refuses
+            a message of the server, or the server sends another kind of message.
         """
         try:
             vector = secure_report.vector_of(self._plan, update, participation)
@@ -174,7 +180,7 @@ class SecureUpload:
         try:
             return self._converse(participant, stream, keep_going, seconds)
         finally:
-            participant.forget()  # However it ended.
+            participant.forget()  # Also after an exception.
 
     def _converse(
         self,
@@ -210,9 +216,9 @@ class SecureUpload:
         """Sends the message of a step, in parts if it is large.
 
         Args:
-          stream: The session's stream.
-          step: Number of the step, from 0.
-          message: The message.
+          stream: Stream of the session.
+          step: Index of the step, from 0.
+          message: Message to send.
         """
         del step
         for part in session_stream.secure_sum_messages(message):

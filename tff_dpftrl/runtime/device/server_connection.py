@@ -1,8 +1,8 @@
-"""A device's connection to its server: gRPC over TLS, and never for ever.
+"""A device's connection to its server: gRPC over TLS, with a timeout for every wait.
 
-Every wait has an end: for an answer that the server owes, for selection, which may take long,
-and for what is sent. A connection that has died in silence is noticed by HTTP/2 pings. What
-goes wrong is one line in the device's words; the server's are shortened and put in quotes.
+There are timeouts for an answer of the server, for selection, which may take long, and for
+sending. HTTP/2 pings detect a connection that has died silently. An error is one line; text of
+the server in it is shortened and made printable.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime.device import background_loop, session, watcher
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
-_LARGEST_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
+_MAX_MESSAGE_BYTES = 128_000_000  # A plan and a model, or an update; see `plans.Ceiling`.
 # Challenge, configuration, up to four of a secure sum, answer; more would only fill the memory.
-_MOST_MESSAGES = 7
-_LONGEST_TEXT = 200
-_LAST_S = 5.0
-_START_S = 60.0  # For a channel; it connects to nobody yet.
+_MAX_MESSAGES = 7
+_MAX_TEXT = 200
+_CLOSE_S = 5.0
+_CHANNEL_S = 60.0  # Time to create a channel, which does not connect yet.
 _AVOIDED_S = 60.0
-# What gRPC says, in place of the server's words, where the server ends while it is written to.
+# gRPC's error details if the server ends the stream while the device writes to it.
 _ENDED_IN_WRITING = "Internal error from Core"
 
 
 @dataclasses.dataclass(frozen=True)
 class Patience:
-    """How long a device waits for its server, in seconds.
+    """Timeouts of a device, in seconds.
 
     Attributes:
-      answer_s: For an answer that needs no waiting for others.
-      selection_s: To be selected, and for plan and model to arrive.
-      upload_s: For the report to arrive and be answered.
-      group_s: For the others of its group, in each step of a secure sum.
-      tell_s: For the summary of a session, which is given up then.
+      answer_s: Timeout of an answer for which the server waits for no other device.
+      selection_s: Timeout of the selection, including the transfer of plan and model.
+      upload_s: Timeout of the report's transfer and its answer.
+      group_s: Timeout of each step of a secure sum, in which the server waits for a group.
+      summary_s: Timeout of the delivery of a session summary.
     """
 
     answer_s: float = 60.0
     selection_s: float = 3600.0
     upload_s: float = 600.0
     group_s: float = 3600.0
-    tell_s: float = 10.0
+    summary_s: float = 10.0
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -63,14 +63,14 @@ class Patience:
 
 
 class ServerConnection:
-    """Channels to one server, for one session after another, or many at a time.
+    """Channels to one server, which any number of sessions share.
 
-    A server on several machines has several addresses, and any of them will do: each session
-    takes one at random, and another one if that does not answer.
+    A server on several machines has several equivalent addresses: each session takes one at
+    random, and another one if that does not answer.
 
     Attributes:
-      patience: How long to wait.
-      watcher: What ends the waiting.
+      patience: Timeouts.
+      watcher: Watcher that ends blocking calls.
     """
 
     def __init__(
@@ -80,26 +80,27 @@ class ServerConnection:
         *,
         server_name: str | None = None,
         patience: Patience | None = None,
-        watcher_: watcher.Watcher | None = None,
+        shared_watcher: watcher.Watcher | None = None,
         loop: background_loop.BackgroundLoop | None = None,
-        look: Callable[[], str] | None = None,
+        current_address: Callable[[], str] | None = None,
     ):
-        """Connects to nobody yet: that comes with the first session.
+        """Creates the channels, which connect with their first session.
 
         Args:
-          address: HOST:PORT, or several of them with commas in between.
-          root_certificates: PEM of who may prove the server's name, or of the server's own
-            certificate.
-          server_name: The name to be proven if it is not HOST, as through a tunnel.
-          patience: How long to wait.
-          watcher_: A watcher to share.
-          loop: A loop to share, which is left open; one of its own if None.
-          look: Asked before each session for the address as it is now; the last one is kept
-            when it raises a ValueError or OSError, as while no server runs. None if the
-            address stays.
+          address: HOST:PORT of the server, or several of them separated by commas.
+          root_certificates: Trusted certificates in PEM: authorities that may sign the server's
+            certificate, or that certificate itself.
+          server_name: Name in the server's certificate if it is not HOST, such as through a
+            tunnel.
+          patience: Timeouts.
+          shared_watcher: Watcher to share with other connections; a new one if None.
+          loop: Event loop to share, which is left open; a new one if None.
+          current_address: Returns the server's address, before each session. If it raises
+            ValueError or OSError, such as while no server runs, the last address is kept. None
+            if the address is fixed.
 
         Raises:
-          ValueError: If the address is none, or there is no certificate.
+          ValueError: If the address is invalid, or there is no certificate.
         """
         self._addresses = _addresses(address)
         try:
@@ -110,62 +111,66 @@ class ServerConnection:
                 "that of who signed it."
             ) from None
         self.patience = Patience() if patience is None else patience
-        self.watcher = watcher.Watcher() if watcher_ is None else watcher_
-        self._roots, self._server_name, self._look = root_certificates, server_name, look
+        self.watcher = watcher.Watcher() if shared_watcher is None else shared_watcher
+        self._roots, self._server_name, self._current_address = (
+            root_certificates,
+            server_name,
+            current_address,
+        )
         self._owns_loop = loop is None
         self._loop = background_loop.BackgroundLoop() if loop is None else loop
         self._channels: dict[str, _Channel] = {}
         self._opening = threading.Lock()
-        self._avoided: dict[str, float] = {}  # Until when, of those that have not answered.
+        self._avoided: dict[str, float] = {}  # End of the time in which an address is avoided.
         for one in self._addresses:
             self._channel(one)
 
     def addresses(self, generator: random.Random) -> list[str]:
-        """The server's addresses, in the order in which a session is to try them.
+        """Returns the server's addresses in the order in which a session should try them.
 
         Args:
-          generator: Source of the order; not used where there is one address.
+          generator: Source of the order; not used if there is one address.
 
         Returns:
-          HOST:PORT of each; those that have not answered lately are the last ones.
+          HOST:PORT of each address; addresses that have not answered lately come last.
         """
-        if self._look is not None:
+        if self._current_address is not None:
             with contextlib.suppress(ValueError, OSError):
-                self._addresses = _addresses(self._look())
-        found = list(self._addresses)
-        if len(found) > 1:
-            generator.shuffle(found)
+                self._addresses = _addresses(self._current_address())
+        addresses = list(self._addresses)
+        if len(addresses) > 1:
+            generator.shuffle(addresses)
             now = time.monotonic()
-            found.sort(key=lambda address: self._avoided.get(address, now) > now)
-        return found
+            addresses.sort(key=lambda address: self._avoided.get(address, now) > now)
+        return addresses
 
     def avoid(self, address: str) -> None:
-        """Has sessions try others before this address, for a minute."""
+        """Makes sessions try other addresses before this one, for a minute."""
         self._avoided[address] = time.monotonic() + _AVOIDED_S
 
     def open_stream(self, address: str | None = None) -> Stream:
-        """Begins a session.
+        """Opens the stream of a session.
 
         Args:
-          address: With which of `addresses`; the first one that was given, if None.
+          address: One of `addresses`; the first configured one if None.
         """
         return Stream(self, self._loop, self._channel(address or self._addresses[0]))
 
-    def tell(
+    def send_summary(
         self, population: str, report: session.SessionReport, address: str | None = None
     ) -> concurrent.futures.Future[None]:
-        """Tells the server how a session went, without waiting for it and whatever comes of it.
+        """Sends the summary of a session in the background; errors are ignored.
 
-        It is a call of its own, but soon after the session and on the same connection: a
-        server that wants to can tell which device it is from.
+        It is a separate call, but soon after the session and on the same connection: a server
+        that wants to can link it to the device.
 
         Args:
           population: Name of the population.
-          report: What may be told.
-          address: Where the session was, which is tried first.
+          report: Session report, without anything that must stay on the device.
+          address: Address of the session, which is tried first.
 
         Returns:
-          What can be waited for, for up to `patience.tell_s` seconds.
+          Future that is done after at most `patience.summary_s` seconds.
         """
         summary = wire_pb2.SessionSummary(
             population=population,
@@ -177,12 +182,12 @@ class ServerConnection:
         first = address or self._addresses[0]
         others = [other for other in self._addresses if other != first]
         channels = [self._channel(one) for one in [first, *others]]
-        return self._loop.submit(self._told(summary, channels))
+        return self._loop.submit(self._send_summary(summary, channels))
 
     def close(self) -> None:
-        """Ends the connections, and all sessions that they still have."""
+        """Closes the channels and ends their sessions."""
         with contextlib.suppress(RuntimeError, TimeoutError):
-            self._loop.submit(self._close_channels()).result(_LAST_S)
+            self._loop.submit(self._close_channels()).result(_CLOSE_S)
         if self._owns_loop:
             self._loop.close()
 
@@ -191,37 +196,39 @@ class ServerConnection:
             if address not in self._channels:
                 self._channels[address] = self._loop.submit(
                     _new_channel(address, self._roots, self._server_name)
-                ).result(_START_S)
+                ).result(_CHANNEL_S)
             return self._channels[address]
 
     async def _close_channels(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels.values()))
 
-    async def _told(self, summary: wire_pb2.SessionSummary, channels: list[_Channel]) -> None:
-        deadline = asyncio.get_running_loop().time() + self.patience.tell_s
+    async def _send_summary(
+        self, summary: wire_pb2.SessionSummary, channels: list[_Channel]
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + self.patience.summary_s
         for channel in channels:
             left = max(0.0, deadline - asyncio.get_running_loop().time())
             try:
-                await channel.tell(summary, timeout=left)
-            except grpc.RpcError as error:  # It matters to nobody here.
+                await channel.send_summary(summary, timeout=left)
+            except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     continue
             return
 
 
 class _Channel:
-    """A channel to one address; belongs to the loop that it is made in."""
+    """Channel to one address; to be used on the loop on which it is created."""
 
     def __init__(self, address: str, root_certificates: bytes, server_name: str | None):
         host = _host(address)
         self.address = address
         self.server_name = server_name or host
         options = [
-            ("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _LARGEST_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.keepalive_time_ms", int(1000 * session_stream.KEEPALIVE_S)),
             ("grpc.http2.max_pings_without_data", 0),
-            # A session is not repeated behind its back, and connections are not shared.
+            # gRPC must not retry a session, nor share connections between channels.
             ("grpc.enable_retries", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_reconnect_backoff_ms", 10_000),
@@ -236,8 +243,8 @@ class _Channel:
         self.open = self._channel.stream_stream(
             session_stream.SESSION_METHOD,
             wire_pb2.FromDevice.SerializeToString,
-        )  # What comes is read below: of what cannot be read, gRPC would log all it knows.
-        self.tell = self._channel.unary_unary(
+        )  # Answers are parsed below: gRPC would log the content of an answer it cannot parse.
+        self.send_summary = self._channel.unary_unary(
             session_stream.TELL_METHOD,
             wire_pb2.SessionSummary.SerializeToString,
         )
@@ -246,14 +253,14 @@ class _Channel:
         await self._channel.close()
 
     def explain(self, error: grpc.RpcError) -> _End:
-        """What to raise in place of gRPC's error.
+        """Translates an error of gRPC.
 
         Args:
-          error: What a call raised.
+          error: Exception of a call.
 
         Returns:
-          What makes an `AttestationFailed` if the server says so, an `EOFError` if it has
-          ended the session, or a `StepFailed`.
+          Factory of the exception to raise: `AttestationFailed` if the server refused the token,
+          `EOFError` if it ended the session, otherwise `StepFailed`.
         """
         if error.code() is grpc.StatusCode.INTERNAL and error.details() == _ENDED_IN_WRITING:
             return EOFError
@@ -296,11 +303,11 @@ def _sent_too_much() -> Exception:
 
 
 class Stream:
-    """One session's messages; for one thread.
+    """The message stream of one session, for one thread.
 
     Attributes:
-      address: Who it is with.
-      server_name: The host that the server's certificate has to prove.
+      address: Address of the server.
+      server_name: Host name that the server's certificate has to prove.
     """
 
     def __init__(
@@ -313,15 +320,15 @@ class Stream:
         self._connection, self._loop, self._channel = connection, loop, channel
         self.address = channel.address
         self.server_name = channel.server_name
-        # Messages, and at last what makes the error that says why there are no more. The error
-        # itself would hold, by its traceback, all of the session that holds the stream.
+        # Messages, and at last the factory of the error that ended the stream. The error itself
+        # would reference, by its traceback, the session and so this stream.
         self._received: queue.SimpleQueue[wire_pb2.FromServer | _End] = queue.SimpleQueue()
         self._call: grpc.aio.StreamStreamCall | None = None
         self._writing = asyncio.Lock()  # Messages go one at a time, in order.
         loop.submit(self._receive_all())
 
     def send(self, message: wire_pb2.FromDevice) -> None:
-        """Sends a message, without waiting for it to arrive."""
+        """Sends a message without waiting for its delivery."""
         self._loop.submit(self._write(message))
 
     def receive(
@@ -330,17 +337,17 @@ class Stream:
         """Waits for a message.
 
         Args:
-          keep_going: Asked meanwhile.
-          seconds: How long to wait.
-          wanted: What is waited for, for messages.
+          keep_going: Check that is called while waiting; it raises to end the waiting.
+          seconds: Timeout in seconds.
+          wanted: Name of the expected message, for error messages.
 
         Returns:
-          The message.
+          The message. Untrusted.
 
         Raises:
-          session.StepFailed: If none comes.
-          session.AttestationFailed: If the server does not take the device for genuine.
-          Exception: What `keep_going` raises.
+          session.StepFailed: If no message comes.
+          session.AttestationFailed: If the server does not accept the device as genuine.
+          Exception: Any exception of `keep_going`.
         """
         too_long = f"The server has not sent the {wanted} in {seconds:g} s."
         with self._connection.watcher.watching(
@@ -354,30 +361,30 @@ class Stream:
                 ) from None
 
     def finish(self) -> None:
-        """Says that there is no more to come, and lets the server end the session in a moment."""
+        """Half-closes the stream, and waits briefly for the server to end the session."""
         self._loop.submit(self._write(None))
         with (
             contextlib.suppress(EOFError, session.StepFailed, session.AttestationFailed),
             self._connection.watcher.watching(
-                lambda: None, self._cancel, seconds=_LAST_S, too_long="It is over."
+                lambda: None, self._cancel, seconds=_CLOSE_S, too_long="The server did not end it."
             ),
         ):
             self._next()
 
     def close(self) -> None:
-        """Ends the session, if the server has not."""
+        """Cancels the session, unless the server has ended it."""
         self._loop.call(self._cancel_call)
 
     def _next(self) -> wire_pb2.FromServer:
         received = self._received.get()
         if isinstance(received, wire_pb2.FromServer):
             return received
-        self._received.put(received)  # Whoever asks again is told the same.
+        self._received.put(received)  # A further call raises the same error.
         raise received()
 
     def _cancel(self) -> None:
         self._loop.call(self._cancel_call)
-        # The loop may be closed, with the connection.
+        # Wakes the reader even if the loop is closed.
         self._received.put(_ended)
 
     def _cancel_call(self) -> None:
@@ -391,12 +398,12 @@ class Stream:
             num_messages = 0
             while (content := await self._call.read()) is not grpc.aio.EOF:
                 num_messages += 1
-                if num_messages > _MOST_MESSAGES:
+                if num_messages > _MAX_MESSAGES:
                     self._call.cancel()
                     end = _sent_too_much
                     break
                 self._received.put(wire_pb2.FromServer.FromString(content))
-                del content  # Or a model would be held while the next message is waited for.
+                del content  # Frees a model while the next message is awaited.
         except protobuf_message.DecodeError:
             self._call.cancel()
             end = _unreadable
@@ -411,24 +418,24 @@ class Stream:
             self._received.put(end)
 
     async def _write(self, message: wire_pb2.FromDevice | None) -> None:
-        # Who reads learns why the stream has ended.
+        # The reader gets the error that ended the stream.
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError):
             async with self._writing:
                 await (self._call.done_writing() if message is None else self._call.write(message))
 
 
 def one_line(text: str) -> str:
-    """What a server says, short and harmless on a terminal."""
+    """Shortens a text of the server and makes it printable on a terminal."""
     words = " ".join(text.split())
-    printable = "".join(c if c.isprintable() else "?" for c in words[: _LONGEST_TEXT + 1])
-    return printable if len(printable) <= _LONGEST_TEXT else printable[: _LONGEST_TEXT - 1] + "…"
+    printable = "".join(c if c.isprintable() else "?" for c in words[: _MAX_TEXT + 1])
+    return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
 
 
 def _addresses(address: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(one.strip() for one in address.split(",")))
-    for one in found:
+    addresses = tuple(dict.fromkeys(one.strip() for one in address.split(",")))
+    for one in addresses:
         _host(one)
-    return found
+    return addresses
 
 
 def _host(address: str) -> str:

@@ -1,15 +1,14 @@
-"""One session of a device: check in, fetch the plan, train, upload; given up at any moment.
+"""One session of a device: check in, fetch the plan, train, upload; it can end at any moment.
 
-What the steps do is handed in (`SessionSteps`: a client of the server's protocol, and what
-executes plans). The session keeps their order, which privacy rests on:
+The steps are an argument (`SessionSteps`: a client of the server's protocol, and an executor of
+plans). The session enforces their order, on which privacy rests:
 
-- the device's own participation timer is asked before it trains, and
+- the device's participation timer is checked before the device trains, and
 - the participation is durable before the upload begins (`participation_timer`).
 
-It stops as soon as the device is no longer eligible: between steps, and inside them wherever
-they call `keep_going`. Whatever goes wrong inside a step ends this session and no more than
-it; what of it leaves the device is a shape and health counters (`SessionReport`), never a
-message of an error, which may quote an example.
+It stops as soon as the device is no longer eligible: between steps, and inside of steps that
+call `keep_going`. An error in a step ends this session only. Only a shape and health counters
+leave the device (`SessionReport`), never an error message, which may quote an example.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ from tff_dpftrl.runtime.device import participation_timer
 from tff_dpftrl.runtime.device.session_shape import Event, SessionShape
 
 _logger = logging.getLogger(__name__)
-_LEAST_REST_S = 1.0  # Of a device that came back so soon that it cannot tell how fast rounds are.
+_MIN_REST_S = 1.0  # For a device that came back too soon to measure the rate of rounds.
 
 
 class Interrupted(Exception):
-    """The device may not work any more; the message says which conditions ended."""
+    """The device is no longer eligible; the message names the conditions that do not hold."""
 
 
 class AttestationFailed(Exception):
-    """The server does not believe that the device is genuine."""
+    """The server does not accept the device as genuine."""
 
 
 class StepFailed(Exception):
-    """A step came to no result for a known reason; the message is for the device's own log."""
+    """A step failed for a known reason; the message is for the device's log only."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ComeBack:
-    """The server has no work for this device now.
+    """The server's answer that it has no work for this device now.
 
     Attributes:
-      turns: When to check in again, seconds from now, growing: the device takes the first
-        one at which it may work. Empty if the server did not say.
-      reason: A few words, for the device's own log.
+      turns: Times at which to check in again, in seconds from now, growing. The device takes the
+        first one at which it is eligible. Empty if the server names none.
+      reason: Short reason, for the device's log.
     """
 
     turns: tuple[float, ...] = ()
@@ -65,15 +64,15 @@ class ComeBack:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a device was asked to do.
+    """The work that the server assigned to a device.
 
     Attributes:
       task: Name of the task.
-      round_index: The round, from 0.
-      rule: How often the plan lets a device take part; None for what needs no timer, such
-        as an evaluation without a statement.
-      buckets: The buckets of the participation histograms; None without `rule`.
-      plan: What `SessionSteps.train` needs, already verified.
+      round_index: Index of the round, from 0.
+      rule: Participation limits of the plan; None for work that needs no timer, such as an
+        evaluation without a statement.
+      buckets: Buckets of the participation histograms; None without `rule`.
+      plan: Verified plan and model, for `SessionSteps.train`.
     """
 
     task: str
@@ -89,12 +88,12 @@ class Work:
 
 @dataclasses.dataclass(frozen=True)
 class UploadAnswer:
-    """What the server said to a report.
+    """The server's answer to a report.
 
     Attributes:
-      is_accepted: Whether it counts; it does not if it came too late.
-      turns: When to check in again, as in `ComeBack`.
-      reason: A few words, for the device's own log.
+      is_accepted: Whether the report counts. A late report does not.
+      turns: Times at which to check in again, in seconds from now, growing.
+      reason: Short reason, for the device's log.
     """
 
     is_accepted: bool
@@ -103,13 +102,13 @@ class UploadAnswer:
 
 
 KeepGoing = Callable[[], None]
-"""Raises `Interrupted` if the device may not work any more; cheap enough to call often."""
+"""Check that raises `Interrupted` if the device is no longer eligible; cheap to call often."""
 
 
 class SessionSteps(abc.ABC):
-    """What a session does, once each and in this order; any exception ends the session.
+    """The steps of a session, which run once each in this order; any exception ends the session.
 
-    Steps that take long call `keep_going` now and then and let what it raises pass.
+    A step that takes long calls `keep_going` now and then and does not catch its exceptions.
     """
 
     @abc.abstractmethod
@@ -117,10 +116,10 @@ class SessionSteps(abc.ABC):
         """Connects and waits to be selected.
 
         Returns:
-          None if the device was selected, or when to come back.
+          None if the device was selected, otherwise the server's answer.
 
         Raises:
-          AttestationFailed: If the server does not take the device for genuine.
+          AttestationFailed: If the server does not accept the device as genuine.
         """
 
     @abc.abstractmethod
@@ -129,7 +128,7 @@ class SessionSteps(abc.ABC):
 
     @abc.abstractmethod
     def train(self, work: Work, keep_going: KeepGoing) -> Any:
-        """Computes what to report from the device's examples."""
+        """Computes the update from the device's examples."""
 
     @abc.abstractmethod
     def upload(
@@ -141,18 +140,18 @@ class SessionSteps(abc.ABC):
         """Sends the report.
 
         Args:
-          update: What `train` returned.
-          participation: The vectors of the participation histograms, if the plan has them.
-          keep_going: See `KeepGoing`.
+          update: Result of `train`.
+          participation: Vectors of the participation histograms; None if the plan has none.
+          keep_going: Check that raises to interrupt the upload.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees what the session holds; called at its end, whatever the end is."""
+        """Frees the resources of the session; called at its end in any case."""
 
 
-class Outcome(enum.Enum):
-    """How a session ended, for the device's own schedule."""
+class SessionOutcome(enum.Enum):
+    """The kind of a session's end, for the device's schedule."""
 
     COMPLETED = "completed"
     NOT_SELECTED = "not selected"
@@ -165,14 +164,15 @@ class Outcome(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class SessionReport:
-    """What may be told of a session: one of few shapes, and coarse numbers.
+    """The part of a session's result that may leave the device: a shape and coarse numbers.
 
     Attributes:
-      shape: The events, one of `session_shape.SHAPES`.
-      seconds: How long it took, rounded up to two digits.
-      peak_memory_bytes: Most memory of this process since it began, rounded up likewise.
-      versions: Names and versions of this package, Python, the operating system and whatever
-        the caller adds; nothing that differs from device to device of one kind.
+      shape: Events of the session, one of `session_shape.SHAPES`.
+      seconds: Duration in seconds, rounded up to two significant digits.
+      peak_memory_bytes: Peak memory of this process since its start, rounded up to two
+        significant digits.
+      versions: Versions of this package, Python, the operating system and the caller's further
+        components, by name. They must not differ between devices of one kind.
     """
 
     shape: str
@@ -183,17 +183,17 @@ class SessionReport:
 
 @dataclasses.dataclass(frozen=True)
 class SessionResult:
-    """How a session ended, for the device itself.
+    """The result of a session, for the device itself.
 
     Attributes:
-      outcome: How.
-      turns: When the server wants the device again, seconds from the end, as in `ComeBack`;
-        of one that rests, when it will have rested.
-      reason: A sentence for the device's own log; it must not leave the device.
-      report: What may leave it.
+      outcome: Kind of the end.
+      turns: Times at which the server wants the device again, in seconds from the end, growing.
+        If the participation timer refused the round, the time at which it may be asked again.
+      reason: Sentence for the device's log; it must not leave the device.
+      report: Part of the result that may leave the device.
     """
 
-    outcome: Outcome
+    outcome: SessionOutcome
     turns: tuple[float, ...]
     reason: str
     report: SessionReport
@@ -208,42 +208,42 @@ def run(
     clock: Callable[[], float],
     versions: dict[str, str] | None = None,
 ) -> SessionResult:
-    """Runs one session to its end, whatever that is.
+    """Runs one session to its end and never raises for an error in a step.
 
     Args:
       population: Name of the population.
-      steps: What to do; closed at the end.
-      timer: The device's participation timer.
-      eligibility: Whether the device may work.
-      clock: Seconds, never going back.
-      versions: Versions to report besides, like that of TensorFlow.
+      steps: Steps of the session; closed at its end.
+      timer: Participation timer of the device.
+      eligibility: Conditions under which the device may work.
+      clock: Monotonic clock in seconds.
+      versions: Further versions to report by name, such as TensorFlow's.
 
     Returns:
-      The result; exceptions of steps are in it, and logged on the device.
+      The result. It contains the exceptions of steps, which are also logged on the device.
     """
     shape, begin = SessionShape(), clock()
     try:
         outcome, turns, reason = _run_steps(population, steps, timer, eligibility, shape)
     except Interrupted as error:
         shape.add(Event.INTERRUPTED)
-        outcome, turns, reason = Outcome.INTERRUPTED, (), str(error)
+        outcome, turns, reason = SessionOutcome.INTERRUPTED, (), str(error)
     except participation_timer.TimerRefusal as error:
         shape.add(Event.INTERRUPTED)
-        outcome, reason = Outcome.RESTING, str(error)
-        turns = () if error.wait_s is None else (max(error.wait_s, _LEAST_REST_S),)
+        outcome, reason = SessionOutcome.RESTING, str(error)
+        turns = () if error.wait_s is None else (max(error.wait_s, _MIN_REST_S),)
     except AttestationFailed as error:
-        # Who was believed at check-in and not later has met another fault.
+        # A device that the server accepted at check-in has another fault.
         failed_at_once = str(shape) == Event.CHECKED_IN.value
         shape.add(Event.ATTESTATION_FAILED if failed_at_once else Event.ERROR)
-        outcome, turns, reason = Outcome.ATTESTATION_FAILED, (), str(error)
+        outcome, turns, reason = SessionOutcome.ATTESTATION_FAILED, (), str(error)
     except StepFailed as error:
         shape.add(Event.ERROR)
         _logger.info("session %s of %s failed: %s", shape, population, error)
-        outcome, turns, reason = Outcome.FAILED, (), str(error)
-    except Exception as error:  # Of a server, of a plan, of an example: this session's only.
+        outcome, turns, reason = SessionOutcome.FAILED, (), str(error)
+    except Exception as error:  # A fault of a server, plan or example ends this session only.
         shape.add(Event.ERROR)
         _logger.warning("session %s of %s failed", shape, population, exc_info=True)
-        outcome, turns, reason = Outcome.FAILED, (), f"{type(error).__name__}: {error}"
+        outcome, turns, reason = SessionOutcome.FAILED, (), f"{type(error).__name__}: {error}"
     finally:
         _close(steps)
     report = SessionReport(
@@ -258,7 +258,7 @@ def run(
 def _close(steps: SessionSteps) -> None:
     try:
         steps.close()
-    except Exception:  # Of a connection that is broken anyway.
+    except Exception:  # The connection may be broken.
         _logger.warning("a session was not closed cleanly", exc_info=True)
 
 
@@ -268,7 +268,7 @@ def _run_steps(
     timer: participation_timer.Timer,
     eligibility: eligibility_lib.Eligibility,
     shape: SessionShape,
-) -> tuple[Outcome, tuple[float, ...], str]:
+) -> tuple[SessionOutcome, tuple[float, ...], str]:
     def keep_going() -> None:
         unmet = eligibility.unmet()
         if unmet:
@@ -279,13 +279,13 @@ def _run_steps(
     come_back = steps.check_in(keep_going)
     if come_back is not None:
         shape.add(Event.REFUSED)
-        return Outcome.NOT_SELECTED, come_back.turns, come_back.reason
+        return SessionOutcome.NOT_SELECTED, come_back.turns, come_back.reason
     keep_going()
     work = steps.fetch(keep_going)
     shape.add(Event.PLAN_DOWNLOADED)
-    which = (population, work.task, work.round_index)
+    key = (population, work.task, work.round_index)
     if work.rule is not None:
-        timer.check(*which, work.rule)
+        timer.check(*key, work.rule)
     keep_going()
     shape.add(Event.TRAINING_STARTED)
     update = steps.train(work, keep_going)
@@ -293,18 +293,18 @@ def _run_steps(
     keep_going()
     participation = None
     if work.rule is not None:
-        participation = timer.record(*which, work.rule, work.buckets)
+        participation = timer.record(*key, work.rule, work.buckets)
     shape.add(Event.UPLOAD_STARTED)
     answer = steps.upload(update, participation, keep_going)
     if not answer.is_accepted:
         shape.add(Event.REFUSED)
-        return Outcome.REPORT_REFUSED, answer.turns, answer.reason
+        return SessionOutcome.REPORT_REFUSED, answer.turns, answer.reason
     shape.add(Event.UPLOAD_COMPLETED)
-    return Outcome.COMPLETED, answer.turns, answer.reason
+    return SessionOutcome.COMPLETED, answer.turns, answer.reason
 
 
 def _coarse(value: float) -> float:
-    """Rounded up to two significant digits."""
+    """Rounds up to two significant digits."""
     if value <= 0:
         return 0.0
     unit = 10.0 ** (math.floor(math.log10(value)) - 1)

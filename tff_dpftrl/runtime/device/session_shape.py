@@ -1,8 +1,8 @@
-"""What happened in a session, as the string of events of paper 004 (section 5, table 1).
+"""The shape of a session: its events as a string, as in paper 004 (section 5, table 1).
 
-`-v[]+^` is a session that did all it should; `-v[!` one that was interrupted while it
-trained. Devices send the shape of their last session and servers count them: a new shape, or
-more of a bad one, tells where something is wrong, and nothing of who it happened to.
+`-v[]+^` is a complete session; `-v[!` is one that was interrupted during training. Devices send
+the shape of their last session and servers count them. A new shape, or more sessions of a bad
+one, shows where something is wrong, without identifying a device.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ class Event(str, enum.Enum):
     TRAINING_ENDED = "]"
     UPLOAD_STARTED = "+"
     UPLOAD_COMPLETED = "^"
-    REFUSED = "#"  # By the server: no work for this device, or its report did not count.
-    INTERRUPTED = "!"  # By the device: it may not work any more, or not for this round.
+    REFUSED = "#"  # The server has no work for this device, or refused its report.
+    INTERRUPTED = "!"  # The device is not eligible, or its timer refused the round.
     ERROR = "*"
     ATTESTATION_FAILED = "?"
 
 
 _STEPS = "-v[]+^"
-# Which end may follow each step. A session may end before it begins, by the device.
+# Events that may end a session after each step. The device may end it before it begins.
 _ENDS = {"": "!", "-": "#!*?", "-v": "!*", "-v[": "!*", "-v[]": "!*", "-v[]+": "#!*"}
 
 SHAPES = frozenset({_STEPS, *(done + end for done, ends in _ENDS.items() for end in ends)})
-"""Every shape that a session can have: what a server counts, and whatever else it is told
-(by a device of another version, or a hostile one) it counts as "other"."""
+"""All possible shapes. A server counts any other text, which a device of another version or a
+hostile one may send, as "other"."""
 
 
 class SessionShape:
-    """Collects the events of one session, which can only come in their order."""
+    """The events of one session so far, in their only possible order."""
 
     def __init__(self):
         """Starts with no event."""
@@ -55,10 +55,10 @@ class SessionShape:
         """Adds the next event.
 
         Args:
-          event: What happened.
+          event: Event to add.
 
         Raises:
-          ValueError: If it cannot come next.
+          ValueError: If it cannot follow the events so far.
         """
         events = self._events + event.value
         if events not in SHAPES and not _STEPS.startswith(events):

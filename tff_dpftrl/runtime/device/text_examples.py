@@ -1,9 +1,9 @@
 """Texts as `tf.train.Example` protos, the form in which plans parse examples.
 
-A plan's graph reads examples with `tf.io.parse_example`, since that is what TensorFlow alone
-can parse. The message is small and frozen for good (tensorflow/core/example/example.proto),
-and TensorFlow takes seconds to import: applications that only record examples should not need
-it, so the encoding is written out here. Tests compare it with TensorFlow's own.
+A plan's graph parses examples with `tf.io.parse_example`, without code beyond TensorFlow. An
+application that only records examples should not have to import TensorFlow, which takes seconds.
+So the encoding is implemented here: the message is small and will not change
+(tensorflow/core/example/example.proto). Tests compare it with TensorFlow's encoding.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tff_dpftrl.data import user_text
 from tff_dpftrl.runtime.device import example_store
 
 COLLECTION = "text"
-"""Collection that tasks take texts from unless they say otherwise."""
+"""Default collection of the texts of a task."""
 TEXT_FEATURE = "tokens"
-"""Name of the bytes feature in which they are."""
+"""Default name of the bytes feature with the texts."""
 
 Values = Sequence[bytes] | Sequence[str] | Sequence[int] | Sequence[float]
 
@@ -27,12 +27,12 @@ def encode(features: Mapping[str, Values]) -> bytes:
     """Serializes a `tf.train.Example`.
 
     Args:
-      features: Name to values: bytes or strings (UTF-8) for a bytes list, integers for an
-        int64 list, floats for a float list (rounded to float32). No value is a feature
-        without a kind.
+      features: Values by feature name: bytes or strings (UTF-8) for a bytes list, integers for
+        an int64 list, floats for a float list (rounded to float32). An empty sequence is a
+        feature without a kind.
 
     Returns:
-      The proto; features sorted by name, so that equal examples are equal bytes.
+      The serialized proto, with features sorted by name: equal examples are equal bytes.
 
     Raises:
       ValueError: If values are mixed, of another type, or beyond int64 or float32.
@@ -45,10 +45,10 @@ def encode(features: Mapping[str, Values]) -> bytes:
 
 
 def encode_text(text: str, feature: str = TEXT_FEATURE) -> bytes:
-    """A text as plans take it: whole, since splitting it into words is a plan's work.
+    """Serializes a text; plans split it into words.
 
     Args:
-      text: The text.
+      text: Text of the example.
       feature: Name of the bytes feature.
 
     Returns:
@@ -66,19 +66,19 @@ def add_user(
     feature: str = TEXT_FEATURE,
     recorded: float | None = None,
 ) -> None:
-    """Puts the texts of one user of a corpus into a store: a device for trying things out.
+    """Adds the texts of one user of a corpus to a store, to try out a device.
 
     Args:
-      store: The store.
-      corpus: The corpus.
-      user_id: One of its users; the id itself is not kept.
+      store: Example store of the device.
+      corpus: Texts by user.
+      user_id: Id of the user, which is not stored.
       collection: Name of the collection.
-      feature: Name of the bytes feature, one value an example.
-      recorded: When they were recorded, seconds since 1970; now if None. The user's last
-        text is the newest.
+      feature: Name of the bytes feature, which has one value in each example.
+      recorded: Time of the examples in seconds since 1970; now if None. The user's last text is
+        the newest.
 
     Raises:
-      ValueError: If there is no such user, or the store refuses.
+      ValueError: If there is no such user, or the store refuses an example.
       OSError: If the store cannot be written.
     """
     texts = corpus.examples(user_id)

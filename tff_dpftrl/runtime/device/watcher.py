@@ -1,4 +1,4 @@
-"""Ends what blocks a session when the device may not go on, or when it takes too long."""
+"""A watchdog that ends a session's blocking calls on interruption and on timeout."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tff_dpftrl.runtime.device import session
 
 
 class Watcher:
-    """One thread for any number of sessions; there is none while nothing is watched.
+    """Watchdog of any number of sessions in one thread, which ends while nothing is watched.
 
-    A call that waits for the server, or trains, cannot ask by itself whether to go on. The
-    watcher asks for it, and calls what ends it.
+    A call that waits for the server, or trains, cannot check whether to go on. The watcher
+    checks instead, and ends the call.
     """
 
     def __init__(self, *, interval_s: float = 1.0, clock: Callable[[], float] = time.monotonic):
-        """Watches nothing yet.
+        """Creates a watcher without a thread.
 
         Args:
-          interval_s: How often to ask, in seconds.
-          clock: Seconds, never going back.
+          interval_s: Seconds between checks.
+          clock: Monotonic clock in seconds.
         """
         self._interval_s, self._clock = interval_s, clock
         self._changed = threading.Condition()
@@ -39,21 +39,21 @@ class Watcher:
         seconds: float = math.inf,
         too_long: str = "",
     ) -> Iterator[None]:
-        """Watches over the block.
+        """Watches the block.
 
         Args:
-          keep_going: Asked now and then, from another thread.
-          end: Called once `keep_going` raises or the time is over, again and again until
-            the block has ended; from another thread. The block should raise then.
-          seconds: How long the block may take.
-          too_long: What to say of a block that took longer.
+          keep_going: Check that is called from another thread; it raises to end the block.
+          end: Callback that makes the block raise. It is called from another thread after
+            `keep_going` has raised or the time is over, repeatedly until the block has ended.
+          seconds: Timeout of the block in seconds.
+          too_long: Error message of the timeout.
 
         Yields:
           Nothing.
 
         Raises:
-          Exception: What `keep_going` raised, or a `StepFailed` that says `too_long`, in
-            place of whatever the block raises because it was ended.
+          Exception: The exception of `keep_going`, or a `StepFailed` with `too_long`, in place
+            of the exception that the block raises because it was ended.
         """
         watched = _Watched(keep_going, end, self._clock() + seconds, too_long)
         self._add(watched)
@@ -61,8 +61,8 @@ class Watcher:
             yield
         except Exception:
             watched.stop()
-            # Nothing may hold an error that holds, by its traceback, all of the session: what
-            # such a circle holds is freed late, and a model is large.
+            # No object of the session may reference the error, whose traceback references the
+            # session: such a cycle is freed late, and a model is large.
             error, watched.error = watched.error, None
             if error is None:
                 raise
@@ -92,11 +92,11 @@ class Watcher:
                 watched = list(self._watched)
             now = self._clock()
             for one in watched:
-                one.look(now)
+                one.check(now)
 
 
 class _Watched:
-    """One block."""
+    """One watched block."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Watched:
         self._lock = threading.Lock()
         self._has_stopped = False
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         with self._lock:
             if self._has_stopped:
                 return
@@ -126,6 +126,6 @@ class _Watched:
                 self._end()
 
     def stop(self) -> None:
-        """From now on nothing of it is called."""
+        """Makes sure that no callback runs from now on."""
         with self._lock:
             self._has_stopped = True

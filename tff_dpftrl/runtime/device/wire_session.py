@@ -1,4 +1,4 @@
-"""A session's steps as the server's protocol has them (`wire.proto`)."""
+"""The steps of a session in the server's protocol (`wire.proto`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _HOUR_S = 3600.0
 
 
 class WireSession(session.SessionSteps):
-    """One session with a server."""
+    """The steps of one session with a server."""
 
     def __init__(
         self,
@@ -52,20 +52,20 @@ class WireSession(session.SessionSteps):
         """Prepares a session; `session.run` runs it.
 
         Args:
-          connection: To the server.
+          connection: Connection to the server.
           population: Name of the population to check in for.
-          attester: Who vouches for the device.
-          plans: The plans that are loaded, by the keys that are trusted.
-          examples: The device's examples.
-          clock: Seconds since 1970, as the example store has them.
-          check_rest: Given population, task and round, raises `TimerRefusal` if it is known
-            already that the device has to rest.
-          seed_for: Task and round to the seed of the examples' order, for simulations; None
-            to draw it from the operating system.
-          issuers: Whose tokens prove to this device that others are genuine, for plans that do
-            not trust the server.
-          generator: Chooses among the server's addresses, where it has several; the operating
-            system's randomness if None.
+          attester: Source of attestation tokens.
+          plans: Cache of verified plans, with the trusted keys.
+          examples: Example store of the device.
+          clock: Clock of the example store, in seconds since 1970.
+          check_rest: Takes population, task and round; raises `TimerRefusal` if a known rule
+            forbids the round.
+          seed_for: Maps task and round to the seed of the examples' order, for simulations; None
+            to draw the seed from the operating system.
+          issuers: Public keys of the issuers whose tokens prove that other devices are genuine,
+            for plans that do not trust the server.
+          generator: Source of the choice among the server's addresses; the operating system's
+            randomness if None.
         """
         self._connection, self._population = connection, population
         self._attester, self._plans = attester, plans
@@ -78,21 +78,22 @@ class WireSession(session.SessionSteps):
         self._configuration = wire_pb2.Configuration()
         self._attempt = ""
         self.work: session.Work | None = None
-        """What was asked of the device, once it is known."""
+        """Work that the server assigned; None before it is known."""
 
+    @override
     def check_in(self, keep_going: session.KeepGoing) -> session.ComeBack | None:
-        """See the base class; also waits for plan and model to arrive."""
+        """Connects, waits to be selected, and waits for plan and model to arrive."""
         patience = self._connection.patience
         challenge = self._open(keep_going)
         versions = set(challenge.protocol_versions) & set(session_stream.VERSIONS)
         if not versions:
-            spoken = sorted(challenge.protocol_versions)[:10]
+            offered = sorted(challenge.protocol_versions)[:10]
             raise session.StepFailed(
-                f"The server speaks version {spoken} of the protocol "
-                f"and this device {list(session_stream.VERSIONS)}: update the older one."
+                f"The server has the protocol versions {offered} and this device "
+                f"{list(session_stream.VERSIONS)}: update the older one."
             )
         _check_round(challenge.round_index)
-        if challenge.task:  # Whoever has to rest would take the place of one that need not.
+        if challenge.task:  # A device that must rest would take the place of one that need not.
             try:
                 self._check_rest(self._population, challenge.task, challenge.round_index)
             except participation_timer.TimerRefusal:
@@ -120,7 +121,7 @@ class WireSession(session.SessionSteps):
         return None
 
     def _open(self, keep_going: session.KeepGoing) -> wire_pb2.Challenge:
-        """Begins a session with the first of the server's addresses that answers."""
+        """Opens a session with the first of the server's addresses that answers."""
         seconds = self._connection.patience.answer_s
         addresses = self._connection.addresses(self._generator)
         for address in addresses:
@@ -137,12 +138,13 @@ class WireSession(session.SessionSteps):
 
     @property
     def address(self) -> str | None:
-        """Which address of the server the session is with; None before it begins."""
+        """Address of the server in this session; None before it begins."""
         return None if self._stream is None else self._stream.address
 
+    @override
     def fetch(self, keep_going: session.KeepGoing) -> session.Work:
-        """See the base class; what has arrived is verified and loaded."""
-        del keep_going  # Loading takes a second or two, and TensorFlow cannot be stopped in it.
+        """Verifies and loads the plan and the model, which have arrived at check-in."""
+        del keep_going  # Loading takes a second or two, and TensorFlow cannot be interrupted.
         configuration, self._configuration = self._configuration, wire_pb2.Configuration()
         self._attempt = configuration.attempt
         try:
@@ -150,7 +152,7 @@ class WireSession(session.SessionSteps):
             plan = loaded.plan
             self._check_names(plan, configuration.task)
             rule, buckets = _participation(plan)
-            self._secure_upload = self._way_of(plan, configuration)
+            self._secure_upload = self._secure_upload_for(plan, configuration)
             broadcast = tensor_values.from_bytes(
                 configuration.broadcast, loaded.broadcast, "The model"
             )
@@ -164,10 +166,10 @@ class WireSession(session.SessionSteps):
         )
         return self.work
 
-    def _way_of(
+    def _secure_upload_for(
         self, plan: plan_pb2.DevicePlan, configuration: wire_pb2.Configuration
     ) -> secure_upload.SecureUpload | None:
-        """How a plan's report is uploaded; None if in the clear. The plan decides."""
+        """Creates the secure upload that the plan asks for; None if it asks for none."""
         session_name = configuration.secure_sum_session
         if not secure_report.is_asked_for(plan):
             if session_name:
@@ -191,11 +193,12 @@ class WireSession(session.SessionSteps):
         )
 
     def secure_upload(self, *args: Any, **options: Any) -> secure_upload.SecureUpload:
-        """How a report is summed securely; arguments as for `SecureUpload`."""
+        """Creates a `SecureUpload` from its arguments."""
         return secure_upload.SecureUpload(*args, **options)
 
+    @override
     def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes | list[np.ndarray]:
-        """See the base class; returns the update, serialized unless it is summed securely."""
+        """Computes the update; it is serialized unless it is summed securely."""
         from tff_dpftrl.runtime.plans import device_work
 
         loaded, broadcast = work.plan
@@ -279,11 +282,11 @@ class WireSession(session.SessionSteps):
 
 
 def _check_finite(model: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor]) -> None:
-    """Refuses a model that nothing can be learnt from, before a participation is spent on it.
+    """Refuses a model with NaN or infinite numbers, before it costs a participation.
 
     Args:
-      model: The tensors of the model.
-      tensors: Their descriptions in the plan.
+      model: Tensors of the model.
+      tensors: Descriptions of the tensors in the plan.
 
     Raises:
       tensor_values.ValuesError: If a number is not finite.
@@ -306,19 +309,21 @@ def _check_round(round_index: int) -> None:
 def _participation(
     plan: plan_pb2.DevicePlan,
 ) -> tuple[participation_timer.ParticipationRule | None, histograms.ParticipationBuckets | None]:
-    """What a plan asks of the device's timer."""
-    asked = plan.participation
+    """Reads the participation limits and histogram buckets of a plan."""
+    limits = plan.participation
     if not plan.HasField("participation"):
         if plan.kind == plan_pb2.EVALUATION:
             return None, None
-        raise signing.PlanRefusedError("The plan trains and does not say how often.")
+        raise signing.PlanRefusedError("The plan trains and has no participation limits.")
     try:
         buckets = histograms.ParticipationBuckets(
-            tuple(asked.stride_edges), tuple(asked.times_edges)
+            tuple(limits.stride_edges), tuple(limits.times_edges)
         )
         rule = participation_timer.ParticipationRule(
-            asked.min_sep_rounds, buckets.times_edges[-1], asked.min_sep_hours
+            limits.min_sep_rounds, buckets.times_edges[-1], limits.min_sep_hours
         )
     except ValueError as error:
-        raise signing.PlanRefusedError(f"The plan's participation is unusable: {error}") from None
+        raise signing.PlanRefusedError(
+            f"The plan's participation limits are unusable: {error}"
+        ) from None
     return rule, buckets

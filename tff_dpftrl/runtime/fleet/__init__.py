@@ -1,1 +1,1 @@
-"""Many simulated devices in few processes, with the real protocol, for trying a server out."""
+"""Load simulation: many simulated devices in few processes, over the server's real protocol."""

@@ -1,4 +1,4 @@
-"""When simulated devices may work: always, or at night (Bonawitz et al. 2019, figure 5)."""
+"""Eligibility of simulated devices: always, or at night (Bonawitz et al. 2019, figure 5)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tff_dpftrl.runtime.device import eligibility
 _HOURS = 24.0
 _NIGHT = 2.0  # The hour around which most devices are idle and charging.
 _SPREAD = 3.0  # Standard deviation, in hours, between devices.
-_LEAST, _MOST = 5.0, 12.0  # Hours that a device is available for.
+_MIN_HOURS, _MAX_HOURS = 5.0, 12.0  # Hours a day for which a device is available.
 
 
 class Nightly(eligibility.Eligibility):
-    """A device that is charged once a day, for some hours around its own middle of the night."""
+    """Eligibility of a device that is charged for some hours around its middle of the night."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class Nightly(eligibility.Eligibility):
 
         Args:
           generator: Source of randomness.
-          clock: Seconds since 1970, UTC.
-          day_s: Length of a day, in seconds; a shorter one for shorter trials.
+          clock: Clock that returns seconds since 1970, UTC.
+          day_s: Length of a simulated day in seconds; shorter than a real one for short trials.
 
         Raises:
           ValueError: If `day_s` is not positive.
@@ -39,7 +39,7 @@ class Nightly(eligibility.Eligibility):
         self._clock = clock
         self._day_s = validation.positive("day_s", day_s)
         self._middle = generator.gauss(_NIGHT, _SPREAD)
-        self._hours = generator.uniform(_LEAST, _MOST)
+        self._hours = generator.uniform(_MIN_HOURS, _MAX_HOURS)
 
     @override
     def unmet(self) -> tuple[str, ...]:
@@ -49,14 +49,14 @@ class Nightly(eligibility.Eligibility):
 
 
 class UntilStopped(eligibility.Eligibility):
-    """Ends all work when a fleet is stopped, besides what ends it anyway."""
+    """Eligibility that also ends when the fleet is stopped."""
 
     def __init__(self, other: eligibility.Eligibility, is_stopped: Callable[[], bool]):
-        """Asks both.
+        """Wraps another eligibility.
 
         Args:
-          other: Whether the device may work.
-          is_stopped: Whether the fleet was stopped.
+          other: Eligibility of the device while the fleet runs.
+          is_stopped: Returns whether the fleet was stopped.
         """
         self._other, self._is_stopped = other, is_stopped
 

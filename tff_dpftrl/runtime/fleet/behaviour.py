@@ -1,4 +1,4 @@
-"""What goes wrong with simulated devices, drawn from a seed."""
+"""Fault injection for simulated devices: drop-outs, stragglers and attacks, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tff_dpftrl import validation
 
 
 class DropOut(enum.Enum):
-    """When a device goes away."""
+    """The moment at which a device drops out."""
 
     BEFORE_TRAINING = "before training"
     TRAINING = "while it trains"
@@ -18,25 +18,25 @@ class DropOut(enum.Enum):
 
 
 class Attack(str, enum.Enum):
-    """What a malicious device sends; the value is what the command line calls it."""
+    """An attack of a malicious device; the value is its name on the command line."""
 
-    NAN = "nan"  # An update of NaNs; of a secure sum, keys that are none.
-    SHAPE = "shape"  # A tensor of another shape; a masked vector that is longer.
-    ATTEMPT = "attempt"  # A report for an attempt that it was not asked for.
-    TOKEN = "token"  # An attestation token that was used before.
-    GARBAGE = "garbage"  # Bytes that are no update, or no message of a secure sum.
+    NAN = "nan"  # An update of NaNs; in a secure sum, invalid keys.
+    SHAPE = "shape"  # A tensor of another shape; in a secure sum, a masked vector that is longer.
+    ATTEMPT = "attempt"  # A report for another attempt.
+    TOKEN = "token"  # A replayed attestation token.
+    GARBAGE = "garbage"  # Bytes that cannot be parsed.
 
 
 @dataclasses.dataclass(frozen=True)
 class Behaviour:
-    """What happens in one session.
+    """The injected faults of one session.
 
     Attributes:
-      drop_out: When the device goes away; None if it does not.
-      drop_out_at: Of one that goes away while it sums securely: the share of its messages, in
-        [0, 1), that it has sent by then.
-      delay_s: Seconds that its training takes longer.
-      attack: What it does to the server; None if it is honest.
+      drop_out: Moment at which the device drops out; None if it does not.
+      drop_out_at: Share of the messages of a secure sum, in [0, 1), that a device sends before
+        it drops out of the upload.
+      delay_s: Extra seconds that training takes.
+      attack: Attack of the device; None if it is honest.
     """
 
     drop_out: DropOut | None = None
@@ -47,14 +47,14 @@ class Behaviour:
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """How often what happens.
+    """Probabilities of faults.
 
     Attributes:
-      drop_outs: Share of sessions whose device goes away.
-      stragglers: Share of sessions whose training takes longer.
-      straggler_s: By how many seconds, on average; between half and one and a half of it.
-      malicious: Share of devices that attack in every session.
-      attacks: What they do, one of these in each session.
+      drop_outs: Probability that a session's device drops out.
+      stragglers: Probability that a session's training is delayed.
+      straggler_s: Mean delay in seconds; delays are between half and one and a half times it.
+      malicious: Probability that a device is malicious. It then attacks in every session.
+      attacks: Attacks of malicious devices, of which each session draws one.
     """
 
     drop_outs: float = 0.08
@@ -71,18 +71,15 @@ class Rates:
             raise validation.UsageError("attacks must name at least one if devices are malicious.")
 
     def draw_malicious(self, generator: random.Random) -> bool:
-        """Whether a device is malicious."""
+        """Draws whether a device is malicious."""
         return generator.random() < self.malicious
 
     def draw(self, generator: random.Random, *, is_malicious: bool) -> Behaviour:
-        """What happens in a session.
+        """Draws the faults of a session.
 
         Args:
           generator: Source of randomness; every call takes the same number of draws.
           is_malicious: Whether the device is malicious.
-
-        Returns:
-          The behaviour.
         """
         drops, straggles, share = (generator.random() for _ in range(3))
         drop_out, attack = generator.choice(list(DropOut)), generator.random()

@@ -1,4 +1,4 @@
-"""A fleet: its devices made from a corpus, run in this process or in several."""
+"""A fleet: simulated devices made from a corpus, run in this process or in several."""
 
 from __future__ import annotations
 
@@ -34,24 +34,25 @@ from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server_folder
 
 _logger = logging.getLogger(__name__)
-_QUIET_S = 5.0  # After which nobody reports for the last round any more.
-_LOOK_S = 0.2
+_QUIET_S = 5.0  # Seconds without a report after which the last round counts as over.
+_POLL_S = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
-class Server:
-    """Where the server is, and who is believed; all of it can be sent to another process.
+class ConnectionSettings:
+    """Address and keys of the server, which can be pickled.
 
     Attributes:
-      address: HOST:PORT, or several with commas in between.
-      root_certificates: PEM, see `ServerConnection`.
-      plan_keys: Raw public keys of those whose plans are run, 32 bytes each.
-      issuer_key: Raw private key of the issuer of tokens, 32 bytes; None if devices have none.
-      server_name: See `ServerConnection`.
-      issuers: Raw public keys of issuers whose tokens devices believe of each other, 32 bytes
-        each.
-      folder: The server's folder, where the address is looked up again before each session;
-        None if it stays.
+      address: HOST:PORT of the server, or several of them separated by commas.
+      root_certificates: Certificates in PEM that may prove the server's name.
+      plan_keys: Raw public keys of the trusted plan signers, 32 bytes each.
+      issuer_key: Raw private key of the issuer of attestation tokens, 32 bytes; None if the
+        devices have no tokens.
+      server_name: Name in the server's certificate if it is not the host of `address`.
+      issuers: Raw public keys of the issuers whose tokens devices accept from each other, 32
+        bytes each.
+      folder: Folder of the server, from which the address is read before each session; None if
+        the address is fixed.
     """
 
     address: str
@@ -63,20 +64,20 @@ class Server:
     folder: str | None = None
 
     def connect(
-        self, watcher_: watcher.Watcher, loop: background_loop.BackgroundLoop
+        self, shared_watcher: watcher.Watcher, loop: background_loop.BackgroundLoop
     ) -> server_connection.ServerConnection:
-        """A new connection, with parts that are shared."""
+        """Creates a connection that shares a watcher and an event loop."""
         return server_connection.ServerConnection(
             self.address,
             self.root_certificates,
             server_name=self.server_name,
-            watcher_=watcher_,
+            shared_watcher=shared_watcher,
             loop=loop,
-            look=self.folder and server_folder.of(self.folder).address,
+            current_address=self.folder and server_folder.of(self.folder).address,
         )
 
     def attester(self) -> attester_lib.Attester:
-        """Who vouches for devices."""
+        """Creates the attester of a device."""
         if self.issuer_key is None:
             return attester_lib.NoAttester()
         key = ed25519.Ed25519PrivateKey.from_private_bytes(self.issuer_key)
@@ -85,25 +86,26 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Fleet:
-    """What a fleet is like.
+    """Configuration of a fleet.
 
     Attributes:
-      server: Its server.
+      server: Connection settings of the server.
       population: Name of the population.
-      data: The corpus, as `sources.load_user_text` takes it. Users whom `train` holds out are
-        left out.
-      num_devices: Number of devices, a user each; users come again where there are too few.
-      seed: Decides who the users are, how devices behave and the order of their examples.
-      rates: What goes wrong.
-      day_s: Length of a day after which devices may work at night only; None if they always may.
-      start_within_s: Devices check in first at random in this time, in seconds.
-      usual_wait_s: Seconds between sessions if the server does not say.
-      num_connections: Connections that the devices share, in each process.
-      max_sessions: Sessions at a time, in each process; a thread each.
-      max_training: Devices that train at a time, in each process.
+      data: Name or path of the corpus, for `sources.load_user_text`. Users whom `train` holds
+        out are left out.
+      num_devices: Number of devices. Each has one user; users are repeated if there are fewer.
+      seed: Seed of the choice of users, the behaviour of devices and the order of examples.
+      rates: Probabilities of faults.
+      day_s: Length of a simulated day in seconds, of which devices are eligible at night only;
+        None if they always are.
+      start_within_s: Seconds within which each device checks in first, at a random time.
+      usual_wait_s: Seconds between the sessions of a device if the server names no time.
+      num_connections: Number of connections that the devices of each process share.
+      max_sessions: Largest number of concurrent sessions, and of threads, in each process.
+      max_training: Largest number of devices that train at the same time, in each process.
     """
 
-    server: Server
+    server: ConnectionSettings
     population: str
     data: str
     num_devices: int
@@ -126,10 +128,10 @@ class Fleet:
             validation.positive("day_s", self.day_s)
 
     def corpus(self) -> user_text.UserText:
-        """The users who train.
+        """Loads the users who train.
 
         Raises:
-          ValueError: If there is no such corpus, or nobody in it trains.
+          ValueError: If there is no such corpus, or it has no training users.
         """
         corpus = split.by_user(sources.load_user_text(self.data)).train
         if not len(corpus):
@@ -143,16 +145,16 @@ class Fleet:
         corpus: user_text.UserText,
         devices: Sequence[int],
         *,
-        hear: Callable[[tally.SessionEnd], None],
+        on_session_end: Callable[[tally.SessionEnd], None],
         stop: threading.Event,
     ) -> None:
-        """Runs some of the devices in this process, until it is told to stop.
+        """Runs some of the devices in this process until `stop` is set.
 
         Args:
-          corpus: What `corpus` returns.
-          devices: Numbers of the devices, from 0 to below `num_devices`.
-          hear: Told of every session; called from many threads.
-          stop: Ends everything.
+          corpus: Corpus that the method `corpus` returned.
+          devices: Numbers of the devices, each from 0 to below `num_devices`.
+          on_session_end: Callback for the end of each session, called from many threads.
+          stop: Event that ends all sessions and the call.
         """
         with contextlib.ExitStack() as stack:
             shared = (
@@ -173,7 +175,7 @@ class Fleet:
             runner.Runner(
                 self.population,
                 made,
-                hear=hear,
+                on_session_end=on_session_end,
                 stop=stop,
                 clock=time.monotonic,
                 waits=scheduler.Waits(
@@ -216,7 +218,7 @@ class Fleet:
 
 
 class Ending:
-    """When a fleet has done what it was started for."""
+    """Stop rule of a fleet: a number of rounds, a time, or both."""
 
     def __init__(
         self,
@@ -225,12 +227,13 @@ class Ending:
         seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """Begins now.
+        """Starts the time.
 
         Args:
-          rounds: After so many rounds in which a report counted; None if not by rounds.
-          seconds: After so many seconds; None if not by time.
-          clock: Seconds, never going back.
+          rounds: Number of rounds with an accepted report after which to stop; None for no
+            limit.
+          seconds: Seconds after which to stop; None for no limit.
+          clock: Monotonic clock in seconds.
         """
         self._rounds = None if rounds is None else validation.integer("rounds", rounds, minimum=1)
         self._clock = clock
@@ -238,15 +241,15 @@ class Ending:
         self._last_report = clock()
         self._seen: set[tuple[str, int]] = set()
 
-    def hear(self, end: tally.SessionEnd) -> None:
-        """Takes note of a session."""
+    def add(self, end: tally.SessionEnd) -> None:
+        """Adds the end of a session."""
         if end.shape.startswith("-v[]+"):
             self._last_report = self._clock()
             if end.shape == "-v[]+^":
                 self._seen.add((end.task, end.round_index))
 
     def is_reached(self) -> bool:
-        """Whether it is time: of the last round, once its late reports have come, too."""
+        """Whether to stop; the late reports of the last round are waited for."""
         now = self._clock()
         if self._end is not None and now >= self._end:
             return True
@@ -260,54 +263,54 @@ def run(
     ending: Ending,
     *,
     stop: threading.Event,
-    hear: Callable[[tally.SessionEnd], None],
+    on_session_end: Callable[[tally.SessionEnd], None],
     num_processes: int = 1,
 ) -> None:
-    """Runs a fleet to its end.
+    """Runs a fleet until its stop rule is reached.
 
     Args:
-      fleet: The fleet.
-      ending: When it ends by itself.
-      stop: Ends it earlier; is set at the end.
-      hear: Told of every session, one at a time, from this thread.
-      num_processes: Number of processes; with 1, this one.
+      fleet: Configuration of the fleet.
+      ending: Stop rule.
+      stop: Event that ends the fleet earlier. It is set when the call returns.
+      on_session_end: Callback for the end of each session, called from this thread.
+      num_processes: Number of processes; with 1, the fleet runs in this one.
 
     Raises:
       ValueError: If the corpus cannot be read.
-      RuntimeError: If a process ended before it should.
+      RuntimeError: If a process ended too early.
     """
     num_processes = validation.integer("num_processes", num_processes, minimum=1)
     if num_processes == 1:
-        _run_here(fleet, ending, stop, hear)
+        _run_here(fleet, ending, stop, on_session_end)
     else:
-        _run_in_processes(fleet, ending, stop, hear, num_processes)
+        _run_in_processes(fleet, ending, stop, on_session_end, num_processes)
 
 
 def _run_here(
     fleet: Fleet,
     ending: Ending,
     stop: threading.Event,
-    hear: Callable[[tally.SessionEnd], None],
+    on_session_end: Callable[[tally.SessionEnd], None],
 ) -> None:
     corpus = fleet.corpus()
     ends: queue.SimpleQueue[tally.SessionEnd] = queue.SimpleQueue()
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         running = threads.submit(
-            fleet.run_part, corpus, range(fleet.num_devices), hear=ends.put, stop=stop
+            fleet.run_part, corpus, range(fleet.num_devices), on_session_end=ends.put, stop=stop
         )
         try:
-            _listen(ends, ending, hear, lambda: stop.is_set() or running.done())
+            _listen(ends, ending, on_session_end, lambda: stop.is_set() or running.done())
         finally:
             stop.set()
         running.result()
-    _drain(ends, hear)
+    _drain(ends, on_session_end)
 
 
 def _run_in_processes(
     fleet: Fleet,
     ending: Ending,
     stop: threading.Event,
-    hear: Callable[[tally.SessionEnd], None],
+    on_session_end: Callable[[tally.SessionEnd], None],
     num_processes: int,
 ) -> None:
     context = multiprocessing.get_context("spawn")
@@ -326,16 +329,16 @@ def _run_in_processes(
         _listen(
             ends,
             ending,
-            hear,
+            on_session_end,
             lambda: stop.is_set() or not all(process.is_alive() for process in processes),
         )
         lost = [process.exitcode for process in processes if not process.is_alive()]
         stop_all.set()
-        # What is in the queue keeps a process from ending.
+        # A process cannot end while it has items in the queue.
         while any(process.is_alive() for process in processes):
-            _drain(ends, hear)
-            time.sleep(_LOOK_S)
-        _drain(ends, hear)
+            _drain(ends, on_session_end)
+            time.sleep(_POLL_S)
+        _drain(ends, on_session_end)
     finally:
         stop.set()
         stop_all.set()
@@ -347,8 +350,8 @@ def _run_in_processes(
 
 
 def _process(fleet: Fleet, devices: range, ends: multiprocessing.Queue, stop_all) -> None:
-    """Runs a part of the fleet in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The first process is told, and tells us.
+    """Runs a part of the fleet in a child process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent handles it, and sets `stop_all`.
     stop = threading.Event()
 
     def wait_for_end() -> None:
@@ -356,25 +359,26 @@ def _process(fleet: Fleet, devices: range, ends: multiprocessing.Queue, stop_all
         stop.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    fleet.run_part(fleet.corpus(), devices, hear=ends.put, stop=stop)
+    fleet.run_part(fleet.corpus(), devices, on_session_end=ends.put, stop=stop)
 
 
 def _listen(
     ends: queue.SimpleQueue | multiprocessing.Queue,
     ending: Ending,
-    hear: Callable[[tally.SessionEnd], None],
+    on_session_end: Callable[[tally.SessionEnd], None],
     is_over: Callable[[], bool],
 ) -> None:
     while not is_over() and not ending.is_reached():
         with contextlib.suppress(queue.Empty):
-            end = ends.get(timeout=_LOOK_S)
-            ending.hear(end)
-            hear(end)
+            end = ends.get(timeout=_POLL_S)
+            ending.add(end)
+            on_session_end(end)
 
 
 def _drain(
-    ends: queue.SimpleQueue | multiprocessing.Queue, hear: Callable[[tally.SessionEnd], None]
+    ends: queue.SimpleQueue | multiprocessing.Queue,
+    on_session_end: Callable[[tally.SessionEnd], None],
 ) -> None:
     with contextlib.suppress(queue.Empty):
         while True:
-            hear(ends.get(timeout=0.01))
+            on_session_end(ends.get(timeout=0.01))

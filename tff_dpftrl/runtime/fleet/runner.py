@@ -13,39 +13,40 @@ from tff_dpftrl.runtime.device import scheduler, session
 from tff_dpftrl.runtime.fleet import simulated_device, tally
 
 _logger = logging.getLogger(__name__)
-_LOOK_S = 0.25
+_POLL_S = 0.25
 
 
 class Runner:
-    """The schedules of many devices, of one population."""
+    """Scheduler of many devices of one population."""
 
     def __init__(
         self,
         population: str,
         devices: Sequence[simulated_device.SimulatedDevice],
         *,
-        hear: Callable[[tally.SessionEnd], None],
+        on_session_end: Callable[[tally.SessionEnd], None],
         stop: threading.Event,
         clock: Callable[[], float],
         waits: scheduler.Waits,
         max_sessions: int,
     ):
-        """Makes the first appointments.
+        """Schedules the first session of each device.
 
         Args:
           population: Name of the population.
-          devices: The devices.
-          hear: Told of every session that ended by itself; called from many threads.
-          stop: Ends everything.
-          clock: Seconds, never going back.
-          waits: How long devices wait if the server does not say.
-          max_sessions: Sessions at a time; further devices come later than they should.
+          devices: Simulated devices.
+          on_session_end: Callback for the end of each session that `stop` did not end, called
+            from many threads.
+          stop: Event that ends all sessions.
+          clock: Monotonic clock in seconds.
+          waits: Waiting times of devices to which the server names none.
+          max_sessions: Largest number of concurrent sessions; further devices are late.
 
         Raises:
           ValueError: If `max_sessions` is below 1.
         """
         self._population, self._devices = population, devices
-        self._hear, self._stop, self._clock = hear, stop, clock
+        self._on_session_end, self._stop, self._clock = on_session_end, stop, clock
         self._max_sessions = validation.integer("max_sessions", max_sessions, minimum=1)
         self._schedules = [
             scheduler.Schedule([population], clock=clock, generator=device.generator, waits=waits)
@@ -55,10 +56,10 @@ class Runner:
         self._num_running = 0
         self._due: list[tuple[float, int]] = []
         for index in range(len(devices)):
-            self._make_appointment(index)
+            self._push_next(index)
 
     def run(self) -> None:
-        """Runs until `stop` is set, and the sessions that it ends have ended."""
+        """Runs sessions until `stop` is set and all sessions have ended."""
         with concurrent.futures.ThreadPoolExecutor(
             self._max_sessions, thread_name_prefix="session"
         ) as threads:
@@ -68,14 +69,14 @@ class Runner:
                     continue
                 if self._devices[index].eligibility.unmet():
                     self._schedules[index].missed(self._population)
-                    self._make_appointment(index)
+                    self._push_next(index)
                     continue
                 with self._changed:
                     self._num_running += 1
                 threads.submit(self._run_session, index)
 
     def _next(self) -> int | None:
-        """A device whose turn has come, or None after a short wait."""
+        """Returns a device that is due, or None after a short wait."""
         with self._changed:
             if self._due and self._num_running < self._max_sessions:
                 due, index = self._due[0]
@@ -83,29 +84,29 @@ class Runner:
                 if left <= 0:
                     heapq.heappop(self._due)
                     return index
-                self._changed.wait(min(left, _LOOK_S))
+                self._changed.wait(min(left, _POLL_S))
             else:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(_POLL_S)
             return None
 
     def _run_session(self, index: int) -> None:
         try:
             ended = self._devices[index].run_session(self._population)
             result = ended.result
-            # Who is interrupted by the fleet's end has not dropped out.
-            if not (self._stop.is_set() and result.outcome is session.Outcome.INTERRUPTED):
-                self._hear(tally.SessionEnd.of(ended))
+            # A device that the fleet's end interrupts has not dropped out.
+            if not (self._stop.is_set() and result.outcome is session.SessionOutcome.INTERRUPTED):
+                self._on_session_end(tally.SessionEnd.of(ended))
             self._schedules[index].finished(self._population, result)
-        except Exception:  # Of the simulation itself; the device is lost.
+        except Exception:  # A bug of the simulation; the device is lost.
             _logger.exception("a simulated device is lost")
             return
         finally:
             with self._changed:
                 self._num_running -= 1
                 self._changed.notify()
-        self._make_appointment(index)
+        self._push_next(index)
 
-    def _make_appointment(self, index: int) -> None:
+    def _push_next(self, index: int) -> None:
         seconds = self._schedules[index].next_job().seconds
         with self._changed:
             heapq.heappush(self._due, (self._clock() + seconds, index))

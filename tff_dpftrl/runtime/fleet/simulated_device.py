@@ -1,4 +1,4 @@
-"""One simulated device: a real one's sessions, with its store and timer in memory."""
+"""One simulated device: the sessions of a real one, with examples and timer in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import struct
 import threading
 import time
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
@@ -28,67 +29,73 @@ from tff_dpftrl.runtime.plans import plan_pb2
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class UserTexts(example_store.ExampleStore):
-    """The texts of one user of a corpus, in any collection; the last one is the newest."""
+    """Example store with the texts of one user of a corpus, in any collection."""
 
     def __init__(self, corpus: user_text.UserText, user_id: str):
-        """Reads nothing yet.
+        """Wraps a corpus.
 
         Args:
-          corpus: The corpus.
-          user_id: One of its users.
+          corpus: Texts by user.
+          user_id: Id of the user.
         """
         self._corpus, self._user_id = corpus, user_id
 
+    @override
     def select(
         self, collection: str, *, max_examples: int, recorded_since: float | None = None
     ) -> list[bytes]:
-        """See the base class; texts of a corpus have no age, and are never too old."""
-        del collection, recorded_since
+        del collection, recorded_since  # Texts of a corpus have no age; the last is the newest.
         limit = validation.integer("max_examples", max_examples, minimum=1)
         texts = self._corpus.examples(self._user_id)[-limit:]
         return [text_examples.encode_text(text) for text in reversed(texts)]
 
 
 class SpentToken:
-    """The last token that was used by anybody of a fleet, for those who use it again."""
+    """The last token that a device of the fleet used, for replay attacks."""
 
     def __init__(self):
-        """Has none yet."""
+        """Starts without a token."""
         self.token: bytes | None = None
 
 
-class _KeepingAttester(attester_lib.Attester):
-    def __init__(self, own: attester_lib.Attester, spent: SpentToken):
-        self._own, self._spent = own, spent
+class _RecordingAttester(attester_lib.Attester):
+    """Attester that keeps its last token for replay by other devices."""
 
+    def __init__(self, attester: attester_lib.Attester, spent: SpentToken):
+        self._attester, self._spent = attester, spent
+
+    @override
     def token(self, nonce: bytes) -> bytes | None:
-        token = self._own.token(nonce)
+        token = self._attester.token(nonce)
         self._spent.token = token
         return token
 
 
 class _ReplayingAttester(attester_lib.Attester):
-    def __init__(self, own: attester_lib.Attester, spent: SpentToken):
-        self._own, self._spent = own, spent
+    """Attester that replays a token; without one, it uses a token for another nonce."""
 
+    def __init__(self, attester: attester_lib.Attester, spent: SpentToken):
+        self._attester, self._spent = attester, spent
+
+    @override
     def token(self, nonce: bytes) -> bytes | None:
-        return self._spent.token or self._own.token(bytes(len(nonce)))
+        return self._spent.token or self._attester.token(bytes(len(nonce)))
 
 
 class SimulatedUpload(secure_upload.SecureUpload):
-    """A secure sum in which happens what was drawn for the session."""
+    """Secure upload with injected faults."""
 
-    def __init__(self, *args: object, behaviour: behaviour_lib.Behaviour, **options: object):
-        """As in the base class.
+    def __init__(self, *args: Any, behaviour: behaviour_lib.Behaviour, **options: Any):
+        """Prepares an upload.
 
         Args:
-          *args: Of the base class.
-          behaviour: What happens.
-          **options: Of the base class.
+          *args: Positional arguments of `SecureUpload`.
+          behaviour: Faults of the session.
+          **options: Keyword arguments of `SecureUpload`.
         """
         super().__init__(*args, **options)
         self._behaviour = behaviour
@@ -116,14 +123,14 @@ class SimulatedUpload(secure_upload.SecureUpload):
 def attacked_message(
     message: secure_sum_pb2.ToServer, attack: behaviour_lib.Attack | None
 ) -> secure_sum_pb2.ToServer:
-    """What a malicious device sends in place of a message of a secure sum.
+    """Applies an attack to a message of a secure sum.
 
     Args:
-      message: The message.
-      attack: What it does.
+      message: Message of an honest device; changed in place.
+      attack: Attack; None for an honest device.
 
     Returns:
-      The message, changed if the attack is in one of its kind.
+      The message, changed if the attack is on messages of its kind.
     """
     kind = message.WhichOneof("message")
     if attack is behaviour_lib.Attack.NAN and kind == "key_advertisement":
@@ -134,22 +141,22 @@ def attacked_message(
 
 
 class SimulatedSession(wire_session.WireSession):
-    """A session in which happens what was drawn for it."""
+    """Session with injected faults."""
 
     def __init__(
         self,
-        *args: object,
+        *args: Any,
         behaviour: behaviour_lib.Behaviour,
         stop: threading.Event,
-        **options: object,
+        **options: Any,
     ):
-        """As in the base class.
+        """Prepares a session.
 
         Args:
-          *args: Of the base class.
-          behaviour: What happens.
-          stop: Ends delays.
-          **options: Of the base class.
+          *args: Positional arguments of `WireSession`.
+          behaviour: Faults of the session.
+          stop: Event that ends delays.
+          **options: Keyword arguments of `WireSession`.
         """
         super().__init__(*args, **options)
         self._behaviour, self._stop = behaviour, stop
@@ -161,17 +168,17 @@ class SimulatedSession(wire_session.WireSession):
         return work
 
     @override
-    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes:
+    def train(self, work: session.Work, keep_going: session.KeepGoing) -> bytes | list[np.ndarray]:
         self._drop_out(behaviour_lib.DropOut.TRAINING)
         update = super().train(work, keep_going)
         end = time.monotonic() + self._behaviour.delay_s
         while (left := end - time.monotonic()) > 0:
             keep_going()
-            self._stop.wait(min(left, _LOOK_S))
+            self._stop.wait(min(left, _POLL_S))
         return update
 
     @override
-    def secure_upload(self, *args: object, **options: object) -> SimulatedUpload:
+    def secure_upload(self, *args: Any, **options: Any) -> SimulatedUpload:
         return SimulatedUpload(*args, behaviour=self._behaviour, **options)
 
     @override
@@ -181,7 +188,7 @@ class SimulatedSession(wire_session.WireSession):
         participation: tuple[np.ndarray, np.ndarray] | None,
         keep_going: session.KeepGoing,
     ) -> session.UploadAnswer:
-        if not isinstance(update, bytes):  # What happens is in `SimulatedUpload`.
+        if not isinstance(update, bytes):  # `SimulatedUpload` injects the faults.
             return super().upload(update, participation, keep_going)
         self._drop_out(behaviour_lib.DropOut.UPLOAD)
         attack = self._behaviour.attack
@@ -197,14 +204,14 @@ class SimulatedSession(wire_session.WireSession):
 
 
 def attacked(update: bytes, attack: behaviour_lib.Attack) -> bytes:
-    """What a malicious device sends in place of an update.
+    """Applies an attack to an update.
 
     Args:
-      update: A serialized `plan_pb2.Values`.
-      attack: What it does.
+      update: Serialized `plan_pb2.Values` of an honest device.
+      attack: Attack of the device.
 
     Returns:
-      The bytes; those of the update if the attack is not in them.
+      Bytes to send; the update itself if the attack is not on updates.
     """
     values = plan_pb2.Values.FromString(update)
     if attack is behaviour_lib.Attack.GARBAGE:
@@ -222,14 +229,14 @@ def attacked(update: bytes, attack: behaviour_lib.Attack) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class SimulatedDevice(device_runtime.DeviceRuntime):
-    """A device whose sessions go as drawn.
+    """Device whose sessions have injected faults.
 
     Attributes:
-      rates: How often what goes wrong.
-      is_malicious: Whether it attacks.
-      spent: Tokens of the fleet.
-      seed: Seed of its training: with task and round, it decides the order of its examples.
-      stop: Ends delays.
+      rates: Probabilities of faults.
+      is_malicious: Whether the device attacks.
+      spent: Last token of the fleet.
+      seed: Seed of training. With task and round, it decides the order of the examples.
+      stop: Event that ends delays.
     """
 
     rates: behaviour_lib.Rates = dataclasses.field(kw_only=True)
@@ -241,13 +248,12 @@ class SimulatedDevice(device_runtime.DeviceRuntime):
     @override
     def steps(self, population: str) -> wire_session.WireSession:
         behaviour = self.rates.draw(self.generator, is_malicious=self.is_malicious)
-        attester = _KeepingAttester
-        if behaviour.attack is behaviour_lib.Attack.TOKEN:
-            attester = _ReplayingAttester
+        is_replay = behaviour.attack is behaviour_lib.Attack.TOKEN
+        attester_type = _ReplayingAttester if is_replay else _RecordingAttester
         return SimulatedSession(
             self.connection,
             population,
-            attester=attester(self.attester, self.spent),
+            attester=attester_type(self.attester, self.spent),
             plans=self.plans,
             examples=self.examples,
             clock=self.clock,

@@ -1,4 +1,4 @@
-"""What became of a fleet's sessions: counts of their shapes, and rates, beside the paper's."""
+"""Counts of how a fleet's sessions ended, beside the shares that the paper reports."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tff_dpftrl.runtime.device import device_runtime, session
 _PAPER = {"-v[]+^": 0.75, "-v[]+#": 0.22, "-v[!": 0.02}
 """Bonawitz et al. 2019, table 1."""
 _MEANINGS = {
-    "-v[]+^": "trained, and counted",
-    "-v[]+#": "trained, and refused (most came late)",
+    "-v[]+^": "report accepted",
+    "-v[]+#": "report refused (most were late)",
     "-v[]+*": "upload failed",
     "-v[]+!": "went away while uploading",
     "-v[!": "went away while training",
@@ -20,69 +20,71 @@ _MEANINGS = {
     "-!": "went away before training",
     "-*": "no plan came, or it was refused",
 }
-_MOST_REASONS = 1000
+_MAX_REASONS = 1000
+_FAILED = (session.SessionOutcome.FAILED, session.SessionOutcome.ATTESTATION_FAILED)
 
 
 @dataclasses.dataclass(frozen=True)
 class SessionEnd:
-    """How a session of a fleet ended.
+    """The end of one session of a fleet.
 
     Attributes:
-      shape: Its events.
-      outcome: How.
-      reason: In words.
-      task: Name of the task; empty if it was not chosen.
-      round_index: The round; -1 likewise.
+      shape: Events of the session, one of `session_shape.SHAPES`.
+      outcome: Kind of the end.
+      reason: Reason for the end, one sentence.
+      task: Name of the task; empty if the device was not selected.
+      round_index: Index of the round; -1 if the device was not selected.
     """
 
     shape: str
-    outcome: session.Outcome
+    outcome: session.SessionOutcome
     reason: str
     task: str = ""
     round_index: int = -1
 
     @classmethod
     def of(cls, ended: device_runtime.EndedSession) -> SessionEnd:
-        """What to count of a session."""
+        """Extracts what `Tally` counts of a session."""
         result, work = ended.result, ended.work
         asked = {} if work is None else {"task": work.task, "round_index": work.round_index}
         return cls(result.report.shape, result.outcome, result.reason, **asked)
 
 
 class Tally:
-    """Counts sessions."""
+    """Counters of sessions."""
 
     def __init__(self):
-        """Has counted none."""
+        """Starts all counters at zero."""
         self.shapes: collections.Counter[str] = collections.Counter()
-        """Of sessions that were asked to do something, and did not rest."""
-        self.others: collections.Counter[session.Outcome] = collections.Counter()
-        """Outcomes of all others."""
+        """Shapes of the sessions that received a plan, without those that had to rest."""
+        self.others: collections.Counter[session.SessionOutcome] = collections.Counter()
+        """Outcomes of all other sessions."""
         self.refusals: collections.Counter[str] = collections.Counter()
-        """Reasons that the server gave for reports that did not count."""
+        """Reasons that the server gave for refused reports."""
         self.failures: collections.Counter[str] = collections.Counter()
-        """Reasons of sessions that failed."""
+        """Reasons of failed sessions."""
         self.rounds: collections.Counter[tuple[str, int]] = collections.Counter()
-        """Reports that counted, by task and round."""
+        """Accepted reports, by task and round."""
 
     def add(self, end: SessionEnd) -> None:
         """Counts a session."""
-        if end.task and end.outcome is not session.Outcome.RESTING:
+        if end.task and end.outcome is not session.SessionOutcome.RESTING:
             self.shapes[end.shape] += 1
         else:
             self.others[end.outcome] += 1
-        if end.outcome is session.Outcome.COMPLETED:
+        if end.outcome is session.SessionOutcome.COMPLETED:
             self.rounds[end.task, end.round_index] += 1
-        elif end.outcome is session.Outcome.REPORT_REFUSED:
+        elif end.outcome is session.SessionOutcome.REPORT_REFUSED:
             _count(self.refusals, end.reason)
-        elif end.outcome in (session.Outcome.FAILED, session.Outcome.ATTESTATION_FAILED):
+        elif end.outcome in _FAILED:
             _count(self.failures, end.reason)
 
     def table(self) -> list[list[str]]:
-        """Shapes of the sessions that were asked to do something, most frequent first.
+        """Formats the shapes of the sessions that received a plan, most frequent first.
 
         Returns:
-          Rows of shape, sessions, share, share in the paper and meaning; the first is a head.
+          Rows of shape, sessions, share, share in the paper and meaning. The first row is the
+          header.
         """
         begun = sum(self.shapes.values())
         rows = [["shape  ", "sessions", "share", "paper", "what happened"]]
@@ -95,10 +97,13 @@ class Tally:
         return rows
 
     def summary(self, seconds: float) -> list[str]:
-        """What the table does not say, in lines.
+        """Formats the counters that are not in the table.
 
         Args:
-          seconds: How long the fleet ran.
+          seconds: Seconds for which the fleet ran.
+
+        Returns:
+          Lines of text.
         """
         total = sum(self.shapes.values()) + sum(self.others.values())
         counted = sum(self.rounds.values())
@@ -113,10 +118,10 @@ class Tally:
         return lines
 
     def to_dict(self, seconds: float) -> dict[str, object]:
-        """All counts, for JSON.
+        """Returns all counters, JSON-compatible.
 
         Args:
-          seconds: How long the fleet ran.
+          seconds: Seconds for which the fleet ran.
         """
         return {
             "seconds": seconds,
@@ -130,5 +135,5 @@ class Tally:
 
 
 def _count(reasons: collections.Counter[str], reason: str) -> None:
-    if reason in reasons or len(reasons) < _MOST_REASONS:
+    if reason in reasons or len(reasons) < _MAX_REASONS:
         reasons[reason] += 1
