@@ -22,9 +22,10 @@ import time
 
 import runtime_sessions
 
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.cluster import cluster, deployment
-from tff_dpftrl.runtime.server import garbage, served_task, tls
+from tff_dpftrl.runtime.server import garbage, served_task
 from tff_dpftrl.runtime.store import sql
 
 _TICKS = os.sysconf("SC_CLK_TCK")

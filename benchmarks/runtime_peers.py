@@ -41,7 +41,7 @@ from typing import Protocol
 
 import runtime_sessions
 
-from tff_dpftrl.runtime.server import tls
+from tff_dpftrl.runtime import tls
 
 _PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 _FLOWER = {

@@ -41,10 +41,10 @@ from typing import Any
 import grpc
 import numpy as np
 
-from tff_dpftrl.runtime import signing_keys
+from tff_dpftrl.runtime import signing_keys, tls
 from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
-from tff_dpftrl.runtime.server import garbage, limits, observer, served_task, server, tls
+from tff_dpftrl.runtime.server import garbage, limits, observer, served_task, server
 from tff_dpftrl.runtime.store import memory
 
 _POPULATION, _TASK = "measured", "sum"

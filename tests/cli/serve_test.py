@@ -47,8 +47,8 @@ def _arguments(task, folder, *more):
     ("changed", "message"),
     [
         (("--population", "others"), "for the population 'tests', not 'others'"),
-        (("--address", "8443"), "--address '8443' must be like 127.0.0.1:8443"),
-        (("--status-address", "localhost:port"), "--status-address 'localhost:port' must be like"),
+        (("--address", "8443"), "--address must be HOST:PORT, like 127.0.0.1:8443"),
+        (("--status-address", "localhost:port"), "--status-address must be HOST:PORT"),
         (("--status-address", "0.0.0.0:0"), "is for other machines: say who may read the page"),
         (("--status-open", "--status-token", "a"), "--status-token and --status-open exclude"),
         (("--status-names", "http://a/"), "--status-names: 'http://a/' is no name of a server"),

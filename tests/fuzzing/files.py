@@ -38,9 +38,9 @@ from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger, observed, recount
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runs import checkpoint, cohort_seed, committed_rounds, manifest, metrics_log
-from tff_dpftrl.runtime import participation_histograms, signing_keys
+from tff_dpftrl.runtime import participation_histograms, signing_keys, tls
 from tff_dpftrl.runtime.device import example_store, participation_timer, text_examples
-from tff_dpftrl.runtime.server import server_folder, tls
+from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface, sql
 from tff_dpftrl.runtime.tasks import config as task_config

@@ -24,9 +24,10 @@ from tff_dpftrl.mechanisms import serialization
 from tff_dpftrl.models import export
 from tff_dpftrl.participation import ledger, observed, recount
 from tff_dpftrl.runs import checkpoint, manifest, metrics_log
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.device import example_store, participation_timer, session, wire_session
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values, verification
-from tff_dpftrl.runtime.server import server_folder, tls
+from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import interface, sql
 from tff_dpftrl.runtime.tasks import task_state
 from tff_dpftrl.sweeps import folder as sweep_folder

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.cli import status_flags, train
+from tff_dpftrl.runtime import addresses
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime import serving
@@ -111,10 +112,10 @@ def add_parser(subparsers) -> None:
     listening = parser.add_argument_group("where it listens, and how it is known")
     listening.add_argument(
         "--address",
-        default="127.0.0.1:0",
+        default=addresses.DEFAULT_ADDRESS,
         metavar="HOST:PORT",
         help="For devices; port 0 is any that is free, another one after a restart: with a port of "
-        "its own, devices find the server again. Default: 127.0.0.1:0.",
+        f"its own, devices find the server again. Default: {addresses.DEFAULT_ADDRESS}.",
     )
     listening.add_argument(
         "--server-folder",
@@ -357,13 +358,7 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     for flag in ("address", "status_address"):
-        value = getattr(args, flag)
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdecimal() or int(port) >= 2**16:
-            raise validation.UsageError(
-                f"--{flag.replace('_', '-')} {value!r} must be like 127.0.0.1:8443; port 0 is any "
-                "that is free."
-            )
+        addresses.split(getattr(args, flag), f"--{flag.replace('_', '-')}", can_listen=True)
     status_flags.check(args)
     if (args.certificate is None) != (args.private_key is None):
         raise validation.UsageError(

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime import addresses
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.status import access
@@ -20,9 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--status-address",
-        default="127.0.0.1:0",
+        default=addresses.DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help="Where it listens; port 0 is any that is free. Default: 127.0.0.1:0.",
+        help=f"Where it listens; port 0 is any that is free. Default: {addresses.DEFAULT_ADDRESS}.",
     )
     group.add_argument(
         "--status-token",
@@ -62,8 +63,8 @@ def check(args: argparse.Namespace) -> None:
         access.Access(names=args.status_names)
     except ValueError as error:
         raise validation.UsageError(f"--status-names: {error}") from None
-    host = args.status_address.rpartition(":")[0].strip("[]")
-    if not (access.is_loopback(host) or args.status_token or args.status_open):
+    host, _ = addresses.split(args.status_address, "--status-address", can_listen=True)
+    if not (addresses.is_loopback(host) or args.status_token or args.status_open):
         raise validation.UsageError(
             f"--status-address {args.status_address} is for other machines: say who may read the "
             "page, by --status-token FILE, or by --status-open if everybody who reaches the port."

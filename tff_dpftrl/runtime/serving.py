@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import pace_steering
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import served_task, tls
+from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.server import server as server_lib
 from tff_dpftrl.runtime.server import server_folder as server_folder_lib
 from tff_dpftrl.runtime.status import access, observations, page
@@ -43,10 +44,10 @@ class Settings:
         where many have not reported.
     """
 
-    address: str = "127.0.0.1:0"
-    status_address: str | None = "127.0.0.1:0"
+    address: str = addresses.DEFAULT_ADDRESS
+    status_address: str | None = addresses.DEFAULT_ADDRESS
     status_access: access.Access = access.Access()
-    names: Sequence[str] = tls.LOOPBACK
+    names: Sequence[str] = addresses.LOOPBACK_NAMES
     population_size: float = 1000.0
     round_seconds: float = 60.0
     limits: limits_lib.Limits = dataclasses.field(default_factory=limits_lib.Limits)
@@ -246,17 +247,17 @@ class Serving:
         self._folder.remove_endpoint()
 
     async def _start_page(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
+        host, port = addresses.split(address, "status_address", can_listen=True)
         self._page = page.StatusServer(
             self.seen,
             privacy=self._privacy,
             history=lambda task: self._store.history(self.population.name, task),
-            host=host.strip("[]"),
-            port=int(port),
+            host=host,
+            port=port,
             allowed=self._settings.status_access,
         )
         await self._page.start()
-        if self._settings.status_access.is_open and not access.is_loopback(host.strip("[]")):
+        if self._settings.status_access.is_open and not addresses.is_loopback(host):
             self._progress(
                 f"Warning: whoever reaches {self.page_address} can read the status page."
             )

@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.device import attester as attester_lib
 from tff_dpftrl.runtime.device import secure_upload
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
@@ -124,7 +125,7 @@ class Device:
                 raise
 
     def _connect(self) -> grpc.aio.Channel:
-        credentials = grpc.ssl_channel_credentials(self._setting.certificate)
+        credentials = tls.channel_credentials(self._setting.certificate)
         # Not the connection of another device of this process.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
         address = self._random.choice(self._setting.addresses)

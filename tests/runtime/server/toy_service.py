@@ -10,9 +10,10 @@ import random
 
 import grpc
 
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
-from tff_dpftrl.runtime.server import observer, served_task, server, tls
+from tff_dpftrl.runtime.server import observer, served_task, server
 from tff_dpftrl.runtime.store import memory
 
 POPULATION = "toys"

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.status import access
 
 TOKEN = "correct-horse-battery"
@@ -20,7 +21,7 @@ def _basic(user_and_password):
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
 def test_loopback_needs_no_decision(host):
     access.Access().check(host)
-    assert access.is_loopback(host)
+    assert addresses.is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "127.0.0.1.nip.io"])

@@ -12,6 +12,7 @@ from typing import Any
 from tff_dpftrl import validation
 from tff_dpftrl.runtime.actors import factory, selector
 from tff_dpftrl.runtime.actors import population as population_lib
+from tff_dpftrl.runtime.addresses import DEFAULT_ADDRESS
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
@@ -68,7 +69,7 @@ class Deployment:
     store: str
     certificate: str
     private_key: str
-    addresses: tuple[str, ...] = ("127.0.0.1:0", "127.0.0.1:0")
+    addresses: tuple[str, ...] = (DEFAULT_ADDRESS, DEFAULT_ADDRESS)
     num_workers: int = 2
     files: tuple[str, ...] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import factory, messages
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
 from tff_dpftrl.runtime.cluster.deployment import Deployment, Parts
 from tff_dpftrl.runtime.cluster.transport import Transport
-from tff_dpftrl.runtime.server import attesting, tls
+from tff_dpftrl.runtime.server import attesting
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.store import interface, sql
 

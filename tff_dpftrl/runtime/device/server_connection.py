@@ -12,7 +12,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-import ipaddress
 import queue
 import random
 import threading
@@ -21,10 +20,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import grpc
-from cryptography import x509
 from google.protobuf import message as protobuf_message
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime import addresses, tls
 from tff_dpftrl.runtime.device import background_loop, session, watcher
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 
@@ -102,21 +101,11 @@ class ServerConnection:
         Raises:
           ValueError: If the address is invalid, or there is no certificate.
         """
-        self._addresses = _addresses(address)
-        try:
-            x509.load_pem_x509_certificates(root_certificates)
-        except (ValueError, x509.InvalidVersion):
-            raise validation.UsageError(
-                "root_certificates holds no certificate in PEM: give the server's certificate, or "
-                "that of who signed it."
-            ) from None
+        self._addresses = _split(address)
+        self._credentials = tls.channel_credentials(root_certificates)
         self.patience = Patience() if patience is None else patience
         self.watcher = watcher.Watcher() if shared_watcher is None else shared_watcher
-        self._roots, self._server_name, self._current_address = (
-            root_certificates,
-            server_name,
-            current_address,
-        )
+        self._server_name, self._current_address = server_name, current_address
         self._owns_loop = loop is None
         self._loop = background_loop.BackgroundLoop() if loop is None else loop
         self._channels: dict[str, _Channel] = {}
@@ -136,13 +125,13 @@ class ServerConnection:
         """
         if self._current_address is not None:
             with contextlib.suppress(ValueError, OSError):
-                self._addresses = _addresses(self._current_address())
-        addresses = list(self._addresses)
-        if len(addresses) > 1:
-            generator.shuffle(addresses)
+                self._addresses = _split(self._current_address())
+        ordered = list(self._addresses)
+        if len(ordered) > 1:
+            generator.shuffle(ordered)
             now = time.monotonic()
-            addresses.sort(key=lambda address: self._avoided.get(address, now) > now)
-        return addresses
+            ordered.sort(key=lambda address: self._avoided.get(address, now) > now)
+        return ordered
 
     def avoid(self, address: str) -> None:
         """Makes sessions try other addresses before this one, for a minute."""
@@ -195,7 +184,7 @@ class ServerConnection:
         with self._opening:
             if address not in self._channels:
                 self._channels[address] = self._loop.submit(
-                    _new_channel(address, self._roots, self._server_name)
+                    _new_channel(address, self._credentials, self._server_name)
                 ).result(_CHANNEL_S)
             return self._channels[address]
 
@@ -219,8 +208,8 @@ class ServerConnection:
 class _Channel:
     """Channel to one address; to be used on the loop on which it is created."""
 
-    def __init__(self, address: str, root_certificates: bytes, server_name: str | None):
-        host = _host(address)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials, server_name: str | None):
+        host, _ = addresses.split(address)
         self.address = address
         self.server_name = server_name or host
         options = [
@@ -236,9 +225,8 @@ class _Channel:
         ]
         if server_name is not None:
             options.append(("grpc.ssl_target_name_override", server_name))
-        if _is_loopback(host):
+        if addresses.is_loopback(host):
             options.append(("grpc.enable_http_proxy", 0))
-        credentials = grpc.ssl_channel_credentials(root_certificates)
         self._channel = grpc.aio.secure_channel(address, credentials, options)
         self.open = self._channel.stream_stream(
             session_stream.SESSION_METHOD,
@@ -283,8 +271,10 @@ class _Channel:
         return session.StepFailed, f"{self.address} ended the session ({name}): {details}"
 
 
-async def _new_channel(address: str, root_certificates: bytes, server_name: str | None) -> _Channel:
-    return _Channel(address, root_certificates, server_name)
+async def _new_channel(
+    address: str, credentials: grpc.ChannelCredentials, server_name: str | None
+) -> _Channel:
+    return _Channel(address, credentials, server_name)
 
 
 _End: TypeAlias = Callable[[], Exception]
@@ -431,24 +421,9 @@ def one_line(text: str) -> str:
     return printable if len(printable) <= _MAX_TEXT else printable[: _MAX_TEXT - 1] + "…"
 
 
-def _addresses(address: str) -> tuple[str, ...]:
-    addresses = tuple(dict.fromkeys(one.strip() for one in address.split(",")))
-    for one in addresses:
-        _host(one)
-    return addresses
-
-
-def _host(address: str) -> str:
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and 0 < int(port) < 2**16) or "/" in host:
-        raise validation.UsageError(
-            f"address must be HOST:PORT, like example.org:443, got {address!r}."
-        )
-    return host.removeprefix("[").removesuffix("]")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _split(address: str) -> tuple[str, ...]:
+    """Splits a list of addresses, and checks each of them."""
+    each = tuple(dict.fromkeys(one.strip() for one in address.split(",")))
+    for one in each:
+        addresses.split(one)
+    return each

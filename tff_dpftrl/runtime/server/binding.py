@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import grpc
 
+from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server import service, tls
+from tff_dpftrl.runtime.server import service
 
 _SENT_AHEAD = 1 << 16  # Bytes of a stream that nobody has begun to read.
 
@@ -25,7 +26,7 @@ def another_leads(population: str) -> ServerError:
 
 def bind(
     devices: service.Service,
-    identity: tls.Identity,
+    certificate: tls.ServerCertificate,
     address: str,
     limits: limits_lib.Limits,
 ) -> tuple[grpc.aio.Server, int]:
@@ -33,7 +34,7 @@ def bind(
 
     Args:
       devices: The service.
-      identity: What is shown to devices.
+      certificate: Certificate and key of the server.
       address: Host and port; a port of 0 is any that is free.
       limits: How much devices may use.
 
@@ -64,9 +65,8 @@ def bind(
             ),
         ],
     )
-    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
     try:
-        port = server.add_secure_port(address, credentials)
+        port = server.add_secure_port(address, tls.server_credentials(certificate))
     except RuntimeError:
         port = 0
     if not port:

@@ -13,10 +13,11 @@ from typing import Any
 import grpc
 
 from tff_dpftrl import validation
+from tff_dpftrl.runtime import addresses, tls
 from tff_dpftrl.runtime.actors import events, factory, selector
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
-from tff_dpftrl.runtime.server import attesting, binding, served_task, service, tls
+from tff_dpftrl.runtime.server import attesting, binding, served_task, service
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
@@ -49,7 +50,7 @@ class Server:
         attestation: attestation_lib.Attestation | None,
         pace: selector.Pace,
         observer: observer_lib.Observer | None = None,
-        address: str = "127.0.0.1:0",
+        address: str = addresses.DEFAULT_ADDRESS,
         server_names: Sequence[str] = (),
         limits: limits_lib.Limits | None = None,
         clock: Callable[[], float] = time.time,

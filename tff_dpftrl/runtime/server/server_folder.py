@@ -26,9 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from tff_dpftrl import durable_files, json_text, validation
-from tff_dpftrl.runtime import private_files, signing_keys
+from tff_dpftrl.runtime import private_files, signing_keys, tls
 from tff_dpftrl.runtime.plans import signing
-from tff_dpftrl.runtime.server import tls
 
 
 @dataclasses.dataclass(frozen=True)

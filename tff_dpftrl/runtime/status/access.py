@@ -6,7 +6,6 @@ import base64
 import binascii
 import dataclasses
 import hmac
-import ipaddress
 import os
 import pathlib
 import re
@@ -14,9 +13,9 @@ import secrets
 from collections.abc import Sequence
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.runtime import private_files
+from tff_dpftrl.runtime import addresses, private_files
 
-_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_LOCAL_NAMES = frozenset({*addresses.LOOPBACK_NAMES, "::1"})
 _NAME = re.compile(r"[a-z0-9_.-]+", re.ASCII | re.IGNORECASE)
 _TOKEN = re.compile(r"[!-~]{16,}")  # As a header can hold it.
 _TOKEN_BYTES = 32
@@ -43,7 +42,7 @@ class Access:
 
     def __post_init__(self):
         for name in self.names:
-            if not (_NAME.fullmatch(name) or _is_address(name)):
+            if not (_NAME.fullmatch(name) or addresses.is_ip_address(name)):
                 raise validation.UsageError(
                     f"{name!r} is no name of a server: give a host name or an address, without "
                     "scheme, port and wildcards."
@@ -64,7 +63,7 @@ class Access:
         Raises:
           ValueError: If it is not loopback, there is no token, and the page is not open.
         """
-        if not is_loopback(host) and self.token is None and not self.is_open:
+        if not addresses.is_loopback(host) and self.token is None and not self.is_open:
             raise validation.UsageError(
                 f"host={host!r} is for other machines: give a token, or is_open if everybody who "
                 "reaches the port may read the status page."
@@ -79,7 +78,7 @@ class Access:
           reached: Address of this machine that the reader is connected to.
         """
         known = {listening.lower(), reached, *(given.lower().strip("[]") for given in self.names)}
-        if is_loopback(listening) or is_loopback(reached):
+        if addresses.is_loopback(listening) or addresses.is_loopback(reached):
             known |= _LOCAL_NAMES
         return name in known
 
@@ -101,19 +100,6 @@ class Access:
         elif scheme.lower() != "bearer":
             return False
         return hmac.compare_digest(given, self.token.encode())
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address, or the name localhost, is reached from this machine only."""
-    return _is_address(host) and ipaddress.ip_address(host).is_loopback or host == "localhost"
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def token_of(path: str | os.PathLike[str]) -> str:

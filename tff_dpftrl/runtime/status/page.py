@@ -30,6 +30,7 @@ import tornado.netutil
 import tornado.web
 from tornado import httputil
 
+from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.status import access as access_lib
 from tff_dpftrl.runtime.status import history as history_lib
 from tff_dpftrl.runtime.status import metrics, read_behind, snapshot, time_series
@@ -68,7 +69,7 @@ class StatusServer:
         *,
         privacy: Callable[[str], Mapping[str, Any] | None],
         history: Callable[[str], Sequence[Mapping[str, Any]]],
-        host: str = "127.0.0.1",
+        host: str = addresses.LOOPBACK_HOST,
         port: int = 0,
         allowed: access_lib.Access | None = None,
     ):
@@ -173,7 +174,7 @@ class StatusServer:
         connected = request.connection.stream.socket  # None if the reader has gone.
         reached = connected.getsockname()[0] if connected else ""
         if not self._allowed.knows(request.host_name.strip("[]"), self._host, reached):
-            is_local = access_lib.is_loopback(self._host)
+            is_local = addresses.is_loopback(self._host)
             reason = "Ask for localhost" if is_local else "Not a name of this server"
             raise tornado.web.HTTPError(403, reason=reason)
         if not self._allowed.admits(request.headers.get("Authorization", "")):

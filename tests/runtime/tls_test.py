@@ -5,7 +5,7 @@ import sys
 import pytest
 from cryptography import x509
 
-from tff_dpftrl.runtime.server import tls
+from tff_dpftrl.runtime import tls
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""Certificates: a server's own for tests and demonstrations, and reading whatever it is given.
+"""TLS: certificates of a server, and the gRPC credentials of server and device.
 
-A self-signed certificate is its own authority: devices are handed the file, and trust it
-and nothing else. In production, certificate and key come from whoever runs the domain.
+A self-signed certificate, for tests and demonstrations, is its own authority: devices get the
+file and trust nothing else. In production, certificate and key come from the domain's operator.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+import grpc
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tff_dpftrl import durable_files, validation
-from tff_dpftrl.runtime import private_files
+from tff_dpftrl.runtime import addresses, private_files
 
-LOOPBACK = ("localhost", "127.0.0.1")
 _VALID_DAYS = 365
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
-    """What a server shows to devices.
+class ServerCertificate:
+    """A server's certificate and its private key.
 
     Attributes:
-      certificate: The certificate, with those of its authorities if it has any, in PEM.
-      key: Its private key, in PEM.
-      names: Names and addresses that the certificate is for; the first one names the server.
+      certificate: Certificate in PEM, followed by the certificates of its authorities, if any.
+      key: Private key in PEM.
+      names: DNS names and IP addresses in the certificate; the first one names the server.
     """
 
     certificate: bytes
@@ -43,14 +43,14 @@ class Identity:
 def create_self_signed(
     certificate: str | os.PathLike[str],
     key: str | os.PathLike[str],
-    names: Sequence[str] = LOOPBACK,
+    names: Sequence[str] = addresses.LOOPBACK_NAMES,
 ) -> None:
-    """Writes a new certificate, and its key with mode 0600; valid for a year.
+    """Writes a new certificate, valid for a year, and its private key with mode 0600.
 
     Args:
-      certificate: New file of the certificate, to be handed to devices.
-      key: New file of the private key, for the server only.
-      names: DNS names and IP addresses that devices connect to.
+      certificate: Path of the new certificate, which devices need.
+      key: Path of the new private key, for the server only.
+      names: DNS names and IP addresses to which devices connect.
 
     Raises:
       ValueError: If a file exists already, or there is no name.
@@ -98,20 +98,20 @@ def _general_name(name: str) -> x509.GeneralName:
         return x509.DNSName(name)
 
 
-def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Identity:
-    """Reads a certificate and its key, and checks that they belong together.
+def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> ServerCertificate:
+    """Reads a certificate and its private key, and checks that they belong together.
 
     Args:
-      certificate: File in PEM; certificates of authorities may follow.
-      key: File of the private key, in unencrypted PEM, which only its owner may read.
+      certificate: Path of the certificate in PEM; certificates of authorities may follow.
+      key: Path of the private key in unencrypted PEM, which only its owner may read.
 
     Returns:
-      Both, and the names in the certificate.
+      Certificate, key, and the names in the certificate.
 
     Raises:
-      ValueError: If a file is missing, holds no such thing, is over, others may read the key,
-        or it is not the certificate's.
-      OSError: If one cannot be read.
+      ValueError: If a file is missing or has other content, the certificate has expired, other
+        users may read the key, or the key is not the certificate's.
+      OSError: If a file cannot be read.
     """
     try:
         certificate_pem = pathlib.Path(certificate).read_bytes()
@@ -121,8 +121,8 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
         ) from None
     key_pem = private_files.read(key)
     try:
-        own = x509.load_pem_x509_certificates(certificate_pem)[0]
-        public, valid_until = own.public_key(), own.not_valid_after_utc
+        parsed = x509.load_pem_x509_certificates(certificate_pem)[0]
+        public, valid_until = parsed.public_key(), parsed.not_valid_after_utc
     except (ValueError, x509.InvalidVersion, exceptions.UnsupportedAlgorithm):
         raise validation.UsageError(f"{certificate} holds no certificate in PEM.") from None
     try:
@@ -138,15 +138,44 @@ def load(certificate: str | os.PathLike[str], key: str | os.PathLike[str]) -> Id
             f"{certificate} was valid until {valid_until:%Y-%m-%d}: devices will not "
             "connect. Renew it."
         )
-    return Identity(certificate_pem, key_pem, _names(own, certificate))
+    return ServerCertificate(certificate_pem, key_pem, _names(parsed, certificate))
 
 
-def _names(own: x509.Certificate, path: str | os.PathLike[str]) -> tuple[str, ...]:
+def server_credentials(certificate: ServerCertificate) -> grpc.ServerCredentials:
+    """Creates the credentials of a server's port.
+
+    Args:
+      certificate: Certificate and key of the server.
+    """
+    return grpc.ssl_server_credentials([(certificate.key, certificate.certificate)])
+
+
+def channel_credentials(root_certificates: bytes) -> grpc.ChannelCredentials:
+    """Creates the credentials of a device's channels.
+
+    Args:
+      root_certificates: Trusted certificates in PEM: authorities that may sign the server's
+        certificate, or that certificate itself.
+
+    Raises:
+      ValueError: If there is no certificate.
+    """
     try:
-        names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        x509.load_pem_x509_certificates(root_certificates)
+    except (ValueError, x509.InvalidVersion):
+        raise validation.UsageError(
+            "root_certificates holds no certificate in PEM: give the server's certificate, or "
+            "that of who signed it."
+        ) from None
+    return grpc.ssl_channel_credentials(root_certificates)
+
+
+def _names(certificate: x509.Certificate, path: str | os.PathLike[str]) -> tuple[str, ...]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
         raise validation.UsageError(
             f"{path} names no server (subject alternative name): devices could not check it."
         ) from None
-    addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
-    return (*names.get_values_for_type(x509.DNSName), *addresses)
+    ip_addresses = (str(address) for address in names.get_values_for_type(x509.IPAddress))
+    return (*names.get_values_for_type(x509.DNSName), *ip_addresses)

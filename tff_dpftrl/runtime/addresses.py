@@ -1,0 +1,56 @@
+"""Network addresses: the defaults of the package, and reading HOST:PORT."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from tff_dpftrl import validation
+
+LOOPBACK_HOST = "127.0.0.1"
+"""Default host of everything that listens: other machines cannot reach it."""
+LOOPBACK_NAMES = ("localhost", LOOPBACK_HOST)
+"""Default names of a new certificate."""
+DEFAULT_ADDRESS = f"{LOOPBACK_HOST}:0"
+"""Default address of a server and of its status page: loopback, with any free port."""
+
+
+def is_ip_address(text: str) -> bool:
+    """Whether a text is an IP address, which may be in brackets."""
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host, given as an IP address or as localhost."""
+    return host == "localhost" or (
+        is_ip_address(host) and ipaddress.ip_address(host.strip("[]")).is_loopback
+    )
+
+
+def split(address: str, name: str = "address", *, can_listen: bool = False) -> tuple[str, int]:
+    """Splits an address into host and port.
+
+    Args:
+      address: HOST:PORT; the host of an IPv6 address is in brackets.
+      name: Name of the argument or flag in the error message.
+      can_listen: Whether the address is one to listen at, for which port 0 is any free port.
+
+    Returns:
+      The host without brackets, and the port.
+
+    Raises:
+      ValueError: If there is no host, or no such port.
+    """
+    host, _, port = address.rpartition(":")
+    if (
+        not host
+        or "/" in host
+        or not port.isdecimal()
+        or not (0 if can_listen else 1) <= int(port) < 2**16
+    ):
+        example = "127.0.0.1:8443; port 0 is any free port" if can_listen else "example.org:443"
+        raise validation.UsageError(f"{name} must be HOST:PORT, like {example}, got {address!r}.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
