@@ -91,7 +91,7 @@ class _Rounds(observer.Observer):
         self._began: dict[str, float] = {}
         self._latencies: list[float] = []
 
-    def hear(self, now, event):
+    def on_event(self, now, event):
         if isinstance(event, events.RoundBegan):
             self._began[event.attempt] = time.perf_counter()
         elif isinstance(event, events.RoundReleased):

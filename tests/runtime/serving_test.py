@@ -223,12 +223,12 @@ def test_a_line_is_said_once(task, folder):
         return events.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
 
     async def run():
-        seen.hear(0.0, events.Leading("tests", 2))
-        seen.hear(1.0, released(0))  # Of a server before this one, which has said so.
+        seen.on_event(0.0, events.Leading("tests", 2))
+        seen.on_event(1.0, released(0))  # Of a server before this one, which has said so.
         for waiting in (0, 0, 1, 1):
-            seen.hear(2.0, events.TooFewDevices("small", waiting, 3))
+            seen.on_event(2.0, events.TooFewDevices("small", waiting, 3))
         for _ in range(2):
-            seen.hear(3.0, released(1))
+            seen.on_event(3.0, released(1))
 
     asyncio.run(run())
     assert [line.partition(":")[2][:17] for line in lines if "reports" in line] == [
@@ -245,7 +245,7 @@ def test_a_commit_says_what_contradicts_the_declared_participation(task, folder)
     async def run():
         for index, unknown in enumerate((0, 0, 1)):  # The first is from before this server.
             told = {**metrics, "participation/unknown_rounds": unknown}
-            seen.hear(0.0, events.RoundReleased("small", index, f"attempt {index}", told))
+            seen.on_event(0.0, events.RoundReleased("small", index, f"attempt {index}", told))
 
     asyncio.run(run())
     first, second = lines

@@ -357,10 +357,10 @@ class Narrator(observations.Observations):
         self._last = ""
         self.is_quiet = False
 
-    def hear(self, now: float, event: Any) -> None:
+    def on_event(self, now: float, event: Any) -> None:
         """See the base class; what was said is not said again, such as an old round's commit."""
         before = self._commits()
-        super().hear(now, event)
+        super().on_event(now, event)
         if self.is_quiet:
             return
         line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})

@@ -26,7 +26,7 @@ class Events(observer.Observer):
         self._file.write(json.dumps(line).encode() + b"\n")
 
     @override
-    def hear(self, now: float, event: Any) -> None:
+    def on_event(self, now: float, event: Any) -> None:
         match event:
             case events.Leading():
                 self.write("leading", epoch=event.epoch)

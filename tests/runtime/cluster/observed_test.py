@@ -31,7 +31,7 @@ class _Heard(observer.Observer):
     def __init__(self):
         self.events = []
 
-    def hear(self, now, event):
+    def on_event(self, now, event):
         self.events.append((now, event))
 
 
@@ -163,12 +163,12 @@ def test_events_and_calls_of_hosts_are_merged_in_time():
     selector.session_opened()
     selector.waiting()
     clock.now += 1
-    coordinator.hear(clock(), events.RoundBegan("train", 0, "attempt 1", 1))
+    coordinator.on_event(clock(), events.RoundBegan("train", 0, "attempt 1", 1))
     selector.configured("train", 10)
     clock.now += 3
     selector.reported("train", "", 20)
     clock.now += 1
-    coordinator.hear(clock(), events.RoundReleased("train", 0, "attempt 1", {}))
+    coordinator.on_event(clock(), events.RoundReleased("train", 0, "attempt 1", {}))
     _replay(reader, [selector.take(), coordinator.take()], seen)
     task = seen.tasks["train"]
     assert (task.round_seconds.sum, task.report_seconds.sum) == (4, 3)
@@ -178,7 +178,7 @@ def test_a_host_whose_clock_is_wrong_does_not_move_the_others():
     clock = watched.Clock()
     wrong = watched.Clock(clock.now + 7200)
     host = observed.Recorder(clock=wrong)
-    host.hear(wrong(), events.Leading("keyboard", 1))
+    host.on_event(wrong(), events.Leading("keyboard", 1))
     clock.now += 2
     wrong.now += 2
     reader, heard = observed.Reader(clock=clock), _Heard()
@@ -244,13 +244,15 @@ _METHODS = sorted(name for name in vars(observer.Observer) if not name.startswit
 @pytest.mark.parametrize("method", _METHODS)
 def test_every_call_of_an_observer_arrives(method):
     told = {
-        "hear": (watched.START, events.TooFewDevices("train", 1, 4)),
+        "on_event": (watched.START, events.TooFewDevices("train", 1, 4)),
         "session_refused": ("used token",),
         "sent_away": ("enough devices wait", True),
         "configured": ("train", 1000),
         "reported": ("train", "late", 100),
         "session_closed": ("training",),
-        "told": (wire_pb2.SessionSummary(shape="-v[!", seconds=3.0, versions={"python": "3"}),),
+        "session_summarized": (
+            wire_pb2.SessionSummary(shape="-v[!", seconds=3.0, versions={"python": "3"}),
+        ),
     }
     calls = []
 

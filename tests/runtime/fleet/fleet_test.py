@@ -26,7 +26,7 @@ def test_rounds_are_committed_with_the_texts_of_users(tmp_path):
     assert not counts.failures
     assert {end.task for end in ends} <= {"letters", ""}
     # Devices told the server of their sessions in calls of their own.
-    assert ("told", "-v[]+^") in served.observer.calls
+    assert ("session_summarized", "-v[]+^") in served.observer.calls
 
 
 def test_faults_and_attacks_cost_reports_and_no_round(tmp_path):

@@ -68,7 +68,7 @@ def play(story, **changes):
         stage = Stage()
         heard = []
         made = engine.Engine(
-            stage, toy.store_with(), hear=lambda now, event: heard.append(event), **changes
+            stage, toy.store_with(), on_event=lambda now, event: heard.append(event), **changes
         )
         made.start()
         try:
@@ -207,7 +207,7 @@ def test_selector_and_store_actor_come_back_when_they_fail(monkeypatch):
         made.deliver("selector", lambda me: me.send(events.OBSERVER, "is back"))
         await toy.until(lambda: heard == ["is back"])
 
-    play(story, selector_lost=lost.append)
+    play(story, on_selector_lost=lost.append)
 
 
 def test_a_report_to_somebody_who_is_gone_is_late():
@@ -280,7 +280,7 @@ def test_devices_that_are_forwarded_to_somebody_who_is_gone_are_sent_away():
     play(story)
 
 
-class Abroad(engine.Elsewhere):
+class Abroad(engine.RemoteActors):
     """Where all addresses that begin with "far" are."""
 
     def __init__(self):
@@ -328,7 +328,7 @@ def test_what_is_not_here_is_left_to_who_has_it():
         made.end_children(lambda parent: parent.startswith("far"))
         assert made.has("attempt") and not made.has("attempt/sum")
 
-    play(story, elsewhere=abroad, permanent=("selector",))
+    play(story, remote=abroad, permanent=("selector",))
 
 
 def test_only_the_last_count_of_a_hop_is_delivered():
@@ -356,12 +356,12 @@ def test_only_the_last_count_of_a_hop_is_delivered():
 
 
 def test_an_observer_that_fails_stops_nothing(caplog):
-    def hear(now, event):
+    def on_event(now, event):
         raise RuntimeError("secret words")
 
     async def run():
         stage = Stage()
-        made = engine.Engine(stage, toy.store_with(), hear=hear)
+        made = engine.Engine(stage, toy.store_with(), on_event=on_event)
         made.start()
         heard = []
         made.connect("device", heard.append)
@@ -379,7 +379,7 @@ def test_a_lease_that_was_granted_to_somebody_gone_is_given_back():
 
     async def run():
         real = factory.ActorFactory(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
-        made = engine.Engine(real, store, hear=lambda *_: None, randomness=random.Random(0))
+        made = engine.Engine(real, store, on_event=lambda *_: None, randomness=random.Random(0))
         made.start()
         await toy.until(lambda: made._coordinators)
         (leader,) = made._coordinators

@@ -705,11 +705,14 @@ def test_summaries_of_sessions_are_counted_if_they_are_in_range(tmp_path):
         for raw, code, text in refused:
             got, details = await tell(channel, raw)
             assert got is code and text in details
-        assert not notes.named("told")
+        assert not notes.named("session_summarized")
         await round_goes_on(channel, store)
         assert (await tell(channel, summary()))[0] is Status.OK
         assert (await tell(channel, summary(shape="<script>")))[0] is Status.OK
-        assert notes.named("told") == [("told", "-v[]+^"), ("told", "other")]
+        assert notes.named("session_summarized") == [
+            ("session_summarized", "-v[]+^"),
+            ("session_summarized", "other"),
+        ]
 
     play(tmp_path, story)
 

@@ -91,7 +91,7 @@ class Notes(observer.Observer):
         self.events = []
         self.calls = []
 
-    def hear(self, now, event):
+    def on_event(self, now, event):
         self.events.append(event)
 
     def session_refused(self, reason):
@@ -109,8 +109,8 @@ class Notes(observer.Observer):
     def session_closed(self, phase):
         self.calls.append(("closed", phase))
 
-    def told(self, summary):
-        self.calls.append(("told", summary.shape))
+    def session_summarized(self, summary):
+        self.calls.append(("session_summarized", summary.shape))
 
     def waiting(self):
         self.calls.append(("waiting",))

@@ -126,7 +126,7 @@ def test_nobody_leads():
 def test_too_few_devices_until_a_round_begins():
     told = watched.Watched()
     told.lead()
-    told.hear(events.TooFewDevices("train", 2, 4))
+    told.on_event(events.TooFewDevices("train", 2, 4))
     found = alerts.find(told.seen)
     assert [(alert.kind, alert.task) for alert in found] == [("too_few_devices", "train")]
     assert found[0].text == (
@@ -139,7 +139,7 @@ def test_too_few_devices_until_a_round_begins():
 def test_a_store_that_failed_lately():
     told = watched.Watched()
     told.lead()
-    told.hear(events.StoreFailed("disk full"))
+    told.on_event(events.StoreFailed("disk full"))
     told.clock.now += 60
     assert kinds(told) == ["store"]
     told.clock.now += 540

@@ -32,10 +32,10 @@ def test_groups_of_secure_sums_are_counted():
     told.begin()
     counts = {"devices/summed_groups": 2, "devices/lost_groups": 1}
     released = events.RoundReleased("train", 0, told.attempt, counts)
-    told.hear(released)
-    told.hear(released)  # A new Coordinator says it again.
+    told.on_event(released)
+    told.on_event(released)  # A new Coordinator says it again.
     told.begin()
-    told.hear(events.RoundLost("train", 1, told.attempt, "too few reports", {"lost_groups": 3}))
+    told.on_event(events.RoundLost("train", 1, told.attempt, "too few reports", {"lost_groups": 3}))
     found = families(told.seen)
     assert value(found, "secure_sum_groups_total", task="train", outcome="summed") == 2
     assert value(found, "secure_sum_groups_total", task="train", outcome="lost") == 4
@@ -61,7 +61,7 @@ def test_a_round_is_in_the_metrics():
     told.commit(HOSTILE)
     told.tell()
     told.seen.session_refused("expired token")
-    told.hear(events.StoreFailed("x"))
+    told.on_event(events.StoreFailed("x"))
     found = families(told.seen)
     assert value(found, "lease_epoch") == 3
     assert value(found, "store_failures_total") == 1

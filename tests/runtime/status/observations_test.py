@@ -57,7 +57,7 @@ def test_a_round_goes_through_its_phases():
     task = told.seen.tasks["train"]
     told.lead()
     assert (task.phase, task.rounds_done) == ("waiting for devices", None)
-    told.hear(events.TooFewDevices("train", 2, 4))
+    told.on_event(events.TooFewDevices("train", 2, 4))
     assert task.phase == "too few devices"
     told.begin()
     assert task.phase == "reporting"
@@ -96,8 +96,8 @@ def test_what_a_new_coordinator_repeats_is_counted_once():
     told.round()
     released = events.RoundReleased("train", 0, "attempt 1", {})
     told.lead(2)
-    told.hear(released)
-    told.hear(released)
+    told.on_event(released)
+    told.on_event(released)
     task = told.seen.tasks["train"]
     assert (task.committed, task.rounds_done, task.round_seconds.count) == (1, 1, 1)
     assert (told.seen.epoch, told.seen.leaders) == (2, 2)
@@ -106,7 +106,7 @@ def test_what_a_new_coordinator_repeats_is_counted_once():
 
 def test_rounds_of_an_earlier_server_are_done_but_not_counted_anew():
     told = watched.Watched()
-    told.hear(events.RoundReleased("train", 41, "of yesterday", {}))
+    told.on_event(events.RoundReleased("train", 41, "of yesterday", {}))
     task = told.seen.tasks["train"]
     assert (task.rounds_done, task.committed, task.last_commit_at) == (42, 0, None)
     told.rounds["train"] = 42
@@ -154,8 +154,8 @@ def test_texts_from_outside_become_no_labels():
         seen.reported(f"task {i}", f"reason {i}", 10)
         seen.reported("train", f"reason {i}", 10)
         seen.session_refused(f"reason {i}")
-        told.hear(events.RoundLost("train", 0, f"attempt {i}", f"reason {i}", {}))
-        told.hear(events.RoundBegan(f"task {i}", 0, "attempt", 1))
+        told.on_event(events.RoundLost("train", 0, f"attempt {i}", f"reason {i}", {}))
+        told.on_event(events.RoundBegan(f"task {i}", 0, "attempt", 1))
     assert [shape for shape, _, _ in seen.session_table.rows()] == ["-v[]+^", "other"]
     assert set(seen.versions) == {"tff_dpftrl", "tensorflow", "python", "system"}
     assert len(seen.versions["tff_dpftrl"].items()) <= 13
@@ -169,7 +169,7 @@ def test_texts_from_outside_become_no_labels():
 
 def test_failures_of_the_store_are_counted_without_their_text():
     told = watched.Watched()
-    told.hear(events.StoreFailed("postgresql://user:secret@host"))
+    told.on_event(events.StoreFailed("postgresql://user:secret@host"))
     assert told.seen.series.total("store_failures") == 1
     assert told.seen.last_store_failure_at == watched.START
     assert "secret" not in repr(vars(told.seen))

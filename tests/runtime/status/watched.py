@@ -42,11 +42,11 @@ class Watched:
     def attempt(self):
         return f"attempt {self.attempts}"
 
-    def hear(self, event):
-        self.seen.hear(self.clock(), event)
+    def on_event(self, event):
+        self.seen.on_event(self.clock(), event)
 
     def lead(self, epoch=1):
-        self.hear(events.Leading("keyboard", epoch))
+        self.on_event(events.Leading("keyboard", epoch))
 
     def begin(self, task="train", devices=5):
         """Devices connect, wait, and are chosen for the next round."""
@@ -54,7 +54,7 @@ class Watched:
         for _ in range(devices):
             self.seen.session_opened()
             self.seen.waiting()
-        self.hear(events.RoundBegan(task, self.rounds[task], self.attempt, devices))
+        self.on_event(events.RoundBegan(task, self.rounds[task], self.attempt, devices))
         for _ in range(devices):
             self.seen.configured(task, 1000)
 
@@ -69,11 +69,11 @@ class Watched:
 
     def commit(self, task="train"):
         released = events.RoundReleased(task, self.rounds[task], self.attempt, {"loss": 1.0})
-        self.hear(released)
+        self.on_event(released)
         self.rounds[task] += 1
 
     def lose(self, task="train", reason="too few reports"):
-        self.hear(events.RoundLost(task, self.rounds[task], self.attempt, reason, {}))
+        self.on_event(events.RoundLost(task, self.rounds[task], self.attempt, reason, {}))
 
     def round(self, task="train", seconds=2.0, dropped=1):
         """A whole round: reports of the goal, and others drop out."""
@@ -85,7 +85,7 @@ class Watched:
         self.commit(task)
 
     def tell(self, shape="-v[]+^", seconds=3.0, versions=None):
-        self.seen.told(
+        self.seen.session_summarized(
             wire_pb2.SessionSummary(
                 population="keyboard",
                 shape=shape,

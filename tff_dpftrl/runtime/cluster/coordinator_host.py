@@ -43,8 +43,8 @@ class CoordinatorHost(host_lib.Host):
         return super().spawn(parent, address, role)
 
     @override
-    def _hear(self, now: float, event: Any) -> mail_lib.Told:
-        told = super()._hear(now, event)
+    def _on_event(self, now: float, event: Any) -> mail_lib.Told:
+        told = super()._on_event(now, event)
         if isinstance(event, events.SelectionOpened):
             self._opening = told
         return told

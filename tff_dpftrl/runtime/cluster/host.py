@@ -74,7 +74,7 @@ def _child(begin: mail_lib.Begin) -> _Child:
     return _Child(begin.parent, getattr(begin.role, "devices", ()))
 
 
-class Host(engine_lib.Elsewhere):
+class Host(engine_lib.RemoteActors):
     """What all kinds of hosts (`host_kinds`) have in common.
 
     All methods are for one event loop.
@@ -168,11 +168,11 @@ class Host(engine_lib.Elsewhere):
         return engine_lib.Engine(
             actors,
             self._store,
-            hear=self._hear,
+            on_event=self._on_event,
             clock=self._clock,
             permanent=(actors.store_address,),
-            is_gone=self._actor_gone,
-            elsewhere=self,
+            on_actor_gone=self._actor_gone,
+            remote=self,
         )
 
     async def _begin(self, parts: Parts, attestation: attesting.OneAtATime | None) -> None:
@@ -291,7 +291,7 @@ class Host(engine_lib.Elsewhere):
         if host not in ("", self.name):
             self._outbox.post(host, mail_lib.End(address))
 
-    def _hear(self, now: float, event: Any) -> mail_lib.Told:
+    def _on_event(self, now: float, event: Any) -> mail_lib.Told:
         """Tells the Selectors of an event, so that it outlives this process."""
         told = mail_lib.Told(now, self._recorder.note(now, event))
         for selector in self._placement.selectors:

@@ -43,7 +43,7 @@ _METHODS = (
     "configured",
     "reported",
     "session_closed",
-    "told",
+    "session_summarized",
 )
 _RANK = {method: rank for rank, method in enumerate(_METHODS)}
 
@@ -195,7 +195,7 @@ class Recorder(observer.Observer):
 
         Args:
           now: Seconds since 1970.
-          event: See `hear`.
+          event: Event that an actor sent to the observer.
 
         Returns:
           What other hosts are to `relay`, so that it counts once.
@@ -204,20 +204,20 @@ class Recorder(observer.Observer):
         self.relay(now, noted)
         return noted
 
-    def hear(self, now: float, event: Any) -> None:
+    def on_event(self, now: float, event: Any) -> None:
         """See the base class; of an event that no other host is told."""
         self.note(now, event)
 
     def relay(self, now: float, noted: Noted) -> None:
         """Hears of an event that was noted on another host."""
         heard = Heard(now, noted)
-        self._standing.hear(heard)
+        self._standing.on_event(heard)
         self._items.append(heard)
         self._is_open = False
         self._num_events += 1
         if self._num_events > _MOST_EVENTS:  # The oldest one goes, but for what it means now.
             place = next(i for i, item in enumerate(self._items) if isinstance(item, Heard))
-            self._standing_before.hear(self._items.pop(place))
+            self._standing_before.on_event(self._items.pop(place))
             self._num_events -= 1
 
     # Calls.
@@ -259,9 +259,9 @@ class Recorder(observer.Observer):
         )
         self._count("session_closed", phase)
 
-    def told(self, summary: wire_pb2.SessionSummary) -> None:
+    def session_summarized(self, summary: wire_pb2.SessionSummary) -> None:
         """See the base class; figures are kept to two digits."""
-        key = ("told", summary.population, summary.shape)
+        key = ("session_summarized", summary.population, summary.shape)
         detailed = (
             *key,
             float(f"{summary.seconds:.2g}"),
@@ -325,7 +325,7 @@ class _Standing:
     def in_order(self) -> tuple[Heard, ...]:
         return tuple(sorted(self._heard.values(), key=lambda heard: heard.at))
 
-    def hear(self, heard: Heard) -> None:
+    def on_event(self, heard: Heard) -> None:
         event = heard.noted.event
         match event:
             case events.Leading():  # The attempts of whoever led before are lost.
@@ -416,7 +416,7 @@ class Reader:
         self._known[noted.name] = None
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
-        to.hear(self.now(), noted.event)
+        to.on_event(self.now(), noted.event)
 
     def _bring_up_to(self, to: observer.Observer, source: str, levels: Levels) -> None:
         """Makes up for calls that somebody else was told of, or nobody."""
@@ -437,7 +437,7 @@ class Reader:
 def _call(to: observer.Observer, calls: Calls) -> None:
     for (method, *arguments), count, num_bytes in calls.rows:
         call = getattr(to, method)
-        if method == "told":
+        if method == "session_summarized":
             population, shape, seconds, memory, versions = arguments
             summary = wire_pb2.SessionSummary(
                 population=population,

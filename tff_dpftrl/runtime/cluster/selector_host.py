@@ -44,12 +44,12 @@ class SelectorHost(host_lib.Host):
         return engine_lib.Engine(
             actors,
             None,
-            hear=self._hear,
+            on_event=self._on_event,
             clock=self._clock,
             permanent=(self.name,),
-            selector_lost=lambda address: self._service.selector_lost(address),
-            is_gone=self._actor_gone,
-            elsewhere=self,
+            on_selector_lost=lambda address: self._service.selector_lost(address),
+            on_actor_gone=self._actor_gone,
+            remote=self,
         )
 
     @override

@@ -1,8 +1,8 @@
 """Runs the server's actors on asyncio, in one process.
 
-Selectors run on the event loop, where each device's message is a few microseconds. The other
-actors wait for disk, TensorFlow or the accountant, and run in threads; since a hop to a
-thread is dearer than most steps, one takes along all that has come to the mailbox meanwhile.
+Selectors run on the event loop, where a device's message takes a few microseconds. The other
+actors wait for disk, TensorFlow or the accountant, and run in threads. A hop to a thread costs
+more than most steps, so it handles all messages that are in the mailbox by then.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from tff_dpftrl.runtime.store import interface
 
 _logger = logging.getLogger(__name__)
 
-_LONGEST_HOP = 0.02  # Seconds after which a thread hands over what its steps have said.
-_BETWEEN_HOPS = 0.002  # Seconds between two hops of an actor that is busy.
+_LONGEST_HOP = 0.02  # Seconds after which a thread hands over the effects of its steps.
+_BETWEEN_HOPS = 0.002  # Seconds between two hops of a busy actor.
 _LONGEST_TURN = 256  # Messages that an actor handles on the loop before others have a turn.
 _RESTART_SECONDS = 1.0
-# What devices are owed an answer to, whether or not there is somebody to give it.
+# Messages that a device must get an answer to, even if the actor is gone.
 _OF_DEVICES = frozenset({messages.Report, messages.SecureSumMessage})
 _ABANDONED = "the round was abandoned"
 
 Receive = Callable[[Any], None]
-"""Takes a message for a device, on the event loop; must not block."""
+"""Function that takes a message for a device, on the event loop; it must not block."""
 
 
-class Elsewhere:
-    """What is beyond an engine: actors and devices of other processes. This one is nothing.
+class RemoteActors:
+    """Interface to actors and devices of other processes; by default, there are none.
 
     All methods are called on the engine's event loop, and must not block.
     """
 
     def send(self, to: str, message: Any) -> bool:
-        """Passes a message on.
+        """Passes a message on to another process.
 
         Args:
-          to: An address that is nobody's here.
+          to: Address that is not in this process.
           message: The message.
 
         Returns:
-          Whether the address belongs elsewhere; if not, nobody has it.
+          Whether the address belongs to another process; if not, the message is undeliverable.
         """
         del to, message
         return False
 
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """Hears of each `Spawn`, and has actors made that belong elsewhere.
+        """Spawns an actor in another process if it belongs there; called for every `Spawn`.
 
         Args:
-          parent: Who spawns.
-          address: The actor's address.
-          role: Its role.
+          parent: Address of the actor that spawns.
+          address: Address of the new actor.
+          role: Role of the new actor.
 
         Returns:
-          Whether it belongs elsewhere; if not, it is made here.
+          Whether the actor belongs to another process; if not, the engine spawns it here.
         """
         del parent, address, role
         return False
 
     def end(self, address: str) -> None:
-        """Has an actor ended that is not here."""
+        """Ends an actor of another process."""
 
 
 class _Member:
@@ -94,7 +94,7 @@ class _Member:
         address: str,
         build: Callable[[], actor.Actor],
         parent: str,
-        threads: futures.Executor | None,
+        threads: futures.Executor | None,  # None on the event loop.
     ):
         self.address = address
         self.build = build
@@ -119,49 +119,50 @@ class Engine:
         actors: factory.ActorFactory,
         store: interface.Store | None,
         *,
-        hear: Callable[[float, Any], None],
+        on_event: Callable[[float, Any], None],
         permanent: Sequence[str] | None = None,
-        elsewhere: Elsewhere | None = None,
+        remote: RemoteActors | None = None,
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
-        selector_lost: Callable[[str], None] = lambda address: None,
-        is_gone: Callable[[str], None] = lambda address: None,
+        on_selector_lost: Callable[[str], None] = lambda address: None,
+        on_actor_gone: Callable[[str], None] = lambda address: None,
     ):
-        """Says what is to run.
+        """Stores the parts; nothing runs before `start`.
 
         Args:
-          actors: Builds the actors.
+          actors: Factory of the actors.
           store: The population's store; used in one thread only. None where no StoreActor runs.
-          hear: Told the time and what actors send to `events.OBSERVER`, on the event loop.
+          on_event: Callback for each event that an actor sends to `events.OBSERVER`. It is called
+            on the event loop with the time in seconds and the event.
           permanent: Addresses of the StoreActor and Selectors that run here; all of them if None.
-          elsewhere: Has the actors that are not here; nobody if None.
-          clock: Seconds since 1970.
-          randomness: Of Selectors, Coordinators and Aggregators; the operating system's if
-            None. Used by several threads.
-          selector_lost: Told the address of a Selector that is gone, with all that it knew
-            of its devices; another one follows.
-          is_gone: Told the address of any other actor that has ended, or is lost: whoever waits
-            for an answer of it gets none.
+          remote: Interface to the actors of other processes; there are none if None.
+          clock: Function that returns the seconds since 1970.
+          randomness: Source of the choices of Selectors, Coordinators and Aggregators; the
+            operating system's if None. It is used by several threads.
+          on_selector_lost: Callback for the address of a Selector that is lost together with its
+            list of waiting devices. The engine restarts the Selector.
+          on_actor_gone: Callback for the address of any other actor that has ended or is lost.
+            Devices that wait for its answer get none.
         """
         self._factory = actors
         self._store = store
-        self._hear = hear
+        self._on_event = on_event
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
-        self._selector_lost = selector_lost
-        self._is_gone = is_gone
+        self._on_selector_lost = on_selector_lost
+        self._on_actor_gone = on_actor_gone
         if permanent is None:
             permanent = (actors.store_address, *actors.selectors)
         self._permanent = tuple(permanent)
-        self._elsewhere = Elsewhere() if elsewhere is None else elsewhere
+        self._remote = RemoteActors() if remote is None else remote
         self._members: dict[str, _Member] = {}
-        self._coordinators: set[str] = set()  # Those that live.
-        self._owners: set[str] = set()  # All that there were.
+        self._coordinators: set[str] = set()  # Addresses of Coordinators that live.
+        self._owners: set[str] = set()  # Addresses of all Coordinators since the start.
         self._connections: dict[str, Receive] = {}
         self._timer_numbers = itertools.count()
         self._is_stopping = False
-        # One thread for the store, for it may be one that knows no other; one for whoever
-        # leads, so that the lease is renewed while others compute.
+        # One thread for the store, since a store need not be thread-safe; one for Coordinators, so
+        # that the lease is renewed while other actors compute.
         self._storing = futures.ThreadPoolExecutor(1, "store")
         self._leading = futures.ThreadPoolExecutor(1, "coordinator")
         self._summing = futures.ThreadPoolExecutor(max(2, os.cpu_count() or 1), "aggregator")
@@ -176,8 +177,11 @@ class Engine:
         if self._is_stopping:
             return
         if address == self._factory.store_address:
+            store = self._store
+            if store is None:
+                raise ValueError(f"store is None, and permanent names its actor {address!r}.")
             self._begin(
-                _Member(address, lambda: self._factory.store_actor(self._store), "", self._storing)
+                _Member(address, lambda: self._factory.store_actor(store), "", self._storing)
             )
         else:
             self._begin(
@@ -190,24 +194,24 @@ class Engine:
         return frozenset(self._coordinators)
 
     def has(self, address: str) -> bool:
-        """Whether an actor lives here."""
+        """Returns whether an actor lives in this process."""
         return address in self._members
 
     def has_led(self, owner: str) -> bool:
-        """Whether the holder of a lease is, or was, a Coordinator of this engine."""
+        """Returns whether the holder of a lease is, or was, a Coordinator of this engine."""
         return owner in self._owners
 
-    async def in_store_thread(self, question: Callable[[], Any]) -> Any:
-        """Asks the store something in the thread in which it is used."""
-        return await asyncio.get_running_loop().run_in_executor(self._storing, question)
+    async def in_store_thread(self, query: Callable[[], Any]) -> Any:
+        """Calls a function in the thread in which the store is used, and returns its result."""
+        return await asyncio.get_running_loop().run_in_executor(self._storing, query)
 
     async def stop(self, seconds: float = 10.0) -> None:
-        """Has the Coordinator give its lease back, and ends all actors.
+        """Has the Coordinator release its lease, and ends all actors.
 
-        An attempt that runs is abandoned; a commit that is on its way is made before.
+        A running attempt is abandoned; a commit that is on its way is made first.
 
         Args:
-          seconds: How long it may take; after that the lease ends by itself.
+          seconds: Time limit in seconds; after it, the lease ends by itself.
         """
         self._is_stopping = True
         loop = asyncio.get_running_loop()
@@ -221,37 +225,38 @@ class Engine:
             await asyncio.sleep(0.01)
         for member in list(self._members.values()):
             self._end(member)
-        if self._store is not None:
+        store = self._store
+        if store is not None:
             with contextlib.suppress(interface.StoreError):
-                await self.in_store_thread(self._give_back)
+                await self.in_store_thread(lambda: self._release_lease(store))
         for threads in (self._leading, self._summing, self._storing):
             # Not on the loop: a step of TensorFlow may still run.
             await loop.run_in_executor(None, threads.shutdown)
 
-    def _give_back(self) -> None:
-        """Gives back a lease that a Coordinator could not: it failed, or was granted it late."""
+    def _release_lease(self, store: interface.Store) -> None:
+        """Releases a lease that its Coordinator did not: it failed, or was granted it late."""
         name = self._factory.served.name
-        lease = self._store.lease(name)
+        lease = store.lease(name)
         if lease is not None and lease.owner in self._owners:
-            self._store.release(name, lease.owner, lease.epoch)
+            store.release(name, lease.owner, lease.epoch)
 
     # Messages.
 
     def connect(self, device: str, receive: Receive) -> None:
-        """Gives a device's connection an address.
+        """Registers the connection of a device.
 
         Args:
-          device: The address; new.
-          receive: Takes what is sent to it.
+          device: New address of the connection.
+          receive: Function that takes the messages for this address.
         """
         self._connections[device] = receive
 
     def disconnect(self, device: str) -> None:
-        """Forgets a connection; nothing happens if there is none."""
+        """Forgets a connection; does nothing if there is none."""
         self._connections.pop(device, None)
 
     def deliver(self, to: str, message: Any) -> None:
-        """Puts a message into a mailbox, or hands it to a connection or the observer."""
+        """Delivers a message to an actor's mailbox, a connection or the observer."""
         member = self._members.get(to)
         if member is not None:
             member.mailbox.append(message)
@@ -262,17 +267,17 @@ class Engine:
         if receive is not None:
             receive(message)
         elif to == events.OBSERVER:
-            self._tell_observer(message)
-        elif not self._elsewhere.send(to, message):
+            self._notify_observer(message)
+        elif not self._remote.send(to, message):
             self.undeliverable(message)
 
     def undeliverable(self, message: Any) -> None:
-        """Does what is owed for a message to somebody who is not there any more."""
+        """Notifies those who wait for the answer to a message whose receiver is gone."""
         if type(message) in _OF_DEVICES:
             self._refuse_late(message)
-        elif type(message) is messages.Configure:  # It went away between two messages.
+        elif type(message) is messages.Configure:  # The device disconnected in the meantime.
             self.deliver(message.report_to, messages.DeviceGone(message.device))
-        elif type(message) is messages.DevicesForwarded:  # They would wait for nothing.
+        elif type(message) is messages.DevicesForwarded:  # They would wait in vain.
             for device in message.devices:
                 self.deliver(device, messages.ComeBack(device, (0.0,), _ABANDONED))
 
@@ -280,10 +285,10 @@ class Engine:
         late = messages.ReportRefused(report.device, report.attempt, messages.Refusal.LATE)
         self.deliver(report.device, late)
 
-    def _tell_observer(self, event: Any) -> None:
+    def _notify_observer(self, event: Any) -> None:
         try:
-            self._hear(self._clock(), event)
-        except Exception as error:  # Whoever watches must not stop what it watches.
+            self._on_event(self._clock(), event)
+        except Exception as error:  # A failing observer must not stop the server.
             _logger.error("the observer failed with %s", type(error).__name__)
 
     # Steps.
@@ -307,7 +312,7 @@ class Engine:
                 self._hop(member)
 
     def _turn(self, member: _Member) -> None:
-        """Steps on the event loop."""
+        """Runs steps of an actor on the event loop."""
         try:
             if member.actor is None:
                 member.actor = member.build()
@@ -327,7 +332,7 @@ class Engine:
             member.is_busy = False
 
     def _hop(self, member: _Member) -> None:
-        if not member.is_gone:
+        if not member.is_gone and member.threads is not None:
             member.threads.submit(self._steps_in_thread, member)
 
     def _steps_in_thread(self, member: _Member) -> None:
@@ -341,15 +346,15 @@ class Engine:
                 effects += member.actor.start(self._clock())
             while member.mailbox and not member.is_gone:
                 message = member.mailbox.popleft()
-                said = member.actor.step(self._clock(), message)
-                effects += said
-                if time.monotonic() >= deadline or _ends(member.address, said):
+                new_effects = member.actor.step(self._clock(), message)
+                effects += new_effects
+                if time.monotonic() >= deadline or _ends(member.address, new_effects):
                     break
         except Exception as error:
-            # Its text may quote what is not released: noise, sums, somebody's report.
+            # The error's text may quote noise, sums or a device's report.
             failure = type(error).__name__
             if message is not None:
-                member.mailbox.appendleft(message)  # If it was a report, it will be refused.
+                member.mailbox.appendleft(message)  # A report will be refused.
         self._loop.call_soon_threadsafe(self._after_hop, member, effects, failure)
 
     def _after_hop(self, member: _Member, effects: list[actor.Effect], failure: str) -> None:
@@ -366,12 +371,11 @@ class Engine:
 
     def _carry_out(self, member: _Member, effects: list[actor.Effect]) -> None:
         for effect in effects:
-            kind = type(effect)
-            if kind is actor.Send:
+            if isinstance(effect, actor.Send):
                 self.deliver(effect.to, effect.message)
-            elif kind is actor.After:
+            elif isinstance(effect, actor.After):
                 self._after(member, effect)
-            elif kind is actor.Spawn:
+            elif isinstance(effect, actor.Spawn):
                 self._spawn(member, effect)
             else:
                 self.end(effect.address)
@@ -380,7 +384,7 @@ class Engine:
         if member.is_gone:
             return
         number = next(self._timer_numbers)
-        # No closure that knows its own timer: it would be garbage in a cycle.
+        # A closure that holds its own timer would be a reference cycle.
         member.timers[number] = self._loop.call_later(
             effect.seconds, self._ring, member, number, effect.message
         )
@@ -394,16 +398,16 @@ class Engine:
     def _spawn(self, parent: _Member, effect: actor.Spawn) -> None:
         if parent.is_gone or self._is_stopping:
             return
-        if not self._elsewhere.spawn(parent.address, effect.address, effect.role):
+        if not self._remote.spawn(parent.address, effect.address, effect.role):
             self.spawn(effect.address, effect.role, parent.address)
 
     def spawn(self, address: str, role: Any, parent: str) -> None:
-        """Makes an actor here, and starts it.
+        """Builds and starts an actor in this process.
 
         Args:
-          address: Its address; nothing happens if there is one.
-          role: Its role.
-          parent: Who is told when it is lost.
+          address: Address of the actor; nothing happens if it exists already.
+          role: Role of the actor.
+          parent: Address of the actor that is notified when this one is lost.
         """
         if self._is_stopping or address in self._members:
             return
@@ -422,20 +426,24 @@ class Engine:
     # Ends.
 
     def end(self, address: str) -> None:
-        """Ends an actor, here or elsewhere; nothing happens if there is none."""
+        """Ends an actor in any process; does nothing if there is none."""
         member = self._members.get(address)
         if member is None:
-            self._elsewhere.end(address)
+            self._remote.end(address)
         else:
             self._end(member)
 
-    def end_children(self, of: Callable[[str], bool]) -> None:
-        """Ends all actors whose parents, by their address, are gone."""
-        for child in [one for one in self._members.values() if one.parent and of(one.parent)]:
+    def end_children(self, is_lost: Callable[[str], bool]) -> None:
+        """Ends all actors with a lost parent.
+
+        Args:
+          is_lost: Function of a parent's address that returns whether the parent is lost.
+        """
+        for child in [one for one in self._members.values() if one.parent and is_lost(one.parent)]:
             self._end(child)
 
     def _end(self, member: _Member) -> None:
-        """Ends an actor; its step, if one runs, is its last one."""
+        """Ends an actor; a step that is running is its last one."""
         member.is_gone = True
         if self._members.get(member.address) is member:
             del self._members[member.address]
@@ -445,35 +453,35 @@ class Engine:
         member.timers.clear()
         self._refuse_rest(member)
         if member.parent:
-            self._is_gone(member.address)
+            self._on_actor_gone(member.address)
 
     def _refuse_rest(self, member: _Member) -> None:
         while member.mailbox:
             try:
                 message = member.mailbox.popleft()
-            except IndexError:  # Its thread has taken the last one.
+            except IndexError:  # The actor's thread has taken the last message.
                 return
             if type(message) in _OF_DEVICES:
                 self._refuse_late(message)
 
     def _lose(self, member: _Member, failure: str) -> None:
-        """Ends an actor that has failed, and tells whoever is to know."""
+        """Ends an actor that has failed, and notifies its parent, or restarts it."""
         _logger.error("%s failed with %s and is gone", member.address, failure)
         leads = member.address in self._coordinators
         self._end(member)
         if member.address in self._permanent:
             if member.threads is None:
-                self._selector_lost(member.address)
+                self._on_selector_lost(member.address)
             self._loop.call_later(_RESTART_SECONDS, self._begin_permanent, member.address)
             return
         for address in self._factory.selectors if leads else (member.parent,):
             self.deliver(address, messages.Lost(member.address))
-        if not leads:  # Nobody asks its Aggregators for their sums any more.
+        if not leads:  # No actor will ask its Aggregators for their sums any more.
             self.end_children(lambda parent: parent == member.address)
 
 
 def _without_old_counts(effects: list[actor.Effect]) -> list[actor.Effect]:
-    """Leaves out what a later count takes the place of; nobody else gets so many messages."""
+    """Drops all counts of reports but the last one: they are by far the most frequent messages."""
     kept = []
     is_counted = False
     for effect in reversed(effects):

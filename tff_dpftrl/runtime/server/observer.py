@@ -1,4 +1,4 @@
-"""What a server tells whoever watches it: events and counts, never who a device is."""
+"""Observer of a server: callbacks for events and counts, never for a device's identity."""
 
 from __future__ import annotations
 
@@ -8,53 +8,62 @@ from tff_dpftrl.runtime.protocol import wire_pb2
 
 
 class Observer:
-    """Hears of everything on the server's event loop; must not block. This one does nothing."""
+    """Callbacks on the server's event loop, which must not block; by default they do nothing."""
 
-    def hear(self, now: float, event: Any) -> None:
-        """An event of the actors.
+    def on_event(self, now: float, event: Any) -> None:
+        """Handles an event that an actor has sent to `events.OBSERVER`.
 
         Args:
-          now: Seconds since 1970.
-          event: What actors send to `events.OBSERVER`: `Leading`, `SelectionOpened`,
-            `RoundBegan`, `RoundReleased`, `RoundSkipped`, `RoundLost`, `TooFewDevices`,
-            `StoreFailed`.
+          now: Time in seconds since 1970.
+          event: One of the classes in `actors.events`.
         """
 
     def session_opened(self) -> None:
-        """A device has connected."""
+        """Counts a device that has connected."""
 
     def session_refused(self, reason: str) -> None:
-        """A session was ended with an error.
+        """Counts a session that was ended with an error.
 
         Args:
-          reason: One of few: an attestation's `Verdict` value, or a few words.
+          reason: One of a fixed set: an attestation's `Verdict` value, or a few words.
         """
 
     def waiting(self) -> None:
-        """A device that has checked in waits to be selected."""
+        """Counts a device that has checked in and waits to be selected."""
 
     def sent_away(self, reason: str, has_waited: bool) -> None:
-        """A device was told to come back.
+        """Counts a device that was asked to come back.
 
         Args:
-          reason: One of few.
-          has_waited: Whether it was among those that `waiting` told of.
+          reason: One of a fixed set.
+          has_waited: Whether the device was counted by `waiting`.
         """
 
     def configured(self, task: str, num_bytes: int) -> None:
-        """A device takes part, and was sent so many bytes."""
-
-    def reported(self, task: str, refusal: str, num_bytes: int) -> None:
-        """A report came; `refusal` is empty if it counts."""
-
-    def session_closed(self, phase: str) -> None:
-        """A stream has ended, in any way.
+        """Counts a device that takes part.
 
         Args:
-          phase: Where it was: "refused", "sent away", "connecting", "waiting", "training" or
-            "reported". A device that ends in "connecting", "waiting" or "training" has
-            dropped out.
+          task: Name of the task.
+          num_bytes: Size of the configuration that is sent to the device.
         """
 
-    def told(self, summary: wire_pb2.SessionSummary) -> None:
-        """A device told how a session of its went; checked to be in range."""
+    def reported(self, task: str, refusal: str, num_bytes: int) -> None:
+        """Counts a report.
+
+        Args:
+          task: Name of the task.
+          refusal: Reason of the refusal; empty if the report counts.
+          num_bytes: Size of the report.
+        """
+
+    def session_closed(self, phase: str) -> None:
+        """Counts a session whose stream has ended, for any reason.
+
+        Args:
+          phase: Last phase of the session: "refused", "sent away", "connecting", "waiting",
+            "training" or "reported". A device that ends in "connecting", "waiting" or "training"
+            has dropped out.
+        """
+
+    def session_summarized(self, summary: wire_pb2.SessionSummary) -> None:
+        """Counts a summary that a device sent of one of its sessions; its values are in range."""

@@ -132,11 +132,11 @@ class Server:
         self._engine = engine_lib.Engine(
             actors,
             self._store,
-            hear=self._hear,
+            on_event=self._on_event,
             clock=self._clock,
             randomness=self._random,
-            selector_lost=lambda address: self._service.selector_lost(address),
-            is_gone=lambda address: self._service.actor_gone(address),
+            on_selector_lost=lambda address: self._service.selector_lost(address),
+            on_actor_gone=lambda address: self._service.actor_gone(address),
         )
         self._service = service.Service(
             self._population.name,
@@ -182,13 +182,13 @@ class Server:
             await self._grpc.stop(1.0)
         self._service = self._engine = self._grpc = None
 
-    def _hear(self, now: float, event: Any) -> None:
+    def _on_event(self, now: float, event: Any) -> None:
         if self._first is not None and not self._first.done():
             if isinstance(event, (events.Leading, events.StoreFailed)):
                 self._first.set_result(event)
         if isinstance(event, events.SelectionOpened):
             self._service.opening = event
-        self._observer.hear(now, event)
+        self._observer.on_event(now, event)
 
     async def _check_store(self) -> None:
         try:

@@ -504,7 +504,7 @@ class Service:
                 )
             summary = summaries.read(raw, self._population)
             self._shares.check(summary)
-            self._observer.told(summary)
+            self._observer.session_summarized(summary)
         except Refused as refused:
             context.set_code(refused.code)
             context.set_details(refused.text)

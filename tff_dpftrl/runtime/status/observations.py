@@ -139,7 +139,7 @@ class Observations(observer.Observer):
     # What an observer hears.
 
     @override
-    def hear(self, now: float, event: Any) -> None:
+    def on_event(self, now: float, event: Any) -> None:
         now = self.series.advance(now)
         match event:
             case events.Leading():
@@ -233,7 +233,7 @@ class Observations(observer.Observer):
             self.series.add(_DROPPED[phase])
 
     @override
-    def told(self, summary: wire_pb2.SessionSummary) -> None:
+    def session_summarized(self, summary: wire_pb2.SessionSummary) -> None:
         self.now()
         self.series.add("told_sessions")
         shape = self.session_table.add(summary.shape)
