@@ -18,6 +18,9 @@ class UsageError(ValueError):
     the command is a defect of this package.
     """
 
+    # TensorFlow's AutoGraph raises an error again under its own type only if it has this __init__.
+    __init__ = Exception.__init__
+
 
 _LONGEST_VALUE = 200  # Characters of a value that messages quote.
 
