@@ -5,8 +5,8 @@ aggregators call.
 """
 
 NOISE_VERSION = 2
-"""Raise it with every change after which the same seed gives other noise.
+"""Version of the noise; every change after which the same seed gives other noise raises it.
 
-A run in progress is bound to it: going on with another one would release two noises on
-one cohort. 2: noise is scaled and added in float64.
+A run in progress is bound to its version: another one would release two noises on one
+cohort. Version 2 scales and adds the noise in float64.
 """

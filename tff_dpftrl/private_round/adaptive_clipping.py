@@ -23,6 +23,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_split
@@ -37,12 +38,12 @@ from tff_dpftrl.private_round import (
 )
 
 COUNT_STREAM = 1
-"""Number of the stream of noise for the counts of unclipped clients; see `seeds`."""
+"""Index of the sub-seed for the noise on the counts of unclipped clients."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping:
-    """How the clip norm is estimated while training.
+    """Settings of the estimation of the clip norm while training.
 
     Attributes:
       initial_clip_norm: Clip norm and estimate before the first round.
@@ -71,13 +72,13 @@ class AdaptiveClipping:
             validation.number("clipped_count_stddev", self.clipped_count_stddev, at_least=0)
 
     def count_stddev(self, noise_multiplier: float, clients_per_round: float) -> float:
-        """σ_b: as given, or clients_per_round / 20; 0 if nothing else has noise either."""
+        """Returns σ_b: as given, or clients_per_round / 20, or 0 if noise_multiplier is 0."""
         if self.clipped_count_stddev is not None:
             return float(self.clipped_count_stddev)
         return clients_per_round / 20 if noise_multiplier > 0 else 0.0
 
     def estimate(self, excess: tf.Tensor) -> tf.Tensor:
-        """The clip norm after the given sum of (unclipped fraction - γ), float32 scalars."""
+        """Computes the clip norm from the sum of (unclipped fraction - γ), float32 scalars."""
         change = self.clip_learning_rate * excess
         if self.geometric_update:
             estimate = self.initial_clip_norm * tf.exp(-change)
@@ -91,13 +92,13 @@ DEFAULT_CLIPPING = AdaptiveClipping()
 
 
 class ClipState(NamedTuple):
-    """Clip norms; released, and so not secret.
+    """Clip norms between rounds. They are released, and so not secret.
 
     Attributes:
-      active: float32 scalar, the norm the next round clips to.
+      active: float32 scalar, the norm that the next round clips to.
       estimate: float32 scalar, the estimated quantile of the clients' norms.
-      excess: float32 scalar, the noised sum over the rounds so far of
-        (unclipped fraction - target), which the estimate is a function of.
+      excess: float32 scalar, the sum of (noised unclipped fraction - target) over the
+        rounds so far, from which the estimate is computed.
     """
 
     active: Any
@@ -106,14 +107,14 @@ class ClipState(NamedTuple):
 
 
 class AdaptiveClipState(NamedTuple):
-    """State between rounds; enough to go on after a crash. Secret, but for `clip`.
+    """State between rounds, complete for resuming after a crash. Secret, but for `clip`.
 
     Attributes:
-      round_index: int64 scalar, the next round.
+      round_index: int64 scalar, the index of the next round.
       seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise on the updates as `noise_stream.NoiseStream` keeps it.
-      count_buffer: Past noise on the counts, likewise.
-      clip: A `ClipState`.
+      buffer: Past noise on the updates, from `noise_stream.NoiseStream`.
+      count_buffer: Past noise on the counts, from `noise_stream.NoiseStream`.
+      clip: Clip norms, a `ClipState`.
     """
 
     round_index: Any
@@ -124,11 +125,11 @@ class AdaptiveClipState(NamedTuple):
 
 
 class CountedContribution(NamedTuple):
-    """What one client adds to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves.
 
     Attributes:
-      update: float64 tensors: the clipped update, divided by the active clip norm if
-        it is to be encoded.
+      update: Clipped update, a list of float64 tensors. If it is to be encoded, it is
+        divided by the active clip norm.
       bit: float64 scalar: 1/2 if the norm is at most the estimate, -1/2 if it is
         above, 0 if the norm is 0 or not finite.
     """
@@ -138,23 +139,24 @@ class CountedContribution(NamedTuple):
 
 
 class AdaptiveClipRound(interface.PrivateRound):
-    """DP-FTRL with an estimated clip norm and restarts.
+    """Mechanism of DP-FTRL with an estimated clip norm and restarts.
 
     A client moves a round's average by at most clip_norm · unit_inflation /
     clients_per_round and the unclipped fraction by at most 1 / (2 clients_per_round),
-    whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round. Of fewer
-    clients than planned the missing ones count as half unclipped.
+    whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round. Clients
+    missing to `clients_per_round` count as half unclipped.
 
     Attributes:
-      strategy: The strategy C of both streams, with its restarts.
-      clipping: How the clip norm is estimated.
-      noise_multiplier: z, of both streams together; what to account for.
-      update_noise_multiplier: z_Δ, of the updates.
-      clipped_count_stddev: σ_b, of the counts.
-      clients_per_round: The fixed denominator.
+      strategy: Strategy C of both streams, with its restarts.
+      clipping: Settings of the estimation of the clip norm.
+      noise_multiplier: Noise multiplier z of both streams together, the one to account for.
+      update_noise_multiplier: Noise multiplier z_Δ of the updates alone.
+      clipped_count_stddev: Standard deviation σ_b of the noise on the counts.
+      clients_per_round: Fixed denominator of both noised sums.
       unit_inflation: Factor by which encoding may lengthen a contribution; None if
         the updates are summed as they are clipped.
-      deterministic_seed: None for a private run; a run with a given seed is not.
+      deterministic_seed: Seed given by the caller, with which the run is not private; None
+        for a private run.
     """
 
     contribution_type = CountedContribution
@@ -174,16 +176,17 @@ class AdaptiveClipRound(interface.PrivateRound):
         """Initialises the round.
 
         Args:
-          strategy: The strategy C of both streams. Its restarts are the rounds that
+          strategy: Strategy C of both streams. Its restarts are the rounds that
             take over the estimate, and restart both noises; without restarts the
             estimate is released but never used.
-          noise_multiplier: z, of both streams together.
-          clients_per_round: The number both noised sums are divided by.
-          clipping: How the clip norm is estimated.
-          unit_inflation: If given, updates are divided by the active clip norm before
-            they are summed, and the sum is multiplied by it again; what is done to
-            them between may lengthen a client's unit contribution to at most this.
-          deterministic_seed: Only for tests: an integer in [0, 2^128).
+          noise_multiplier: Noise multiplier z of both streams together.
+          clients_per_round: Fixed denominator of both noised sums.
+          clipping: Settings of the estimation of the clip norm.
+          unit_inflation: Largest norm to which encoding may lengthen a contribution of
+            norm 1. If given, updates are divided by the active clip norm before they are
+            summed, and the sum is multiplied by it again. None without encoding.
+          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
+            from the operating system if None.
 
         Raises:
           ValueError: If an argument is out of range, or the noise cannot be split.
@@ -213,13 +216,14 @@ class AdaptiveClipRound(interface.PrivateRound):
 
     @property
     def estimation_cost(self) -> float:
-        """z_Δ / z: how much more noise the updates get than with a fixed clip norm."""
+        """Ratio z_Δ / z of the updates' noise to that with a fixed clip norm."""
         if self.noise_multiplier == 0:
             return 1.0
         return self.update_noise_multiplier / self.noise_multiplier
 
+    @override
+    @override
     def initial_state(self, shapes):
-        """See base class; an `AdaptiveClipState`."""
         initial = tf.constant(self.clipping.initial_clip_norm, tf.float32)
         return AdaptiveClipState(
             round_index=tf.constant(0, tf.int64),
@@ -229,8 +233,9 @@ class AdaptiveClipRound(interface.PrivateRound):
             clip=ClipState(active=initial, estimate=initial, excess=tf.constant(0.0)),
         )
 
+    @override
+    @override
     def clip_client(self, tensors, broadcast, weight=None):
-        """See base class; `broadcast` is a `ClipState`, the result a `CountedContribution`."""
         interface.refuse_weight(weight)
         clipped, norm = clipping.clip_by_norm(tensors, broadcast.active)
         if self.unit_inflation is not None:
@@ -242,11 +247,12 @@ class AdaptiveClipRound(interface.PrivateRound):
         bit = tf.where(is_finite & (norm > 0), bit, tf.zeros_like(half))
         return CountedContribution(clipped, bit), is_finite
 
+    @override
     def release(self, state, totals):
-        """See base class.
+        """Adds the noise of a round to both sums, and moves the estimate of the clip norm.
 
-        It measures `clip_norm` (active in the round), `estimated_clip_norm` (after it),
-        `unclipped_fraction` (noised), `noise_stddev` (on the updates, before the
+        The measurements are `clip_norm` (active in the round), `estimated_clip_norm` (after
+        it), `unclipped_fraction` (noised), `noise_stddev` (on the updates, before the
         division) and `num_restarts`.
         """
         shapes = [tensor.shape for tensor in totals.update]
@@ -275,15 +281,16 @@ class AdaptiveClipRound(interface.PrivateRound):
         }
         return skipped._replace(clip=clip), average, measurements
 
+    @override
     def skip(self, state, shapes):
-        """See base class; a restart takes over the estimate as it stands."""
+        """Passes over a round; a restart takes over the estimate as it stands."""
         return self._noise(state, shapes)[-1]
 
     def _noise(self, state, shapes):
-        """Draws a round's unit noise of both streams; returns it with the state if it is skipped.
+        """Draws a round's unit noise of both streams.
 
         Args:
-          state: The state before the round.
+          state: State before the round.
           shapes: Static shapes of an update's tensors.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Clipping of one client's update, and what becomes of one that is not finite.
+"""Clipping of one client's update, and the handling of updates that are not finite.
 
 A clip norm is a number, one number a round, or a function of the round. The noise
 follows it, so that the noise multiplier, and with it the privacy of a round, stays
@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 
@@ -24,12 +25,12 @@ MAX_CLIP_NORM = 1e18
 """Outside these, float32 updates and noise come near the ends of their range."""
 
 CLIP_MARGIN = 1e-5
-"""Clipped updates are held short of the bound by this fraction; see `summation`."""
+"""Fraction by which clipped updates stay below the bound, so that rounding cannot exceed it."""
 
 _LARGEST_NORM = math.sqrt(np.finfo(np.float32).max)
 
 ClipNorm: TypeAlias = float | Sequence[float] | Callable[[tf.Tensor], tf.Tensor]
-"""A clip norm: one for all rounds, one a round (the last one stays), or a function.
+"""Clip norm: one for all rounds, one a round (the last one stays), or a function.
 
 The function maps an int64 scalar, the round from 0, to a scalar. It must not
 depend on private data.
@@ -40,8 +41,8 @@ def check_clip_norm(name: str, value: float) -> float:
     """Returns `value` as a float after checking its range.
 
     Args:
-      name: The argument's name, for the message.
-      value: A clip norm.
+      name: Name of the argument, for the message.
+      value: Clip norm to check.
 
     Returns:
       The same value.
@@ -59,7 +60,7 @@ def check_clip_norm(name: str, value: float) -> float:
 
 
 def global_norm(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """L2 norm of all tensors together.
+    """Computes the L2 norm of all tensors together.
 
     Args:
       tensors: Floats of any dtype, not empty.
@@ -77,15 +78,14 @@ def count_as_zero_if_not_finite(
 ) -> list[tf.Tensor]:
     """Multiplies an update by `scales`, or by 0 if its norm is not finite.
 
-    This is the fate of a client whose update has NaN, an infinity or a norm above
-    1.8e19, wherever this package clips: its update counts as zero. So do its
-    bit in adaptive clipping and its weight in DP-FedAvg; an aggregator asked to
-    `report_non_finite_clients` counts it.
+    Wherever this package clips, an update with NaN, an infinity or a norm above 1.8e19
+    counts as zero. So do the client's bit in adaptive clipping and its weight in
+    DP-FedAvg. An aggregator with `report_non_finite_clients` counts such clients.
 
     Args:
       tensors: The update.
-      norm: Its `global_norm`.
-      scales: A factor for each tensor.
+      norm: `global_norm` of the update.
+      scales: Factor for each tensor.
 
     Returns:
       The multiplied tensors, or zeros.
@@ -104,7 +104,7 @@ def clip_by_norm(
 
     Args:
       tensors: Floats of any dtype, not empty.
-      clip_norm: The bound, a scalar.
+      clip_norm: Upper bound of the joint norm, a scalar.
 
     Returns:
       float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 1e-7) `clip_norm`,
@@ -117,14 +117,15 @@ def clip_by_norm(
 
 
 def scale_to(norm: tf.Tensor, bound: tf.Tensor | float) -> tf.Tensor:
-    """Returns what to multiply updates with so that their norms are at most `bound`.
+    """Computes the factors that scale updates to norms of at most `bound`.
 
     Args:
-      norm: Their norms, float64, any shape.
-      bound: The bound, a scalar.
+      norm: Norms of the updates, float64, any shape.
+      bound: Upper bound of the norms, a scalar.
 
     Returns:
-      float64, of the same shape, at most 1: short of the bound by `CLIP_MARGIN`.
+      Factors of at most 1, float64, of the same shape. Scaled norms stay below the bound by
+      the fraction `CLIP_MARGIN`.
     """
     if not tf.is_tensor(bound):
         bound = tf.constant(bound, tf.float64)  # A cast would make it a float32 first.
@@ -144,13 +145,13 @@ def _checked(
             f"of the round, got {clip_norm!r}."
         )
     if values.ndim == 0:
-        return check_clip_norm("clip_norm", clip_norm)
+        return check_clip_norm("clip_norm", values.item())
     return tuple(check_clip_norm("clip_norm", value) for value in values.tolist())
 
 
 @dataclasses.dataclass(frozen=True)
 class Clipping(abc.ABC):
-    """How one client's update is bounded.
+    """Rule that bounds the L2 norm of one client's update.
 
     Attributes:
       clip_norm: S, the L2 norm that no clipped update exceeds: a number, a tuple with
@@ -163,10 +164,10 @@ class Clipping(abc.ABC):
         object.__setattr__(self, "clip_norm", _checked(self.clip_norm))
 
     def norm(self, round_index: tf.Tensor) -> tf.Tensor:
-        """S in a round.
+        """Returns the clip norm S of a round.
 
         Args:
-          round_index: int64 scalar, from 0.
+          round_index: Index of the round, an int64 scalar, from 0.
 
         Returns:
           float64 scalar.
@@ -175,11 +176,11 @@ class Clipping(abc.ABC):
           tf.errors.InvalidArgumentError: When run, if `clip_norm` is a function
             that returned a number out of range.
         """
-        if isinstance(self.clip_norm, float):
-            return tf.constant(self.clip_norm, tf.float64)
         if isinstance(self.clip_norm, tuple):
             last = tf.constant(len(self.clip_norm) - 1, tf.int64)
             return tf.gather(tf.constant(self.clip_norm, tf.float64), tf.minimum(round_index, last))
+        if not callable(self.clip_norm):
+            return tf.constant(self.clip_norm, tf.float64)
         value = tf.reshape(tf.cast(self.clip_norm(round_index), tf.float64), [])
         check = tf.debugging.Assert(
             (value >= MIN_CLIP_NORM) & (value <= MAX_CLIP_NORM),
@@ -191,10 +192,10 @@ class Clipping(abc.ABC):
 
     @property
     def constant_norm(self) -> float:
-        """S, if it is the same in all rounds.
+        """The clip norm S, which must be the same in all rounds.
 
         Raises:
-          ValueError: If it is not.
+          ValueError: If it changes with the round.
         """
         if not isinstance(self.clip_norm, float):
             raise validation.UsageError(
@@ -212,7 +213,7 @@ class Clipping(abc.ABC):
 
         Args:
           tensors: Floats of any dtype, not empty.
-          round_index: int64 scalar, from 0.
+          round_index: Index of the round, an int64 scalar, from 0.
 
         Returns:
           float64 tensors of joint norm at most (1 - CLIP_MARGIN) (1 + 2e-7) S, all
@@ -226,31 +227,35 @@ class Clipping(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FlatClipping(Clipping):
-    """One norm for the whole update (McMahan et al. 2018, FlatClip).
+    """Clipping of the whole update to one norm (McMahan et al. 2018, FlatClip).
 
     Attributes:
-      clip_norm: S; see `Clipping`.
+      clip_norm: S, the L2 norm that no clipped update exceeds: a number, a tuple with
+        one number a round (the last one stays), or a function of the round.
     """
 
+    @override
     def clip(self, tensors, round_index):
-        """See base class."""
         return clip_by_norm(tensors, self.norm(round_index))
 
+    @override
     def check_num_tensors(self, num_tensors):
-        """See base class; any number will do."""
+        """Accepts any number of tensors."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PerLayerClipping(Clipping):
-    """One norm S_j for each tensor (McMahan et al. 2018, PerLayerClip).
+    """Clipping of each tensor to a norm S_j of its own (McMahan et al. 2018, PerLayerClip).
 
     The update's norm is then at most S = √Σ S_j², which is `clip_norm`: the
     sensitivity is that of flat clipping with the same S.
 
     Attributes:
-      clip_norm: S; see `Clipping`.
-      proportions: The S_j up to a common factor, one for each tensor in the order of
-        the flattened update; equal if None, so that S_j = S / √m.
+      clip_norm: S, the L2 norm that no clipped update exceeds: a number, a tuple with
+        one number a round (the last one stays), or a function of the round.
+      proportions: Norms S_j up to a common factor, one for each tensor in the order of
+        the flattened update; equal if None, so that each is S divided by the square root
+        of the number of tensors.
     """
 
     proportions: tuple[float, ...] | None = None
@@ -269,10 +274,10 @@ class PerLayerClipping(Clipping):
 
     @classmethod
     def from_layer_norms(cls, layer_clip_norms: Sequence[float]) -> PerLayerClipping:
-        """Clips tensor j to `layer_clip_norms[j]`, the same in all rounds.
+        """Makes the clipping of tensor j to `layer_clip_norms[j]`, the same in all rounds.
 
         Args:
-          layer_clip_norms: S_j, in the order of the flattened update.
+          layer_clip_norms: Norms S_j, in the order of the flattened update.
 
         Returns:
           The clipping with `clip_norm` = √Σ S_j².
@@ -287,10 +292,10 @@ class PerLayerClipping(Clipping):
             )
         return cls(math.hypot(*norms), norms)
 
+    @override
     def clip(self, tensors, round_index):
-        """See base class."""
         self.check_num_tensors(len(tensors))
-        proportions = np.ones(len(tensors)) if self.proportions is None else self.proportions
+        proportions = np.asarray(self.proportions or np.ones(len(tensors)), np.float64)
         shares = proportions / np.linalg.norm(proportions)
         clip_norm = self.norm(round_index)
         tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
@@ -301,8 +306,8 @@ class PerLayerClipping(Clipping):
         norm = global_norm(tensors)
         return count_as_zero_if_not_finite(tensors, norm, scales), norm
 
+    @override
     def check_num_tensors(self, num_tensors):
-        """See base class."""
         if self.proportions is not None and num_tensors != len(self.proportions):
             raise validation.UsageError(
                 f"proportions has {len(self.proportions)} entries, but an update has "

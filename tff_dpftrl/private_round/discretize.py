@@ -13,10 +13,10 @@ from tff_dpftrl.discretization import grid
 from tff_dpftrl.private_round import seeds, walsh_hadamard
 
 MAX_TRIES = 64
-"""Roundings drawn before truncating instead; all fail with probability below α^64."""
+"""Number of roundings drawn before truncating; all fail with probability below α^64."""
 
 ROTATION_STREAM = 0
-"""Which sub-seed of a round's public seed its rotation is made of."""
+"""Index of the sub-seed of a round's public seed that makes its rotation."""
 
 _ROUNDING_STREAM = 1
 _SMALLEST_NORMAL = 2.0**-126
@@ -33,7 +33,7 @@ def scale_and_clip(x: tf.Tensor, clip_norm: float, scaled_clip_norm: float) -> t
     Args:
       x: float32 tensor of shape [d].
       clip_norm: L2 clip norm C in the unit of `x`.
-      scaled_clip_norm: K, what C becomes.
+      scaled_clip_norm: L2 clip norm K in the unit of the result.
 
     Returns:
       float32 tensor of shape [d] with norm at most K; zero if an entry of `x` is
@@ -54,7 +54,7 @@ def limit_coordinates(x: tf.Tensor, max_coordinate: int) -> tf.Tensor:
 
     Args:
       x: float32 tensor of shape [d], finite.
-      max_coordinate: C_∞.
+      max_coordinate: Upper bound C_∞ of the absolute values.
 
     Returns:
       float32 tensor of shape [d].
@@ -66,11 +66,11 @@ def limit_coordinates(x: tf.Tensor, max_coordinate: int) -> tf.Tensor:
 
 
 def has_norm_at_most(x: tf.Tensor, max_squared_norm: int) -> tf.Tensor:
-    """Whether ‖x‖₂² ≤ `max_squared_norm`, exactly.
+    """Checks exactly whether ‖x‖₂² ≤ `max_squared_norm`.
 
     Args:
       x: int32 tensor of shape [d] whose squared norm is below 2^63.
-      max_squared_norm: The bound, below 2^63.
+      max_squared_norm: Upper bound of the squared norm, below 2^63.
 
     Returns:
       Boolean scalar.
@@ -89,8 +89,8 @@ def round_conditionally(x: tf.Tensor, seed: tf.Tensor, max_squared_norm: int) ->
 
     Args:
       x: float32 tensor of shape [d]; entries at most 2^22 in size.
-      seed: int64 tensor of shape [2].
-      max_squared_norm: The bound on the squared norm.
+      seed: Seed of the rounding, int64 tensor of shape [2].
+      max_squared_norm: Upper bound of the squared norm.
 
     Returns:
       int32 tensor of shape [d] whose squared norm is at most `max_squared_norm`.
@@ -134,9 +134,9 @@ def encode(
 
     Args:
       x: float32 tensor of shape [encoding.dim]; NaN or Inf make it count as zero.
-      round_seed: int64 tensor of shape [2], public, the same for all clients, new
-        in every round.
-      encoding: The grid.
+      round_seed: Public seed of the round, int64 tensor of shape [2], the same for all
+        clients, new in every round.
+      encoding: Grid of the encoded values.
       clip_norm: L2 clip norm C.
 
     Returns:
@@ -166,8 +166,8 @@ def decode(
         `encoding.sum_modulus` of the encoded updates.
       num_clients: int32 scalar, the number of updates in the sum, from 0 to
         `encoding.max_clients`.
-      round_seed: The seed the clients used.
-      encoding: The grid.
+      round_seed: Public seed that the clients encoded with, int64 tensor of shape [2].
+      encoding: Grid that the clients encoded with.
       clip_norm: L2 clip norm C.
 
     Returns:
@@ -182,7 +182,7 @@ def decode(
 
 
 def _fingerprint(x: tf.Tensor) -> tf.Tensor:
-    """A hash of a float32 vector, int64 scalar that is not negative."""
+    """Computes a hash of a float32 vector, an int64 scalar that is not negative."""
     data = tf.reshape(tf.bitcast(x, tf.uint8), [1, -1])
     fingerprint = tf.reshape(tf.bitcast(tf.fingerprint(data), tf.int64), [])
     return tf.bitwise.bitwise_and(fingerprint, tf.int64.max)

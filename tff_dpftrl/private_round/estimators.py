@@ -1,9 +1,9 @@
 """The two estimators of the average update of a sampled cohort.
 
 Clients join a round independently with probability q. With weights w_k in
-[0, 1] and updates of norm at most S, dividing by the weight that happened to
-show up has no useful sensitivity; these two have (McMahan et al. 2018,
-section 2 and Lemma 1).
+[0, 1] and updates of norm at most S, a division by the cohort's actual weight has
+no useful sensitivity. These two estimators have one (McMahan et al. 2018, section 2
+and Lemma 1).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _PUBLIC = "It is a sum of client weights that is public knowledge."
 
 @dataclasses.dataclass(frozen=True)
 class FixedDenominator:
-    """f̃_f = Σ w_k Δ_k / (q W): divides by the expected weight of a cohort.
+    """Estimator f̃_f = Σ w_k Δ_k / (q W), which divides by the expected weight of a cohort.
 
     Attributes:
-      sampling_probability: q, with which each client joins a round.
-      total_weight: W, the sum of w_k over the population, or an estimate of it;
-        with equal weights the number of clients. It must be public: neither the
-        noise nor the sensitivity depends on what it is in truth.
+      sampling_probability: Probability q with which each client joins a round.
+      total_weight: Sum W of w_k over the population, or an estimate of it; with equal
+        weights the number of clients. It must be public. Neither the noise nor the
+        sensitivity depends on the true value.
     """
 
     sampling_probability: float
@@ -47,21 +47,21 @@ class FixedDenominator:
         return 1 / self.expected_weight
 
     def divisor(self, cohort_weight: tf.Tensor) -> tf.Tensor:
-        """What the sum is divided by: q W, whoever showed up."""
+        """Returns the divisor of the sum, q W, whatever the cohort's weight is."""
         return tf.constant(self.expected_weight, cohort_weight.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClippedDenominator:
-    """f̃_c = Σ w_k Δ_k / max(q W_min, Σ w_k): a mean, but for small cohorts.
+    """Estimator f̃_c = Σ w_k Δ_k / max(q W_min, Σ w_k): a mean, but for small cohorts.
 
     It needs twice the noise of `FixedDenominator` with W = W_min, and adapts to
-    the weight that shows up.
+    the cohort's actual weight.
 
     Attributes:
-      sampling_probability: q, with which each client joins a round.
-      min_total_weight: W_min, a public number that the sum of w_k over the
-        population is believed to exceed; the privacy does not depend on it.
+      sampling_probability: Probability q with which each client joins a round.
+      min_total_weight: Public number W_min that the sum of w_k over the population is
+        believed to exceed; the privacy does not depend on whether it does.
     """
 
     sampling_probability: float
@@ -73,7 +73,7 @@ class ClippedDenominator:
 
     @property
     def min_expected_weight(self) -> float:
-        """The smallest divisor, q W_min."""
+        """Smallest divisor, q W_min."""
         return self.sampling_probability * self.min_total_weight
 
     @property
@@ -82,7 +82,7 @@ class ClippedDenominator:
         return 2 / self.min_expected_weight
 
     def divisor(self, cohort_weight: tf.Tensor) -> tf.Tensor:
-        """What the sum is divided by: max(q W_min, Σ w_k)."""
+        """Returns the divisor of the sum, max(q W_min, Σ w_k)."""
         return tf.maximum(tf.constant(self.min_expected_weight, cohort_weight.dtype), cohort_weight)
 
 

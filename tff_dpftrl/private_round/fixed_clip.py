@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import strategy as strategy_lib
@@ -17,16 +18,16 @@ from tff_dpftrl.private_round import clipping as clipping_lib
 from tff_dpftrl.private_round import interface, noise_stream, seeds, summation
 
 UPDATE_STREAM = 0
-"""Number of the stream of noise for the updates; see `seeds`."""
+"""Index of the sub-seed for the noise on the updates."""
 
 
 class FixedClipState(NamedTuple):
-    """State between rounds; enough to go on after a crash. Secret.
+    """State between rounds, complete for resuming after a crash. Secret.
 
     Attributes:
-      round_index: int64 scalar, the next round.
+      round_index: int64 scalar, the index of the next round.
       seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise as `noise_stream.NoiseStream` keeps it; () for many strategies.
+      buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
     """
 
     round_index: Any
@@ -35,18 +36,19 @@ class FixedClipState(NamedTuple):
 
 
 class FixedClipRound(interface.PrivateRound):
-    """DP-FTRL with one clip norm for all rounds.
+    """Mechanism of DP-FTRL with one clip norm for all rounds.
 
     A client moves a round's average by at most encoded_norm / clients_per_round,
     whatever it sends, for up to `summation.MAX_CLIENTS` clients in a round.
 
     Attributes:
-      strategy: The strategy C.
+      strategy: Strategy C that correlates the noise of different rounds.
       noise_multiplier: Standard deviation of z per unit of `encoded_norm`.
-      clipping: How updates are clipped.
-      encoded_norm: Norm of one client's contribution that the noise is scaled by.
-      clients_per_round: The fixed denominator.
-      deterministic_seed: None for a private run; a run with a given seed is not.
+      clipping: Clipping of the updates.
+      encoded_norm: L2 norm of one client's contribution, by which the noise is scaled.
+      clients_per_round: Fixed denominator of the noised sum.
+      deterministic_seed: Seed given by the caller, with which the run is not private; None
+        for a private run.
     """
 
     state_type = FixedClipState
@@ -65,15 +67,15 @@ class FixedClipRound(interface.PrivateRound):
         """Initialises the round.
 
         Args:
-          strategy: The strategy C that correlates the noise of different rounds.
+          strategy: Strategy C that correlates the noise of different rounds.
           noise_multiplier: Standard deviation of z for encoded norm 1. With 0 there is
             no noise and no privacy.
-          clipping: How updates are clipped; to the same norm in all rounds.
-          clients_per_round: The number the noised sum is divided by.
-          encoded_norm: L2 norm that one client's contribution can have in the sum, if
-            it is encoded so that the clip norm no longer bounds it; the clip norm
-            if None.
-          deterministic_seed: Only for tests: an integer in [0, 2^128).
+          clipping: Clipping of the updates, to the same norm in all rounds.
+          clients_per_round: Fixed denominator of the noised sum.
+          encoded_norm: Largest L2 norm of one client's contribution to the sum after its
+            encoding; the clip norm if None.
+          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only;
+            from the operating system if None.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -96,20 +98,23 @@ class FixedClipRound(interface.PrivateRound):
         )
         self._recipe = strategy.noise_recipe()
 
+    @override
+    @override
     def initial_state(self, shapes):
-        """See base class; a `FixedClipState`."""
         self.clipping.check_num_tensors(len(shapes))
         seed = seeds.root_seed(self.deterministic_seed)
         return FixedClipState(tf.constant(0, tf.int64), seed, self._stream(shapes).initial_buffer())
 
+    @override
+    @override
     def clip_client(self, tensors, broadcast, weight=None):
-        """See base class; a `interface.Contribution`."""
         interface.refuse_weight(weight)
         clipped, norm = self.clipping.clip(tensors, broadcast)
         return interface.Contribution(clipped), tf.math.is_finite(norm)
 
+    @override
     def release(self, state, totals):
-        """See base class; measures `clip_norm` and `noise_stddev`, before the division."""
+        """Adds the noise; measures `clip_norm` and `noise_stddev` (before the division)."""
         noise, new_state = self._noise(state, [tensor.shape for tensor in totals.update])
         stddev = tf.constant(self.noise_multiplier * self.encoded_norm, tf.float64)
         average = summation.noised_mean(totals.update, noise, stddev, self.clients_per_round)
@@ -119,8 +124,8 @@ class FixedClipRound(interface.PrivateRound):
         }
         return new_state, average, measurements
 
+    @override
     def skip(self, state, shapes):
-        """See base class."""
         return self._noise(state, shapes)[1]
 
     def _noise(self, state, shapes):

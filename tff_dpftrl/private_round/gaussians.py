@@ -1,6 +1,6 @@
 """Standard Gaussians from a seed: the draws that all noise is made of.
 
-Whoever changes them raises `private_round.NOISE_VERSION`.
+A change of their values needs a new `private_round.NOISE_VERSION`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from tff_dpftrl.private_round import seeds
 
 
 def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
-    """Independent standard Gaussians, without the gaps of TensorFlow's own.
+    """Draws independent standard Gaussians, without the gaps of `tf.random.stateless_normal`.
 
-    `tf.random.stateless_normal` makes a pair of draws from a uniform number of 23
-    bits, not below 1e-7: no pair is ever farther out than 5.68, and its distances
-    from the origin are a grid. Whoever sees noise leave that grid knows that there
-    was a client. This one has 64 bits for the distance.
+    TensorFlow makes a pair of draws from a uniform number of 23 bits, not below 1e-7.
+    No pair is ever farther out than 5.68, and its distances from the origin are a grid:
+    a sum off that grid reveals that there was a client. Here the distance has 64 bits.
 
     Args:
       seed: int64 tensor of shape [2].
@@ -35,7 +34,7 @@ def normal(seed: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def gaussians_from_words(words: tf.Tensor) -> tf.Tensor:
-    """Box and Muller's transform, exact to float32 rounding near 0 and in the tail.
+    """Applies Box and Muller's transform, exact to float32 rounding near 0 and in the tail.
 
     Half the squared distance of a pair is exponential: -log(u) or, with equal
     probability, -log(1 - u), for u uniform in (0, 1/2). So small and large distances

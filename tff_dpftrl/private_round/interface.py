@@ -1,4 +1,4 @@
-"""The interface of a private round: what a client adds, and what the server releases.
+"""Interface of a private round: a client's contribution, and the server's noisy release.
 
     state = private_round.initial_state(shapes)
     # In every round, with the cohort's updates:
@@ -25,40 +25,40 @@ from tff_dpftrl.private_round import summation
 
 
 class Contribution(NamedTuple):
-    """What one client adds to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves.
 
     Attributes:
-      update: float64 tensors: the clipped update.
+      update: Clipped update, a list of float64 tensors.
     """
 
     update: Any
 
 
 class PrivateRound(abc.ABC):
-    """A mechanism with all its numbers, for updates that are lists of tensors.
+    """Private mechanism with all its parameters, for updates that are lists of tensors.
 
     Neighbouring cohorts differ in one client, whose contribution is replaced by
     `no_contribution`, in all its parts.
     """
 
     contribution_type: ClassVar[type] = Contribution
-    """NamedTuple of a contribution: `update`, a list of tensors, then scalars if any."""
+    """NamedTuple type of a contribution: `update`, a list of tensors, then scalars if any."""
 
     state_type: ClassVar[type]
-    """NamedTuple of the state."""
+    """NamedTuple type of the state."""
 
     broadcast_field: ClassVar[str]
-    """The field of the state that clients may see; never a seed, nor past noise."""
+    """Name of the state's field that clients may see; never a seed, nor past noise."""
 
     noise_multiplier: float
-    """z, of all that is released in a round; with 0 nothing is private."""
+    """Noise multiplier z of everything released in a round; with 0 nothing is private."""
 
     deterministic_seed: int | None
     """Seed of all noise if the caller gave one: then the run is not private."""
 
     @abc.abstractmethod
     def initial_state(self, shapes: Sequence[Sequence[int]]) -> Any:
-        """The state before the first round, with a new root seed each time it runs.
+        """Returns the state before the first round, with a new root seed each time it runs.
 
         Args:
           shapes: Static shapes of an update's tensors.
@@ -71,19 +71,19 @@ class PrivateRound(abc.ABC):
         """
 
     def broadcast(self, state: Any) -> Any:
-        """What the clients of the next round are sent."""
+        """Returns the value that the clients of the next round are sent."""
         return getattr(state, self.broadcast_field)
 
     @abc.abstractmethod
     def clip_client(
         self, tensors: Sequence[tf.Tensor], broadcast: Any, weight: tf.Tensor | None = None
     ) -> tuple[Any, tf.Tensor]:
-        """What one client adds to the sums.
+        """Clips one client's update to its contribution to the sums.
 
         Args:
-          tensors: Its update, floats of any dtype.
-          broadcast: What `broadcast` returned.
-          weight: Its number of examples, a numeric scalar; only for a round that
+          tensors: The client's update, floats of any dtype.
+          broadcast: Value that `broadcast` returned.
+          weight: Number of the client's examples, a numeric scalar; only for a round that
             weighs clients.
 
         Returns:
@@ -96,8 +96,8 @@ class PrivateRound(abc.ABC):
         """Adds the noise of a round to the sums.
 
         Args:
-          state: The state before the round.
-          totals: The sum of the contributions of any number of clients.
+          state: State before the round.
+          totals: Sum of the contributions of any number of clients.
 
         Returns:
           The state after the round, the noised average (float64 tensors), and
@@ -114,7 +114,7 @@ class PrivateRound(abc.ABC):
         part: post-processing of the mechanism that is accounted for.
 
         Args:
-          state: The state before the round.
+          state: State before the round.
           shapes: Static shapes of an update's tensors.
 
         Returns:
@@ -123,13 +123,13 @@ class PrivateRound(abc.ABC):
         """
 
     def no_contribution(self, shapes: Sequence[Sequence[int]]) -> Any:
-        """What a client adds that does not take part: zeros, in float64."""
+        """Returns the contribution of an absent client: zeros, in float64."""
         num_scalars = len(self.contribution_type._fields) - 1
         update = [tf.zeros(shape, summation.DTYPE) for shape in shapes]
         return self.contribution_type(update, *[tf.zeros([], summation.DTYPE)] * num_scalars)
 
     def total(self, contributions: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Any:
-        """The sum of contributions, in float64; of none, zeros."""
+        """Sums contributions in float64; the sum of none is zero."""
         return tf.nest.map_structure(
             lambda *parts: tf.add_n(parts), self.no_contribution(shapes), *contributions
         )

@@ -1,4 +1,4 @@
-"""The interface of a noise kernel: one recipe, one tensor, one round at a time."""
+"""Interface of a noise kernel: one recipe, one tensor, one round at a time."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TypeAlias
 import tensorflow as tf
 
 Draw: TypeAlias = Callable[[tf.Tensor], tf.Tensor]
-"""Maps an int64 scalar i to the i-th float32 vector of independent N(0, 1)."""
+"""Function from an int64 scalar i to the i-th float32 vector of independent N(0, 1)."""
 
 
 class Kernel(abc.ABC):
-    """Emits the noise (C⁻¹ z)_t of one block, coordinate by coordinate.
+    """Source of the noise (C⁻¹ z)_t of one block, coordinate by coordinate.
 
-    A round with t = 0 ignores what is in the buffer, so that a restart needs
-    nothing but fresh draws.
+    A round with t = 0 ignores the buffer, so that a restart needs nothing but fresh
+    draws.
     """
 
     num_buffers: int = 0
-    """Rows of the buffer: vectors kept between rounds."""
+    """Number of vectors kept between rounds, the rows of the buffer."""
 
     max_rounds: int | None = None
-    """Number of rounds the recipe is defined for; None if any."""
+    """Number of rounds that the recipe is defined for; None if any."""
 
     @abc.abstractmethod
     def step(
@@ -34,8 +34,8 @@ class Kernel(abc.ABC):
         Args:
           buffer: float32 tensor of shape [num_buffers, size], zeros before the
             first round; None if `num_buffers` is 0.
-          t: int64 scalar, the round within its block, from 0.
-          draw: The draws of this tensor and block; the same i always gives the
+          t: Index of the round within its block, an int64 scalar, from 0.
+          draw: Draws of this tensor and block; the same i always gives the
             same vector of shape [size].
 
         Returns:
@@ -44,10 +44,10 @@ class Kernel(abc.ABC):
 
 
 def within_horizon(t: tf.Tensor, max_rounds: int | None) -> tf.Tensor:
-    """Returns `t`, failing when the op runs if no round t is defined.
+    """Returns `t` after checking, when the op runs, that round t is defined.
 
     Args:
-      t: int64 scalar, a round, from 0.
+      t: Index of a round, an int64 scalar, from 0.
       max_rounds: Number of rounds; None if there is no limit.
 
     Returns:

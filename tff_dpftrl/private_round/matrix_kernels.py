@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.private_round import kernel
 
 
 class IdentityKernel(kernel.Kernel):
-    """Independent noise."""
+    """Kernel of independent noise."""
 
+    @override
     def step(self, buffer, t, draw):
-        """See base class."""
         return draw(t), buffer
 
 
 class BufferedKernel(kernel.Kernel):
-    """BLT noise; keeps one buffer for each decay."""
+    """Kernel of BLT noise; it keeps one buffer for each decay."""
 
     def __init__(self, recipe: noise_recipe.BufferedNoise):
         """Initialises the kernel.
 
         Args:
-          recipe: The decays θ and scales ω.
+          recipe: Decays θ and scales ω of the BLT.
         """
         decay = np.asarray(recipe.buf_decay, np.float64)
         scale = np.asarray(recipe.output_scale, np.float64)
@@ -38,8 +39,8 @@ class BufferedKernel(kernel.Kernel):
         next_buffers = np.diag(decay) - scale[np.newaxis]
         self._transition = np.concatenate([-scale[np.newaxis], next_buffers]).astype(np.float32)
 
+    @override
     def step(self, buffer, t, draw):
-        """See base class."""
         z = draw(t)
         if buffer is None:
             return z, None
@@ -49,13 +50,13 @@ class BufferedKernel(kernel.Kernel):
 
 
 class BandedKernel(kernel.Kernel):
-    """Forward substitution with the bands of C; keeps the last outputs in a ring."""
+    """Kernel of forward substitution with the bands of C; the last outputs are kept in a ring."""
 
     def __init__(self, recipe: noise_recipe.BandedNoise):
         """Initialises the kernel.
 
         Args:
-          recipe: The bands of C.
+          recipe: Bands of C.
         """
         rows = np.asarray(recipe.rows, np.float64)
         self._toeplitz = len(rows) == 1
@@ -64,8 +65,8 @@ class BandedKernel(kernel.Kernel):
         self._inverse_diagonal = (1 / rows[:, 0]).astype(np.float32)
         self._bands = (rows[:, 1:] / rows[:, :1]).astype(np.float32)
 
+    @override
     def step(self, buffer, t, draw):
-        """See base class."""
         row = 0 if self._toeplitz else t
         noise = draw(t) * tf.gather(self._inverse_diagonal, row)
         if buffer is None:
@@ -84,13 +85,13 @@ class BandedKernel(kernel.Kernel):
 
 
 class InverseBandedKernel(kernel.Kernel):
-    """A sum over the bands of C⁻¹; past draws are made again, nothing is kept."""
+    """Kernel that sums over the bands of C⁻¹; past draws are made again, nothing is kept."""
 
     def __init__(self, recipe: noise_recipe.InverseBandedNoise):
         """Initialises the kernel.
 
         Args:
-          recipe: The bands of C⁻¹.
+          recipe: Bands of C⁻¹.
         """
         self._toeplitz = len(recipe.rows) == 1
         self.max_rounds = None if self._toeplitz else len(recipe.rows)
@@ -99,8 +100,8 @@ class InverseBandedKernel(kernel.Kernel):
         self._offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         self._entries = np.concatenate([np.asarray(row, np.float32) for row in recipe.rows])
 
+    @override
     def step(self, buffer, t, draw):
-        """See base class."""
         row = tf.zeros_like(t) if self._toeplitz else t
         offset = tf.gather(self._offsets, row)
         num_terms = tf.minimum(tf.gather(self._lengths, row), t + 1)

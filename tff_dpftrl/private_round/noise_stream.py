@@ -1,4 +1,4 @@
-"""The noise of one stream, for all tensors of a model, round after round.
+"""Noise of one stream, for all tensors of a model, round after round.
 
 Pure TensorFlow. A stream is a recipe of `mechanisms.noise_recipe` together with
 the shapes of the tensors it covers. Its noise is a pure function of the stream's
@@ -20,13 +20,13 @@ from tff_dpftrl.private_round import gaussians, kernel, matrix_kernels, seeds, t
 
 @functools.singledispatch
 def build_kernel(recipe: noise_recipe.BlockRecipe) -> kernel.Kernel:
-    """The kernel that runs `recipe`.
+    """Builds the kernel that runs a recipe.
 
     Args:
-      recipe: A recipe without restarts.
+      recipe: Recipe of one block, without restarts.
 
     Returns:
-      Its kernel.
+      The kernel.
 
     Raises:
       ValueError: If `recipe` is not a recipe for one block.
@@ -63,7 +63,7 @@ def _(recipe: noise_recipe.TreeNoise) -> kernel.Kernel:
 
 
 class NoiseStream:
-    """Unit noise C⁻¹ z for a list of tensors; multiply it by z · clip norm.
+    """Stream of unit noise C⁻¹ z for a list of tensors; multiply it by z · clip norm.
 
     Attributes:
       starts: First rounds of the blocks; (0,) without restarts.
@@ -79,9 +79,9 @@ class NoiseStream:
         """Initialises the stream.
 
         Args:
-          recipe: How the noise of a round follows from the draws.
+          recipe: Recipe that computes the noise of a round from the draws.
           shapes: Static shapes of the tensors, in a fixed order.
-          max_rounds: Number of rounds the strategy is defined for, all blocks
+          max_rounds: Number of rounds that the strategy is defined for, all blocks
             together; None if any.
 
         Raises:
@@ -104,7 +104,7 @@ class NoiseStream:
         self._kernel = build_kernel(block_recipe)
 
     def initial_buffer(self) -> tf.Tensor | tuple[()]:
-        """What is kept before the first round; an empty tuple if nothing ever is.
+        """Returns the buffer before the first round; an empty tuple if nothing is ever kept.
 
         One tensor for all tensors of the model: TFF copies its state several times a
         round, once more for every level of nesting.
@@ -116,10 +116,10 @@ class NoiseStream:
         return tf.zeros([num_buffers, sum(self._sizes)], tf.float32) if num_buffers else ()
 
     def block(self, round_index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The block a round lies in, and the round's number within it.
+        """Returns the index of a round's block, and the round's index within it.
 
         Args:
-          round_index: int64 scalar.
+          round_index: Index of the round in the run, an int64 scalar.
 
         Returns:
           Two int64 scalars.
@@ -131,12 +131,12 @@ class NoiseStream:
     def next(
         self, buffer: tf.Tensor | tuple[()], round_index: tf.Tensor, seed: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor | tuple[()]]:
-        """The noise of one round and the buffer after it.
+        """Returns the noise of one round and the buffer after it.
 
         Args:
-          buffer: What `initial_buffer` or the previous round returned.
-          round_index: int64 scalar, from 0; rounds must be run in order.
-          seed: int64 tensor of shape [2], the stream's own.
+          buffer: Buffer that `initial_buffer` or the previous round returned.
+          round_index: Index of the round, an int64 scalar, from 0; rounds must be run in order.
+          seed: Seed of the stream, int64 tensor of shape [2].
 
         Returns:
           float32 tensors of the stream's shapes, and the new buffer.
@@ -157,13 +157,16 @@ class NoiseStream:
             if self._kernel.num_buffers == 0:
                 vectors = [self._kernel.step(None, t, draw)[0] for draw in draws]
             else:
-                joint, buffer = self._kernel.step(
-                    buffer, t, lambda i: tf.concat([draw(i) for draw in draws], axis=0)
+                joint, next_buffer = self._kernel.step(
+                    tf.convert_to_tensor(buffer),
+                    t,
+                    lambda i: tf.concat([draw(i) for draw in draws], axis=0),
                 )
+                buffer = buffer if next_buffer is None else next_buffer
                 vectors = tf.split(joint, self._sizes)
         return [tf.reshape(*pair) for pair in zip(vectors, self._shapes, strict=True)], buffer
 
 
 def _draw_with(seed: tf.Tensor, size: int) -> kernel.Draw:
-    """Draw i is made from sub-seed i of `seed`."""
+    """Returns the draws of which number i is made from sub-seed i of `seed`."""
     return lambda index: gaussians.normal(seeds.derive(seed, index), size)

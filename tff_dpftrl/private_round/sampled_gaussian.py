@@ -1,8 +1,8 @@
-"""A weighted estimate with fresh noise every round, as TensorFlow functions: DP-FedAvg's.
+"""DP-FedAvg's weighted estimate with fresh noise every round, as TensorFlow functions.
 
 McMahan et al. 2018, Algorithm 1. The privacy of a round is that of a Gaussian
 mechanism whose noise is `noise_multiplier` times its sensitivity, applied to a
-cohort in which each client is with probability q.
+cohort that each client joins with probability q.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe
@@ -23,7 +24,7 @@ class SampledGaussianState(NamedTuple):
     """State between rounds. It is secret: the seed reveals the noise.
 
     Attributes:
-      round_index: int64 scalar, the next round.
+      round_index: int64 scalar, the index of the next round.
       seed: int64 tensor of shape [2], the root seed of the run's noise.
     """
 
@@ -32,11 +33,11 @@ class SampledGaussianState(NamedTuple):
 
 
 class WeightedContribution(NamedTuple):
-    """What one client adds to the sums, or the sums themselves.
+    """Contribution of one client to the sums, or the sums themselves.
 
     Attributes:
-      update: float64 tensors: the clipped update times the weight.
-      weight: float64 scalar in [0, 1].
+      update: Clipped update times the weight, a list of float64 tensors.
+      weight: Weight of the client, a float64 scalar in [0, 1].
     """
 
     update: Any
@@ -44,7 +45,7 @@ class WeightedContribution(NamedTuple):
 
 
 class SampledGaussianRound(interface.PrivateRound):
-    """Estimates the average update of Poisson-sampled clients, with noise.
+    """Mechanism of DP-FedAvg: the noised average update of Poisson-sampled clients.
 
     A client with update Δ_k and weight n_k (a number of examples) contributes
     w_k clip(Δ_k) with w_k = min(n_k / weight_cap, 1), or nothing if n_k is not
@@ -55,11 +56,12 @@ class SampledGaussianRound(interface.PrivateRound):
     weight. An empty cohort gives noise only.
 
     Attributes:
-      clipping: How each update is clipped.
-      noise_multiplier: z, standard deviation of the noise per unit of sensitivity.
-      estimator: What the sum is divided by.
-      weight_cap: ŵ, the number of examples from which on a client has weight 1.
-      deterministic_seed: None for a private run; a run with a given seed is not.
+      clipping: Clipping of each update.
+      noise_multiplier: Standard deviation z of the noise per unit of sensitivity.
+      estimator: Rule for the divisor of the sum.
+      weight_cap: Number ŵ of examples from which on a client has weight 1.
+      deterministic_seed: Seed given by the caller, with which the run is not private; None
+        for a private run.
     """
 
     contribution_type = WeightedContribution
@@ -78,14 +80,14 @@ class SampledGaussianRound(interface.PrivateRound):
         """Initialises the round.
 
         Args:
-          clipping: How each update is clipped; the norm may change with the round.
-          noise_multiplier: z, standard deviation of the noise per unit of
+          clipping: Clipping of each update; the norm may change with the round.
+          noise_multiplier: Standard deviation z of the noise per unit of
             sensitivity. 0 adds no noise and is not private.
-          estimator: What the sum is divided by.
-          weight_cap: ŵ, the number of examples from which on a client has weight
-            1. With 1 every client that has examples weighs the same.
-          deterministic_seed: Leave it None, for a seed from the operating system.
-            A run with a known seed is not private; for tests.
+          estimator: Rule for the divisor of the sum.
+          weight_cap: Number ŵ of examples from which on a client has weight 1. With 1
+            every client that has examples weighs the same.
+          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
+            run with a known seed is not private. From the operating system if None.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -104,15 +106,17 @@ class SampledGaussianRound(interface.PrivateRound):
         self.weight_cap = validation.positive("weight_cap", weight_cap)
         self.deterministic_seed = seeds.check_deterministic_seed(deterministic_seed)
 
+    @override
+    @override
     def initial_state(self, shapes):
-        """See base class; a `SampledGaussianState`."""
         self.clipping.check_num_tensors(len(shapes))
         return SampledGaussianState(
             tf.constant(0, tf.int64), seeds.root_seed(self.deterministic_seed)
         )
 
+    @override
     def clip_client(self, tensors, broadcast, weight=None):
-        """See base class; `weight` is required, the result a `WeightedContribution`."""
+        """Clips and weighs one client's update; `weight` is required."""
         if weight is None:
             raise validation.UsageError("weight must be the client's number of examples, got None.")
         clipped, norm = self.clipping.clip(tensors, broadcast)
@@ -122,8 +126,9 @@ class SampledGaussianRound(interface.PrivateRound):
         weight = tf.where(is_finite & (weight > 0), tf.minimum(weight, one), zero)
         return WeightedContribution([weight * tensor for tensor in clipped], weight), is_finite
 
+    @override
     def release(self, state, totals):
-        """See base class; measures `clip_norm` and `noise_stddev`, that of the estimate."""
+        """Adds the noise; measures `clip_norm` and `noise_stddev` (of the estimate)."""
         clip_norm = self.clipping.norm(state.round_index)
         stddev = self.noise_multiplier * self.estimator.unit_sensitivity * clip_norm
         shapes = [tensor.shape for tensor in totals.update]
@@ -138,7 +143,8 @@ class SampledGaussianRound(interface.PrivateRound):
         }
         return self.skip(state, shapes), estimate, measurements
 
+    @override
     def skip(self, state, shapes):
-        """See base class; the noise of rounds is independent."""
+        """Passes over a round; the noise of rounds is independent, so nothing is kept."""
         del shapes
         return SampledGaussianState(state.round_index + 1, state.seed)

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tff_dpftrl import validation
 
 PHILOX = 1
-"""`tf.random.Algorithm.PHILOX`, as TensorFlow's raw ops want it."""
+"""Number of `tf.random.Algorithm.PHILOX`, as TensorFlow's raw ops take it."""
 
 _WORD = 1 << 64
 _SEED_BYTES = 16
@@ -59,7 +59,7 @@ def check_deterministic_seed(seed: int | None) -> int | None:
     """Returns `seed` as a Python integer after checking its range.
 
     Args:
-      seed: None, or an integer in [0, 2^128).
+      seed: Seed to check: None, or an integer in [0, 2^128).
 
     Returns:
       The same seed.
@@ -82,11 +82,11 @@ def check_deterministic_seed(seed: int | None) -> int | None:
 
 
 def root_seed(deterministic_seed: int | None) -> tf.Tensor:
-    """The root seed of a run: from the operating system, or a given one.
+    """Returns the root seed of a run: from the operating system, or the given one.
 
     Args:
-      deterministic_seed: None, or an integer in [0, 2^128). A run with a known
-        seed is not private.
+      deterministic_seed: Seed of the run, an integer in [0, 2^128); from the operating
+        system if None. A run with a known seed is not private.
 
     Returns:
       int64 tensor of shape [2].
@@ -102,16 +102,16 @@ def root_seed(deterministic_seed: int | None) -> tf.Tensor:
 
 
 def derive(seed: tf.Tensor, index: tf.Tensor | int) -> tf.Tensor:
-    """The sub-seed number `index` of `seed`.
+    """Derives the sub-seed number `index` of a seed.
 
-    One block of Philox-4x32 whose key and upper counter word are a bijection of
-    `seed` and whose lower counter word is `index`, so all 128 bits of the seed
-    count and different indices never collide. A seed serves either to derive
-    sub-seeds or to draw, never both.
+    It is one block of Philox-4x32. Its key and upper counter word are a bijection of
+    `seed`, its lower counter word is `index`: all 128 bits of the seed count, and
+    different indices never collide. A seed serves either to derive sub-seeds or to
+    draw, never both.
 
     Args:
-      seed: int64 tensor of shape [2].
-      index: Integer scalar, not negative.
+      seed: Parent seed, int64 tensor of shape [2].
+      index: Number of the sub-seed, an integer scalar that is not negative.
 
     Returns:
       int64 tensor of shape [2].

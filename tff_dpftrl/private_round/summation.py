@@ -46,21 +46,21 @@ import tensorflow as tf
 from tff_dpftrl import validation
 
 DTYPE = tf.float64
-"""In what clipped updates are summed and noised, here and in TFF (`aggregators.inner_sum`)."""
+"""Dtype in which clipped updates are summed and noised, here and in `aggregators.inner_sum`."""
 
 UNIT_ROUNDOFF = 2.0**-53
-"""u, of `DTYPE`."""
+"""Unit roundoff u of `DTYPE`."""
 
 MAX_CLIENTS = 200_000
-"""Clients in one sum up to which rounding is covered by the margin of the clip."""
+"""Largest number of clients in a sum for which the margin of the clip covers rounding."""
 
 
 def relative_error(num_clients: int, unit_roundoff: float = UNIT_ROUNDOFF) -> float:
-    """How much farther than B one client can move a computed sum, as a fraction of B.
+    """Bounds the rounding error in a client's effect on a computed sum, as a fraction of B.
 
     Args:
-      num_clients: n, clients in the sum.
-      unit_roundoff: u, of the numbers that are added.
+      num_clients: Number n of clients in the sum.
+      unit_roundoff: Unit roundoff u of the dtype in which the sum is computed.
 
     Returns:
       2 n² u / (1 - n u).
@@ -69,10 +69,10 @@ def relative_error(num_clients: int, unit_roundoff: float = UNIT_ROUNDOFF) -> fl
 
 
 def check_clients_per_round(clients_per_round: float) -> float:
-    """Returns a report goal for which the proof above holds.
+    """Returns a report goal after checking that the proof above covers it.
 
     Args:
-      clients_per_round: The number of clients that a round is meant to have.
+      clients_per_round: Report goal, the number of clients that a round is meant to have.
 
     Returns:
       The same number.
@@ -95,13 +95,13 @@ def noised_mean(
     stddev: tf.Tensor,
     divisor: tf.Tensor | float,
 ) -> list[tf.Tensor]:
-    """(total + stddev · noise) / divisor, tensor by tensor, in float64.
+    """Computes (total + stddev · noise) / divisor, tensor by tensor, in float64.
 
     Args:
-      total: The sum of the clipped updates, floats.
+      total: Sum of the clipped updates, floats.
       noise: Unit noise of the same shapes, floats.
-      stddev: Scalar tensor, before the division; float64, not to round the noise.
-      divisor: The fixed denominator.
+      stddev: Standard deviation of the noise before the division, a float64 scalar.
+      divisor: Denominator of the noised sum.
 
     Returns:
       float64 tensors of the same shapes.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl.mechanisms import noise_recipe
 from tff_dpftrl.private_round import kernel
@@ -21,13 +22,13 @@ _LEVEL_STRIDE = 1 << 40  # Node (level, position) has draw index level * stride 
 
 
 def _bits(t: tf.Tensor, num_bits: int) -> tf.Tensor:
-    """Bits of t, lowest first, as a boolean tensor of shape [num_bits]."""
+    """Returns the bits of t, lowest first, as a boolean tensor of shape [num_bits]."""
     shifted = tf.bitwise.right_shift(t, tf.range(num_bits, dtype=tf.int64))
     return tf.equal(tf.bitwise.bitwise_and(shifted, tf.constant(1, tf.int64)), 1)
 
 
 def _weighted_draws(ids: tf.Tensor, weights: tf.Tensor, draw: kernel.Draw) -> tf.Tensor:
-    """Σ_i weights[i] draw(ids[i]); at least one weight is not zero."""
+    """Computes Σ_i weights[i] draw(ids[i]); at least one weight is not zero."""
     used = tf.not_equal(weights, 0.0)
     ids, weights = tf.boolean_mask(ids, used), tf.boolean_mask(weights, used)
     _, total = tf.while_loop(
@@ -40,19 +41,19 @@ def _weighted_draws(ids: tf.Tensor, weights: tf.Tensor, draw: kernel.Draw) -> tf
 
 
 class VanillaTreeKernel(kernel.Kernel):
-    """Every node is its own draw; a round needs two draws on average."""
+    """Kernel with one draw for each node; a round needs two draws on average."""
 
     def __init__(self, recipe: noise_recipe.TreeNoise):
         """Initialises the kernel.
 
         Args:
-          recipe: The tree, without variance reduction.
+          recipe: Tree without variance reduction.
         """
         self._num_levels = recipe.num_levels
         self.max_rounds = 2**recipe.num_levels - 1
 
+    @override
     def step(self, buffer, t, draw):
-        """See base class."""
         levels = tf.range(self._num_levels, dtype=tf.int64)
         spine = tf.bitwise.right_shift(t, levels)
         ones = tf.cast(_bits(t, self._num_levels), tf.int64)
@@ -65,7 +66,7 @@ class VanillaTreeKernel(kernel.Kernel):
 
 
 class ReducedTreeKernel(kernel.Kernel):
-    """Honaker's bottom-up estimates, sampled from the top down.
+    """Kernel of Honaker's bottom-up estimates, sampled from the top down.
 
     Bottom-up, est(P) = v_h own(P) + (1 - v_h) (est(L) + est(R)) for a node P at
     level h with children L and R, where v_0 = 1 and
@@ -90,7 +91,7 @@ class ReducedTreeKernel(kernel.Kernel):
         """Initialises the kernel.
 
         Args:
-          recipe: The tree, with variance reduction.
+          recipe: Tree with variance reduction.
         """
         self._num_levels = recipe.num_levels
         self.max_rounds = 2**recipe.num_levels - 1
@@ -107,8 +108,8 @@ class ReducedTreeKernel(kernel.Kernel):
         self._slope = slope.astype(np.float32)
         self._right_stddev = np.sqrt(left * (1 - slope**2)).astype(np.float32)
 
+    @override
     def step(self, buffer, t, draw):
-        """See base class."""
         bits = _bits(t, self._num_levels)
         as_int = tf.cast(bits, tf.int64)
         completed = tf.reduce_sum(tf.math.cumprod(as_int))

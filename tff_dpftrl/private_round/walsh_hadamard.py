@@ -28,11 +28,10 @@ def walsh_hadamard(x: tf.Tensor) -> tf.Tensor:
 
     H, in Sylvester's order, is a Kronecker product of small Hadamard matrices.
     Each product with one of them, written as Xᵀ H_a, also moves its index to the
-    end, so that after one turn through all factors the order is the first again
-    and nothing is ever transposed on its own. Factors of up to 32 rows are the
-    fastest on CPUs: smaller ones read memory more often, larger ones multiply more.
-    Always on the CPU: a GPU would first round float32 entries to the 11 bits of
-    TensorFloat-32.
+    end. After one turn through all factors the order is the first again, without a
+    separate transposition. Factors of up to 32 rows are the fastest on CPUs: smaller
+    ones read memory more often, larger ones multiply more. The op stays on the CPU,
+    because a GPU would first round float32 entries to the 11 bits of TensorFloat-32.
 
     Args:
       x: float32 or float64 tensor of static shape [d], d a power of two.
@@ -68,7 +67,7 @@ def flip_signs(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     Returns:
       Tensor of the same dtype, of shape [d]; the sign of zero may change too.
     """
-    dim = x.shape[0]
+    dim = _static_length(x)
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     words = tf.raw_ops.StatelessRandomUniformFullIntV2(
         shape=[-(-dim // _WORD_BITS), 1], key=key, counter=counter, alg=_PHILOX, dtype=tf.int32
@@ -93,7 +92,7 @@ def rotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
     Args:
       x: float32 or float64 tensor of static shape [d], d a power of two.
-      seed: int64 tensor of shape [2], public.
+      seed: Public seed of the signs, int64 tensor of shape [2].
 
     Returns:
       Tensor of the same dtype, of shape [d], of the same L2 norm up to rounding.
@@ -105,14 +104,19 @@ def rotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
 
 def unrotate(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """The inverse of `rotate` with the same seed."""
+    """Undoes `rotate` with the same seed."""
     return flip_signs(walsh_hadamard(x), seed)
 
 
-def _static_power_of_two(x: tf.Tensor) -> int:
-    if x.shape.rank != 1 or not x.shape.is_fully_defined():
+def _static_length(x: tf.Tensor) -> int:
+    dim = x.shape[0] if x.shape.rank == 1 else None
+    if dim is None:
         raise validation.UsageError(f"x must be a vector of static length, got shape {x.shape}.")
-    dim = x.shape[0]
+    return dim
+
+
+def _static_power_of_two(x: tf.Tensor) -> int:
+    dim = _static_length(x)
     if dim < 1 or dim & (dim - 1):
         raise validation.UsageError(
             f"x must have a power of two of entries, got {dim}: pad it with zeros."
