@@ -19,8 +19,8 @@ from tff_dpftrl.training import own_models, warm_start
 if TYPE_CHECKING:
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
-    from tff_dpftrl.sweeps import outcome as outcome_lib
     from tff_dpftrl.sweeps import results as results_lib
+    from tff_dpftrl.sweeps import results_writer
     from tff_dpftrl.training import placement as placement_lib
 
 _DESCRIPTION = """\
@@ -139,8 +139,7 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
-    from tff_dpftrl.sweeps import outcome as outcome_lib
-    from tff_dpftrl.sweeps import running
+    from tff_dpftrl.sweeps import results_writer, running
 
     validation.integer("--jobs", args.jobs, minimum=1)
     output = pathlib.Path(args.output)
@@ -156,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     with folder_lib.lock(output, _progress) as lock:
         axes = folder_lib.check(output, options, axes)  # Again: another sweep may have begun it.
         folder_lib.write(output, options, axes)
-        outcome = outcome_lib.Outcome(cells, axes, output)
+        writer = results_writer.ResultsWriter(cells, axes, output)
         with interruption.noticing():
             running.run(
                 cells,
@@ -166,9 +165,9 @@ def run(args: argparse.Namespace) -> int:
                 lock=lock,
                 interruption=interruption,
                 progress=_progress,
-                after_each=lambda cell, ending: _after(outcome, cell, ending),
+                after_each=lambda cell, ending: _after(writer, cell, ending),
             )
-            results = outcome.write()
+            results = writer.write()
         if interruption.signals:
             signal.raise_signal(interruption.signals[0])
     return _finish(args, results, output)
@@ -256,12 +255,14 @@ def _progress(line: str) -> None:
     sys.stderr.flush()
 
 
-def _after(outcome: outcome_lib.Outcome, cell: cells_lib.Cell, ending: folder_lib.Ending) -> None:
+def _after(
+    writer: results_writer.ResultsWriter, cell: cells_lib.Cell, ending: folder_lib.Ending
+) -> None:
     """Writes what is known after a cell, and says how it went."""
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import results as results_lib
 
-    (found,) = (result for result in outcome.write() if result.cell.name == cell.name)
+    (found,) = (result for result in writer.write() if result.cell.name == cell.name)
     accuracy = found.metrics.get(results_lib.ACCURACY)
     if ending.status:
         went = f"failed: {ending.last_line}"

@@ -1,1 +1,1 @@
-"""Many runs of `tff-dpftrl train`, and what they say together. Imports no TensorFlow."""
+"""Sweeps: many runs of `tff-dpftrl train`, and their results together. Imports no TensorFlow."""

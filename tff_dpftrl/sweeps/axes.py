@@ -1,4 +1,4 @@
-"""What a sweep varies: options of a run and the values that each of them takes."""
+"""The axes of a sweep: options of a run and the values that each of them takes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
 Value = str | int | float | bool | None
-"""Of one option in one cell; None stands for "not given"."""
+"""Value of one option in one cell; None if it is not given."""
 
 Axes = Mapping[str, tuple[Value, ...]]
 """Fields of `TrainingConfig` and their values, in the order in which they vary."""
 
 SEED = "seed"
-"""The option over which results are averaged."""
+"""Name of the option over which results are averaged."""
 
 _NONE = "none"
 _BOOLS = {"true": True, "yes": True, "false": False, "no": False}
@@ -32,12 +32,12 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]")
 
 
 def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Axes:
-    """Reads what stands after `--over`.
+    """Parses the values of `--over`.
 
     Args:
-      texts: Like "seed=0:3" or "mechanism=blt,tree,noise_multiplier=0.5,1": commas separate
-        values, and what looks like NAME= after one begins the next axis.
-      synonyms: Other names of options, from what may be typed to the field.
+      texts: Axes such as "seed=0:3" or "mechanism=blt,tree,noise_multiplier=0.5,1": commas
+        separate values, and NAME= after a comma begins the next axis.
+      synonyms: Field names by other names of options that may be typed.
 
     Returns:
       The axes. Names of files among the values are absolute.
@@ -45,32 +45,32 @@ def parse(texts: Iterable[str], synonyms: Mapping[str, str] | None = None) -> Ax
     Raises:
       ValueError: If a name is no option, or a value cannot be one of it or comes twice.
     """
-    found: dict[str, list[Value]] = {}
+    axes: dict[str, list[Value]] = {}
     for text in texts:
         name = None
         for part in text.split(","):
             match = _NAMED.fullmatch(part.strip())
             if match:
                 name, part = _field(match[1], synonyms or {}), match[2]
-                if name in found:
+                if name in axes:
                     raise validation.UsageError(
                         f"--over names {name} twice: give all its values in one list, as in "
                         f"--over {name}=…,…."
                     )
-                found[name] = []
+                axes[name] = []
             if name is None:
                 raise validation.UsageError(
                     f"--over must look like NAME=VALUE,VALUE or, for integers, NAME=0:3, got "
                     f"{text!r}."
                 )
             for value in _values(name, part.strip()):
-                if any(_same(value, other) for other in found[name]):
+                if any(_same(value, other) for other in axes[name]):
                     raise validation.UsageError(
                         f"--over gives {name} the value {shown(value)} twice: leave one of them "
                         "out."
                     )
-                found[name].append(value)
-    return {name: tuple(values) for name, values in found.items()}
+                axes[name].append(value)
+    return {name: tuple(values) for name, values in axes.items()}
 
 
 def _field(name: str, synonyms: Mapping[str, str]) -> str:
@@ -135,7 +135,7 @@ def _same(one: Value, other: Value) -> bool:
 
 
 def shown(value: Value) -> str:
-    """A value as it is typed: "0.5", "1", "true", "none"."""
+    """Returns a value as it is typed: "0.5", "1", "true", "none"."""
     if value is None:
         return _NONE
     if isinstance(value, bool):
@@ -144,7 +144,7 @@ def shown(value: Value) -> str:
 
 
 def in_name(value: Value) -> str:
-    """A value as a part of a folder's name; of a path only the end, with a digest of all."""
+    """Returns a value as a part of a folder's name; for a path its end and a digest of all."""
     text = shown(value)
     safe = _UNSAFE.sub("_", text.rstrip("/").rpartition("/")[2])[-40:]
     if safe == text:
@@ -154,7 +154,7 @@ def in_name(value: Value) -> str:
 
 
 def short(name: str, value: Value) -> str:
-    """A value for people: of a file only the last part of its path."""
+    """Returns a value for people: for a file only the last part of its path."""
     text = shown(value)
     files = language_config.FILES
     is_path = value is not None and name in files and text not in files[name]
@@ -162,5 +162,5 @@ def short(name: str, value: Value) -> str:
 
 
 def label(values: Mapping[str, Value]) -> str:
-    """Values of several options, for people: "mechanism=blt, noise_multiplier=0.5"."""
+    """Returns the values of options for people: "mechanism=blt, noise_multiplier=0.5"."""
     return ", ".join(f"{name}={short(name, value)}" for name, value in values.items())

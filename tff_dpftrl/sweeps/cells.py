@@ -21,9 +21,9 @@ class Cell:
     """One run of a sweep.
 
     Attributes:
-      values: What the axes are in it, by option. With the mechanism 'none' those that
-        say how much noise there is are left out.
-      config: Its options; files have absolute paths.
+      values: Values of the axes by option. With the mechanism 'none', the options of the
+        noise are left out.
+      config: Options of the run; files have absolute paths.
     """
 
     values: Mapping[str, axes_lib.Value]
@@ -31,7 +31,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of its folder, made of the axes' values."""
+        """The name of its folder, made of the axes' values."""
         text = ",".join(f"{k}={axes_lib.in_name(value)}" for k, value in self.values.items())
         if len(text) <= _LONGEST_NAME:
             return text
@@ -40,25 +40,25 @@ class Cell:
 
     @property
     def setting(self) -> dict[str, axes_lib.Value]:
-        """Its values but the seed: cells that share it are averaged."""
+        """The values without the seed: cells that share them are averaged."""
         return {name: value for name, value in self.values.items() if name != axes_lib.SEED}
 
 
 def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
-    """All cells of a sweep, the last axis varying fastest.
+    """Returns all cells of a sweep, the last axis varying fastest.
 
     Args:
-      options: Of all cells: field names of `TrainingConfig` and values.
-      axes: What varies, and overrules them (see `options_lib.overrule`).
+      options: Options of all cells, by field name of `TrainingConfig`.
+      axes: Axes of the sweep, which overrule `options` (see `options_lib.overrule`).
 
     Returns:
-      The cells. Those of the mechanism 'none' that differ in how much noise there is
-      are one cell.
+      The cells. Those of the mechanism 'none' that differ in options of the noise only are
+      one cell.
 
     Raises:
       ValueError: If a cell's options cannot be used, or two cells are the same run.
     """
-    found: dict[config_lib.TrainingConfig, Cell] = {}
+    cells: dict[config_lib.TrainingConfig, Cell] = {}
     for combination in itertools.product(*axes.values()):
         values = dict(zip(axes, combination, strict=True))
         if values.get("mechanism") == "none":
@@ -68,10 +68,10 @@ def grid(options: Mapping[str, Any], axes: axes_lib.Axes) -> list[Cell]:
             config = options_lib.config_from_mapping(merged, "the sweep").with_absolute_paths()
         except ValueError as error:
             raise validation.UsageError(f"The cell {axes_lib.label(values)}: {error}") from error
-        same = found.setdefault(config.with_model_sizes(), Cell(values, config))
+        same = cells.setdefault(config.with_model_sizes(), Cell(values, config))
         if same.values != values:
             raise validation.UsageError(
                 f"The cells {axes_lib.label(same.values)} and {axes_lib.label(values)} are the "
                 "same run: leave one of them out."
             )
-    return list(found.values())
+    return list(cells.values())

@@ -1,6 +1,6 @@
-"""Becomes another program, which ends when the process that started this one does.
+"""A program that turns into a command which ends when its parent process does.
 
-Started as `python child.py PARENT COMMAND …`. Linux then sends SIGTERM when the parent
+It is started as `python child.py PARENT COMMAND …`. Linux then sends SIGTERM when the parent
 ends, even by SIGKILL; elsewhere a parent that is killed leaves its children behind.
 """
 
@@ -16,9 +16,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def command(command: Sequence[str]) -> list[str]:
-    """What to start instead of a command, so that it ends with this process.
+    """Returns the command line that runs a command so that it ends with this process.
 
-    Start it in the main thread: Linux counts the end of the thread that did.
+    Start it in the main thread: on Linux the command ends with the thread that started it.
     """
     # -I -S: neither the user's site packages nor the environment slow its start.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]

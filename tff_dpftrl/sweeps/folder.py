@@ -1,11 +1,10 @@
-"""The folder of a sweep: which sweep it is, whose turn it is, and how far each cell got.
+"""The folder of a sweep: its definition, its lock, and the state of each cell.
 
     sweep.json          options and axes
     cells/NAME/         what `tff-dpftrl train` writes, sweep.log and cell.json
     cells.csv, summary.csv, summary.md, curves.png, pareto.png
 
-How far a cell got is read from its files, never remembered: a sweep that was killed goes
-on from what there is.
+The state of a cell is read from its files each time: a sweep that was killed can be resumed.
 """
 
 from __future__ import annotations
@@ -44,25 +43,25 @@ _SHOWN = 3
 
 
 def exists(output: pathlib.Path) -> bool:
-    """Whether a folder holds a sweep that can go on."""
+    """Returns whether a folder holds a sweep that can be resumed."""
     return (output / _DEFINITION).exists()
 
 
 def cell_folder(output: pathlib.Path, cell: cells_lib.Cell) -> pathlib.Path:
-    """Where a cell's results are."""
+    """Returns the folder of a cell's results."""
     return output / "cells" / cell.name
 
 
 def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes) -> axes_lib.Axes:
-    """Refuses a folder that is not this sweep's.
+    """Checks that a folder is free, or holds this sweep.
 
     Args:
       output: Folder of the sweep, which need not exist.
-      options: Of all cells.
-      axes: What varies. They may have more values than the sweep in the folder.
+      options: Options of all cells.
+      axes: Axes of the sweep. They may have more values than the sweep in the folder.
 
     Returns:
-      The axes, in the order of the sweep that is there: cells keep their names.
+      The axes, in the order of the sweep in the folder: cells keep their names.
 
     Raises:
       ValueError: If the folder holds another sweep, a run or something else, or cannot
@@ -95,7 +94,7 @@ def check(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes)
 
 
 def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
-    """The options and axes of the sweep in a folder.
+    """Reads the options and axes of the sweep in a folder.
 
     Raises:
       ValueError: If they cannot be read, or are of another format.
@@ -103,24 +102,24 @@ def read(output: pathlib.Path) -> tuple[dict[str, Any], axes_lib.Axes]:
     path = output / _DEFINITION
     try:
         known = json_text.parse(path.read_text(encoding="utf-8"))
-        found = known["format"]
+        known_format = known["format"]
         options = dict(known["options"])
         axes = {name: tuple(values) for name, values in known["axes"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise validation.UsageError(
             f"{path} cannot be read as a sweep: {error!r}. Restore it, or name another folder."
         ) from error
-    if found != FORMAT:
+    if known_format != FORMAT:
         raise validation.UsageError(
             f"The sweep in {output} was begun by another version of tff-dpftrl: its folder is of "
-            f"format {found!r}, and this version goes on with format {FORMAT} only. Name another "
-            "folder."
+            f"format {known_format!r}, and this version goes on with format {FORMAT} only. Name "
+            "another folder."
         )
     return options, axes
 
 
 def _fixed(options: Mapping[str, Any], axes: axes_lib.Axes) -> dict[str, Any]:
-    """The options that no axis overrules."""
+    """Returns the options that no axis overrules."""
     return {name: value for name, value in options.items() if name not in axes}
 
 
@@ -130,33 +129,33 @@ def _absolute(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     fields = config_lib.TrainingConfig.__dataclass_fields__
-    found = []
+    differences = []
     for name in sorted(then.keys() | now.keys()):
         default = fields[name].default if name in fields else None
         old, new = then.get(name, default), now.get(name, default)
         if old != new:
-            found.append(f"{name}: {axes_lib.shown(old)} → {axes_lib.shown(new)}")
-    return found
+            differences.append(f"{name}: {axes_lib.shown(old)} → {axes_lib.shown(new)}")
+    return differences
 
 
 def _missing(then: axes_lib.Axes, now: axes_lib.Axes) -> list[str]:
     if then.keys() != now.keys():
         return [f"axes: {', '.join(then)} → {', '.join(now)}"]
-    found = []
+    missing = []
     for name, values in then.items():
         lost = [axes_lib.shown(value) for value in values if value not in now[name]]
         if lost:
-            found.append(f"{name} without {', '.join(lost)}")
-    return found
+            missing.append(f"{name} without {', '.join(lost)}")
+    return missing
 
 
 def write(output: pathlib.Path, options: Mapping[str, Any], axes: axes_lib.Axes) -> None:
-    """Makes the folder that of a sweep, or adds values to its axes.
+    """Writes the definition of a sweep to its folder, or adds values to its axes.
 
     Args:
-      output: The folder, as `check` found it fit.
-      options: Of all cells.
-      axes: What varies.
+      output: Folder that `check` accepted.
+      options: Options of all cells.
+      axes: Axes of the sweep.
 
     Raises:
       OSError: If it cannot be written.
@@ -177,15 +176,15 @@ def lock(
     progress: Callable[[str], None],
     seconds_to_wait: float = _SECONDS_TO_WAIT,
 ) -> Iterator[int]:
-    """Keeps other processes from running this sweep's cells.
+    """Locks a sweep, so that no other process runs its cells.
 
-    The cells' processes inherit the lock: it is free when the last of them has ended,
-    whatever became of the sweep itself.
+    The cells' processes inherit the lock. It is free when the last of them has ended, even if
+    the sweep's process was killed.
 
     Args:
       output: Folder of the sweep; it exists.
-      progress: Receives a line if the lock is not free yet.
-      seconds_to_wait: How long to wait for it.
+      progress: Callback for the line that is printed if the lock is not free yet.
+      seconds_to_wait: Longest time to wait for the lock, in seconds.
 
     Yields:
       The file descriptor to pass on to the cells' processes.
@@ -221,11 +220,11 @@ def _try_lock(descriptor: int) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """How the last process of a cell ended.
+    """The end of the last process of a cell.
 
     Attributes:
-      status: Its exit status, 0 if the cell is finished.
-      last_line: The last line that it printed, if it failed.
+      status: Exit status, 0 if the cell is finished.
+      last_line: Last line that the process printed, if it failed.
     """
 
     status: int
@@ -233,7 +232,7 @@ class Ending:
 
 
 def write_ending(folder: pathlib.Path, ending: Ending) -> None:
-    """Keeps how a cell's process ended, in the cell's folder.
+    """Writes how a cell's process ended to the cell's folder.
 
     Raises:
       OSError: If it cannot be written.
@@ -243,20 +242,20 @@ def write_ending(folder: pathlib.Path, ending: Ending) -> None:
 
 
 def read_ending(folder: pathlib.Path) -> Ending | None:
-    """How the last process of a cell ended; None if that is not known, as after a kill."""
+    """Reads how the last process of a cell ended; None if it is not known, as after a kill."""
     try:
         return Ending(**json_text.parse((folder / _OUTCOME).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return None  # As if it were not known: what is finished is only looked at again.
+        return None  # A finished run that is started again only ends again.
 
 
 def forget_ending(folder: pathlib.Path) -> None:
-    """Has to happen before a further process of a cell begins."""
+    """Removes the ending of a cell, before a further process of it begins."""
     (folder / _OUTCOME).unlink(missing_ok=True)
 
 
 def state(folder: pathlib.Path) -> State:
-    """How far a cell got."""
+    """Returns the state of the cell in a folder."""
     ending = read_ending(folder)
     if ending is not None:
         return "failed" if ending.status else "finished"
@@ -264,7 +263,7 @@ def state(folder: pathlib.Path) -> State:
 
 
 def check_cells(output: pathlib.Path, cells: Sequence[cells_lib.Cell]) -> None:
-    """Refuses cells whose folders hold runs with other options.
+    """Checks that no cell's folder holds a run with other options.
 
     Raises:
       ValueError: If there is one, or its manifest cannot be read.

@@ -1,4 +1,4 @@
-"""`curves.png`, `pareto.png` and `noise.png`: the outcome of a sweep as pictures."""
+"""Plots of a sweep's results: `curves.png`, `pareto.png` and `noise.png`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ACCURACY = "top-1 accuracy on held-out users"
 _EXACT = "Exact figures of simulations: no ε covers them."
-_MANY = 10  # Curves that fit into one legend of one column, and into Matplotlib's ten colours.
+_MANY = 10  # Most curves for one column of a legend, and for Matplotlib's ten colours.
 
 
 def _figure() -> tuple[figure_lib.Figure, axes_lib.Axes]:
@@ -47,17 +47,17 @@ def _colours(number: int) -> list[Any]:
 
 
 def _add_legend(axes: axes_lib.Axes, number: int) -> None:
-    """Beside the picture, where it hides nothing."""
+    """Adds a legend beside the plot, where it hides nothing."""
     size = 8 if number <= _MANY else 6
     handles, labels = axes.get_legend_handles_labels()
     axes.figure.legend(handles, labels, loc="outside right upper", fontsize=size)
 
 
 def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
-    """Held-out accuracy by round: a line for each setting, a band of ± one standard error.
+    """Plots held-out accuracy by round: a line for each setting, with a band of ± one std. error.
 
     Args:
-      results: Of all cells; those that are not finished are left out.
+      results: Results of all cells; those that are not finished are left out.
 
     Returns:
       The figure.
@@ -85,13 +85,13 @@ def curves(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
 
 
 def pareto(results: Sequence[results_lib.CellResult]) -> figure_lib.Figure:
-    """Accuracy against ε, with error bars and the front of settings that no other beats.
+    """Plots accuracy against ε, with error bars and the Pareto front of the settings.
 
     ε is that of the simulated run if every setting with a guarantee has one. Settings
     without a guarantee stand apart, at the right.
 
     Args:
-      results: Of all cells; those that are not finished are left out.
+      results: Results of all cells; those that are not finished are left out.
 
     Returns:
       The figure.
@@ -147,7 +147,7 @@ def _mark_epsilons(
     edge: float,
     others: Sequence[results_lib.Setting],
 ) -> None:
-    """Ticks at values of ε, and one for settings that have none."""
+    """Adds ticks at values of ε, and one for settings that have none."""
     from matplotlib import ticker
 
     ticks = _thinned(sorted(set(private)))
@@ -162,7 +162,7 @@ def _mark_epsilons(
 
 
 def _thinned(values: Sequence[float], closest: float = 1.15) -> list[float]:
-    """Values of which no two are so close that their labels overlap."""
+    """Returns the values without those so close to another that their labels would overlap."""
     kept: list[float] = []
     for value in values:
         if not kept or value >= kept[-1] * closest:
@@ -173,11 +173,11 @@ def _thinned(values: Sequence[float], closest: float = 1.15) -> list[float]:
 def noise(
     families: Sequence[production.Family], target_accuracy: float, baselines: Mapping[str, float]
 ) -> figure_lib.Figure:
-    """Accuracy against the noise multiplier, with the line of the target.
+    """Plots accuracy against the noise multiplier, with the line of the target.
 
     Args:
-      families: Settings that differ in their noise only, one curve each.
-      target_accuracy: Top-1 accuracy that is wanted.
+      families: Families of settings that differ in their noise only, one curve each.
+      target_accuracy: Target top-1 accuracy, a share.
       baselines: Accuracies of n-gram models, by name.
 
     Returns:

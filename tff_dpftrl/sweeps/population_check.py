@@ -1,4 +1,4 @@
-"""Whether the cells of a sweep can be run with their text, found in a process of its own.
+"""A check, in another process, that the cells of a sweep can be run with their text.
 
 Reading text takes memory, and SQLite files need TensorFlow; a sweep that waits for its
 cells for hours should keep neither.
@@ -30,7 +30,7 @@ _OF_TEXT = (
 
 
 def check(cells: Sequence[cells_lib.Cell]) -> None:
-    """Reads the text of all cells, each text once, and asks whether its users suffice.
+    """Checks that each cell's text has enough users; each text is read once.
 
     Args:
       cells: Cells that have not begun yet.
@@ -51,21 +51,21 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
     )
     if done.returncode:
         raise OSError(f"the process that reads the text ended with status {done.returncode}")
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found is not None:
+    first = json.loads(done.stdout.splitlines()[-1])
+    if first is not None:
         raise validation.UsageError(
-            f"The cell {axes_lib.label(cells[found['cell']].values)}: {found['error']}"
+            f"The cell {axes_lib.label(cells[first['cell']].values)}: {first['error']}"
         )
 
 
 def first_error(configs: Sequence[config_lib.TrainingConfig]) -> dict[str, int | str] | None:
-    """The first config that cannot be run, and why.
+    """Finds the first config that cannot be run.
 
     Args:
-      configs: The configs.
+      configs: Configs of the cells.
 
     Returns:
-      Its index ("cell") and the message ("error"); None if all can be run.
+      The index ("cell") and the message ("error"); None if all can be run.
     """
     from tff_dpftrl.training import corpus
 

@@ -1,8 +1,7 @@
-"""From a sweep over noise to the noise that production can bear (Xu et al. 2023, section 2.5).
+"""Choice of the noise for production from a sweep over noise (Xu et al. 2023, section 2.5).
 
-The largest noise multiplier whose mean accuracy still meets a target says how much noise
-utility bears; at which report goal, population and ε that noise can be had is then the
-planner's question.
+It is the largest one whose mean accuracy still meets a target. `accounting.planner` then computes
+at which report goal, population and ε this noise can be had.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class Point:
     """One setting of a noise sweep.
 
     Attributes:
-      noise_multiplier: z.
+      noise_multiplier: Noise multiplier z.
       accuracy: Mean top-1 accuracy on the held-out users.
-      standard_error: Of that mean; None for one seed.
-      setting: The setting.
+      standard_error: Standard error of `accuracy`; None for one seed.
+      setting: Finished cells of the setting.
     """
 
     noise_multiplier: float
@@ -46,8 +45,8 @@ class Family:
     """Settings that differ in their noise only.
 
     Attributes:
-      values: What the other axes are in them.
-      points: The settings, by noise multiplier.
+      values: Values of the other axes.
+      points: Settings by increasing noise multiplier.
     """
 
     values: Mapping[str, axes_lib.Value]
@@ -55,7 +54,7 @@ class Family:
 
     @property
     def label(self) -> str:
-        """The family for people."""
+        """The name of the family for people."""
         return (
             axes_lib.label(self.values) or self.points[0].setting.results[0].cell.config.mechanism
         )
@@ -66,15 +65,15 @@ class Choice:
     """The most noise with which a family meets the target.
 
     Attributes:
-      family: The family.
-      point: Its setting with the largest noise multiplier that does.
-      report_goal: R, the clients a round that the noise multiplier is relative to.
-      num_rounds: Rounds of the cells.
-      num_parameters: Parameters of their model.
+      family: Family of settings.
+      point: Setting with the largest noise multiplier that meets the target.
+      report_goal: Clients per round that the noise multiplier is relative to.
+      num_rounds: Number of rounds of the cells.
+      num_parameters: Number of parameters of the cells' model.
       delta: δ of the cells.
       noise_in_sum: Noise in the sum of the averaged updates so far (see
         `planner.noise_in_sum`).
-      missed: Noise multipliers below it that do not meet the target.
+      missed: Smaller noise multipliers that do not meet the target.
     """
 
     family: Family
@@ -88,11 +87,11 @@ class Choice:
 
 
 def check(cells: Sequence[cells_lib.Cell]) -> None:
-    """Refuses a sweep that no noise can be chosen from.
+    """Checks that a noise multiplier can be chosen from a sweep.
 
     Raises:
       ValueError: If its cells do not differ in noise, are not of algorithm 'dp-ftrl', or may end
-        before their last round, whose noise is planned with.
+        before their last round, whose noise the plan includes.
     """
     for cell in cells:
         if cell.config.algorithm != "dp-ftrl":
@@ -116,8 +115,8 @@ def check(cells: Sequence[cells_lib.Cell]) -> None:
 
 
 def families(results: Sequence[results_lib.CellResult]) -> list[Family]:
-    """The finished settings with noise, those that differ in it only together."""
-    found: dict[str, tuple[dict[str, axes_lib.Value], list[Point]]] = {}
+    """Groups the finished settings with noise into families."""
+    grouped: dict[str, tuple[dict[str, axes_lib.Value], list[Point]]] = {}
     for setting in results_lib.settings(results):
         accuracy = setting.mean(results_lib.ACCURACY)
         if accuracy is None or not setting.noise_multiplier:
@@ -129,31 +128,30 @@ def families(results: Sequence[results_lib.CellResult]) -> list[Family]:
             setting.standard_error(results_lib.ACCURACY),
             setting,
         )
-        found.setdefault(json.dumps(others), (others, []))[1].append(point)
+        grouped.setdefault(json.dumps(others), (others, []))[1].append(point)
     return [
         Family(others, sorted(points, key=lambda point: point.noise_multiplier))
-        for others, points in found.values()
+        for others, points in grouped.values()
     ]
 
 
 def choose(
     families: Sequence[Family], target_accuracy: float, output: pathlib.Path
 ) -> list[Choice]:
-    """For each family that meets a target the most noise with which it does.
+    """Chooses, for each family that meets a target, the most noise with which it does.
 
     Args:
-      families: Of one sweep.
-      target_accuracy: Mean top-1 accuracy that is wanted, a share.
-      output: Folder of the sweep, whose cells' files say which strategy they used.
+      families: Families of one sweep.
+      target_accuracy: Target mean top-1 accuracy, a share.
+      output: Folder of the sweep, from which the cells' strategies are read.
 
     Returns:
-      The choices, those that bear most noise in the sum first; none if no setting meets
-      the target.
+      The choices, those with most noise in the sum first; none if no setting meets the target.
 
     Raises:
       ValueError: If a cell's files cannot be read.
     """
-    found = []
+    choices = []
     for family in families:
         meeting = [point for point in family.points if point.accuracy >= target_accuracy]
         if not meeting:
@@ -174,7 +172,7 @@ def choose(
             for point in family.points
             if point.accuracy < target_accuracy and point.noise_multiplier < best.noise_multiplier
         ]
-        found.append(
+        choices.append(
             Choice(
                 family=family,
                 point=best,
@@ -186,16 +184,16 @@ def choose(
                 missed=tuple(missed),
             )
         )
-    return sorted(found, key=lambda choice: -choice.noise_in_sum)
+    return sorted(choices, key=lambda choice: -choice.noise_in_sum)
 
 
 def _read(folder: pathlib.Path) -> tuple[strategy_lib.Strategy, int]:
-    """Strategy of a run, and number of parameters of its model, from its folder."""
+    """Reads the strategy of a run, and the number of parameters of its model."""
     path = folder / "config.json"
     try:
-        found = json_text.parse(path.read_text(encoding="utf-8"))
-        strategy = serialization.strategy_from_dict(found["derived"]["strategy"])
-        return strategy, found["facts"]["num_parameters"]
+        content = json_text.parse(path.read_text(encoding="utf-8"))
+        strategy = serialization.strategy_from_dict(content["derived"]["strategy"])
+        return strategy, content["facts"]["num_parameters"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise validation.UsageError(
             f"{path} does not say which strategy its run had: {error!r}."
@@ -203,6 +201,6 @@ def _read(folder: pathlib.Path) -> tuple[strategy_lib.Strategy, int]:
 
 
 def nearest(families: Sequence[Family]) -> Point | None:
-    """The setting with noise that is most accurate; None if none is finished."""
+    """Returns the most accurate setting with noise; None if none is finished."""
     points = [point for family in families for point in family.points]
     return max(points, key=lambda point: point.accuracy, default=None)

@@ -1,4 +1,4 @@
-"""What each cell of a sweep found, and what the seeds of one setting say together."""
+"""The results of a sweep's cells, and of settings as means over their seeds."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _EVALUATED = "eval_"
 
 @dataclasses.dataclass(frozen=True)
 class CellResult:
-    """What is known of a cell by now.
+    """The results of a cell so far.
 
     Attributes:
-      cell: The cell.
-      state: How far it got.
-      failure: Why it failed; empty if it did not.
-      rows: Metrics of its committed rounds.
-      epsilon: ε of its privacy statement; None without a guarantee, or before its end.
-      simulated_epsilon: ε of the larger run that it simulates, if it does.
-      delta: δ of its options.
-      noise_multiplier: z; 0 for none, None before its end if calibrated. Of a simulation it
-        is that of the larger run.
+      cell: Cell of the sweep.
+      state: State of the cell.
+      failure: Last line of a cell that failed; empty if it did not.
+      rows: Metrics of the committed rounds.
+      epsilon: ε of the privacy statement; None without a guarantee, or before the end.
+      simulated_epsilon: ε of the larger run that is simulated, if any.
+      delta: δ of the options.
+      noise_multiplier: Noise multiplier z, in a simulation that of the larger run; 0 for no
+        noise. None before the end if it is calibrated.
       clip_norm_inflation: Norm that the noise is relative to, over the clip norm; above 1 with
         secure aggregation.
       baselines: Accuracies of n-gram models, by name.
-      code_version: Version of this package that began it; None if it has not begun.
+      code_version: Version of this package that began the run; None if it has not begun.
     """
 
     cell: cells_lib.Cell
@@ -57,35 +57,35 @@ class CellResult:
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
-        """The rows of rounds after which the held-out users were asked."""
+        """The rows of rounds after which the model was evaluated on held-out users."""
         return [row for row in self.rows if row.get(ACCURACY) is not None]
 
     @property
     def metrics(self) -> dict[str, float]:
         """The last evaluation, the best accuracy of all of them, and the time of all rounds."""
-        found = {}
+        metrics = {}
         if self.evaluations:
             last = self.evaluations[-1]
-            found = {
+            metrics = {
                 name: value
                 for name, value in last.items()
                 if name.startswith(_EVALUATED) and value is not None
             }
-            found["best_" + ACCURACY] = max(row[ACCURACY] for row in self.evaluations)
+            metrics["best_" + ACCURACY] = max(row[ACCURACY] for row in self.evaluations)
         if self.rows:
-            found["seconds"] = math.fsum(row.get("seconds") or 0.0 for row in self.rows)
-        return found
+            metrics["seconds"] = math.fsum(row.get("seconds") or 0.0 for row in self.rows)
+        return metrics
 
 
 def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
-    """Reads the files of a cell.
+    """Reads the results of a cell from its files.
 
     Args:
       output: Folder of the sweep.
-      cell: The cell.
+      cell: Cell of the sweep.
 
     Returns:
-      What they say; a cell that has not begun has no rows.
+      The results; a cell that has not begun has no rows.
 
     Raises:
       ValueError: If a file is damaged.
@@ -96,8 +96,8 @@ def read(output: pathlib.Path, cell: cells_lib.Cell) -> CellResult:
     parameters = statement.get("parameters", {})
     noise_multiplier = 0.0 if cell.config.mechanism == "none" else cell.config.noise_multiplier
     if noise_multiplier is None:
-        own = parameters.get("noise_multiplier")
-        noise_multiplier = parameters.get("simulated_noise_multiplier", own)
+        calibrated = parameters.get("noise_multiplier")
+        noise_multiplier = parameters.get("simulated_noise_multiplier", calibrated)
     return CellResult(
         cell=cell,
         state=state,
@@ -127,8 +127,8 @@ class Setting:
     """The finished cells that differ in their seed only.
 
     Attributes:
-      values: What the axes are in them, without the seed.
-      results: What each of them found.
+      values: Values of the axes without the seed.
+      results: Results of the cells.
     """
 
     values: Mapping[str, axes_lib.Value]
@@ -136,7 +136,7 @@ class Setting:
 
     @property
     def label(self) -> str:
-        """The setting for people."""
+        """The name of the setting for people."""
         return axes_lib.label(self.values) or "all seeds"
 
     @property
@@ -152,16 +152,16 @@ class Setting:
     @property
     def noise_multiplier(self) -> float | None:
         """The smallest noise multiplier of its cells (calibrated ones may differ)."""
-        found = [result.noise_multiplier for result in self.results]
-        return None if None in found else min(found)
+        noise_multipliers = [result.noise_multiplier for result in self.results]
+        return None if None in noise_multipliers else min(noise_multipliers)
 
     def mean(self, metric: str) -> float | None:
-        """Mean of a metric over its cells; None if none of them has it."""
+        """Returns the mean of a metric over the cells; None if none of them has it."""
         values = self._values(metric)
         return float(np.mean(values)) if values else None
 
     def standard_error(self, metric: str) -> float | None:
-        """S / √n of a metric over its n cells; None for n < 2."""
+        """Returns the standard error S / √n of a metric over the n cells; None for n < 2."""
         values = self._values(metric)
         if len(values) < 2 or not np.all(np.isfinite(values)):
             return None
@@ -171,46 +171,46 @@ class Setting:
         return [r.metrics[metric] for r in self.results if metric in r.metrics]
 
     def curve(self) -> list[tuple[int, float, float | None]]:
-        """Round, mean accuracy and its standard error, for rounds that all cells evaluated."""
-        found = []
+        """Returns round, mean accuracy and its standard error for rounds that all evaluated."""
+        points = []
         by_cell = [{row["round"]: row[ACCURACY] for row in r.evaluations} for r in self.results]
         for number in sorted(set.intersection(*map(set, by_cell))):
             values = [cell[number] for cell in by_cell]
             error = None
             if len(values) > 1:
                 error = float(np.std(values, ddof=1) / math.sqrt(len(values)))
-            found.append((number, float(np.mean(values)), error))
-        return found
+            points.append((number, float(np.mean(values)), error))
+        return points
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    return None if None in found or not found else max(found)
+    listed = list(values)
+    return None if None in listed or not listed else max(listed)
 
 
 def settings(results: Sequence[CellResult]) -> list[Setting]:
-    """The settings of which a cell at least is finished, in the order of the cells."""
+    """Returns the settings that have a finished cell, in the order of the cells."""
     pooled: dict[str, list[CellResult]] = {}
     for result in results:
         if result.state == "finished":
             pooled.setdefault(json.dumps(result.cell.setting), []).append(result)
-    return [Setting(found[0].cell.setting, found) for found in pooled.values()]
+    return [Setting(cells[0].cell.setting, cells) for cells in pooled.values()]
 
 
-def uses_simulated_epsilon(found: Sequence[Setting]) -> bool:
-    """Whether every setting that has a guarantee has the ε of a simulated run, too."""
-    private = [setting for setting in found if setting.epsilon is not None]
+def uses_simulated_epsilon(settings: Sequence[Setting]) -> bool:
+    """Returns whether every setting with a guarantee has the ε of a simulated run, too."""
+    private = [setting for setting in settings if setting.epsilon is not None]
     return bool(private) and all(s.simulated_epsilon is not None for s in private)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """The points that no other beats in cost and gain.
+    """Returns the points that no other beats in cost and gain.
 
     Args:
-      points: Cost (ε) and gain (accuracy) of each.
+      points: Pairs of cost (ε) and gain (accuracy).
 
     Returns:
-      Their indices, by cost. Of equal points all are on the front.
+      The indices of these points by increasing cost. Equal points are all on the front.
     """
 
     def is_beaten(cost: float, gain: float) -> bool:
@@ -224,21 +224,21 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def common_baselines(results: Iterable[CellResult]) -> dict[str, float]:
-    """Accuracies of n-gram models, where they do not depend on the setting.
+    """Returns the accuracies of n-gram models, where they do not depend on the setting.
 
     Args:
-      results: Of some cells.
+      results: Results of some cells.
 
     Returns:
       Means over the seeds, by name; none if cells of the same seed differ.
     """
     by_seed: dict[int, Mapping[str, float]] = {}
     for result in results:
-        found = result.baselines
-        if found and by_seed.setdefault(result.cell.config.seed, found) != found:
+        baselines = result.baselines
+        if baselines and by_seed.setdefault(result.cell.config.seed, baselines) != baselines:
             return {}
-    names = dict.fromkeys(name for found in by_seed.values() for name in found)
+    names = dict.fromkeys(name for baselines in by_seed.values() for name in baselines)
     return {
-        name: float(np.mean([found[name] for found in by_seed.values() if name in found]))
+        name: float(np.mean([one[name] for one in by_seed.values() if name in one]))
         for name in names
     }

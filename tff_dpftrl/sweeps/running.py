@@ -1,4 +1,4 @@
-"""Runs the cells of a sweep, each as a process of its own, and ends them together."""
+"""Execution of a sweep's cells: each in its process, ended together after a signal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tff_dpftrl.sweeps import folder as folder_lib
 from tff_dpftrl.training import config as config_lib
 
 Command = Callable[[cells_lib.Cell, pathlib.Path], Sequence[str]]
-"""What to start for a cell, given its folder."""
+"""Function from a cell and its folder to the command line that runs it."""
 
 Progress = Callable[[str], None]
-"""Receives a line for the person in front of the terminal."""
+"""Callback for progress lines."""
 
 PROGRAM = (sys.executable, "-m", "tff_dpftrl.cli.main", "train")
-"""What runs a cell."""
+"""Command that runs a cell."""
 
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_COUNTS = 1.0
@@ -40,12 +40,12 @@ _LONGEST_LINE = 500
 def train_command(
     cell: cells_lib.Cell, folder: pathlib.Path, placement_flags: Sequence[str] = ()
 ) -> list[str]:
-    """The `tff-dpftrl train` that begins a cell, or goes on with it.
+    """Returns the `tff-dpftrl train` command line that begins or resumes a cell.
 
     Args:
-      cell: The cell.
-      folder: Folder of its results.
-      placement_flags: Flags that say where clients work.
+      cell: Cell of the sweep.
+      folder: Folder of the cell's results.
+      placement_flags: Flags that say where clients run.
 
     Returns:
       The program with its arguments.
@@ -55,24 +55,24 @@ def train_command(
 
 
 def flags(config: config_lib.TrainingConfig) -> list[str]:
-    """The flags of `tff-dpftrl train` that stand for a config: all but the defaults."""
-    found = []
+    """Returns the flags of `tff-dpftrl train` for a config: all but the defaults."""
+    given = []
     for field in dataclasses.fields(config):
         value, flag = getattr(config, field.name), field.name.replace("_", "-")
         if value == field.default:
             continue
         if isinstance(value, bool):
-            found.append(f"--{flag}" if value else f"--no-{flag}")
+            given.append(f"--{flag}" if value else f"--no-{flag}")
         else:
-            found.append(f"--{flag}={value}")
-    return found
+            given.append(f"--{flag}={value}")
+    return given
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM, noticed instead of obeyed.
+    """A recorder of Ctrl-C and SIGTERM in place of their handlers.
 
     Attributes:
-      signals: Those that came, in their order.
+      signals: Numbers of the signals that came, in their order.
     """
 
     def __init__(self):
@@ -80,7 +80,7 @@ class Interruption:
 
     @contextlib.contextmanager
     def noticing(self) -> Iterator[None]:
-        """Notices signals within the block; outside the earlier handlers are in force."""
+        """Records signals within the block; the earlier handlers are in force outside."""
         noticed = [
             number
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -106,7 +106,7 @@ class _Running:
 
 
 class _Progress:
-    """One bar over the rounds of all cells; the rows of their metrics are counted."""
+    """A progress bar over the rounds of all cells; the rows of their metrics are counted."""
 
     def __init__(self, cells: Sequence[cells_lib.Cell], output: pathlib.Path):
         self._rounds = {c.name: c.config.num_rounds for c in cells}
@@ -131,7 +131,7 @@ class _Progress:
             self._done[name] = rounds_done(folder)
 
     def show(self, running: Sequence[_Running], *, now: bool = False) -> None:
-        """Counts the rounds of cells that run, at most once a second, unless it is to be `now`."""
+        """Counts the rounds of running cells, at most once a second if not `now`."""
         if not now and time.monotonic() < self._counted + _SECONDS_BETWEEN_COUNTS:
             return
         for entry in running:
@@ -149,7 +149,7 @@ class _Progress:
 
 
 def rounds_done(folder: pathlib.Path) -> int:
-    """Rounds that the run in a folder has committed and written down; 0 if there is none."""
+    """Counts the rounds that the run in a folder has committed to its metrics; 0 without a run."""
     try:
         with open(folder / "metrics.csv", "rb") as file:
             return max(0, sum(1 for _ in file) - 1)
@@ -177,12 +177,12 @@ def run(
     Args:
       cells: All cells of the sweep.
       output: Folder of the sweep.
-      command: What to start for a cell.
-      jobs: How many cells run at a time.
-      lock: What `folder.lock` gave; the processes inherit it.
-      interruption: Whose signals end it.
+      command: Function from a cell and its folder to the command line that runs it.
+      jobs: Number of cells that run at a time.
+      lock: File descriptor from `folder.lock`; the processes inherit it.
+      interruption: Recorder of the signals that end the sweep.
       progress: Callback for lines beside the progress bar.
-      after_each: Called when a cell's process has ended by itself.
+      after_each: Callback for each cell whose process has ended by itself.
 
     Raises:
       OSError: If a file cannot be written or a process cannot be started; the cells
@@ -246,18 +246,18 @@ def _why(folder: pathlib.Path, status: int) -> str:
         memory = ", perhaps for lack of memory" if -status == signal.SIGKILL else ""
         return f"killed by {name}{memory}"
     lines = re.split(r"[\r\n]+", (folder / folder_lib.LOG).read_text("utf-8", errors="replace"))
-    said = [line.strip() for line in lines if line.strip()]
-    return said[-1][:_LONGEST_LINE] if said else f"ended with status {status}"
+    printed = [line.strip() for line in lines if line.strip()]
+    return printed[-1][:_LONGEST_LINE] if printed else f"ended with status {status}"
 
 
 def _end(running: Sequence[_Running], interruption: Interruption) -> None:
-    """Ends processes: politely, and after some time or a further signal by force."""
+    """Ends processes by SIGTERM, and after 30 s or a further signal by SIGKILL."""
     for entry in running:
         if entry.process.poll() is None:
             entry.process.terminate()
-    deadline, heard = time.monotonic() + _SECONDS_TO_END, len(interruption.signals)
+    deadline, num_signals = time.monotonic() + _SECONDS_TO_END, len(interruption.signals)
     while any(entry.process.poll() is None for entry in running):
-        if time.monotonic() > deadline or len(interruption.signals) > heard:
+        if time.monotonic() > deadline or len(interruption.signals) > num_signals:
             for entry in running:
                 entry.process.kill()
             for entry in running:

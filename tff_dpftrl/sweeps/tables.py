@@ -1,4 +1,4 @@
-"""`cells.csv`, `summary.csv` and `summary.md`: the outcome of a sweep as tables."""
+"""Tables of a sweep's results: `cells.csv`, `summary.csv` and `summary.md`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SIMULATED = (
 
 
 def cell_rows(results: Sequence[results_lib.CellResult]) -> list[dict[str, Any]]:
-    """A row for each cell: axes, state, privacy, rounds, metrics; None where there is none."""
+    """Returns a row for each cell: axes, state, privacy, rounds and metrics, or None."""
     names, metrics = _axes(results), _metrics(results)
     rows = []
     for result in results:
-        found = result.metrics
+        values = result.metrics
         rows.append(
             {name: _shown(result.cell.values, name) for name in names}
             | {
@@ -37,13 +37,13 @@ def cell_rows(results: Sequence[results_lib.CellResult]) -> list[dict[str, Any]]
                 "noise_multiplier": result.noise_multiplier,
                 "rounds_done": len(result.rows),
             }
-            | {name: found.get(name) for name in metrics}
+            | {name: values.get(name) for name in metrics}
         )
     return rows
 
 
 def summary_rows(results: Sequence[results_lib.CellResult]) -> list[dict[str, Any]]:
-    """A row for each setting: mean and standard error over the seeds that are finished."""
+    """Returns a row for each setting: mean and standard error over the finished seeds."""
     names = [name for name in _axes(results) if name != axes_lib.SEED]
     metrics = _metrics(results)
     rows = []
@@ -72,25 +72,25 @@ def _metrics(results: Sequence[results_lib.CellResult]) -> list[str]:
 
 
 def _shown(values: Mapping[str, axes_lib.Value], name: str) -> str | None:
-    """None if the axis says nothing here, as how much noise there is with mechanism 'none'."""
+    """Returns a value as it is typed; None for options of the noise with mechanism 'none'."""
     return axes_lib.shown(values[name]) if name in values else None
 
 
 def markdown(results: Sequence[results_lib.CellResult]) -> str:
-    """The settings as a table of Markdown, the numbers for people: ε rounded up.
+    """Returns the settings as a table of Markdown, with numbers for people: ε rounded up.
 
     Args:
-      results: Of all cells of the sweep.
+      results: Results of all cells of the sweep.
 
     Returns:
-      The table, with lines on simulations, on versions if there are several, and on what is not
-      finished; not more than the last one if nothing is.
+      The table, with lines on simulations, on versions if there are several, and on cells that
+      are not finished; this last line alone if none is finished.
     """
-    found = results_lib.settings(results)
+    settings = results_lib.settings(results)
     lines = []
-    if found:
+    if settings:
         names = [n for n in _axes(results) if n not in (axes_lib.SEED, "noise_multiplier")]
-        simulates = any(setting.simulated_epsilon is not None for setting in found)
+        simulates = any(setting.simulated_epsilon is not None for setting in settings)
         head = [
             *names,
             "seeds",
@@ -101,7 +101,7 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
         ]
         head += ["top-1", "best top-1", "loss"]
         lines += [_line(head), _line(["---"] * len(head))]
-        for setting in found:
+        for setting in settings:
             row = [_short(setting.values, name) for name in names]
             row += [str(len(setting.results)), _epsilon(setting.epsilon)]
             if simulates:
@@ -117,7 +117,7 @@ def markdown(results: Sequence[results_lib.CellResult]) -> str:
             lines.append(_line(row))
         if simulates:
             lines += ["", _SIMULATED]
-        versions = sorted({r.code_version for s in found for r in s.results if r.code_version})
+        versions = sorted({r.code_version for s in settings for r in s.results if r.code_version})
         if len(versions) > 1:
             lines += [
                 "",
@@ -154,7 +154,7 @@ def _mean(setting: results_lib.Setting, metric: str, *, percent: bool) -> str:
 
 
 def summary(results: Sequence[results_lib.CellResult], title: str) -> str:
-    """`summary.md`: the table, what it is to be read with, and the cells that failed."""
+    """Returns `summary.md`: the table, its explanation, and the cells that failed."""
     lines = [f"# {title}", "", markdown(results)]
     explained = (
         "Means over seeds ± one standard error (s / √n), after the last round of each run, on "

@@ -1,4 +1,4 @@
-"""Keeps the tables and pictures of a sweep up to date while its cells run."""
+"""Updates of the tables and pictures of a sweep while its cells run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tff_dpftrl.sweeps import plots, tables
 from tff_dpftrl.sweeps import results as results_lib
 
 
-class Outcome:
-    """What a sweep found so far."""
+class ResultsWriter:
+    """A writer of the results of a sweep so far."""
 
     def __init__(self, cells: Sequence[cells_lib.Cell], axes: axes_lib.Axes, output: pathlib.Path):
-        """Reads nothing yet.
+        """Initialises the writer; nothing is read yet.
 
         Args:
-          cells: All cells.
-          axes: What varies.
+          cells: All cells of the sweep.
+          axes: Axes of the sweep.
           output: Folder of the sweep.
         """
         self._cells = cells
@@ -28,24 +28,24 @@ class Outcome:
         self._finished: dict[str, results_lib.CellResult] = {}  # They do not change any more.
 
     def read(self) -> list[results_lib.CellResult]:
-        """What each cell found.
+        """Reads the results of all cells.
 
         Raises:
           ValueError: If a file is damaged.
         """
-        found = []
+        results = []
         for cell in self._cells:
             result = self._finished.get(cell.name) or results_lib.read(self._output, cell)
             if result.state == "finished":
                 self._finished[cell.name] = result
-            found.append(result)
-        return found
+            results.append(result)
+        return results
 
     def write(self) -> list[results_lib.CellResult]:
         """Writes tables and pictures.
 
         Returns:
-          What `read` does.
+          The results of all cells.
 
         Raises:
           ValueError: If a file is damaged.
