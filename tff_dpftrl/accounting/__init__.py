@@ -1,4 +1,4 @@
-"""What a run costs in privacy, what a plan would cost, and how to say so.
+"""Privacy accounting of runs and plans, and the statements about them.
 
 Float64 NumPy, SciPy and dp_accounting only: no TensorFlow.
 """

@@ -22,7 +22,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 def num_bands(strategy: strategy_lib.Strategy) -> int:
-    """Number of bands of C: C[i, j] = 0 for i − j >= num_bands.
+    """Counts the bands of C: C[i, j] = 0 for i − j >= num_bands.
 
     Raises:
       ValueError: If the strategy is not banded, like a BLT or a tree.
@@ -40,12 +40,12 @@ def num_bands(strategy: strategy_lib.Strategy) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class AmplifiedBanded:
-    """One run; build it with `from_strategy`.
+    """One run of a banded strategy with cyclic Poisson sampling; see `from_strategy`.
 
     Attributes:
-      sampled: The DP-FedAvg run that costs the same as this one.
+      sampled: DP-FedAvg run that costs the same as this one.
       num_rounds: Number of rounds n.
-      num_groups: Groups of clients that take turns.
+      num_groups: Number of groups of clients that take turns.
     """
 
     sampled: dp_fedavg.DpFedAvg
@@ -62,16 +62,16 @@ class AmplifiedBanded:
         num_groups: int,
         sampling_probability: float,
     ) -> AmplifiedBanded:
-        """The run of a banded strategy with cyclic Poisson sampling.
+        """Builds the run of a banded strategy with cyclic Poisson sampling.
 
         Args:
-          strategy: A strategy whose C is banded.
+          strategy: Strategy whose C is banded.
           noise_multiplier: z, standard deviation of the noise per unit clip norm.
           num_rounds: Number of rounds n.
-          num_groups: Groups of clients that take turns, at least the number of
+          num_groups: Number of groups of clients that take turns, at least the number of
             bands; a client's stride is at least this.
-          sampling_probability: q, of a client to be in the cohort when it is its
-            group's turn: clients per round · num_groups / population.
+          sampling_probability: q, probability of a client to be in the cohort when it is
+            its group's turn: clients per round · num_groups / population.
 
         Returns:
           The run.
@@ -93,7 +93,7 @@ class AmplifiedBanded:
         return cls(sampled, num_rounds, int(num_groups))
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta`, by privacy loss distributions."""
+        """Computes epsilon at `delta`, by privacy loss distributions."""
         return self.sampled.epsilon(delta)
 
 
@@ -106,14 +106,15 @@ def calibrate_noise_multiplier(
     target_epsilon: float,
     delta: float,
 ) -> float:
-    """Smallest z, to a relative 1e-4, with which an amplified run meets a target.
+    """Computes the smallest z, to a relative 1e-4, with which an amplified run meets a target.
 
     Args:
-      strategy: As for `AmplifiedBanded.from_strategy`, like the next three.
+      strategy: Strategy whose C is banded.
       num_rounds: Number of rounds n.
-      num_groups: Groups of clients that take turns.
-      sampling_probability: q, when it is a client's turn.
-      target_epsilon: Epsilon not to exceed.
+      num_groups: Number of groups of clients that take turns, at least the number of bands.
+      sampling_probability: q, probability of a client to be in the cohort when it is its
+        group's turn.
+      target_epsilon: Largest allowed epsilon.
       delta: Delta of the target.
 
     Returns:

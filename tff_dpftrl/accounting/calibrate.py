@@ -1,4 +1,4 @@
-"""The noise that meets a privacy target, rechecked and never above it."""
+"""Calibrates the noise to a privacy target; the result is rechecked and never above it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ def largest_mu(
     target_rho: float | None = None,
     delta: float | None = None,
 ) -> float:
-    """Largest sensitivity over standard deviation that meets the target.
+    """Computes the largest sensitivity over standard deviation that meets a target.
+
+    Give exactly one of the two targets.
 
     Args:
-      target_epsilon: Epsilon not to exceed at `delta`; or
-      target_rho: rho-zCDP not to exceed. Exactly one of the two.
-      delta: Needed with `target_epsilon`.
+      target_epsilon: Largest allowed epsilon at `delta`; None if rho is the target.
+      target_rho: Largest allowed rho of zCDP; None if epsilon is the target.
+      delta: Delta of the target; needed with `target_epsilon`.
 
     Returns:
       mu of the Gaussian mechanism.
@@ -52,15 +54,18 @@ def calibrate_noise_multiplier(
     delta: float | None = None,
     clip_norm_inflation: float = 1.0,
 ) -> float:
-    """Smallest noise multiplier of a DP-FTRL run that meets the target.
+    """Computes the smallest noise multiplier with which a DP-FTRL run meets a target.
+
+    Give exactly one of the two targets.
 
     Args:
-      strategy: The strategy matrix C that generates the noise.
-      schema: The participation schema of the whole run.
-      target_epsilon: Epsilon not to exceed at `delta`; or
-      target_rho: rho-zCDP not to exceed. Exactly one of the two.
-      delta: Needed with `target_epsilon`.
-      clip_norm_inflation: See `guarantee.Guarantee`.
+      strategy: Strategy matrix C that generates the noise.
+      schema: Participation schema of the whole run.
+      target_epsilon: Largest allowed epsilon at `delta`; None if rho is the target.
+      target_rho: Largest allowed rho of zCDP; None if epsilon is the target.
+      delta: Delta of the target; needed with `target_epsilon`.
+      clip_norm_inflation: Factor ≥ 1 by which the norm bound of what clients send exceeds
+        the clip norm that z is relative to.
 
     Returns:
       z. The guarantee of a run with it was recomputed and is not above the target.
@@ -70,7 +75,6 @@ def calibrate_noise_multiplier(
     """
     strategy_lib.check_strategy(strategy)
     mu = largest_mu(target_epsilon=target_epsilon, target_rho=target_rho, delta=delta)
-    # Any delta serves for a target on rho, which does not depend on it.
     sensitivity = strategy.sensitivity(schema)
     noise_multiplier = sensitivity.value * clip_norm_inflation / mu
     if math.isinf(noise_multiplier):
@@ -80,17 +84,17 @@ def calibrate_noise_multiplier(
         )
     step = 1e-12
     while True:
-        found = guarantee.Guarantee(
+        reached = guarantee.Guarantee(
             mechanism=strategy.name,
             noise_multiplier=noise_multiplier,
             schema=schema,
             sensitivity=sensitivity,
-            delta=defaults.DELTA if delta is None else delta,
+            delta=defaults.DELTA if delta is None else delta,  # Rho does not depend on it.
             clip_norm_inflation=clip_norm_inflation,
         )
-        if target_rho is not None and found.rho_zcdp <= target_rho:
+        if target_rho is not None and reached.rho_zcdp <= target_rho:
             return noise_multiplier
-        if target_epsilon is not None and found.epsilon <= target_epsilon:
+        if target_epsilon is not None and reached.epsilon <= target_epsilon:
             return noise_multiplier
         noise_multiplier *= 1.0 + step
         step *= 2.0
@@ -103,17 +107,17 @@ def smallest_noise(
     initial: float = 1.0,
     relative_tolerance: float = 1e-4,
 ) -> float:
-    """The noise of a mechanism whose epsilon falls as noise grows, in few evaluations.
+    """Finds the noise that meets a target epsilon, in few evaluations.
 
-    For mechanisms without a closed form: sampling, mixtures of Gaussians. It needs
-    a function and no more; dp_accounting.calibrate_dp_mechanism, as good for its own
-    accountants, bounds the absolute error of the noise, not the relative one.
+    It is for mechanisms without a closed form: sampling, mixtures of Gaussians. Epsilon must
+    fall as the noise grows. dp_accounting.calibrate_dp_mechanism bounds the absolute error of
+    the noise, not the relative one.
 
     Args:
-      epsilon: Epsilon, or an upper bound of it, as a function of the noise.
-      target_epsilon: Epsilon not to exceed, above 0.
-      initial: Where to begin the search, above 0.
-      relative_tolerance: How far above the smallest noise the result may lie.
+      epsilon: Function from the noise to epsilon, or to an upper bound of it.
+      target_epsilon: Largest allowed epsilon, above 0.
+      initial: Noise at which the search begins, above 0.
+      relative_tolerance: Largest relative excess of the result over the smallest noise.
 
     Returns:
       A noise that was evaluated and whose epsilon is not above the target.
@@ -130,8 +134,8 @@ def smallest_noise(
     enough: tuple[float, float] | None = None
     step, widths = 0.0, [math.inf, math.inf]
     while True:
-        found = epsilon(math.exp(position))
-        excess = math.log(found / target_epsilon) if found > 0.0 else -math.inf
+        value = epsilon(math.exp(position))
+        excess = math.log(value / target_epsilon) if value > 0.0 else -math.inf
         if excess > 0.0:
             too_little = (position, excess)
         else:
@@ -159,17 +163,17 @@ def smallest_noise(
             position = _between(too_little, enough, tolerance)
 
 
-# The search for a noise ends beyond e to plus or minus this.
+# Largest magnitude of the logarithm of a noise that is tried.
 _LARGEST_LOG_NOISE = math.log(1e9)
 
 
 def _between(
     too_little: tuple[float, float], enough: tuple[float, float], tolerance: float
 ) -> float:
-    """Where to look next: where a line between both reaches 0, or just above it.
+    """Next log noise to evaluate: the zero of the line between both points, or just above.
 
-    A small step to the safe side makes a good guess an answer, and as small a step back from
-    an answer shows that no smaller noise would do.
+    A small step to the safe side turns a good guess into an answer. As small a step back from
+    an answer shows that no smaller noise is enough.
     """
     (low, above), (high, below) = too_little, enough
     nudge = 0.45 * tolerance

@@ -1,7 +1,7 @@
-"""What is assumed where nothing is said, in commands, configs and functions alike."""
+"""Default values shared by commands, configs and functions."""
 
 DELTA = 1e-10
-"""δ, that of Gboard's models (Xu et al. 2023); it must be far below 1 over the number of users."""
+"""Default δ, that of Gboard's models (Xu et al. 2023); δ must be far below 1 / number of users."""
 
 LARGE_DELTA = 1e-3
-"""δ above which a warning is due where the number of users is not known."""
+"""Largest δ without a caveat where the number of users is not known."""

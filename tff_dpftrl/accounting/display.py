@@ -1,4 +1,4 @@
-"""Numbers as people should see them: never rounded in the flattering direction."""
+"""Privacy costs with few digits, never rounded in the flattering direction."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import math
 
 
 def round_up(value: float | None, digits: int = 4) -> str:
-    """A non-negative number with few digits, rounded up.
+    """Formats a non-negative number with few digits, rounded up.
 
     Args:
-      value: A cost in privacy, at least 0; None or inf if there is no bound.
-      digits: Significant digits to keep.
+      value: Privacy cost, at least 0; None or inf if there is no bound.
+      digits: Number of significant digits to keep.
 
     Returns:
-      Like "8.527" for 8.526079; "unbounded" if there is no bound.
+      Text such as "8.527" for 8.526079; "unbounded" if there is no bound.
     """
     if value is None or math.isinf(value):
         return "unbounded"

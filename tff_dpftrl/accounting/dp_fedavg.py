@@ -22,8 +22,8 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import calibrate, mixture_of_gaussians
 
 _MOMENTS = np.arange(1, 33)
-# Where the square of a noise multiplier, or its inverse, is still far from overflowing. Less
-# noise is called none by the looser accountants, more is taken for this.
+# Noise multipliers whose squares, and inverse squares, are far from overflowing. The looser
+# accountants take less noise for none, and more noise for the larger of these.
 _LITTLE_NOISE, _MUCH_NOISE = 1e-100, 1e100
 
 
@@ -32,7 +32,7 @@ class DpFedAvg:
     """One run of DP-FedAvg or DP-FedSGD.
 
     Attributes:
-      sampling_probability: q, of a user to be in a round's cohort.
+      sampling_probability: q, probability of a user to be in a round's cohort.
       noise_multiplier: z, standard deviation of the noise over the sensitivity of
         the estimator (which is clip norm / (qW), or twice that with the clipped
         denominator); 0 means no privacy.
@@ -49,7 +49,7 @@ class DpFedAvg:
         validation.integer("num_rounds", self.num_rounds, minimum=1)
 
     def to_dp_event(self) -> dp_accounting.DpEvent:
-        """The run as an event for dp_accounting's accountants."""
+        """Describes the run as an event for dp_accounting's accountants."""
         return dp_accounting.SelfComposedDpEvent(
             dp_accounting.PoissonSampledDpEvent(
                 self.sampling_probability, dp_accounting.GaussianDpEvent(self.noise_multiplier)
@@ -58,7 +58,7 @@ class DpFedAvg:
         )
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon at `delta` by privacy loss distributions, within 1e-4 of tight."""
+        """Computes epsilon at `delta` by privacy loss distributions, within 1e-4 of tight."""
         validation.delta(delta)
         if self.noise_multiplier == 0.0:
             return math.inf
@@ -69,7 +69,7 @@ class DpFedAvg:
         )
 
     def epsilon_rdp(self, delta: float) -> float:
-        """Epsilon at `delta` by Rényi divergences, with dp_accounting's orders."""
+        """Computes epsilon at `delta` by Rényi divergences, with dp_accounting's orders."""
         validation.delta(delta)
         if self.noise_multiplier < _LITTLE_NOISE:
             return math.inf
@@ -77,7 +77,7 @@ class DpFedAvg:
         return rdp.RdpAccountant().compose(run.to_dp_event()).get_epsilon(delta)
 
     def epsilon_moments_accountant(self, delta: float) -> float:
-        """Epsilon at `delta` by the moments accountant, for comparison with papers.
+        """Computes epsilon at `delta` by the moments accountant, to compare with papers.
 
         The log moments λ = 1 ... 32 of the privacy loss and Markov's inequality
         (Abadi et al. 2016, Theorem 2), as McMahan et al. 2018 used them.
@@ -110,12 +110,12 @@ class DpFedAvg:
 def calibrate_noise_multiplier(
     *, sampling_probability: float, num_rounds: int, target_epsilon: float, delta: float
 ) -> float:
-    """Smallest z, to a relative 1e-4, with which DP-FedAvg meets a target.
+    """Computes the smallest z, to a relative 1e-4, with which DP-FedAvg meets a target.
 
     Args:
-      sampling_probability: q, of a user to be in a round's cohort.
+      sampling_probability: q, probability of a user to be in a round's cohort.
       num_rounds: Number of rounds.
-      target_epsilon: Epsilon not to exceed.
+      target_epsilon: Largest allowed epsilon.
       delta: Delta of the target.
 
     Returns:

@@ -1,8 +1,8 @@
-"""`DpEvent`s of our mechanisms, which dp_accounting's own accountants accept.
+"""Events of DP-FTRL runs, which the accountants of dp_accounting accept.
 
 TensorFlow Privacy's tree aggregators emit an `UnsupportedDpEvent`, which no
 accountant can turn into an epsilon. A DP-FTRL run is one Gaussian mechanism, so
-its event *is* a `GaussianDpEvent`, with the facts it was derived from added.
+its event *is* a `GaussianDpEvent`, with further facts about the run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class DpFtrlDpEvent(dp_accounting.GaussianDpEvent):
     twice is running twice on the same clients. Neighbours zero out one client.
 
     Attributes:
-      noise_multiplier: Of the equivalent Gaussian: standard deviation over
-        sensitivity, z / (S · clip_norm_inflation). Inherited.
-      strategy_noise_multiplier: z, the noise per unit clip norm.
-      sensitivity_squared: S², for clip norm 1.
-      clip_norm_inflation: Norm bound of what is summed over the clip norm.
-      num_rounds: Rounds of the run.
+      noise_multiplier: Standard deviation over sensitivity of the equivalent Gaussian,
+        z / (S · clip_norm_inflation). Inherited.
+      strategy_noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      sensitivity_squared: Squared sensitivity S², for clip norm 1.
+      clip_norm_inflation: Norm bound of what is summed, divided by the clip norm.
+      num_rounds: Number of rounds of the run.
       min_sep: Smallest stride between two rounds of one client.
       max_participations: Largest number of rounds of one client.
     """

@@ -1,4 +1,4 @@
-"""Privacy at fixed utility, as the Gboard and BLT papers extrapolate it.
+"""Extrapolations of privacy at fixed utility, as in the Gboard and BLT papers.
 
 The curves of Figure 4 of Xu et al. 2023 and Figures 8 and 9 of McMahan, Xu & Zhang
 2024. They rest on `planner.HYPOTHESIS`: noise multiplier and report goal grow
@@ -18,13 +18,13 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """Privacy along one varying quantity.
+    """Curve of privacy over one varying quantity.
 
     Attributes:
-      label: What is fixed.
+      label: Name of the curve for a legend.
       x: Values of the varying quantity.
-      rho: rho-zCDP at each of them.
-      epsilon: Epsilon at each of them, exact.
+      rho: Rho of zCDP at each value of `x`.
+      epsilon: Epsilon at each value of `x`, exact.
     """
 
     label: str
@@ -35,13 +35,14 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """A mechanism at the noise with which it was trained.
+    """Mechanism with the noise multiplier and report goal of a training.
 
     Attributes:
-      label: Name for a legend.
-      strategy: Builds the strategy for a number of rounds.
-      noise_multiplier: z, at `report_goal` clients a round.
-      report_goal: Clients a round that `noise_multiplier` belongs to.
+      label: Name of the mechanism for a legend.
+      strategy: Function that builds the strategy for a number of rounds.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm, with
+        `report_goal` clients a round.
+      report_goal: Number of clients a round to which `noise_multiplier` belongs.
     """
 
     label: str
@@ -52,12 +53,12 @@ class Mechanism:
     def guarantee(
         self, schema: schema_lib.MinSep, report_goal: int, delta: float
     ) -> guarantee.Guarantee:
-        """The guarantee at another report goal, with the noise scaled in proportion.
+        """Computes the guarantee at another report goal, with proportional noise.
 
         Args:
-          schema: The participation schema; the strategy is built for its rounds.
-          report_goal: Clients a round.
-          delta: The δ to state ε for.
+          schema: Participation schema; the strategy is built for its rounds.
+          report_goal: Number of clients a round.
+          delta: δ for which ε is stated.
 
         Returns:
           The guarantee, with noise multiplier z · report_goal / `self.report_goal`.
@@ -74,7 +75,7 @@ class Mechanism:
 
 
 def gboard_tree() -> Mechanism:
-    """Tree aggregation as in Gboard: z = 7 with 6500 clients a round."""
+    """Returns tree aggregation as in Gboard: z = 7 with 6500 clients a round."""
     return Mechanism("TreeAgg", tree.Tree, 7.0, 6500)
 
 
@@ -82,12 +83,12 @@ def _schema(num_rounds: int, min_sep: int) -> schema_lib.MinSep:
     return schema_lib.MinSep.as_many_as_fit(num_rounds, min(min_sep, num_rounds))
 
 
-def _curve(label: str, x: Sequence[int], found: Sequence[guarantee.Guarantee]) -> Curve:
+def _curve(label: str, x: Sequence[int], guarantees: Sequence[guarantee.Guarantee]) -> Curve:
     return Curve(
         label,
         tuple(x),
-        tuple(one.rho_zcdp for one in found),
-        tuple(one.epsilon for one in found),
+        tuple(one.rho_zcdp for one in guarantees),
+        tuple(one.epsilon for one in guarantees),
     )
 
 
@@ -99,14 +100,14 @@ def by_rounds_and_report_goal(
     rounds: Sequence[int],
     delta: float = defaults.DELTA,
 ) -> list[Curve]:
-    """Over rounds, one curve for each report goal (Gboard Figure 4 a, b; BLT Figure 8 b).
+    """Computes a curve over rounds for each report goal (Gboard Fig. 4 a, b; BLT Fig. 8 b).
 
     Args:
-      mechanism: What is run; its noise is scaled with the report goal.
-      population: Devices; the separation is population / report goal.
-      report_goals: Clients a round.
+      mechanism: Mechanism that is run; its noise is scaled with the report goal.
+      population: Number of devices; the separation is population / report goal.
+      report_goals: Numbers of clients a round.
       rounds: Numbers of rounds.
-      delta: Delta of epsilon.
+      delta: Delta for which epsilon is stated.
 
     Returns:
       The curves.
@@ -133,13 +134,13 @@ def by_rounds_and_min_sep(
     rounds: Sequence[int],
     delta: float = defaults.DELTA,
 ) -> list[Curve]:
-    """Over rounds, one curve for each separation (Gboard Figure 4 c).
+    """Computes a curve over rounds for each separation (Gboard Figure 4 c).
 
     Args:
-      mechanism: What is run, at its own report goal and noise.
-      min_seps: Strides.
+      mechanism: Mechanism that is run, with its report goal and noise.
+      min_seps: Separations, as strides.
       rounds: Numbers of rounds.
-      delta: Delta of epsilon.
+      delta: Delta for which epsilon is stated.
 
     Returns:
       The curves; participations are as many as fit.
@@ -165,14 +166,14 @@ def by_report_goal(
     report_goals: Sequence[int],
     delta: float = defaults.DELTA,
 ) -> list[Curve]:
-    """Over report goals, one curve for each mechanism (BLT Figure 8 a).
+    """Computes a curve over report goals for each mechanism (BLT Figure 8 a).
 
     Args:
-      mechanisms: What is run; their noise is scaled with the report goal.
-      population: Devices; the separation is population / report goal.
-      num_rounds: Rounds of the run.
-      report_goals: Clients a round.
-      delta: Delta of epsilon.
+      mechanisms: Mechanisms that are run; their noise is scaled with the report goal.
+      population: Number of devices; the separation is population / report goal.
+      num_rounds: Number of rounds of the run.
+      report_goals: Numbers of clients a round.
+      delta: Delta for which epsilon is stated.
 
     Returns:
       The curves.
@@ -201,23 +202,24 @@ def by_rounds(
     rounds: Sequence[int],
     delta: float = defaults.DELTA,
 ) -> list[Curve]:
-    """Over rounds, one curve for each mechanism (BLT Figure 9).
+    """Computes a curve over rounds for each mechanism (BLT Figure 9).
 
     Args:
-      mechanisms: What is run, at their own report goals and noise.
-      min_sep: The fixed stride.
-      rounds: Numbers of rounds; a mechanism's curve ends where its strategy does.
-      delta: Delta of epsilon.
+      mechanisms: Mechanisms that are run, each with its report goal and noise.
+      min_sep: Separation, as a stride.
+      rounds: Numbers of rounds; a mechanism's curve ends at its strategy's `max_rounds`.
+      delta: Delta for which epsilon is stated.
 
     Returns:
       The curves.
     """
     curves = []
     for mechanism in mechanisms:
-        found = {}
+        guarantees = {}
         for n in rounds:
             limit = mechanism.strategy(n).max_rounds
             if limit is None or n <= limit:
-                found[n] = mechanism.guarantee(_schema(n, min_sep), mechanism.report_goal, delta)
-        curves.append(_curve(mechanism.label, list(found), list(found.values())))
+                schema = _schema(n, min_sep)
+                guarantees[n] = mechanism.guarantee(schema, mechanism.report_goal, delta)
+        curves.append(_curve(mechanism.label, list(guarantees), list(guarantees.values())))
     return curves

@@ -28,7 +28,7 @@ _SQRT_PI = math.sqrt(math.pi)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 # Results are moved to the safe side by this much, more than the rounding errors above it.
 _SAFETY = 1e-12
-# Deltas above this are taken for it: one minus them would be all rounding error.
+# Larger deltas are replaced by this one: 1 − delta would be all rounding error.
 _LARGEST_DELTA = 1.0 - 1e-6
 
 
@@ -43,7 +43,7 @@ def _check_rho(rho: float) -> None:
 
 
 def mu_from_rho(rho: float) -> float:
-    """The mu of a Gaussian mechanism that is exactly rho-zCDP, √(2 rho)."""
+    """Computes the mu of the Gaussian mechanism that is exactly rho-zCDP, √(2 rho)."""
     _check_rho(rho)
     return math.sqrt(2.0) * math.sqrt(rho)
 
@@ -87,16 +87,16 @@ def _root(function: Callable[[float], float], low: float, high: float, *, xtol: 
 
 
 def _rounding_of_root(delta: float) -> float:
-    """What rounding of log(delta) costs where delta is close to 1, in units of s."""
+    """Error of s by the rounding of log(delta), which matters where delta is close to 1."""
     return 2e-15 / (1.0 - delta)
 
 
 def log_delta(mu: float, epsilon: float) -> float:
-    """Natural logarithm of the smallest delta, also where delta underflows.
+    """Computes the natural logarithm of the smallest delta, also where delta underflows.
 
     Args:
       mu: Sensitivity over standard deviation, at least 0.
-      epsilon: At least 0.
+      epsilon: Epsilon, at least 0.
 
     Returns:
       log delta; −inf if the mechanism is (epsilon, 0)-DP (mu = 0). Never too small:
@@ -116,19 +116,19 @@ def log_delta(mu: float, epsilon: float) -> float:
 
 
 def delta(mu: float, epsilon: float) -> float:
-    """Smallest delta for which the mechanism is (epsilon, delta)-DP.
+    """Computes the smallest delta for which the mechanism is (epsilon, delta)-DP.
 
-    Balle & Wang 2018, Theorem 8. Arguments and errors as for `log_delta`.
+    Balle & Wang 2018, Theorem 8. Arguments and errors are those of `log_delta`.
     """
     return math.exp(log_delta(mu, epsilon))
 
 
 def epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon for which the mechanism is (epsilon, delta)-DP.
+    """Computes the smallest epsilon for which the mechanism is (epsilon, delta)-DP.
 
     Args:
       mu: Sensitivity over standard deviation, at least 0 (inf: no noise).
-      delta: Strictly between 0 and 1; 1e-300 is fine.
+      delta: Delta, strictly between 0 and 1; 1e-300 is fine.
 
     Returns:
       Epsilon, rounded up by a relative 1e-12; inf if mu is inf or so large that no
@@ -156,11 +156,11 @@ def epsilon(mu: float, delta: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """Largest mu whose mechanism is (epsilon, delta)-DP.
+    """Computes the largest mu whose mechanism is (epsilon, delta)-DP.
 
     Args:
-      epsilon: At least 0.
-      delta: Strictly between 0 and 1.
+      epsilon: Epsilon, at least 0.
+      delta: Delta, strictly between 0 and 1.
 
     Returns:
       mu, rounded down by a relative 1e-12. A noise standard deviation of
@@ -187,15 +187,15 @@ def mu(epsilon: float, delta: float) -> float:
 
 
 def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
-    """Epsilon of *any* rho-zCDP mechanism, by its Rényi divergences.
+    """Computes epsilon of *any* rho-zCDP mechanism, by its Rényi divergences.
 
     The best order α > 1 of Canonne, Kamath & Steinke 2020, Proposition 12:
     `rho α + log(1 − 1/α) + (log(1/delta) − log α) / (α − 1)`. For a Gaussian it
     is looser than `epsilon`.
 
     Args:
-      rho: The zCDP parameter, at least 0 (inf: no guarantee).
-      delta: Strictly between 0 and 1.
+      rho: Parameter of zCDP, at least 0 (inf: no guarantee).
+      delta: Delta, strictly between 0 and 1.
 
     Returns:
       Epsilon.
@@ -225,9 +225,9 @@ def epsilon_from_rho_by_rdp(rho: float, delta: float) -> float:
 
 
 def epsilon_from_rho_classic(rho: float, delta: float) -> float:
-    """Epsilon by `rho + 2 √(rho log(1/delta))`, the conversion of the oldest papers.
+    """Computes epsilon as `rho + 2 √(rho log(1/delta))`, like the oldest papers.
 
-    Bun & Steinke 2016, Proposition 1.3. Arguments and errors as for
+    Bun & Steinke 2016, Proposition 1.3. Arguments and errors are those of
     `epsilon_from_rho_by_rdp`, which is never larger.
     """
     _check_rho(rho)

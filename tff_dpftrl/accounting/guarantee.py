@@ -1,4 +1,4 @@
-"""From a strategy, a noise multiplier and a participation schema to a guarantee.
+"""Privacy guarantee of a strategy with a noise multiplier and a participation schema.
 
 With i.i.d. Gaussian noise of standard deviation z per unit clip norm, a strategy
 of sensitivity S is a Gaussian mechanism with mu = S / z (Denisov et al. 2022;
@@ -22,30 +22,30 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
-    """What one run of a matrix mechanism guarantees to every well-behaved client.
+    """Privacy guarantee of one run of a matrix mechanism to each client that follows it.
 
     Neighbouring data sets differ in one client only, all of whose contributions are
     zeroed out. The number of clients, who takes part in which round, the vocabulary
     and every seed but that of the noise are the same in both.
 
-    No noise, a seed that somebody knows, or so little noise that the numbers overflow
-    give infinite mu, rho and epsilon: no guarantee.
+    There is no guarantee (mu, rho and epsilon are infinite) without noise, with a seed that
+    somebody knows, or with so little noise that the numbers overflow.
 
     Attributes:
       mechanism: Name of the strategy, like "blt".
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      schema: The participation schema that is relied upon.
-      sensitivity: Of the strategy under `schema`, for clip norm 1.
-      delta: The delta that `epsilon` is stated for.
-      clip_norm_inflation: Norm bound of what the clients send over the clip norm
-        that z is relative to; above 1 with discretised secure aggregation whose
-        noise was not scaled up (Xu et al. 2023, section 2.4).
-      seed_is_known: Whether the seed of the noise was given by the caller instead of
-        drawn by the operating system: whoever knows it can subtract the noise.
-      clip_norm: Largest L2 norm of one client's update, if it is fixed and known here;
-        the numbers do not depend on it.
+      schema: Participation schema on which the guarantee relies.
+      sensitivity: Sensitivity of the strategy under `schema`, for clip norm 1.
+      delta: Delta for which `epsilon` is stated.
+      clip_norm_inflation: Factor ≥ 1 by which the norm bound of what clients send exceeds
+        the clip norm that z is relative to. It is above 1 with discretised secure
+        aggregation whose noise was not scaled up (Xu et al. 2023, section 2.4).
+      seed_is_known: Whether the caller gave the seed of the noise, instead of drawing it from
+        the operating system. Whoever knows the seed can subtract the noise.
+      clip_norm: Largest L2 norm of one client's update; None if it is not fixed or not
+        known here. The other numbers do not depend on it.
       adaptive_clipping: Whether the run also releases the noised number of clients
-        below a clip norm that it learns, and z is that of both sums together.
+        below a clip norm that it learns. z is then that of both sums together.
     """
 
     mechanism: str
@@ -88,14 +88,14 @@ class Guarantee:
 
     @property
     def mu(self) -> float:
-        """Sensitivity over standard deviation of the equivalent Gaussian."""
+        """Sensitivity over standard deviation of the equivalent Gaussian mechanism."""
         if self.noise_multiplier == 0.0 or self.seed_is_known:
             return math.inf
         return self.sensitivity.value * self.clip_norm_inflation / self.noise_multiplier
 
     @property
     def rho_zcdp(self) -> float:
-        """The zCDP parameter, `S² · inflation² / (2 z²)`."""
+        """Parameter ρ of zCDP, `S² · inflation² / (2 z²)`."""
         return self.mu * (self.mu / 2.0)
 
     @property
@@ -109,15 +109,15 @@ class Guarantee:
         return gaussian.epsilon_from_rho_by_rdp(self.rho_zcdp, self.delta)
 
     def epsilon_at(self, delta: float) -> float:
-        """Epsilon at another delta, exact for the equivalent Gaussian."""
+        """Computes epsilon at another delta, exactly for the equivalent Gaussian."""
         return gaussian.epsilon(self.mu, delta)
 
     def delta_at(self, epsilon: float) -> float:
-        """Delta at a given epsilon, exact for the equivalent Gaussian."""
+        """Computes delta at a given epsilon, exactly for the equivalent Gaussian."""
         return gaussian.delta(self.mu, epsilon)
 
     def to_dp_event(self) -> events.DpFtrlDpEvent:
-        """The run as an event for dp_accounting's accountants."""
+        """Describes the run as an event for dp_accounting's accountants."""
         inflated = self.sensitivity.value * self.clip_norm_inflation
         secret_noise = 0.0 if self.seed_is_known else self.noise_multiplier
         return events.DpFtrlDpEvent(
@@ -131,7 +131,7 @@ class Guarantee:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers as JSON-compatible values; None where there is no bound."""
+        """Returns the numbers as JSON-compatible values; None where there is no bound."""
 
         def finite(value: float) -> float | None:
             return value if math.isfinite(value) else None
@@ -164,20 +164,21 @@ def dp_ftrl_guarantee(
     clip_norm: float | None = None,
     adaptive_clipping: bool = False,
 ) -> Guarantee:
-    """The guarantee of a whole run.
+    """Computes the guarantee of a whole run.
 
     With adaptive clipping, `noise_multiplier` is the total z of Theorem 1 (Xu et
     al. 2023), not the larger multiplier of the update stream: see
     `mechanisms.noise_split`. With restarts, `strategy` is the block-diagonal one.
 
     Args:
-      strategy: The strategy matrix C that generates the noise.
+      strategy: Strategy matrix C that generates the noise.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      schema: Who may take part how often; `schema.num_rounds` rounds are charged.
-      delta: The delta to state epsilon for.
-      clip_norm_inflation: See `Guarantee`, like the arguments below.
-      seed_is_known: Whether the caller, not the operating system, chose the seed.
-      clip_norm: The fixed clip norm, to name it in a statement.
+      schema: Participation schema of the run; all its `num_rounds` rounds are charged.
+      delta: Delta for which epsilon is stated.
+      clip_norm_inflation: Factor ≥ 1 by which the norm bound of what clients send exceeds
+        the clip norm that z is relative to.
+      seed_is_known: Whether the caller, not the operating system, chose the noise's seed.
+      clip_norm: Fixed clip norm, for statements; None if there is none or it is not known.
       adaptive_clipping: Whether the clip norm is learned under the same z.
 
     Returns:
@@ -209,16 +210,17 @@ def epsilon_so_far(
     delta: float,
     clip_norm_inflation: float = 1.0,
 ) -> float:
-    """Epsilon of what the first rounds released, never more than the whole run's.
+    """Computes epsilon of what the first rounds released; the whole run's is no smaller.
 
     Args:
-      strategy: As for `dp_ftrl_guarantee`.
-      noise_multiplier: As for `dp_ftrl_guarantee`.
-      schema: The declared schema of the whole run.
-      rounds_released: Rounds whose noised sums have left the aggregator, counted
-        from the first one; 0 costs nothing.
-      delta: The delta to state epsilon for.
-      clip_norm_inflation: See `Guarantee`.
+      strategy: Strategy matrix C that generates the noise.
+      noise_multiplier: z, standard deviation of the noise per unit clip norm.
+      schema: Participation schema declared for the whole run.
+      rounds_released: Number of rounds, from the first one on, whose noised sums have left
+        the aggregator; 0 costs nothing.
+      delta: Delta for which epsilon is stated.
+      clip_norm_inflation: Factor ≥ 1 by which the norm bound of what clients send exceeds
+        the clip norm that z is relative to.
 
     Returns:
       Epsilon at `delta`.
@@ -245,15 +247,15 @@ def epsilon_so_far(
 
 
 def composed_rho(guarantees: Iterable[Guarantee]) -> float:
-    """Rho-zCDP of several runs or streams that see the same clients.
+    """Computes the rho-zCDP of several runs or streams on the same clients.
 
     Gaussian mechanisms compose to a Gaussian one: `gaussian.epsilon` of
     `gaussian.mu_from_rho(composed_rho(...))` is the tight epsilon.
 
     Args:
-      guarantees: One for each run or stream.
+      guarantees: Guarantees of the runs or streams.
 
     Returns:
-      The sum of their rho; inf if one of them guarantees nothing.
+      The sum of their rho; inf if one of them has no guarantee.
     """
     return float(sum(guarantee.rho_zcdp for guarantee in guarantees))

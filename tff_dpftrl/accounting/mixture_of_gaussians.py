@@ -28,7 +28,7 @@ _MAX_CELLS = 1_000_000
 _MAX_REFINEMENTS = 8
 # Relative rounding error allowed for in log Φ: several units in the last place.
 _ROUNDING = 1e-15
-# Relative excess of epsilon that a first look and the answer are computed for.
+# Relative excess of the rough and of the final epsilon.
 _ROUGH_TOLERANCE, _TOLERANCE = 1e-2, 1e-5
 # Share of delta that may be spent on truncating the tails of the noise.
 _TAIL_SHARE = 1e-6
@@ -40,13 +40,13 @@ _LARGEST_SHIFT = 100.0
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOfGaussians:
-    """Noise N(0, stddev²) against noise plus a random sensitivity.
+    """Pair of the noise N(0, stddev²) and the noise plus a random sensitivity.
 
     Attributes:
       stddev: Standard deviation of the noise, above 0.
-      sensitivities: Values of the sensitivity, at least 0, increasing.
-      probabilities: Their probabilities. What they lack of a sum of 1, 1e-9 at most,
-        is given to the largest sensitivity, which is the worst case.
+      sensitivities: Possible values of the sensitivity, at least 0, increasing.
+      probabilities: Probabilities of the sensitivities. If they miss a sum of 1 by up to
+        1e-9, the rest is given to the largest sensitivity, the worst case.
     """
 
     stddev: float
@@ -76,7 +76,7 @@ class MixtureOfGaussians:
             object.__setattr__(self, "probabilities", charged)
 
     def to_dp_event(self, num_steps: int) -> dp_accounting.DpEvent:
-        """`num_steps` compositions as an event for dp_accounting's PLD accountant."""
+        """Describes `num_steps` compositions for dp_accounting's PLD accountant."""
         return dp_accounting.SelfComposedDpEvent(
             dp_accounting.dp_event.MixtureOfGaussiansDpEvent(
                 self.stddev, self.sensitivities, self.probabilities
@@ -88,7 +88,7 @@ class MixtureOfGaussians:
 def els(
     noise_multiplier: float, sampling_probability: float, group_size: int
 ) -> MixtureOfGaussians:
-    """One step of DP-SGD with example-level sampling, seen by one user.
+    """Builds the pair of one DP-SGD step with example-level sampling, for one user.
 
     Args:
       noise_multiplier: σ, standard deviation of the noise per unit of the clip
@@ -106,13 +106,13 @@ def els(
     group_size = validation.integer("group_size", group_size, minimum=1)
     counts = np.arange(group_size + 1)
     weights = stats.binom.pmf(counts, group_size, sampling_probability)
-    # All of them are there: they miss a sum of 1 by relative rounding errors alone.
+    # No probability is left out: the sum differs from 1 by rounding errors alone.
     weights /= math.fsum(weights)
     return MixtureOfGaussians(noise_multiplier, tuple(map(float, counts)), tuple(weights))
 
 
 def uls(noise_multiplier: float, sampling_probability: float) -> MixtureOfGaussians:
-    """One step with user-level sampling: `els` with one example for each user.
+    """Builds the pair of one step with user-level sampling, `els` with group size 1.
 
     Args:
       noise_multiplier: σ, standard deviation of the noise per unit of the clip
@@ -138,15 +138,15 @@ def _log_cell_masses(edges: np.ndarray) -> np.ndarray:
 
 
 def _step(mixture: MixtureOfGaussians, tail: float, cells: int, remove: bool) -> privacy_loss.Step:
-    """A finite pair that dominates one step in one direction.
+    """Computes a finite pair that dominates one step in one direction.
 
     The line is cut into cells. Within a cell the loss lies between its values at
     the edges; the cell's masses under both distributions are exact, and moving
     them to the edges so that both stay what they are can only add privacy loss.
 
     Args:
-      mixture: The pair.
-      tail: Probability that may be given an infinite loss, for each cut-off.
+      mixture: Pair of one step.
+      tail: Probability that each cut-off may give an infinite loss.
       cells: Number of cells.
       remove: True if the upper distribution is the mixture, False if it is the
         centred Gaussian.
@@ -196,13 +196,13 @@ def _composed(
     coarse: privacy_loss.Step,
     log_delta: float | None = None,
 ) -> privacy_loss.ComposedLoss:
-    """All steps, resolved finely enough for questions about losses near `epsilon`.
+    """Composes all steps, on a grid that is fine enough for losses near `epsilon`.
 
-    `log_delta` is the delta in question, on a log scale; None if it is sought.
+    `log_delta` is the logarithm of the given delta; None if delta is to be computed.
     """
     saddle = privacy_loss.saddle_for_epsilon(coarse, num_steps, epsilon)
     interval = privacy_loss.resolution(saddle, num_steps, _TOLERANCE)
-    # Cells where the tail is decided shall be as narrow, in privacy loss, as the grid.
+    # Cells that decide the tail must be as narrow, in privacy loss, as the grid.
     low, high = coarse.losses[:_COARSE_CELLS], coarse.losses[_COARSE_CELLS:-1]
     widths = np.concatenate([high - low, high - low, [0.0]])
     width = math.sqrt(privacy_loss.tilted_mean_of_square(coarse, saddle.tilt, widths))
@@ -215,13 +215,16 @@ def _composed(
     return privacy_loss.ComposedLoss(fine, num_steps, saddle, interval, log_delta + _LOG_NEGLIGIBLE)
 
 
-def _first_look(
+def _rough_epsilon(
     mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool
 ) -> tuple[privacy_loss.Step, float]:
-    """Epsilon of a user's zero-out (or its opposite), about 1% too large; and what it took."""
+    """Computes an epsilon that is about 1% too large in one direction, and its coarse step.
+
+    The direction is a user's zero-out if `remove`, else its opposite.
+    """
     log_delta = math.log(delta)
     coarse = _step(mixture, _TAIL_SHARE * delta / num_steps, _COARSE_CELLS, remove)
-    # Infinite losses, which the Chernoff bound leaves out, have at most twice the tails' share.
+    # The Chernoff bound leaves out infinite losses: at most twice the share of the tails.
     chernoff = math.log1p(-2.0 * _TAIL_SHARE) + log_delta
     saddle = privacy_loss.saddle_for_delta(coarse, num_steps, chernoff)
     interval = privacy_loss.resolution(saddle, num_steps, _ROUGH_TOLERANCE)
@@ -234,11 +237,11 @@ def _first_look(
 def _one_sided_epsilon(
     mixture: MixtureOfGaussians, num_steps: int, delta: float, remove: bool, at_least: float = 0.0
 ) -> float:
-    """Epsilon of a user's zero-out (or its opposite), closing in on it from above.
+    """Computes epsilon of a user's zero-out (or its opposite), refining it from above.
 
-    Nothing is closed in on below `at_least`: a bound that is as small will do.
+    The refinement ends at a bound of `at_least` or less.
     """
-    coarse, answer = _first_look(mixture, num_steps, delta, remove)
+    coarse, answer = _rough_epsilon(mixture, num_steps, delta, remove)
     tail = _TAIL_SHARE * delta / num_steps
     for _ in range(_MAX_REFINEMENTS):
         if answer <= at_least:
@@ -253,18 +256,17 @@ def _one_sided_epsilon(
 
 
 def _largest_shift(mixture: MixtureOfGaussians, tail: float) -> float:
-    """Sensitivity over stddev that is exceeded with a probability of at most `tail`."""
+    """Finds the sensitivity over stddev that is exceeded with probability `tail` at most."""
     at_least = np.cumsum(mixture.probabilities[::-1])[::-1]
     return float(np.asarray(mixture.sensitivities)[at_least > tail][-1]) / mixture.stddev
 
 
 def _epsilon_by_counting(mixture: MixtureOfGaussians, num_steps: int, delta: float) -> float:
-    """Epsilon by the number of steps that concern the user; loose, for any noise.
+    """Bounds epsilon by the number of steps that concern the user; loose, for any noise.
 
-    Given which steps concern a user, and that none does so with more than the largest
-    sensitivity, the run is a Gaussian mechanism; delta is convex, so that the
-    probability of more steps, and of larger sensitivities, adds to it. A quarter of
-    delta is spent on each of them.
+    If it is fixed which steps concern a user, and if none has more than the largest
+    sensitivity, the run is a Gaussian mechanism. Delta is convex, so the probabilities of
+    more steps and of larger sensitivities add to it. A quarter of delta is spent on each.
     """
     share = delta / 4.0
     largest = _largest_shift(mixture, share / num_steps)
@@ -277,12 +279,12 @@ def _epsilon_by_counting(mixture: MixtureOfGaussians, num_steps: int, delta: flo
 
 
 def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> float:
-    """Epsilon of `num_steps` steps, the larger one of both directions.
+    """Computes epsilon of `num_steps` steps, the larger one of both directions.
 
     Args:
-      mixture: One step.
+      mixture: Pair of one step, from `els` or `uls`.
       num_steps: T, number of steps.
-      delta: Strictly between 0 and 1, not below 1e-280.
+      delta: Delta, strictly between 0 and 1, not below 1e-280.
 
     Returns:
       An upper bound of the smallest epsilon, within a relative 1e-4 of it (an
@@ -303,12 +305,12 @@ def epsilon(mixture: MixtureOfGaussians, *, num_steps: int, delta: float) -> flo
 
 
 def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> float:
-    """Delta of `num_steps` steps, the larger one of both directions.
+    """Computes delta of `num_steps` steps, the larger one of both directions.
 
     Args:
-      mixture: One step.
+      mixture: Pair of one step, from `els` or `uls`.
       num_steps: T, number of steps.
-      epsilon: At least 0.
+      epsilon: Epsilon, at least 0.
 
     Returns:
       An upper bound of the smallest delta, never below 1e-50.
@@ -319,7 +321,7 @@ def delta(mixture: MixtureOfGaussians, *, num_steps: int, epsilon: float) -> flo
     epsilon = validation.number("epsilon", epsilon, at_least=0)
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
     tail = 1e-50 / num_steps
-    # As if every step concerned the user, with the largest sensitivity.
+    # An upper bound: every step concerns the user, with the largest sensitivity.
     unsampled = gaussian.delta(math.sqrt(num_steps) * _largest_shift(mixture, 0.0), epsilon)
     if unsampled <= 1e-50 or _largest_shift(mixture, tail) > _LARGEST_SHIFT:
         return max(1e-50, unsampled)
@@ -340,13 +342,13 @@ def calibrate_els(
     target_epsilon: float,
     delta: float,
 ) -> float:
-    """Smallest σ, to a relative 1e-4, with which ELS (or ULS: G = 1) meets a target.
+    """Computes the smallest σ, to a relative 1e-4, with which ELS or ULS meets a target.
 
     Args:
-      sampling_probability: Of an example (ELS) or of a user (ULS).
-      group_size: G, largest number of examples of one user.
+      sampling_probability: Probability of an example (ELS) or of a user (ULS) to be in a step.
+      group_size: G, largest number of examples of one user; 1 for ULS.
       num_steps: T, number of steps.
-      target_epsilon: Epsilon not to exceed.
+      target_epsilon: Largest allowed epsilon.
       delta: Delta of the target.
 
     Returns:
@@ -358,7 +360,7 @@ def calibrate_els(
     validation.positive("target_epsilon", target_epsilon)
     validation.delta(delta)
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
-    els(1.0, sampling_probability, group_size)  # Checks them.
+    els(1.0, sampling_probability, group_size)  # Checks the arguments.
     return _calibrated(
         float(sampling_probability), int(group_size), num_steps, float(target_epsilon), float(delta)
     )
@@ -372,23 +374,23 @@ def _calibrated(
     target_epsilon: float,
     delta: float,
 ) -> float:
-    """`calibrate_els`, once for each question of a process: tables ask the same ones often."""
+    """Caches `calibrate_els` within a process: tables repeat the same arguments."""
 
     def rough(noise: float) -> float:
         pair = els(noise, sampling_probability, group_size)
         if _largest_shift(pair, delta / num_steps) > _LARGEST_SHIFT:
             return math.inf
-        return max(_first_look(pair, num_steps, delta, remove)[1] for remove in (True, False))
+        return max(_rough_epsilon(pair, num_steps, delta, remove)[1] for remove in (True, False))
 
     def precise(noise: float) -> float:
         pair = els(noise, sampling_probability, group_size)
         return epsilon(pair, num_steps=num_steps, delta=delta)
 
-    # First looks are several times quicker, and their noise is but a percent too large.
+    # Rough epsilons are several times quicker, and their noise is only a percent too large.
     try:
         near = calibrate.smallest_noise(
             rough, target_epsilon=target_epsilon, relative_tolerance=_ROUGH_TOLERANCE
         )
-    except ValueError:  # Out of reach of them, perhaps not of the loose bound.
+    except ValueError:  # No noise has a finite rough epsilon; the loose bound may have one.
         near = 1.0
     return calibrate.smallest_noise(precise, target_epsilon=target_epsilon, initial=near)

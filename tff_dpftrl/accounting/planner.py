@@ -1,7 +1,7 @@
-"""Before a run: which mechanism, report goal, noise and separation reach a target.
+"""Plans of runs: mechanism, report goal, noise and separation that reach a target.
 
-Plans are compared by the noise in what training sees: the sum, over the rounds so
-far, of the averaged updates. It stands for utility by a *hypothesis* of both papers
+Plans are compared by the noise in the sum, over the rounds so far, of the averaged
+updates. It stands for utility by a *hypothesis* of both papers
 (Xu et al. 2023, section 2.2; McMahan, Xu & Zhang 2024, section 5): with enough data,
 utility stays the same if noise multiplier and report goal grow together.
 """
@@ -38,23 +38,23 @@ _PRODUCTION_REPORT_GOAL = 6500
 def noise_in_sum(
     strategy: strategy_lib.Strategy, *, num_rounds: int, noise_multiplier: float, report_goal: int
 ) -> float:
-    """Noise in the sum of the averaged updates so far, root mean square over rounds.
+    """Computes the noise in the sum of the averaged updates, root mean square over rounds.
 
     Args:
-      strategy: The strategy that generates the noise.
-      num_rounds: Rounds of the run.
+      strategy: Strategy that generates the noise.
+      num_rounds: Number of rounds of the run.
       noise_multiplier: z, standard deviation of the noise per unit clip norm.
-      report_goal: The fixed number that sums are divided by.
+      report_goal: Number of clients a round, by which each sum is divided.
 
     Returns:
-      Standard deviation per coordinate and unit of clip norm.
+      The standard deviation per coordinate and unit of clip norm.
     """
     strategy_lib.check_strategy(strategy)
     return strategy.rms_error(num_rounds) * noise_multiplier / report_goal
 
 
 def production_noise_in_sum(num_rounds: int) -> float:
-    """`noise_in_sum` of Gboard's production models: tree, z = 7, 6500 clients a round."""
+    """Computes `noise_in_sum` of Gboard's production models: tree, z = 7, 6500 clients."""
     return noise_in_sum(
         tree.Tree(num_rounds),
         num_rounds=num_rounds,
@@ -65,20 +65,21 @@ def production_noise_in_sum(num_rounds: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One way to run.
+    """Plan of a run: a mechanism with its noise, report goal and costs.
 
     Attributes:
-      mechanism: Its name in the table of mechanisms.
-      strategy: The strategy, optimised for the schema.
-      report_goal: Clients a round.
-      guarantee: What it guarantees; holds noise multiplier and schema. With
+      mechanism: Name of the mechanism in the table of mechanisms.
+      strategy: Strategy, optimised for the schema.
+      report_goal: Number of clients a round.
+      guarantee: Guarantee of the run, with noise multiplier and schema. With
         secure aggregation the noise multiplier is relative to the inflated norm.
-      noise_in_sum: See the function; utility, by the hypothesis.
+      noise_in_sum: Noise in the sum of the averaged updates, from the function of this
+        name; it stands for utility, by the hypothesis.
       noise_per_round: Noise in one round's averaged update, root mean square over
         rounds, per coordinate and unit of clip norm.
-      memory_copies: Model-sized tensors that the server keeps between rounds.
-      memory_bytes: The same in bytes, as float32.
-      upload_bytes: What one client sends in a round.
+      memory_copies: Number of model-sized tensors that the server keeps between rounds.
+      memory_bytes: Bytes of these tensors, as float32.
+      upload_bytes: Bytes that one client sends in a round.
     """
 
     mechanism: str
@@ -92,7 +93,7 @@ class Plan:
     upload_bytes: int
 
     def is_as_quiet_as(self, noise: float) -> bool:
-        """Whether `noise_in_sum` is at most `noise`, but for rounding."""
+        """Whether `noise_in_sum` is at most `noise`, up to rounding."""
         return self.noise_in_sum <= noise * (1.0 + 1e-9)
 
     def what_if(
@@ -102,13 +103,13 @@ class Plan:
         min_sep: int | None = None,
         max_participations: int | None = None,
     ) -> guarantee.Guarantee:
-        """What the same noise guarantees if the run turns out otherwise.
+        """Computes what the same noise guarantees if the run differs from its plan.
 
         Args:
-          num_rounds: Rounds actually run; as planned if None.
+          num_rounds: Number of rounds actually run; as planned if None.
           min_sep: Stride actually observed; as planned if None.
-          max_participations: Rounds of one device actually observed; if None, as
-            many as fit.
+          max_participations: Largest number of rounds of one device actually observed; as
+            many as fit if None.
 
         Returns:
           The guarantee.
@@ -136,7 +137,7 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-compatible values."""
+        """Returns the plan as JSON-compatible values."""
         return self.guarantee.to_dict() | {
             "mechanism": self.mechanism,
             "report_goal": self.report_goal,
@@ -151,11 +152,11 @@ class Plan:
 def make_plans(
     request: planner_request.Request, mechanisms: Iterable[str] = DEFAULT_MECHANISMS
 ) -> list[Plan]:
-    """One plan for each mechanism and report goal that the population allows.
+    """Makes one plan for each mechanism and report goal that the population allows.
 
     Args:
-      request: What is known and wanted.
-      mechanisms: Names of runnable ones, of the table `mechanisms.table`; by default
+      request: Known facts about the run, and the target.
+      mechanisms: Names of mechanisms in `mechanisms.table` that can be run; by default
         those that are optimised in about a second.
 
     Returns:
@@ -223,7 +224,7 @@ def _plan(
 
 
 def pareto(plans: Iterable[Plan]) -> list[Plan]:
-    """The plans that no other plan beats in privacy, noise, report goal and memory.
+    """Selects the plans that no other plan beats in privacy, noise, report goal and memory.
 
     Costs that differ by less than a relative 1e-6 count as equal.
 
@@ -253,24 +254,24 @@ def pareto(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def recommend(plans: Iterable[Plan], quiet_enough: float | None) -> Plan:
-    """The plan to begin with.
+    """Recommends one of several plans.
 
     Devices cost: a round asks `report_goal` of them, and a run asks each device
-    report_goal · num_rounds / population times. Memory does, too: plans that keep more
-    than 8 copies of the model, the most that a BLT keeps, are left to those who ask for
-    them by name. So
+    report_goal · num_rounds / population times. Memory costs, too: plans that keep more
+    than 8 copies of the model, the most that a BLT keeps, are only recommended if there
+    are no others. The recommendation is
 
-    * of the plans whose noise is quiet enough the one with the fewest clients a round,
+    * among the plans whose noise is quiet enough, the one with the fewest clients a round,
       then the least memory, then the least noise;
-    * if there is none, the one from which doubling the clients a round would no longer
-      lower the noise by a fifth: the least noise_in_sum · mu · report_goal^0.32, where mu
+    * if there is none, the plan from which doubling the clients a round would no longer
+      lower the noise by a fifth. It has the least noise_in_sum · mu · report_goal^0.32. mu
       (sensitivity over standard deviation) is the same for all plans with one target ε,
-      and the noise for all with one target noise.
+      and the noise is the same for all plans with one target noise.
 
     Args:
-      plans: Plans for one request.
+      plans: Plans of one request.
       quiet_enough: `noise_in_sum` that is known to keep utility, such as
-        `production_noise_in_sum`; None if it was the target, so that privacy decides.
+        `production_noise_in_sum`; None if the noise was the target, so that privacy decides.
 
     Returns:
       The recommended plan.

@@ -1,4 +1,4 @@
-"""Pictures of plans and extrapolations; needs Matplotlib."""
+"""Plots of plans and extrapolations; needs Matplotlib."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def draw_curves(
     """Draws extrapolated curves.
 
     Args:
-      axes: Where to draw.
-      curves: What to draw.
-      x_label: What varies.
-      quantity: "rho" or "epsilon".
+      axes: Axes to draw on.
+      curves: Curves to draw.
+      x_label: Name of the quantity that varies.
+      quantity: Attribute of a curve that is drawn, "rho" or "epsilon".
     """
     for curve in curves:
         axes.plot(curve.x, getattr(curve, quantity), label=curve.label)
@@ -39,10 +39,10 @@ def draw_curves(
 
 
 def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
-    """Draws noise against report goal, or epsilon if the noise is what is kept.
+    """Draws noise against report goal, or epsilon if all plans have the same noise.
 
     Args:
-      axes: Where to draw.
+      axes: Axes to draw on.
       plans: Plans of one request.
     """
     noises = [plan.noise_in_sum for plan in plans]
@@ -64,12 +64,12 @@ def draw_plans(axes: axes_lib.Axes, plans: Sequence[planner.Plan]) -> None:
 
 
 def save_plans(path: str | os.PathLike[str], plans: Sequence[planner.Plan], title: str) -> None:
-    """Writes `draw_plans` to a picture file, in one step.
+    """Writes the plot of `draw_plans` to a file, in one step.
 
     Args:
-      path: The file; its ending chooses the format, PNG if it has none.
+      path: Path of the file. Its suffix chooses the format; PNG if it has none.
       plans: Plans of one request.
-      title: Heading of the picture.
+      title: Title of the plot.
 
     Raises:
       ValueError: If the file cannot be written, or Matplotlib does not know the format.

@@ -1,4 +1,4 @@
-"""What is known and wanted before a run, and the participation schema that it implies.
+"""Requests to the planner: known facts, a target, and the participation schema they imply.
 
 A device that took part in round t may not come back before round t + min_sep. With
 `report_goal` clients a round the population is used up after population / report_goal
@@ -18,7 +18,7 @@ DEFAULT_REPORT_GOALS = (100, 200, 500, 1000, 2000, 3000, 5000, 6500, 10_000, 20_
 
 
 def largest_min_sep(population: int, report_goal: int) -> int:
-    """Largest stride that a population allows, ⌊population / report_goal⌋.
+    """Computes the largest stride that a population allows, ⌊population / report_goal⌋.
 
     Raises:
       ValueError: If the population has fewer clients than a round needs.
@@ -32,11 +32,11 @@ def largest_min_sep(population: int, report_goal: int) -> int:
 
 
 def min_sep_of_timer(timer_hours: float, rounds_per_day: float) -> int:
-    """Stride that a timer on devices enforces at a given, steady speed of training.
+    """Computes the stride that a timer on devices enforces at a steady speed of training.
 
     Args:
-      timer_hours: Hours a device waits after it took part.
-      rounds_per_day: Rounds committed in 24 hours. If training runs faster than
+      timer_hours: Time in hours that a device waits after it took part.
+      rounds_per_day: Number of rounds committed in 24 hours. If training runs faster than
         this for a while, the stride is smaller: it has to be observed.
 
     Returns:
@@ -49,27 +49,26 @@ def min_sep_of_timer(timer_hours: float, rounds_per_day: float) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What is known, and what is wanted.
-
-    Exactly one of the three targets is given.
+    """Request to the planner: known facts about a run, and exactly one target.
 
     Attributes:
       population: Number of devices that train.
-      num_rounds: Rounds to train for.
+      num_rounds: Number of rounds to train for.
       delta: Delta of the guarantee.
-      target_epsilon: Epsilon to reach; or
-      target_rho: rho-zCDP to reach; or
-      target_noise: `noise_in_sum` to keep, whatever epsilon that gives.
-      report_goals: Clients a round to consider; those that the population cannot keep
-        up, with `min_sep` and `max_participations`, are left out: see `schemas`.
+      target_epsilon: Epsilon to reach; None if another target is given.
+      target_rho: Rho of zCDP to reach; None if another target is given.
+      target_noise: `noise_in_sum` to keep, whatever epsilon it gives; None if another
+        target is given.
+      report_goals: Numbers of clients a round to consider. Those that the population cannot
+        keep up, with `min_sep` and `max_participations`, are left out by `schemas`.
       min_sep: Stride to rely on; the largest that the population allows if None.
       min_sep_fraction: Share of the largest stride to rely on, if `min_sep` is
         None. Production saw 14 % to 81 % of it (Xu et al. 2023, Table 1).
-      max_participations: Rounds of one device, at least as many as the population
-        implies: report goal · num_rounds / population; as many as fit if None.
-      num_parameters: Parameters of the model, for memory and upload.
-      secagg_inflation: If not None, sums are taken by secure aggregation with
-        the coarsest grid that inflates the clip norm by this factor at most.
+      max_participations: Largest number of rounds of one device; as many as fit if None.
+        The population implies at least report goal · num_rounds / population.
+      num_parameters: Number of parameters of the model, for memory and upload.
+      secagg_inflation: Largest factor by which the grid of secure aggregation inflates the
+        clip norm; the coarsest such grid is used. None for sums without secure aggregation.
     """
 
     population: int
@@ -105,7 +104,7 @@ class Request:
                 validation.integer(name, getattr(self, name), minimum=1, remedy=remedy)
 
     def schema(self, report_goal: int) -> schema_lib.MinSep:
-        """The participation schema at a report goal.
+        """Computes the participation schema at a report goal.
 
         Raises:
           ValueError: If the population cannot keep it.
@@ -134,10 +133,10 @@ class Request:
         return schema
 
     def check_feasible(self) -> None:
-        """Refuses a population that can keep up no report goal.
+        """Checks that the population can keep up at least one report goal.
 
         Raises:
-          ValueError: If there is none; it says what is missing for the smallest.
+          ValueError: If it can keep up none. The message names what is missing for the smallest.
         """
         feasible, left_out = self.schemas()
         if not feasible:
@@ -148,10 +147,10 @@ class Request:
             )
 
     def schemas(self) -> tuple[dict[int, schema_lib.MinSep], dict[int, str]]:
-        """The schema of each report goal that the population can keep up.
+        """Computes the schema of each report goal that the population can keep up.
 
         Returns:
-          Report goals with their schemas, and the others with the reason.
+          A pair: schemas by report goal, and reasons by the report goals that are left out.
         """
         feasible, left_out = {}, {}
         for report_goal in sorted(set(self.report_goals)):

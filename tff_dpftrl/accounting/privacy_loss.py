@@ -45,12 +45,12 @@ class Step(NamedTuple):
 
 
 class Saddle(NamedTuple):
-    """Where the tail of the composed loss is decided.
+    """Saddle point that decides the tail of the composed loss.
 
     Attributes:
-      tilt: λ, the best exponent of the Chernoff bound.
-      epsilon: Epsilon by that bound, an upper bound of the answer.
-      cumulant: log E[e^(λ · loss)] of one step, without infinite losses.
+      tilt: λ, best exponent of the Chernoff bound.
+      epsilon: Epsilon by the Chernoff bound, an upper bound of the answer.
+      cumulant: Cumulant log E[e^(λ · loss)] of one step, without infinite losses.
     """
 
     tilt: float
@@ -63,12 +63,12 @@ def _cumulant(step: Step, tilt: float) -> float:
 
 
 def tilted_mean_of_square(step: Step, tilt: float, values: np.ndarray) -> float:
-    """E[values²] of one step under the law tilted by e^(tilt · loss).
+    """Computes E[values²] of one step under the law tilted by e^(tilt · loss).
 
     Args:
-      step: The step.
-      tilt: λ.
-      values: One value an atom, shape [atoms].
+      step: Pair of one step.
+      tilt: λ, exponent of the tilt.
+      values: Values of the atoms, shape [atoms].
 
     Returns:
       The expectation.
@@ -79,43 +79,43 @@ def tilted_mean_of_square(step: Step, tilt: float, values: np.ndarray) -> float:
 
 
 def saddle_for_delta(step: Step, num_steps: int, log_delta: float) -> Saddle:
-    """The tilt that gives the smallest Chernoff bound of epsilon at a delta."""
+    """Finds the tilt of the smallest Chernoff bound of epsilon at a delta."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
         return (num_steps * _cumulant(step, tilt) - log_delta) / tilt
 
-    found = optimize.minimize_scalar(
+    best = optimize.minimize_scalar(
         bound, bounds=(-9.0, 16.0), method="bounded", options={"xatol": 1e-4}
     )
-    tilt = math.exp(found.x)
-    return Saddle(tilt, max(float(found.fun), 0.0), _cumulant(step, tilt))
+    tilt = math.exp(best.x)
+    return Saddle(tilt, max(float(best.fun), 0.0), _cumulant(step, tilt))
 
 
 def saddle_for_epsilon(step: Step, num_steps: int, epsilon: float) -> Saddle:
-    """The tilt that gives the smallest Chernoff bound of delta at an epsilon."""
+    """Finds the tilt of the smallest Chernoff bound of delta at an epsilon."""
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
         return num_steps * _cumulant(step, tilt) - tilt * epsilon
 
-    found = optimize.minimize_scalar(
+    best = optimize.minimize_scalar(
         bound, bounds=(-9.0, 16.0), method="bounded", options={"xatol": 1e-4}
     )
-    tilt = math.exp(found.x)
+    tilt = math.exp(best.x)
     return Saddle(tilt, epsilon, _cumulant(step, tilt))
 
 
 def resolution(saddle: Saddle, num_steps: int, tolerance: float) -> float:
-    """Grid interval at which the discretisation costs about `tolerance` of epsilon.
+    """Computes the grid interval that costs about `tolerance` of epsilon.
 
     Splitting an atom over an interval h multiplies E[e^(λ · loss)] by at most
     1 + λ (λ + 1) h² / 8, which T times moves epsilon by T (λ + 1) h² / 8.
 
     Args:
-      saddle: Of the sought epsilon.
-      num_steps: T.
-      tolerance: Relative excess allowed, of an epsilon of at least 1e-3.
+      saddle: Saddle point of the epsilon to be computed.
+      num_steps: T, number of steps.
+      tolerance: Allowed relative excess of an epsilon of at least 1e-3.
 
     Returns:
       The interval h, in units of privacy loss.
@@ -127,7 +127,7 @@ def resolution(saddle: Saddle, num_steps: int, tolerance: float) -> float:
 def _window(
     step: Step, num_steps: int, saddle: Saddle, log_negligible: float
 ) -> tuple[float, float]:
-    """Where the answer needs the composed loss, and how far apart copies of it must be.
+    """Computes where the answer needs the composed loss, and the period of the FFT.
 
     Returns:
       (low, high): the FFT wraps around with period high − low, so that positive
@@ -141,10 +141,10 @@ def _window(
             growth = _cumulant(step, saddle.tilt + shift) - saddle.cumulant
             return (num_steps * growth - log_mass) / abs(shift)
 
-        found = optimize.minimize_scalar(
+        best = optimize.minimize_scalar(
             bound, bounds=(-12.0, 16.0), method="bounded", options={"xatol": 1e-3}
         )
-        return sign * float(found.fun)
+        return sign * float(best.fun)
 
     high = max(saddle_for_delta(step, num_steps, log_negligible).epsilon, saddle.epsilon)
     low = min(chernoff(-1.0, math.log(_ALIASED)), 0.0)
@@ -153,10 +153,10 @@ def _window(
 
 
 def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarray:
-    """Tilted masses on the multiples of `interval`, wrapped around modulo `size`.
+    """Computes tilted masses on the multiples of `interval`, modulo `size`, shape [size].
 
-    Returns shape [size]. They sum to a little more than 1: the grid only adds. Where
-    the grid is much too coarse for the tilt, the sum overflows.
+    They sum to a little more than 1: the grid only adds. Where the grid is much too coarse
+    for the tilt, the sum overflows.
     """
     below = np.floor(step.losses / interval)
     remainder = step.losses - below * interval
@@ -174,7 +174,7 @@ def _on_grid(step: Step, interval: float, size: int, saddle: Saddle) -> np.ndarr
 
 
 def _power(values: np.ndarray, exponent: int) -> np.ndarray:
-    """Complex values to a positive integer power, by squaring; ** takes ten times as long."""
+    """Raises complex values to a positive integer power by squaring, ten times as fast as **."""
     while not exponent & 1:
         values = values * values
         exponent >>= 1
@@ -187,15 +187,15 @@ def _power(values: np.ndarray, exponent: int) -> np.ndarray:
 
 
 class ComposedLoss:
-    """The privacy loss of T steps, near the answer to one question.
+    """Privacy loss of T steps, accurate near one epsilon and never too small.
 
     Args:
-      step: One step.
-      num_steps: T, the number of compositions.
-      saddle: Where the question is decided.
-      interval: Grid interval, in units of privacy loss; see `resolution`.
+      step: Pair of one step.
+      num_steps: T, number of compositions.
+      saddle: Saddle point of the epsilon near which the loss is needed.
+      interval: Grid interval, in units of privacy loss, from `resolution`.
       log_negligible: Natural logarithm of a probability that may be ignored, far
-        below the delta in question; delta is charged for it.
+        below the delta that is given or computed. That delta is charged for it.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class ComposedLoss:
         return np.maximum(self._upper - growth * self._lower, 0.0) * (1.0 + _ROUNDING)
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon, rounded up, that `delta` allows."""
+        """Computes the smallest epsilon at `delta`, rounded up."""
         if self._too_coarse or self._infinity >= delta:
             return math.inf
         target = math.exp(math.log(delta - self._infinity) - self._log_scale) / (1.0 + _ROUNDING)
@@ -261,7 +261,7 @@ class ComposedLoss:
         return max(0.0, min(between, float(self._losses[k + 1])))
 
     def delta(self, epsilon: float) -> float:
-        """Smallest delta, rounded up, at an epsilon within the window."""
+        """Computes the smallest delta, rounded up, at an epsilon within the window."""
         if self._too_coarse:
             return 1.0
         k = int(np.searchsorted(self._losses, epsilon, side="right")) - 1

@@ -29,22 +29,23 @@ def dp_ftrl_statement(
     observed: observed_lib.Participation | None = None,
     data_in_one_place: bool = False,
 ) -> PrivacyStatement:
-    """The statement of a DP-FTRL run.
+    """Builds the privacy statement of a DP-FTRL run.
 
-    There is no guarantee if the noise is 0, if the seed of the noise is known, or if
-    the observed participation broke the declared schema or the one the claim is
-    computed for. Without an observation the headline says that it was assumed.
+    The statement has no guarantee if the noise is 0 or too small for a finite epsilon, if the
+    seed of the noise is known, or if the observed participation broke the declared schema or
+    the one that the claim is computed for. Without an observation the headline says that
+    participation was assumed.
 
     Args:
-      claim: The guarantee; its schema may be the declared one, cut to the rounds
+      claim: Guarantee of the run. Its schema may be the declared one, cut to the rounds
         that were run.
       facts: Facts of the run that the claim does not have; none by default.
-      unit_of_privacy: "device" if a client is a device, "user" if it is a person.
-      num_users: Number of users (or devices) in the population, to judge delta by;
-        warns if delta is not below 1 / num_users. None if unknown.
-      declared: The schema declared before the run; `claim.schema` if None.
-      observed: What the ledger recorded, `Ledger.observed()`; None if nothing was.
-      data_in_one_place: Whether there are no clients: one party holds everybody's data.
+      unit_of_privacy: Unit that a client stands for: "device", or "user" for a person.
+      num_users: Number of users (or devices) in the population; None if unknown. A delta
+        that is not below 1 / num_users gives a warning.
+      declared: Participation schema declared before the run; `claim.schema` if None.
+      observed: Recorded participation, `Ledger.observed()`; None if there is no record.
+      data_in_one_place: Whether one party holds everybody's data, so that there are no clients.
 
     Returns:
       The statement.
@@ -156,22 +157,23 @@ def sampled_statement(
     seed_is_known: bool = False,
     data_in_one_place: bool = False,
 ) -> PrivacyStatement:
-    """The statement of a run whose privacy relies on secret random sampling.
+    """Builds the privacy statement of a run that relies on secret random sampling.
 
-    For DP-FedAvg, ELS, ULS and amplified banded matrix factorisation. Its headline
-    says that the sampling is assumed: no record of cohorts shows how they were drawn.
+    It is for DP-FedAvg, ELS, ULS and amplified banded matrix factorisation. The headline says
+    that the sampling is assumed: no record of cohorts shows how they were drawn.
 
     Args:
-      mechanism: Its name.
-      epsilon: What the accounting found; inf if there was no noise.
-      delta: The delta of `epsilon`.
-      accounting: How epsilon was computed.
-      sampling: What is sampled, and how; becomes an assumption.
+      mechanism: Name of the mechanism.
+      epsilon: Epsilon of the run at `delta`; inf if there was no noise.
+      delta: Delta for which `epsilon` was computed.
+      accounting: Method by which epsilon was computed, a sentence.
+      sampling: Sentence on what is sampled, and how; it becomes an assumption.
       facts: Facts of the run, with the parameters of the mechanism; none by default.
-      unit_of_privacy: "device" if a client is a device, "user" if it is a person.
-      num_users: Number of users (or devices) in the population; None if unknown.
-      seed_is_known: Whether the user chose the seed of noise or sampling.
-      data_in_one_place: Whether there are no clients: one party holds everybody's data.
+      unit_of_privacy: Unit that is protected: "user" or "device".
+      num_users: Number of users (or devices) in the population; None if unknown. A delta
+        that is not below 1 / num_users gives a warning.
+      seed_is_known: Whether the seed of the noise or of the sampling was given by the user.
+      data_in_one_place: Whether one party holds everybody's data, so that there are no clients.
 
     Returns:
       The statement.

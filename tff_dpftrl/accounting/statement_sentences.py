@@ -1,7 +1,7 @@
-"""What privacy statements say, sentence by sentence.
+"""Sentences of the privacy statements.
 
 Each sentence must be true of every run whose statement carries it, and say no more
-than is proven. A unit is "user" or "device", what neighbouring data sets differ by.
+than is proven. A unit is "user" or "device": neighbouring data sets differ in one of them.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CLIPPED_AS_STATED = "The L2 norm of what is summed is clipped as the parameters 
 
 
 def zero_out(unit: str, adaptive_clipping: bool) -> str:
-    """The neighbouring data sets of a matrix mechanism."""
+    """Returns the adjacency of a matrix mechanism."""
     zeroed = (
         ", the clipped update and the shifted bit that says whether its norm was below the "
         "estimate,"
@@ -80,7 +80,7 @@ def zero_out(unit: str, adaptive_clipping: bool) -> str:
 
 
 def zero_out_when_sampled(unit: str) -> str:
-    """The neighbouring data sets of a mechanism with secret sampling."""
+    """Returns the adjacency of a mechanism with secret sampling."""
     return (
         f"Zero-out: neighbouring data sets differ in one {unit} only, whose contributions are "
         "replaced by zeros whenever they are sampled; epsilon is the larger one of both "
@@ -91,13 +91,13 @@ def zero_out_when_sampled(unit: str) -> str:
 
 
 def covered(unit: str, in_one_place: bool = False) -> tuple[str, ...]:
-    """What is protected, and of whom."""
+    """Returns the accesses to data that the guarantee covers."""
     which = "" if in_one_place else " that follows the algorithm"
     return (f"What the noised sums say about the training data of one {unit}{which}.",)
 
 
 def not_covered(tuning: str | None, in_one_place: bool = False) -> tuple[str, ...]:
-    """What no run's guarantee covers."""
+    """Returns the accesses to data that no run's guarantee covers."""
     return (
         *(() if in_one_place else ("Clients that do not follow the algorithm.",)),
         "Metrics, held-out evaluation and A/B tests, and what is decided by them, like the choice "
@@ -107,30 +107,30 @@ def not_covered(tuning: str | None, in_one_place: bool = False) -> tuple[str, ..
 
 
 def vocabulary_choice(source: str | None) -> str:
-    """What is not covered where the words are not of public text."""
+    """Returns the part that is not covered if the words are not of public text."""
     return f"Choice of the vocabulary: {source or 'not recorded'}."
 
 
 def public_vocabulary(source: str | None) -> str:
-    """The assumption where they are."""
+    """Returns the assumption if the words are of public text."""
     return f"The vocabulary is of public text: {source or 'not recorded'}."
 
 
 def schema_kept(recorded: bool) -> str:
-    """The assumption on participation."""
+    """Returns the assumption on participation."""
     record = ", and the record of participation is complete and true" if recorded else ""
     return f"Every client keeps to the participation schema accounted for{record}."
 
 
 def one_client(unit: str, in_one_place: bool = False) -> str:
-    """The assumption that what is counted is what the statement is about."""
+    """Returns the assumption that a client, or a name in the data, is one unit of privacy."""
     if in_one_place:
         return f"All data of one {unit} stands under one name, and nobody else's stands there."
     return f"One {unit} is one client, and no data of a {unit} is used by another client."
 
 
 def norm_bound(adaptive_clipping: bool) -> str:
-    """The assumption on the size of a contribution."""
+    """Returns the assumption on the norm of a contribution."""
     which = "the clip norm that the round uses" if adaptive_clipping else "the clip norm"
     return (
         f"The L2 norm of a client's contribution to a round is at most {which} (times "
@@ -140,12 +140,12 @@ def norm_bound(adaptive_clipping: bool) -> str:
 
 
 def refuted(entry: str) -> str:
-    """What stands beside ε if an audit found that it cannot be true."""
+    """Returns the caveat beside an ε that an audit found cannot be true."""
     return f"An audit has refuted this claim, so nobody should rely on it: {entry}."
 
 
 def unit_caveats(unit: str) -> tuple[str, ...]:
-    """What the unit of privacy does not mean."""
+    """Returns caveats on the meaning of the unit of privacy."""
     if unit == "user":
         return ()
     return (
@@ -154,12 +154,12 @@ def unit_caveats(unit: str) -> tuple[str, ...]:
 
 
 def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, ...]:
-    """What a delta that is too large would allow; warns where it is known to be.
+    """Returns caveats on a delta that is too large; warns if the number of users proves it.
 
     Args:
-      delta: Of the statement.
+      delta: Delta of the statement.
       num_users: Number of users or devices; None if unknown.
-      unit: "user" or "device".
+      unit: Unit of privacy, "user" or "device".
 
     Returns:
       One sentence if delta is at least 1 / num_users, or large and `num_users` unknown.
@@ -172,7 +172,7 @@ def delta_caveats(delta: float, num_users: int | None, unit: str) -> tuple[str, 
             f"δ = {delta:g} is large and the number of {unit}s is not recorded: with "
             f"{math.ceil(1.0 / delta)} {unit}s or more, {allows}.",
         )
-    # Somebody who computed 1 / num_users shall be warned, however it was rounded.
+    # A delta of 1 / num_users gives the warning however it was rounded.
     if delta * num_users < 1.0 - 1e-9:
         return ()
     warnings.warn(
