@@ -15,7 +15,7 @@ _ROUNDS = (500, 1000, 2000, 3000)
 
 
 def _blt():
-    return extrapolation.Mechanism(
+    return extrapolation.TrainedMechanism(
         "BLT", lambda num_rounds: zoo.load("blt-gboard-b400"), 7.379, 6500
     )
 
@@ -78,7 +78,7 @@ def test_noise_grows_with_the_report_goal():
 
 
 def test_blt_figure_9_ends_where_a_strategy_does():
-    short = extrapolation.Mechanism(
+    short = extrapolation.TrainedMechanism(
         "banded", lambda n: zoo.load("blt-gboard-b400") if n < 2500 else _Short(), 1.0, 6500
     )
     tree, blt, limited = extrapolation.by_rounds(

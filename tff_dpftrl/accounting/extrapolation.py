@@ -34,7 +34,7 @@ class Curve:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mechanism:
+class TrainedMechanism:
     """Mechanism with the noise multiplier and report goal of a training.
 
     Attributes:
@@ -74,9 +74,9 @@ class Mechanism:
         )
 
 
-def gboard_tree() -> Mechanism:
+def gboard_tree() -> TrainedMechanism:
     """Returns tree aggregation as in Gboard: z = 7 with 6500 clients a round."""
-    return Mechanism("TreeAgg", tree.Tree, 7.0, 6500)
+    return TrainedMechanism("TreeAgg", tree.Tree, 7.0, 6500)
 
 
 def _schema(num_rounds: int, min_sep: int) -> schema_lib.MinSep:
@@ -93,7 +93,7 @@ def _curve(label: str, x: Sequence[int], guarantees: Sequence[guarantee.Guarante
 
 
 def by_rounds_and_report_goal(
-    mechanism: Mechanism,
+    mechanism: TrainedMechanism,
     *,
     population: int,
     report_goals: Sequence[int],
@@ -128,7 +128,7 @@ def by_rounds_and_report_goal(
 
 
 def by_rounds_and_min_sep(
-    mechanism: Mechanism,
+    mechanism: TrainedMechanism,
     *,
     min_seps: Sequence[int],
     rounds: Sequence[int],
@@ -159,7 +159,7 @@ def by_rounds_and_min_sep(
 
 
 def by_report_goal(
-    mechanisms: Sequence[Mechanism],
+    mechanisms: Sequence[TrainedMechanism],
     *,
     population: int,
     num_rounds: int,
@@ -196,7 +196,7 @@ def by_report_goal(
 
 
 def by_rounds(
-    mechanisms: Sequence[Mechanism],
+    mechanisms: Sequence[TrainedMechanism],
     *,
     min_sep: int,
     rounds: Sequence[int],
