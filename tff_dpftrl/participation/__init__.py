@@ -1,1 +1,1 @@
-"""Who takes part, when: schema, cohorts, timer, and the ledger of what happened."""
+"""Participation of clients: schemas, cohorts, a device timer, and the ledger of a run."""

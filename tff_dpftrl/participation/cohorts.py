@@ -1,4 +1,4 @@
-"""Which clients take part in which round, as a pure function of (seed, round).
+"""Cohort samplers: the clients of each round, as a pure function of (seed, round).
 
 A run that resumes after a crash asks for the cohort of a round again and gets
 the same one: no sampler keeps state that matters. All randomness is SHAKE-256
@@ -18,7 +18,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 def largest_feasible_min_sep(num_clients: int, clients_per_round: int) -> int:
-    """Largest stride that can be kept for any number of rounds.
+    """Computes the largest stride that can be kept for any number of rounds.
 
     In any `min_sep` consecutive rounds all participants differ, so that
     `min_sep * clients_per_round <= num_clients` (Xu et al. 2023, section 2.2:
@@ -30,13 +30,13 @@ def largest_feasible_min_sep(num_clients: int, clients_per_round: int) -> int:
       clients_per_round: Number of clients in every round.
 
     Returns:
-      `num_clients // clients_per_round`, a stride; 0 if one round is too large.
+      `num_clients // clients_per_round`, a stride; 0 if one round needs more clients.
     """
     return num_clients // clients_per_round
 
 
 def implied_participations(num_clients: int, clients_per_round: int, num_rounds: int) -> int:
-    """Smallest possible `max_participations`: some client takes part this often.
+    """Computes the smallest possible `max_participations`: some client takes part this often.
 
     Args:
       num_clients: Number of clients in the population.
@@ -50,7 +50,7 @@ def implied_participations(num_clients: int, clients_per_round: int, num_rounds:
 
 
 class CohortSampler(abc.ABC):
-    """Cohorts of client indices 0 ... num_clients - 1, one for every round.
+    """Sampler of one cohort of client indices 0 ... num_clients - 1 for every round.
 
     Attributes:
       num_clients: Number of clients in the population.
@@ -79,14 +79,14 @@ class CohortSampler(abc.ABC):
     @property
     @abc.abstractmethod
     def schema(self) -> schema_lib.MinSep:
-        """The participation schema that every client is certain to respect."""
+        """Participation schema that every client is certain to respect."""
 
     @abc.abstractmethod
     def cohort(self, round_index: int) -> np.ndarray:
-        """The clients of one round.
+        """Returns the clients of one round.
 
         Args:
-          round_index: Round, 0 ... num_rounds - 1, in any order.
+          round_index: Number of the round, 0 ... num_rounds - 1, in any order.
 
         Returns:
           Distinct client indices, int64, shape [clients_per_round].
@@ -105,18 +105,18 @@ class CohortSampler(abc.ABC):
         return round_index
 
     def _random_words(self, count: int, index: int) -> np.ndarray:
-        """Independent uniform 64-bit words, shape [count], for one epoch or round."""
+        """Draws independent uniform 64-bit words, shape [count], for one epoch or round."""
         label = f"tff_dpftrl/{type(self).__name__}/{self.seed}/{index}".encode()
         return np.frombuffer(hashlib.shake_256(label).digest(8 * count), dtype="<u8")
 
 
 class MinSepSampler(CohortSampler):
-    """Cohorts of fixed size whose members return only after `min_sep` rounds.
+    """Sampler of cohorts of fixed size whose members return only after `min_sep` rounds.
 
-    All clients stand in a circle in random order, and every round takes the next
+    All clients are in a random circular order, and every round takes the next
     `clients_per_round` of them. After each turn of the circle (an epoch) the order
     is shuffled again, locally: within blocks of `num_clients - min_sep *
-    clients_per_round + 1` neighbours, from a random offset. Nobody moves forward by
+    clients_per_round + 1` neighbours, from a random offset. No client moves forward by
     more than the slack that `min_sep` leaves, hence
 
     - any two rounds of one client are at least `min_sep` apart, and the largest
@@ -163,7 +163,7 @@ class MinSepSampler(CohortSampler):
         if max_participations is None:
             max_participations = least
         self._schema = schema_lib.MinSep(num_rounds, min_sep, max_participations)
-        # Strides of num_rounds and more all mean: nobody comes twice.
+        # All strides of num_rounds or more mean that no client takes part twice.
         needed_sep = min(self._schema.min_sep, self.num_rounds)
         if needed_sep * clients_per_round > num_clients:
             feasible = largest_feasible_min_sep(num_clients, clients_per_round)
@@ -186,11 +186,12 @@ class MinSepSampler(CohortSampler):
 
     @property
     def schema(self) -> schema_lib.MinSep:
-        """The schema asked for; what is observed may be better, never worse."""
+        """Schema given to the constructor; the observed one may be better, never worse."""
         return self._schema
 
+    @override
     def cohort(self, round_index: int) -> np.ndarray:
-        """See the base class; the first call after a resume replays the shuffles."""
+        """Returns the clients of one round; the first call after a resume replays the shuffles."""
         first = self._checked_round(round_index) * self.clients_per_round
         epoch, offset = divmod(first, self.num_clients)
         members = self._order(epoch)[offset : offset + self.clients_per_round]
@@ -221,10 +222,10 @@ class MinSepSampler(CohortSampler):
 
 
 class ShuffledEpochs(CohortSampler):
-    """Every epoch visits the clients in a fresh random order.
+    """Sampler that visits the clients in a fresh random order in every epoch.
 
-    The usual shuffling of centralised training: an epoch is `num_clients //
-    clients_per_round` rounds, and the clients left over sit out that epoch. A client
+    This is the usual shuffling of centralised training. An epoch is `num_clients //
+    clients_per_round` rounds, and the remaining clients skip that epoch. A client
     may take part in two consecutive rounds, where epochs meet; `MinSepSampler` is
     the better choice whenever a guarantee is wanted.
     """
@@ -268,9 +269,9 @@ class ShuffledEpochs(CohortSampler):
 
 
 class PoissonSampler(CohortSampler):
-    """Every client takes part in every round with one probability, independently.
+    """Poisson sampler: each client is in each round independently, with one probability.
 
-    The sampling of DP-FedAvg (McMahan et al. 2018, Algorithm 1). Its guarantee is
+    This is the sampling of DP-FedAvg (McMahan et al. 2018, Algorithm 1). Its guarantee is
     amplified by the secrecy of the sample: take `seed` from the operating system
     (`secrets.randbits(256)`) and publish neither it nor the cohorts. A cohort may be
     empty.
@@ -283,7 +284,7 @@ class PoissonSampler(CohortSampler):
 
         Args:
           num_clients: Number of clients in the population.
-          sampling_probability: Probability q of a client in one round, in (0, 1].
+          sampling_probability: Probability q of a client to be in one round, in (0, 1].
           num_rounds: Number of rounds.
           seed: Non-negative integer, secret, of at least 128 random bits.
 
@@ -299,27 +300,29 @@ class PoissonSampler(CohortSampler):
 
     @property
     def schema(self) -> schema_lib.MinSep:
-        """No restriction at all: a client may take part in every round."""
+        """Schema without restrictions: a client may take part in every round."""
         return schema_lib.MinSep.unrestricted(self.num_rounds)
 
+    @override
     def cohort(self, round_index: int) -> np.ndarray:
-        """See the base class; increasing indices, any number of them."""
+        """Returns the clients of one round, any number of them, in increasing order."""
         words = self._random_words(self.num_clients, self._checked_round(round_index))
         uniform = (words >> np.uint64(11)) * 2.0**-53
         return np.flatnonzero(uniform < self.sampling_probability)
 
 
 class LazyPoissonSampler(PoissonSampler):
-    """The law of `PoissonSampler` at an eighth of the cost; its cohorts are others.
+    """Poisson sampler at an eighth of the cost, with other cohorts than `PoissonSampler`.
 
-    For populations of hundreds of thousands, like the examples of a pool: a client's
-    uniform number is compared with q byte by byte, and further bytes are drawn only for
+    It is for populations of hundreds of thousands, like the examples of a pool. A client's
+    uniform number is compared with q byte by byte. Further bytes are drawn only for
     the one client in 256 whose first byte does not decide. The probability is q rounded
     down to a multiple of 2^-72, which is q itself where q is at least 2^-19.
     """
 
+    @override
     def cohort(self, round_index: int) -> np.ndarray:
-        """See the base class; increasing indices, any number of them."""
+        """Returns the clients of one round, any number of them, in increasing order."""
         label = (
             f"tff_dpftrl/{type(self).__name__}/{self.seed}/{self._checked_round(round_index)}"
         ).encode()

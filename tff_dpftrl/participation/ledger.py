@@ -1,10 +1,10 @@
-"""Append-only, crash-safe record of who took part when, and the gate of every round.
+"""Append-only, crash-safe ledger of participation; every round has to be admitted by it.
 
 The order of one round t is
 
 1. `begin_round(t, cohort, ...)`, before any client runs: refused if it would break
    the declared schema or the budget, or if the training state is not the one last
-   committed. What is begun is durable when the call returns.
+   committed. The record of the begun round is durable when the call returns.
 2. Training, and a durable checkpoint of the new state, noise state included.
 3. `commit_round(t, contributed, checkpoint)`: from now on this is *the* state after
    round t. Only then may the model be used or published.
@@ -14,9 +14,9 @@ cohort, noise and checkpoint (the same noise on two cohorts would reveal their
 difference; two noises on one cohort would halve it), or be committed with no
 contribution.
 
-Who counts: in a committed round the clients that contributed, since only their
-updates entered the released sum. In a round begun but not committed everybody who
-was asked, since their updates may have been used.
+A committed round counts for the clients that contributed, since only their updates
+entered the released sum. A round begun but not committed counts for all clients that
+were asked, since their updates may have been used.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tff_dpftrl.participation import ledger_rules as rules
 from tff_dpftrl.participation import schema as schema_lib
 
 BudgetGuard: TypeAlias = Callable[[observed.ObservedParticipation], str | None]
-"""Called with what would be observed if the round began; returns None to allow it, or
-the reason why the round would exceed the budget."""
+"""Callback that admits a round: it takes the participation with the round included, and
+returns None, or the reason why the round would exceed the budget."""
 
 
 _OF_OTHER_TYPES = (
@@ -51,7 +51,7 @@ _OF_OTHER_TYPES = (
 
 @dataclasses.dataclass(frozen=True)
 class _Cohort:
-    """Clients of a round, as the index of the ledger knows them; all shape [cohort]."""
+    """Clients of a round, from the index of the ledger; all of shape [cohort]."""
 
     pseudonyms: list[bytes]
     participations: np.ndarray
@@ -66,16 +66,16 @@ class _Cohort:
 
 
 class Ledger:
-    """The ledger of one run, held open by one process at a time.
+    """Ledger of one run, held open by one process at a time.
 
-    Fingerprints are strings chosen by the caller. That of the noise must be a one-way
-    function of everything that determines the noise of the round (root seed, stream,
-    round) and thus differ in every round; None if there is no noise. That of a
-    checkpoint must cover the whole training state, round number included.
+    Fingerprints are strings chosen by the caller. The fingerprint of the noise must be a
+    one-way function of everything that determines the noise of the round (root seed, stream,
+    round). It thus differs in every round; it is None if there is no noise. The fingerprint of
+    a checkpoint must cover the whole training state, round number included.
 
     Attributes:
-      path: The file of the ledger; its key lies beside it, in `path` + ".key".
-      declared: The participation schema that the run promises.
+      path: File of the ledger; its key is in the file `path` + ".key".
+      declared: Participation schema that the run promises.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Ledger:
         self._pseudonyms = pseudonyms.Pseudonyms.load(key_file)
         if self._pseudonyms.check != key_check:
             raise validation.UsageError(
-                f"{key_file} is not the key of the ledger {path}: restore its own."
+                f"{key_file} is not the key of the ledger {path}: restore the right key file."
             )
         connection.execute("CREATE TEMP TABLE cohort (pseudonym BLOB PRIMARY KEY) WITHOUT ROWID")
         self._committed = _committed_participation(connection, self.path)
@@ -110,10 +110,10 @@ class Ledger:
         """Starts the ledger of a new run.
 
         Args:
-          path: The new file; its directory must exist.
-          declared: The participation schema that the run promises.
+          path: Path of the new file; its folder must exist.
+          declared: Participation schema that the run promises.
           initial_checkpoint: Fingerprint of the state that round 0 continues from.
-          budget_guard: Asked before every new round.
+          budget_guard: Callback that is asked before every new round; None for no budget.
 
         Returns:
           The ledger, open and locked.
@@ -141,9 +141,9 @@ class Ledger:
         """Opens the ledger of a run to resume it.
 
         Args:
-          path: The file.
-          declared: The participation schema that the run promises now.
-          budget_guard: Asked before every new round.
+          path: Path of the ledger's file.
+          declared: Participation schema that the run promises now.
+          budget_guard: Callback that is asked before every new round; None for no budget.
 
         Returns:
           The ledger, open and locked.
@@ -180,7 +180,7 @@ class Ledger:
 
     @property
     def last_committed_round(self) -> int | None:
-        """The last committed round, or None."""
+        """Number of the last committed round; None if there is none."""
         committed = self._committed.num_rounds
         return committed - 1 if committed else None
 
@@ -195,12 +195,12 @@ class Ledger:
 
     @property
     def pending_round(self) -> int | None:
-        """The round that was begun and not yet committed, or None."""
+        """Number of the round that was begun and not yet committed; None if there is none."""
         next_round = self._committed.num_rounds
         return self._value("SELECT round FROM rounds WHERE round = ?", next_round)
 
     def observed(self) -> observed.ObservedParticipation:
-        """Participation so far; a round begun but not committed counts in full."""
+        """Returns the participation so far; a round begun but not committed counts in full."""
         pending = self.pending_round
         if pending is None:
             return self._committed
@@ -218,9 +218,9 @@ class Ledger:
         """Records that a round begins, or refuses it; call it before any client runs.
 
         Args:
-          round_index: The round, 0, 1, ...
+          round_index: Number of the round, 0, 1, ...
           cohort: Ids of all users who will be asked.
-          noise_fingerprint: Fingerprint of the noise of this round.
+          noise_fingerprint: Fingerprint of the noise of this round; None if there is none.
           checkpoint_fingerprint: Fingerprint of the state that the round continues from.
 
         Returns:
@@ -286,7 +286,7 @@ class Ledger:
         Call it when that state is durable, and before the model is used or published.
 
         Args:
-          round_index: The round that was begun.
+          round_index: Number of the round that was begun.
           contributed: Ids of the users whose updates entered the sum.
           checkpoint_fingerprint: Fingerprint of the new state.
 
@@ -332,7 +332,7 @@ class Ledger:
         self._committed = self._committed.with_round(contributors.participations, strides)
 
     def _look_up(self, names: list[bytes]) -> _Cohort:
-        """The index entries of pseudonyms, which may be new; leaves them in temp.cohort."""
+        """Reads the index entries of pseudonyms, which may be new; fills temp.cohort."""
         self._connection.execute("DELETE FROM temp.cohort")
         self._connection.executemany(
             "INSERT INTO temp.cohort VALUES (?)", [(name,) for name in names]
@@ -355,7 +355,7 @@ class Ledger:
             )
 
     def _round_of_checkpoint(self, checkpoint: str) -> int | None:
-        """The round that would continue from a checkpoint, if the ledger knows it."""
+        """Returns the round that would continue from a checkpoint; None if it is unknown."""
         if checkpoint == self._initial_checkpoint:
             return 0
         return self._value("SELECT round + 1 FROM commits WHERE checkpoint = ?", checkpoint)

@@ -1,4 +1,4 @@
-"""The SQLite file of the ledger: its tables, and how it is opened.
+"""SQLite file of the ledger: its tables, creation and connection.
 
 Rows of `rounds`, `asked`, `commits` and `dropped` are only ever added; triggers
 refuse anything else. `clients` beside them is an index: how often and when each
@@ -59,7 +59,7 @@ _APPEND_ONLY = ("declared", "rounds", "asked", "commits", "dropped")
 
 
 def key_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Where the key of the ledger at `path` lies."""
+    """Returns the path of the key of the ledger at `path`."""
     return pathlib.Path(f"{os.fspath(path)}.key")
 
 
@@ -72,10 +72,10 @@ def create(
     """Writes an empty ledger; it appears at `path` complete or not at all.
 
     Args:
-      path: The new file.
-      declared: The participation schema that the run promises.
+      path: Path of the new file.
+      declared: Participation schema that the run promises.
       initial_checkpoint: Fingerprint of the state that round 0 continues from.
-      key_check: See `pseudonyms.Pseudonyms.check`.
+      key_check: Hash of the ledger's key, `pseudonyms.Pseudonyms.check`.
 
     Raises:
       OSError: If the file cannot be written.
@@ -118,8 +118,8 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
     """Opens a ledger and, if it was interrupted, rolls back the unfinished transaction.
 
     Args:
-      path: The file.
-      exclusive: Whether to lock everybody else out until the connection is closed or
+      path: Path of the ledger's file.
+      exclusive: Whether to lock out all other processes until the connection is closed or
         the process ends.
 
     Returns:
@@ -164,11 +164,11 @@ def connect(path: str | os.PathLike[str], *, exclusive: bool) -> sqlite3.Connect
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Makes what is done within durable as a whole, or undoes all of it.
+    """Makes the changes of a block durable together, or undoes all of them.
 
     Args:
-      connection: An open ledger.
-      path: Its file, for the message.
+      connection: Connection to an open ledger.
+      path: Path of the ledger's file, for the message.
 
     Yields:
       Nothing.
@@ -198,16 +198,16 @@ def _configure(connection: sqlite3.Connection) -> None:
 
 @contextlib.contextmanager
 def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Tells of what goes wrong with a ledger in one line.
+    """Converts errors of SQLite to an OSError with a message of one line.
 
     Args:
-      path: Its file.
+      path: Path of the ledger's file.
 
     Yields:
       Nothing.
 
     Raises:
-      OSError: In place of every error of SQLite.
+      OSError: If SQLite raises an error within the block.
     """
     try:
         yield
@@ -216,15 +216,18 @@ def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def damaged(path: str | os.PathLike[str], reason: str) -> ValueError:
-    """What to raise if a ledger holds something else than was written there.
+    """Builds the error for a ledger that does not hold what was written to it.
 
     Args:
-      path: Its file.
-      reason: What, a few words.
+      path: Path of the ledger's file.
+      reason: Damage, in a few words.
+
+    Returns:
+      The error to raise.
     """
     return ValueError(f"The ledger {path} is damaged: {_one_line(reason)}. Restore a backup.")
 
 
 def _one_line(reason: object) -> str:
-    """What SQLite says, which may quote a damaged file and so have several lines."""
+    """Joins the lines of a message of SQLite, which may quote a damaged file."""
     return " ".join(str(reason).split())

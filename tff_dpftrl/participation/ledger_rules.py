@@ -1,4 +1,4 @@
-"""When the ledger refuses a round: the rules, and the explanations they give."""
+"""Rules by which the ledger refuses a round, with their messages."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 class LedgerRefusal(validation.UsageError):
-    """The ledger does not let a round begin or commit."""
+    """Refusal of the ledger to begin or commit a round."""
 
 
 class SchemaRefusal(LedgerRefusal):
-    """The round would break the declared participation schema."""
+    """Refusal of a round that would break the declared participation schema."""
 
 
 class BudgetRefusal(LedgerRefusal):
-    """The round would exceed the budget."""
+    """Refusal of a round that would exceed the budget."""
 
 
 class ReplayRefusal(LedgerRefusal):
-    """A round would be repeated with another cohort or noise, or noise be used twice."""
+    """Refusal to repeat a round with another cohort or noise, or to use noise twice."""
 
 
 class ForkRefusal(LedgerRefusal):
-    """The training state is not the one that was last committed."""
+    """Refusal of a training state that is not the one last committed."""
 
 
 def check_position(
@@ -39,12 +39,12 @@ def check_position(
     """Refuses to continue from any state but the one last committed.
 
     Args:
-      round_index: The round that would begin.
-      checkpoint: Fingerprint of the state it would continue from.
-      next_round: The first round that is not committed.
+      round_index: Number of the round that would begin.
+      checkpoint: Fingerprint of the state that the round would continue from.
+      next_round: Number of the first round that is not committed.
       last_checkpoint: Fingerprint of the state last committed.
-      checkpoint_round: The round that continues from `checkpoint`; None if the ledger
-        does not know that checkpoint.
+      checkpoint_round: Number of the round that continues from `checkpoint`; None if the
+        ledger does not know that checkpoint.
 
     Raises:
       ForkRefusal: If the state is rolled back or forked, or the round is not the next.
@@ -74,9 +74,9 @@ def check_replay(
     """Refuses to repeat a round with another cohort or other noise.
 
     Args:
-      round_index: The round, begun before and not committed.
+      round_index: Number of the round, begun before and not committed.
       before: Hash of the cohort, and noise fingerprint, of the first attempt.
-      now: The same of this attempt.
+      now: Hash of the cohort, and noise fingerprint, of this attempt.
 
     Raises:
       ReplayRefusal: If they differ.
@@ -98,8 +98,8 @@ def check_fresh_noise(round_index: int, earlier_round: int | None) -> None:
     """Refuses noise that another round has used.
 
     Args:
-      round_index: The round that would begin.
-      earlier_round: The round that used this noise; None if none did.
+      round_index: Number of the round that would begin.
+      earlier_round: Number of the round that used this noise; None if none did.
 
     Raises:
       ReplayRefusal: If there is such a round.
@@ -120,10 +120,10 @@ def check_schema(
     """Refuses a round that would break the declared schema.
 
     Args:
-      round_index: The round that would begin.
-      declared: What the run promises.
-      participations: Earlier rounds of each client of the cohort, shape [cohort].
-      strides: Rounds since the last one, for each client that has one.
+      round_index: Number of the round that would begin.
+      declared: Participation schema that the run promises.
+      participations: Number of earlier rounds of each client of the cohort, shape [cohort].
+      strides: Number of rounds since its last one, for each client that has an earlier one.
 
     Raises:
       SchemaRefusal: If the round would break it.

@@ -1,4 +1,4 @@
-"""What really happened: how often, and how closely spaced, clients took part."""
+"""Observed participation: how often, and how closely spaced, clients took part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """How often, and how closely spaced, clients took part in some rounds.
+    """Summary of participation: how often, and how closely spaced, clients took part.
 
     Attributes:
       num_rounds: Number of rounds.
@@ -36,14 +36,14 @@ class Participation:
 
     @property
     def min_sep_gap(self) -> int | None:
-        """Rounds strictly in between, `min_sep - 1`: the MinS of the Gboard tables."""
+        """Number of rounds strictly in between, `min_sep - 1`: MinS in the Gboard tables."""
         return None if self.min_sep is None else self.min_sep - 1
 
     def as_schema(self) -> schema_lib.MinSep:
-        """The tightest schema that everybody has respected.
+        """Computes the tightest schema that every client has respected.
 
         Returns:
-          The schema for accounting. Where nobody has taken part twice, its `min_sep`
+          The schema for accounting. If no client has taken part twice, its `min_sep`
           is `num_rounds`, which allows one participation.
 
         Raises:
@@ -60,7 +60,7 @@ class Participation:
         )
 
     def breaches(self, declared: schema_lib.MinSep) -> tuple[schema_lib.Breach, ...]:
-        """In which ways this exceeds a declared schema; empty if it does not."""
+        """Returns the limits of a declared schema that are exceeded; empty if none is."""
         return declared.breaches(
             num_rounds=self.num_rounds,
             min_sep=self.min_sep,
@@ -70,10 +70,10 @@ class Participation:
 
 @dataclasses.dataclass(frozen=True)
 class ObservedParticipation(Participation):
-    """The same, with what is needed to add rounds and to plot; see the base class.
+    """Summary of participation with a histogram, to add rounds and to plot.
 
     Attributes:
-      histogram: Number of clients by their number of rounds, which is at least 1.
+      histogram: Number of clients by number of rounds, for clients with at least one round.
     """
 
     histogram: Mapping[int, int] = dataclasses.field(default_factory=dict)
@@ -84,13 +84,13 @@ class ObservedParticipation(Participation):
         """Adds one round.
 
         Args:
-          participations_before: For each client of the round, its number of earlier
-            rounds; int, shape [cohort].
-          strides: For each client of the round that has an earlier one, the number of
-            rounds since its last; int, shape [at most cohort].
+          participations_before: Number of earlier rounds of each client of the round; int,
+            shape [cohort].
+          strides: Number of rounds since its last one, for each client of the round that
+            has an earlier one; int, shape [at most cohort].
 
         Returns:
-          The summary that includes the round. O(cohort), whatever the population.
+          The summary that includes the round. Time is O(cohort), whatever the population.
         """
         histogram = collections.Counter(self.histogram)
         before, clients = np.unique(participations_before, return_counts=True)
@@ -110,13 +110,13 @@ class ObservedParticipation(Participation):
 
 
 class ParticipationCounter:
-    """Observes cohorts of client indices, round after round, in memory.
+    """Counter of the participation of client indices, round after round, in memory.
 
-    For simulations, and while nothing has to survive a crash; `ledger.Ledger` is the
+    It is for simulations, which need not survive a crash. `ledger.Ledger` is the
     durable record of a real run.
 
     Attributes:
-      observed: The participation so far.
+      observed: Participation so far.
     """
 
     def __init__(self, num_clients: int, declared: schema_lib.MinSep | None = None):
@@ -124,7 +124,7 @@ class ParticipationCounter:
 
         Args:
           num_clients: Size of the population; clients are 0 ... num_clients - 1.
-          declared: The schema that the run promises, if it is to be enforced.
+          declared: Schema to enforce; None to enforce nothing.
         """
         self._participations = np.zeros(num_clients, np.int32)
         self._last_round = np.full(num_clients, -1, np.int32)
@@ -138,8 +138,8 @@ class ParticipationCounter:
           cohort: Distinct client indices, shape [cohort].
 
         Raises:
-          ledger_rules.SchemaRefusal: If the round would break the declared schema; it
-            has not been added then.
+          ledger_rules.SchemaRefusal: If the round would break the declared schema. The
+            round is not added then.
           ValueError: If a client comes twice.
         """
         cohort = np.asarray(cohort, dtype=int)

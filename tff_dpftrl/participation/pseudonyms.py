@@ -1,8 +1,8 @@
 """Keyed hashes that stand for user ids in the ledger.
 
-The key lies in a file of its own beside the ledger, readable by its owner only.
+The key is in a separate file beside the ledger, readable by its owner only.
 Without it, a user id can be neither recovered from a ledger nor searched for in
-it, even by someone who can list all possible ids; and deleting the key after
+it, even by someone who can list all possible ids. Deleting the key after
 training makes the pseudonyms meaningless for good. Whoever has both files can
 test whether a given user took part, and when.
 """
@@ -21,16 +21,16 @@ _KEY_BYTES = 32
 
 
 class Pseudonyms:
-    """Maps user ids to 16-byte BLAKE2b hashes under one secret key."""
+    """Map from user ids to 16-byte BLAKE2b hashes under one secret key."""
 
     def __init__(self, key: bytes):
-        """Uses a key of 32 bytes.
+        """Checks the length of the key.
 
         Args:
-          key: Secret from the operating system's CSPRNG.
+          key: Secret of 32 bytes from the operating system's CSPRNG.
 
         Raises:
-          ValueError: If it has another length.
+          ValueError: If the key has another length.
         """
         if len(key) != _KEY_BYTES:
             raise validation.UsageError(f"key must have {_KEY_BYTES} bytes, got {len(key)}.")
@@ -41,7 +41,7 @@ class Pseudonyms:
         """Draws a key and makes it durable in a new file of mode 0600.
 
         Args:
-          path: Where to write the key; a file that is there is replaced.
+          path: Path of the key file; an existing file is replaced.
 
         Returns:
           Pseudonyms under the new key.
@@ -58,7 +58,7 @@ class Pseudonyms:
         """Reads the key from a file that `create` wrote.
 
         Args:
-          path: The key file.
+          path: Path of the key file.
 
         Returns:
           Pseudonyms under that key.
@@ -81,17 +81,17 @@ class Pseudonyms:
 
     @property
     def check(self) -> str:
-        """A hash of the key, to tell whether it belongs to a ledger."""
+        """Hash of the key, by which a ledger recognises its key."""
         return hashlib.blake2b(b"", key=self._key, person=b"tff_dpftrl.check").hexdigest()
 
     def of(self, user_ids: Iterable[str]) -> list[bytes]:
-        """The pseudonyms of user ids, in order.
+        """Computes the pseudonyms of user ids, in order.
 
         Args:
-          user_ids: Ids, strings.
+          user_ids: Ids of distinct users.
 
         Returns:
-          16 bytes for each.
+          Pseudonyms of 16 bytes each.
 
         Raises:
           ValueError: If an id is not a string, or appears twice.

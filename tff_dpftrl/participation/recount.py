@@ -1,4 +1,4 @@
-"""Reads a ledger without its key and counts again from the raw record."""
+"""Recount of participation from the raw record of a ledger, without its key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Recount:
-    """What a ledger promises and what it shows.
+    """Declared and observed participation of a ledger.
 
     Attributes:
-      declared: The participation schema promised when the run began.
+      declared: Participation schema promised when the run began.
       observed: Participation in all rounds begun, counted from the raw record.
       committed_rounds: Number of rounds committed; at most one less than begun.
-      breaches: How the observation exceeds the promise; empty if it does not.
+      breaches: Limits of `declared` that `observed` exceeds; empty if it exceeds none.
     """
 
     declared: schema_lib.MinSep
@@ -31,13 +31,13 @@ class Recount:
 
 
 def recount(path: str | os.PathLike[str]) -> Recount:
-    """Counts participation from the raw record of a ledger that nobody has open.
+    """Counts participation from the raw record of a ledger that no process has open.
 
     Args:
-      path: The file of the ledger. Its key is not needed.
+      path: Path of the ledger's file. Its key is not needed.
 
     Returns:
-      The promise beside the observation.
+      The declared and the observed participation.
 
     Raises:
       ValueError: If there is no ledger, it is in use, or its record is damaged.
@@ -72,7 +72,7 @@ def _rounds(connection: sqlite3.Connection, table: str, path: str | os.PathLike[
 def _count(
     connection: sqlite3.Connection, num_rounds: int, path: str | os.PathLike[str]
 ) -> observed.ObservedParticipation:
-    """Contributors of committed rounds, and everybody asked in one not committed."""
+    """Counts contributors of committed rounds, and all asked clients of an uncommitted one."""
     num_clients, first, last = connection.execute(
         "SELECT count(*), coalesce(min(client), 1), coalesce(max(client), 0) FROM clients"
     ).fetchone()

@@ -1,4 +1,4 @@
-"""How often, and how closely spaced, one client may take part.
+"""Participation schemas: how often, and how closely spaced, one client may take part.
 
 The guarantee of DP-FTRL rests on a *participation schema* instead of on random
 sampling. `MinSep` is the schema of all five papers ("(k, b)-participation" in
@@ -16,30 +16,30 @@ from tff_dpftrl import validation
 
 
 class Breach(NamedTuple):
-    """One way in which participation exceeds a schema.
+    """Limit of a schema that participation exceeds.
 
     Attributes:
-      limit: The attribute of `MinSep` that is not kept.
-      allowed: Its value.
-      found: The number of rounds or participations, or the stride, that breaks it.
+      limit: Name of the attribute of `MinSep` that is exceeded.
+      allowed: Value of that attribute.
+      observed: Number of rounds or participations, or stride, that exceeds it.
     """
 
     limit: str
     allowed: int
-    found: int
+    observed: int
 
     def __str__(self) -> str:
-        found = {
+        excess = {
             "num_rounds": "{} rounds exceed",
             "min_sep": "a stride of {} rounds is below",
             "max_participations": "{} participations of one client exceed",
-        }[self.limit].format(self.found)
-        return f"{found} {self.limit}={self.allowed}"
+        }[self.limit].format(self.observed)
+        return f"{excess} {self.limit}={self.allowed}"
 
 
 @dataclasses.dataclass(frozen=True)
 class MinSep:
-    """A client takes part at most `max_participations` times, `min_sep` apart.
+    """Schema: each client takes part at most `max_participations` times, `min_sep` apart.
 
     `min_sep` is a **stride**: any two rounds i < j of one client satisfy
     `j - i >= min_sep`, as in the BLT paper and in jax_privacy. TensorFlow
@@ -82,7 +82,7 @@ class MinSep:
 
     @classmethod
     def as_many_as_fit(cls, num_rounds: int, min_sep: int) -> MinSep:
-        """The schema in which only the stride limits how often a client takes part.
+        """Builds the schema in which only the stride limits how often a client takes part.
 
         Args:
           num_rounds: Number of rounds n.
@@ -99,15 +99,15 @@ class MinSep:
 
     @classmethod
     def unrestricted(cls, num_rounds: int) -> MinSep:
-        """No restriction but the number of rounds: anybody may be in all of them.
+        """Builds the schema that allows every client in every round.
 
-        For runs whose guarantee rests on random sampling instead.
+        It is for runs whose guarantee rests on random sampling instead.
         """
         return cls(num_rounds, 1, num_rounds)
 
     @property
     def min_sep_gap(self) -> int:
-        """Rounds strictly between two rounds of one client, `min_sep - 1`."""
+        """Number of rounds strictly between two rounds of one client, `min_sep - 1`."""
         return self.min_sep - 1
 
     @property
@@ -127,25 +127,27 @@ class MinSep:
     def breaches(
         self, *, num_rounds: int, min_sep: int | None, max_participations: int
     ) -> tuple[Breach, ...]:
-        """In which ways the participation of some clients exceeds this schema.
+        """Returns the limits of this schema that some participation exceeds.
 
         Args:
-          num_rounds: Number of rounds there were.
-          min_sep: Smallest stride between two rounds of one client; None if nobody
+          num_rounds: Number of rounds that took place.
+          min_sep: Smallest stride between two rounds of one client; None if no client
             took part twice.
           max_participations: Largest number of rounds of one client.
 
         Returns:
           At most one `Breach` for each limit; empty if the schema is kept.
         """
-        found = []
+        breaches = []
         if num_rounds > self.num_rounds:
-            found.append(Breach("num_rounds", self.num_rounds, num_rounds))
+            breaches.append(Breach("num_rounds", self.num_rounds, num_rounds))
         if min_sep is not None and min_sep < self.min_sep:
-            found.append(Breach("min_sep", self.min_sep, min_sep))
+            breaches.append(Breach("min_sep", self.min_sep, min_sep))
         if max_participations > self.max_participations:
-            found.append(Breach("max_participations", self.max_participations, max_participations))
-        return tuple(found)
+            breaches.append(
+                Breach("max_participations", self.max_participations, max_participations)
+            )
+        return tuple(breaches)
 
     def patterns(self) -> Iterator[tuple[int, ...]]:
         """Yields every allowed, non-empty set of rounds; exponentially many."""

@@ -1,7 +1,7 @@
-"""Simulated wall time of a population whose devices rest for some hours after a round.
+"""Simulation of a population whose devices wait for some hours after each round.
 
-In production nobody chooses cohorts: a round takes the first devices that show up, and a
-timer on the device keeps it away for a while after it took part (Xu et al. 2023, section
+In production the server does not choose cohorts: a round takes the first devices that check
+in, and a timer keeps a device away for a while after it took part (Xu et al. 2023, section
 2.2, "System configuration"). The separation in rounds, MinS, is then a result. This
 model shows how it depends on the timer:
 
@@ -37,18 +37,18 @@ NIGHT_AND_DAY = tuple(2.5 + 1.5 * math.cos(2 * math.pi * (hour - 2) / 24) for ho
 
 @dataclasses.dataclass(frozen=True)
 class TimerModel:
-    """A population and how it meets the server.
+    """Model of a population of devices with a timer.
 
     Attributes:
       num_clients: Number of devices.
-      clients_per_round: Check-ins that a round waits for (the report goal).
-      timer_hours: Hours after the end of its round during which a device stays away.
+      clients_per_round: Number of check-ins that a round waits for (the report goal).
+      timer_hours: Time in hours after the end of its round during which a device stays away.
       checkins_per_day: Mean number of check-ins a day of a device without a timer.
       hourly_availability: Relative rate of check-ins in each of the 24 hours of a day.
-      overhead_minutes: Time between the last check-in of a round and its end.
+      overhead_minutes: Time in minutes between the last check-in of a round and its end.
 
-    The defaults of `checkins_per_day` and `overhead_minutes` are two numbers fitted to two
-    others: the published MinS of Gboard's es-ES (4.21M devices, 6,500 a round), 313 with a
+    The defaults of `checkins_per_day` and `overhead_minutes` are fitted to two published
+    values of MinS, those of Gboard's es-ES (4.21M devices, 6,500 a round): 313 with a
     timer of 24 hours and 526 with one of 144 hours. Other populations differ.
     """
 
@@ -98,7 +98,7 @@ class TimerModel:
                 while resting and resting[0][0] <= now:
                     waiting.add(resting.popleft()[1])
                 next_return = resting[0][0] if resting else math.inf
-                # Each waiting device checks in before the next one returns, or does not.
+                # Probability that a waiting device checks in before the next one returns.
                 chance = -math.expm1(-(clock.checkins(next_return) - clock.checkins(now)))
                 arrivals = rng.binomial(waiting.size, chance)
                 if arrivals >= missing:
@@ -119,10 +119,10 @@ class TimerModel:
 
 @dataclasses.dataclass(frozen=True)
 class Simulation:
-    """Outcome of a simulated run.
+    """Result of a simulated run.
 
     Attributes:
-      end_hours: When each round ended, shape [num_rounds].
+      end_hours: Hour at which each round ended, shape [num_rounds].
       observed: Participation over all rounds.
     """
 
@@ -131,7 +131,7 @@ class Simulation:
 
     @property
     def min_sep(self) -> int:
-        """Observed stride; the number of rounds if nobody took part twice."""
+        """Observed stride; the number of rounds if no device took part twice."""
         return self.observed.as_schema().min_sep
 
 
@@ -139,12 +139,12 @@ def simulate(model: TimerModel, num_rounds: int, seed: int) -> Simulation:
     """Simulates a run and observes its participation.
 
     Args:
-      model: The population and its timer.
+      model: Model of the population and its timer.
       num_rounds: Number of rounds, at least 1.
-      seed: Non-negative integer.
+      seed: Seed of the simulation, a non-negative integer.
 
     Returns:
-      When the rounds ended and what was observed. Time and memory are linear in
+      The ends of the rounds and the observed participation. Time and memory are linear in
       `num_clients + num_rounds * clients_per_round`.
     """
     counter = observed.ParticipationCounter(model.num_clients)
@@ -156,18 +156,18 @@ def simulate(model: TimerModel, num_rounds: int, seed: int) -> Simulation:
 
 
 class TimerSampler(cohorts.CohortSampler):
-    """The cohorts of a simulated timer, for training as production would.
+    """Sampler of the cohorts of a simulated timer, to train as in production.
 
-    All cohorts are kept: 4 bytes for each participation.
+    All cohorts are kept, with 4 bytes for each participation.
     """
 
     def __init__(self, model: TimerModel, *, num_rounds: int, seed: int):
         """Prepares a simulation, which runs when it is first needed.
 
         Args:
-          model: The population and its timer.
+          model: Model of the population and its timer.
           num_rounds: Number of rounds.
-          seed: Non-negative integer.
+          seed: Seed of the simulation, a non-negative integer.
 
         Raises:
           ValueError: If an argument is out of range.
@@ -187,7 +187,7 @@ class TimerSampler(cohorts.CohortSampler):
 
     @property
     def schema(self) -> schema_lib.MinSep:
-        """What the simulation observes; in production nobody knows it beforehand."""
+        """Schema that the simulation observes; in production it is not known beforehand."""
         counter = observed.ParticipationCounter(self.num_clients)
         for cohort in self._cohorts:
             counter.add(cohort)
@@ -199,7 +199,7 @@ class TimerSampler(cohorts.CohortSampler):
 
 
 class _CheckinClock:
-    """Expected number of check-ins of one device since hour 0, and its inverse."""
+    """Clock of the expected number of check-ins of one device since hour 0."""
 
     def __init__(self, checkins_per_day: float, hourly_availability: tuple[float, ...]):
         self._per_day = checkins_per_day
@@ -219,7 +219,7 @@ class _CheckinClock:
 
 
 class _Pool:
-    """Devices that are waiting, in no order; O(k) to add or take k of them."""
+    """Set of waiting devices; adding or taking k of them takes O(k)."""
 
     def __init__(self, num_clients: int):
         self._members = np.arange(num_clients, dtype=np.int32)
@@ -234,7 +234,7 @@ class _Pool:
         chosen = rng.choice(self.size, count, replace=False, shuffle=False)
         taken = self._members[chosen]
         self.size -= count
-        # Members of the last `count` places that stay move to the holes in front of them.
+        # Members of the last `count` places that were not chosen move to the holes in front.
         stays = np.ones(count, bool)
         stays[chosen[chosen >= self.size] - self.size] = False
         self._members[chosen[chosen < self.size]] = self._members[self.size : self.size + count][
