@@ -23,6 +23,7 @@ setuptools.setup(
     packages=setuptools.find_packages(include=["tff_dpftrl", "tff_dpftrl.*"]),
     package_data={
         "tff_dpftrl": [
+            "py.typed",
             "mechanisms/zoo/*.json",
             "*/README.md",
             "*/*.proto",

@@ -7,9 +7,42 @@ does not load them all.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME_OF = {
+if TYPE_CHECKING:
+    from tff_dpftrl.aggregators.adaptive_clipping import (
+        AdaptiveDPFTRLFactory,
+        ExpensiveClippingWarning,
+        build_adaptive_dp_ftrl_aggregator,
+    )
+    from tff_dpftrl.aggregators.dp_ftrl import DPFTRLFactory, build_dp_ftrl_aggregator
+    from tff_dpftrl.aggregators.sampled_gaussian import SampledGaussianFactory
+    from tff_dpftrl.aggregators.secagg import (
+        build_secagg_adaptive_dp_ftrl_aggregator,
+        build_secagg_dp_ftrl_aggregator,
+    )
+    from tff_dpftrl.private_round.adaptive_clipping import AdaptiveClipping
+    from tff_dpftrl.private_round.clipping import FlatClipping, PerLayerClipping
+    from tff_dpftrl.private_round.estimators import ClippedDenominator, FixedDenominator
+
+__all__ = [
+    "AdaptiveClipping",
+    "ClippedDenominator",
+    "FixedDenominator",
+    "FlatClipping",
+    "PerLayerClipping",
+    "AdaptiveDPFTRLFactory",
+    "DPFTRLFactory",
+    "ExpensiveClippingWarning",
+    "SampledGaussianFactory",
+    "build_adaptive_dp_ftrl_aggregator",
+    "build_dp_ftrl_aggregator",
+    "build_secagg_adaptive_dp_ftrl_aggregator",
+    "build_secagg_dp_ftrl_aggregator",
+]
+
+# Module that defines a name.
+_MODULE_OF = {
     "AdaptiveClipping": "private_round.adaptive_clipping",
     "ClippedDenominator": "private_round.estimators",
     "FixedDenominator": "private_round.estimators",
@@ -25,10 +58,10 @@ _HOME_OF = {
     "build_secagg_dp_ftrl_aggregator": "aggregators.secagg",
 }
 
-__all__ = list(_HOME_OF)
 
+if not TYPE_CHECKING:  # A checker that sees it takes every misspelt name for a good one.
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"tff_dpftrl.{_HOME_OF[name]}"), name)
+    def __getattr__(name: str):
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"tff_dpftrl.{_MODULE_OF[name]}"), name)

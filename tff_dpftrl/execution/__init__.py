@@ -11,29 +11,67 @@ The names below are loaded when they are first used.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOME_OF = {
-    "ClientRunner": "client_part",
-    "CompiledProcess": "compiled_process",
-    "NotCompilableError": "compiled_process",
-    "NoWorkersError": "client_part",
-    "RayClients": "ray_clients",
-    "ThreadedClients": "client_part",
-    "check_secure_sums": "contexts",
-    "compile_process": "compiled_process",
-    "compiled_only": "contexts",
-    "install_fast_state_transfer": "state_transfer",
-    "limit_operation_threads": "operation_threads",
-    "local": "contexts",
-    "secure_sum_simulation": "contexts",
-    "uninstall_fast_state_transfer": "state_transfer",
+if TYPE_CHECKING:
+    from tff_dpftrl.execution.client_part import ClientRunner, NoWorkersError, ThreadedClients
+    from tff_dpftrl.execution.compiled_process import (
+        CompiledProcess,
+        NotCompilableError,
+        compile_process,
+    )
+    from tff_dpftrl.execution.contexts import (
+        check_secure_sums,
+        compiled_only,
+        local,
+        secure_sum_simulation,
+    )
+    from tff_dpftrl.execution.operation_threads import limit_operation_threads
+    from tff_dpftrl.execution.ray_clients import RayClients
+    from tff_dpftrl.execution.state_transfer import (
+        install_fast_state_transfer,
+        uninstall_fast_state_transfer,
+    )
+
+__all__ = [
+    "ClientRunner",
+    "CompiledProcess",
+    "NotCompilableError",
+    "NoWorkersError",
+    "RayClients",
+    "ThreadedClients",
+    "check_secure_sums",
+    "compile_process",
+    "compiled_only",
+    "install_fast_state_transfer",
+    "limit_operation_threads",
+    "local",
+    "secure_sum_simulation",
+    "uninstall_fast_state_transfer",
+]
+
+# Module that defines a name.
+_MODULE_OF = {
+    "ClientRunner": "execution.client_part",
+    "CompiledProcess": "execution.compiled_process",
+    "NotCompilableError": "execution.compiled_process",
+    "NoWorkersError": "execution.client_part",
+    "RayClients": "execution.ray_clients",
+    "ThreadedClients": "execution.client_part",
+    "check_secure_sums": "execution.contexts",
+    "compile_process": "execution.compiled_process",
+    "compiled_only": "execution.contexts",
+    "install_fast_state_transfer": "execution.state_transfer",
+    "limit_operation_threads": "execution.operation_threads",
+    "local": "execution.contexts",
+    "secure_sum_simulation": "execution.contexts",
+    "uninstall_fast_state_transfer": "execution.state_transfer",
 }
 
-__all__ = list(_HOME_OF)
 
+if not TYPE_CHECKING:  # A checker that sees it takes every misspelt name for a good one.
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    def __getattr__(name: str):
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"tff_dpftrl.{_MODULE_OF[name]}"), name)

@@ -16,6 +16,7 @@ import collections
 import enum
 import itertools
 from collections.abc import Callable, Hashable
+from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.secure_sums import (
@@ -201,7 +202,7 @@ class Group:
         if self._phase is Phase.SHARING:
             self._answered.discard(index)
 
-    def advance(self) -> dict[Hashable, secure_sum_pb2.ToDevice]:
+    def advance(self) -> dict[Any, secure_sum_pb2.ToDevice]:
         """Ends the phase with those that have answered, and begins the next.
 
         Returns:
