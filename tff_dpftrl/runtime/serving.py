@@ -211,7 +211,7 @@ class Serving:
             address=self._settings.address,
             limits=self._settings.limits,
             clock=self._clock,
-            waits=self._progress,
+            progress=self._progress,
         )
 
     def _say_where(self) -> None:

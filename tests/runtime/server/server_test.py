@@ -25,7 +25,7 @@ def test_rounds_go_on_where_the_last_server_has_stopped(tmp_path):
             toy.store_with(task, store=store)
             for i in range(2):  # The second one starts at once: the lease was given back.
                 waits = []
-                async with toy.running(tmp_path, [task], store, waits=waits.append) as made:
+                async with toy.running(tmp_path, [task], store, progress=waits.append) as made:
                     for configuration, answer in await a_round(tmp_path, made.address):
                         assert configuration.round_index == i
                         assert int(configuration.broadcast) == i * 1002
@@ -71,7 +71,7 @@ def test_two_servers_do_not_lead_one_population(tmp_path):
         store = toy.store_with(task)
         async with toy.running(tmp_path, [task], store) as first:
             waits = []
-            second = toy.make(tmp_path, [task], store, waits=waits.append)
+            second = toy.make(tmp_path, [task], store, progress=waits.append)
             with pytest.raises(server.ServerError, match="two servers for one population"):
                 await second.start()
             assert len(waits) == 1
@@ -88,7 +88,7 @@ def test_a_server_waits_for_the_lease_of_one_that_has_crashed(tmp_path):
         now = asyncio.get_running_loop().time
         store.acquire(toy.POPULATION, "crashed", now=now(), duration=0.5)
         waits = []
-        async with toy.running(tmp_path, [task], store, waits=waits.append, clock=now) as made:
+        async with toy.running(tmp_path, [task], store, progress=waits.append, clock=now) as made:
             assert "crashed" in waits[0] and len(waits) == 1
             assert store.lease(toy.POPULATION).epoch == 2
             assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))

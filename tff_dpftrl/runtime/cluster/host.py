@@ -135,7 +135,7 @@ class Host(engine_lib.RemoteActors):
         """
         parts = await asyncio.to_thread(self._load)
         self._tasks = {name: task.digest for name, task in parts.tasks.items()}
-        attestation = parts.attestation and attesting.OneAtATime(parts.attestation)
+        attestation = parts.attestation and attesting.LockedAttestation(parts.attestation)
         actors = parts.actor_factory(
             parts.population,
             selectors=self._placement.selectors,
@@ -175,7 +175,7 @@ class Host(engine_lib.RemoteActors):
             remote=self,
         )
 
-    async def _begin(self, parts: Parts, attestation: attesting.OneAtATime | None) -> None:
+    async def _begin(self, parts: Parts, attestation: attesting.LockedAttestation | None) -> None:
         """Starts the engine, and what a kind of host has besides."""
         del parts, attestation
         self._engine.start()

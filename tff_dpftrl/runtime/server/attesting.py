@@ -11,7 +11,7 @@ from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream
 
 
-class OneAtATime(attestation_lib.Attestation):
+class LockedAttestation(attestation_lib.Attestation):
     """A lock around an attestation: the event loop and the Aggregators' threads share it."""
 
     def __init__(self, attestation: attestation_lib.Attestation):
@@ -26,7 +26,7 @@ class OneAtATime(attestation_lib.Attestation):
 
 
 def verifier(
-    attestation: OneAtATime | None, population: str
+    attestation: LockedAttestation | None, population: str
 ) -> secure_aggregator.VerifyIdentity | None:
     """Makes the function that verifies devices' identity keys in secure sums.
 

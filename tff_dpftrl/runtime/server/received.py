@@ -1,4 +1,4 @@
-"""What devices send in a session: read, and refused in one line where it cannot be."""
+"""Parsing of devices' messages in a session; unusable ones are refused in one line."""
 
 from __future__ import annotations
 
@@ -10,18 +10,29 @@ from google.protobuf import message as protobuf_message
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server.session import Refused
 
-_PART_TAG = wire_pb2.FromDevice.UPDATE_PART_FIELD_NUMBER << 3 | 2  # Of bytes; one byte long.
-_LEAST_PART = 16  # Bytes of a message for which a look at its beginning is worth it.
+END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
+"""Result of reading from a stream that the device has ended."""
+
+_PART_TAG = wire_pb2.FromDevice.UPDATE_PART_FIELD_NUMBER << 3 | 2  # Tag of a field of bytes.
+_LEAST_PART = 16  # Bytes of the smallest message that is parsed without a copy.
 
 
 def read(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
-    """What a device sent, which must be of some kinds.
+    """Parses a message of a device.
+
+    Args:
+      raw: Bytes that the device sent, or `END`. Untrusted.
+      kinds: Fields of `wire_pb2.FromDevice` that may be set; messages call it by the first one.
+      most_bytes: Largest size of the message in bytes.
+
+    Returns:
+      The message.
 
     Raises:
-      Refused: If it is too large, another one, or cannot be read.
+      Refused: If the message is too large, of another kind, or cannot be read.
     """
     name = kinds[0].replace("_", "-")
-    if raw is grpc.aio.EOF:
+    if raw is END:
         raise Refused(
             grpc.StatusCode.INVALID_ARGUMENT, f"the stream ended without a {name}", "ended early"
         )
@@ -41,7 +52,7 @@ def read(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevi
 
 
 def too_large(name: str, most_bytes: int) -> Refused:
-    """What to raise for something larger than allowed."""
+    """Makes the error for a message that is larger than allowed."""
     return Refused(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         f"a {name} of more than {most_bytes} bytes is too large",
@@ -52,19 +63,19 @@ def too_large(name: str, most_bytes: int) -> Refused:
 async def read_parts(
     context: grpc.aio.ServicerContext, first: bytes, most_bytes: int, last: str
 ) -> tuple[wire_pb2.FromDevice, bytes]:
-    """Reads what comes in parts.
+    """Reads the parts of a large update, and the message that ends them.
 
     Args:
-      context: Of the session.
-      first: The first part.
-      most_bytes: Size of all parts together, and of the message that ends them.
-      last: Kind of that message.
+      context: Stream of the session.
+      first: First part.
+      most_bytes: Largest size of all parts and the last message together, in bytes.
+      last: Kind of the message that ends the parts.
 
     Returns:
-      The message that ends the parts, and what they make together.
+      The message that ends the parts, and the parts joined.
 
     Raises:
-      Refused: If it is too large, or something else comes.
+      Refused: If they are too large, or the device sends something else.
     """
     parts: list[bytes | memoryview] = [first]
     num_bytes, num_small = len(first), 0
@@ -78,7 +89,7 @@ async def read_parts(
             part = message.update_part
         if len(part) < session_stream.FIRST_PART_BYTES:
             num_small += 1
-            if num_small > 1:  # Millions of them would take more room for themselves than it.
+            if num_small > 1:  # The overhead of millions of small parts would exceed the limit.
                 raise Refused(
                     grpc.StatusCode.INVALID_ARGUMENT,
                     f"only the last part may have less than {session_stream.FIRST_PART_BYTES} "
@@ -90,8 +101,8 @@ async def read_parts(
 
 
 def _part(raw: Any, most_bytes: int) -> memoryview | None:
-    """The part that is all of a message, without a copy of it; None if it is not that simple."""
-    if raw is grpc.aio.EOF or not _LEAST_PART < len(raw) <= most_bytes or raw[0] != _PART_TAG:
+    """Returns the part in a message without a copy; None unless the message is just that part."""
+    if raw is END or not _LEAST_PART < len(raw) <= most_bytes or raw[0] != _PART_TAG:
         return None
     length = at = 0
     for at in range(1, 6):

@@ -1,7 +1,7 @@
 """The conversation that takes the place of a report where a task is summed securely.
 
-A device speaks first, and then each side in turn (`wire.proto`); a device that says more, or
-something else, ends its session. What is in the messages is for the group's Aggregator.
+The device sends the first message, then each side in turn (`wire.proto`). A device that sends
+more, or something else, ends its session. The group's Aggregator reads the messages' contents.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import received, served_task
 from tff_dpftrl.runtime.server.session import Session
 
-_KEYS, _VECTOR = 0, 2  # Steps at which a device sends its keys, and its masked vector.
+_KEYS, _VECTOR = 0, 2  # Steps in which a device sends its keys, and its masked vector.
 
 Answer: TypeAlias = messages.ReportAccepted | messages.ReportRefused
 
 
 def most_bytes(task: served_task.ServedTask) -> int:
-    """Bytes of a message with something for each other device of a group, at most.
+    """Computes the largest size of a message with a share for each other device of a group.
 
     Args:
       task: The task.
 
     Returns:
-      The number; 0 if the task's reports are in the clear.
+      The size in bytes; 0 if the task's reports are in the clear.
     """
     secure_sum = task.task.secure_sum
     if secure_sum is None:
@@ -39,10 +39,10 @@ def most_bytes(task: served_task.ServedTask) -> int:
 
 
 class SecureConversation:
-    """One device's conversation, up to the answer to its report.
+    """Conversation with one device, up to the answer to its report.
 
     Attributes:
-      num_bytes: Received so far.
+      num_bytes: Number of bytes received so far.
     """
 
     def __init__(
@@ -60,12 +60,13 @@ class SecureConversation:
 
         Args:
           session: The session.
-          context: Its stream.
-          task: What it takes part in.
-          attempt: The attempt.
-          deliver: Puts a message into an actor's mailbox.
+          context: Stream of the session.
+          task: Task that the device takes part in.
+          attempt: Name of the attempt.
+          deliver: Function that puts a message into an actor's mailbox, given its address.
           receiving: Room for vectors that come in parts.
-          transfer_ends: When one that begins now must have come, by the event loop's clock.
+          transfer_ends: Function that returns the deadline of a transfer that begins now, in
+            seconds of the event loop's clock.
         """
         self.num_bytes = 0
         self._session, self._context, self._attempt = session, context, attempt
@@ -75,7 +76,7 @@ class SecureConversation:
         self._of_vector = limits_lib.MESSAGE_MARGIN_BYTES + task.largest_report_bytes
 
     async def take(self) -> Answer:
-        """Passes messages on, both ways.
+        """Passes messages on, in both directions.
 
         Returns:
           The answer to the report.
@@ -85,7 +86,7 @@ class SecureConversation:
         """
         for step in itertools.count():
             answer = await self._step(step)
-            if type(answer) is not messages.SecureSumAnswer:
+            if not isinstance(answer, messages.SecureSumAnswer):
                 return answer
             sent = wire_pb2.FromServer(secure_sum=answer.content)
             await self._session.write(self._context, sent.SerializeToString())
@@ -93,7 +94,7 @@ class SecureConversation:
 
     async def _step(self, step: int) -> messages.SecureSumAnswer | Answer:
         raw = await self._context.read()
-        if self._session.has_mail:  # The group has not waited for this.
+        if self._session.has_mail:  # The group went on without this message.
             return await self._session.next_message()
         kinds = ("secure_sum", "report", *(("update_part",) if step == _VECTOR else ()))
         message = received.read(raw, kinds, self._limit(step))
@@ -103,7 +104,7 @@ class SecureConversation:
                 self._pass_on(step, message.secure_sum)
             case "update_part":
                 await self._take_parts(step, message.update_part)
-            case _:  # In the clear: nobody looks at it.
+            case _:  # A report in the clear, which is refused unread.
                 report = messages.Report(self._session.address, self._attempt, None)
                 self._deliver(self._session.report_to, report)
         del raw, message
@@ -122,7 +123,7 @@ class SecureConversation:
         )
 
     async def _take_parts(self, step: int, first: bytes) -> None:
-        """Reads a vector in parts, and waits until it is in the sum: so long it takes up room."""
+        """Reads a vector in parts, and gives its room back when it is in the sum."""
         if len(first) > session_stream.FIRST_PART_BYTES:
             raise received.too_large("first part", session_stream.FIRST_PART_BYTES)
         session, ends = self._session, self._session.deadline

@@ -1,4 +1,4 @@
-"""A population's server: one call to start it, one to stop it."""
+"""The server of a population on one machine: one call starts it, one stops it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tff_dpftrl.runtime.store import interface
 _logger = logging.getLogger(__name__)
 
 _SELECTOR = "selector"
-_LOOK_SECONDS = 0.5  # Between two looks at a lease that somebody else holds.
+_LOOK_SECONDS = 0.5  # Seconds between two looks at another server's lease.
 
 ServerError = binding.ServerError
 """The server cannot start; the message is one line and says what to do."""
@@ -35,8 +35,8 @@ ServerError = binding.ServerError
 class Server:
     """Actors, store and gRPC service of one population, on the running event loop.
 
-    A round that is committed is never lost: whatever ends the server, the next one goes on
-    from there. Two servers never lead one population.
+    A committed round is never lost: whatever ends the server, the next one goes on from there. Two
+    servers never lead one population.
     """
 
     def __init__(
@@ -55,31 +55,32 @@ class Server:
         limits: limits_lib.Limits | None = None,
         clock: Callable[[], float] = time.time,
         randomness: random.Random | None = None,
-        waits: Callable[[str], None] = _logger.warning,
+        progress: Callable[[str], None] = _logger.warning,
     ):
         """Sets a server up; nothing runs, and nothing is bound, before `start`.
 
         Args:
           population: The population.
-          tasks: Its tasks by name, which the store has.
-          store: Where its lease and commits are; left open by `stop`.
-          certificate: File of the server's certificate, see `tls`.
-          key: File of its private key.
-          attestation: Verifies devices' tokens; with None, whoever connects is a device.
-          pace: When devices are to check in again, see `pace_steering.TurnsAhead`.
-          observer: Hears of everything; must not block.
-          address: Host and port to listen on; a port of 0 is any that is free.
-          server_names: Names that devices may know the server by, for their tokens; those in
+          tasks: The population's tasks by name; the store must have them.
+          store: Store of the population's lease and commits; `stop` leaves it open.
+          certificate: File of the server's certificate in PEM.
+          key: File of the certificate's private key in PEM.
+          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
+          pace: Function that draws when a device is to check in again, like a
+            `pace_steering.TurnsAhead`.
+          observer: Callbacks for events and counts; none if None.
+          address: Host and port to listen on; with port 0, any free port.
+          server_names: Names under which devices may know the server, for their tokens; those in
             the certificate if empty.
-          limits: How much devices may use; the defaults if None.
-          clock: Seconds since 1970.
-          randomness: For choices among devices; the operating system's if None.
-          waits: Told, in one line, what `start` waits for.
+          limits: Limits on what devices may use; the defaults if None.
+          clock: Function that returns the seconds since 1970.
+          randomness: Source of choices among devices; the operating system's if None.
+          progress: Callback for progress lines of `start`, while it waits for the lease.
 
         Raises:
           ValueError: If `tasks` are not those of the population, or the certificate or key
             cannot be used.
-          OSError: If they cannot be read.
+          OSError: If the certificate or key cannot be read.
         """
         if [task.task for task in tasks.values()] != [
             population.task(name) for name in tasks
@@ -92,7 +93,9 @@ class Server:
         self._tasks = dict(tasks)
         self._store = store
         self._identity = tls.load(certificate, key)
-        self._attestation = None if attestation is None else attesting.OneAtATime(attestation)
+        self._attestation = (
+            None if attestation is None else attesting.LockedAttestation(attestation)
+        )
         self._pace = pace
         self._observer = observer_lib.Observer() if observer is None else observer
         self._wanted_address = address
@@ -100,7 +103,7 @@ class Server:
         self._limits = limits_lib.Limits() if limits is None else limits
         self._clock = clock
         self._random = random.SystemRandom() if randomness is None else randomness
-        self._waits = waits
+        self._progress = progress
         self._address = ""
         self._grpc: grpc.aio.Server | None = None
         self._service: service.Service | None = None
@@ -113,14 +116,14 @@ class Server:
         return self._address
 
     async def start(self) -> None:
-        """Listens, takes the lease of the population, and serves.
+        """Listens, acquires the lease of the population, and serves.
 
-        If the lease is held, it waits: until it ends, when its holder has crashed; not for
-        longer than it takes to see that the holder lives.
+        If another server holds the lease, it waits until the lease ends. If the lease is renewed
+        in the meantime, its holder lives, and this raises an error.
 
         Raises:
-          ServerError: If another server leads the population, the store cannot be used or has
-            other tasks, or the address cannot be bound.
+          ServerError: If another server leads the population, the store cannot be used or lacks
+            tasks, or the address cannot be bound.
         """
         actors = self._actor_factory(
             self._population,
@@ -128,20 +131,20 @@ class Server:
             pace=self._pace,
             verify_identity=attesting.verifier(self._attestation, self._population.name),
         )
-        self._first = asyncio.get_running_loop().create_future()
-        self._engine = engine_lib.Engine(
+        first = self._first = asyncio.get_running_loop().create_future()
+        engine = self._engine = engine_lib.Engine(
             actors,
             self._store,
             on_event=self._on_event,
             clock=self._clock,
             randomness=self._random,
-            on_selector_lost=lambda address: self._service.selector_lost(address),
-            on_actor_gone=lambda address: self._service.actor_gone(address),
+            on_selector_lost=lambda address: devices.selector_lost(address),
+            on_actor_gone=lambda address: devices.actor_gone(address),
         )
-        self._service = service.Service(
+        devices = self._service = service.Service(
             self._population.name,
             self._tasks,
-            self._engine,
+            engine,
             selector_address=_SELECTOR,
             attestation=self._attestation,
             server_names=self._names,
@@ -153,12 +156,12 @@ class Server:
         )
         try:
             self._grpc, port = binding.bind(
-                self._service, self._identity, self._wanted_address, self._limits
+                devices, self._identity, self._wanted_address, self._limits
             )
-            await self._check_store()
-            await self._wait_for_lease()
-            self._engine.start()
-            await self._lead()
+            await self._check_store(engine)
+            await self._wait_for_lease(engine)
+            engine.start()
+            await self._lead(engine, first)
             await self._grpc.start()
         except BaseException:
             await self.stop()
@@ -166,11 +169,11 @@ class Server:
         self._address = f"{self._wanted_address.rpartition(':')[0]}:{port}"
 
     def _actor_factory(self, *args: Any, **kwargs: Any) -> factory.ActorFactory:
-        """Makes the builder of the actors."""
+        """Makes the factory of the actors."""
         return factory.ActorFactory(*args, **kwargs)
 
     async def stop(self) -> None:
-        """Sends devices away, gives the lease back, and closes what `start` opened.
+        """Sends devices away, releases the lease, and closes what `start` opened.
 
         A round that is not committed is abandoned; nothing of it was released.
         """
@@ -186,15 +189,13 @@ class Server:
         if self._first is not None and not self._first.done():
             if isinstance(event, (events.Leading, events.StoreFailed)):
                 self._first.set_result(event)
-        if isinstance(event, events.SelectionOpened):
+        if isinstance(event, events.SelectionOpened) and self._service is not None:
             self._service.opening = event
         self._observer.on_event(now, event)
 
-    async def _check_store(self) -> None:
+    async def _check_store(self, engine: engine_lib.Engine) -> None:
         try:
-            known = await self._engine.in_store_thread(
-                lambda: self._store.tasks(self._population.name)
-            )
+            known = await engine.in_store_thread(lambda: self._store.tasks(self._population.name))
         except interface.StoreError as error:
             raise ServerError(str(error)) from None
         missing = sorted(set(self._tasks) - set(known))
@@ -204,43 +205,41 @@ class Server:
                 f"{self._population.name!r}: add them first."
             )
 
-    async def _lease(self) -> interface.Lease | None:
-        """The lease that somebody else holds now, or None."""
+    async def _foreign_lease(self, engine: engine_lib.Engine) -> interface.Lease | None:
+        """Returns the lease that another server holds now, or None."""
         try:
-            lease = await self._engine.in_store_thread(
-                lambda: self._store.lease(self._population.name)
-            )
+            lease = await engine.in_store_thread(lambda: self._store.lease(self._population.name))
         except interface.StoreError as error:
             raise ServerError(str(error)) from None
-        if lease is None or self._engine.has_led(lease.owner):
+        if lease is None or engine.has_led(lease.owner):
             return None
         return lease if interface.is_held(lease, self._clock()) else None
 
-    async def _wait_for_lease(self) -> None:
-        found = None
+    async def _wait_for_lease(self, engine: engine_lib.Engine) -> None:
+        first_seen = None
         while True:
-            lease = await self._lease()
+            lease = await self._foreign_lease(engine)
             if lease is None:
                 return
-            if found is None:
-                found = lease
-                self._waits(
+            if first_seen is None:
+                first_seen = lease
+                self._progress(
                     f"The population {self._population.name!r} is led by another server, or one "
                     f"that has crashed: waiting for its lease to end, for up to "
                     f"{lease.expires_at - self._clock():.0f} seconds."
                 )
-            elif lease != found:
+            elif lease != first_seen:
                 raise binding.another_leads(self._population.name)
             await asyncio.sleep(min(_LOOK_SECONDS, self._population.heartbeat_seconds))
 
-    async def _lead(self) -> None:
-        """Waits until an own Coordinator leads."""
+    async def _lead(self, engine: engine_lib.Engine, first: asyncio.Future) -> None:
+        """Waits until a Coordinator of this server leads, which is the first event."""
         deadline = asyncio.get_running_loop().time() + 2 * self._population.lease_seconds
-        while not self._first.done():
-            await asyncio.wait([self._first], timeout=_LOOK_SECONDS)
-            if not self._first.done() and await self._lease() is not None:
-                raise binding.another_leads(self._population.name)  # It has been faster.
+        while not first.done():
+            await asyncio.wait([first], timeout=_LOOK_SECONDS)
+            if not first.done() and await self._foreign_lease(engine) is not None:
+                raise binding.another_leads(self._population.name)  # It was faster.
             if asyncio.get_running_loop().time() > deadline:
                 raise ServerError("No Coordinator has taken the lease: the store does not answer.")
-        if isinstance(self._first.result(), events.StoreFailed):
-            raise ServerError(self._first.result().reason)
+        if isinstance(first.result(), events.StoreFailed):
+            raise ServerError(first.result().reason)

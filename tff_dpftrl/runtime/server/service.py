@@ -1,14 +1,13 @@
-"""The gRPC service: sessions of devices, between their streams and the actors.
+"""The gRPC service: connects the streams of devices' sessions with the actors.
 
-Nothing about a device is kept or logged: a session is an address, which is a number of the
-connection, as long as the stream lasts. So long its network address is counted, as a hash.
+Nothing about a device is kept or logged. While its stream lasts, a session has a number for its
+address, and a hash of the device's network address is counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
-import functools
 import itertools
 import logging
 import random
@@ -21,23 +20,29 @@ import grpc
 from tff_dpftrl.runtime.actors import events, messages, selector
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import (
+    admission,
+    received,
+    secure_conversation,
+    served_task,
+    summaries,
+)
 from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
 from tff_dpftrl.runtime.server import peers as peers_lib
-from tff_dpftrl.runtime.server import received, secure_conversation, served_task, summaries
 from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
 
 _logger = logging.getLogger(__name__)
 
 _STOPS = "the server stops"
-_SMALL = 1 << 16  # Bytes of a configuration that need no place among those on their way.
+_SMALL = 1 << 16  # Bytes of a configuration that is sent without waiting for room.
 _SWEEP_SECONDS = 0.25
-_KEPT_CONFIGURATIONS = 4  # Of attempts and plans; a population has few variants at a time.
+_KEPT_CONFIGURATIONS = 4  # Pairs of attempt and plan; a population has few at a time.
 
 
 class Service:
-    """Serves the devices of one population; all methods are for its event loop."""
+    """Service for the devices of one population; all methods must be called on its event loop."""
 
     def __init__(
         self,
@@ -55,30 +60,29 @@ class Service:
         randomness: random.Random,
         device_prefix: str = "device/",
     ):
-        """See `server.Server`; made on the running event loop.
+        """Begins without sessions, on the running event loop.
 
         Args:
           population: Name of the population.
-          tasks: Its tasks by name.
-          engine: Runs the actors.
-          selector_address: The Selector that devices of this service are connected to.
-          attestation: Verifies tokens; all devices are genuine if None.
-          server_names: Names that devices may know the server by.
-          pace: When devices are to check in again.
-          observer: Hears of sessions.
-          limits: How much devices may use.
-          clock: Seconds since 1970.
-          randomness: For `pace`.
-          device_prefix: What addresses of devices begin with; no other service's, and of no
-            earlier start, where there are several.
+          tasks: The population's tasks by name.
+          engine: Engine that runs the actors.
+          selector_address: Address of the Selector that gets this service's devices.
+          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
+          server_names: Names under which devices may know the server, for their tokens.
+          pace: Function that draws when a device is to check in again.
+          observer: Callbacks for sessions.
+          limits: Limits on what devices may use.
+          clock: Function that returns the seconds since 1970.
+          randomness: Source of randomness for `pace`.
+          device_prefix: Prefix of devices' addresses. Where there are several services, no other
+            one and no earlier start may have it.
         """
         self._population = population
         self._device_prefix = device_prefix
         self._tasks = tasks
         self._engine = engine
         self._selector = selector_address
-        self._attestation = attestation
-        self._names = list(server_names)
+        self._admission = admission.Admission(population, tasks, attestation, server_names)
         self._pace = pace
         self._observer = observer
         self._limits = limits
@@ -100,30 +104,28 @@ class Service:
         self._loop_time: Callable[[], float] = asyncio.get_running_loop().time
         self._sweeping = asyncio.ensure_future(self._sweep())
         self.opening = events.SelectionOpened("", 0)
-        """What devices are chosen for, as far as known; devices are told at once."""
-        # Any version may be claimed; few are.
-        self._plans = functools.lru_cache(maxsize=64)(self._plans_for)
+        """The open selection, as far as known; the challenge of each session names it."""
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """What a gRPC server is to be given."""
+        """Returns the handler for a gRPC server."""
         return _Handler(
             {
-                # Bytes in and out: what is the same for many is serialised once.
+                # Bytes in and out: a message that many devices get is serialised once.
                 session_stream.SESSION_METHOD: grpc.stream_stream_rpc_method_handler(self._session),
-                session_stream.TELL_METHOD: grpc.unary_unary_rpc_method_handler(self._tell),
+                session_stream.TELL_METHOD: grpc.unary_unary_rpc_method_handler(self._summary),
             }
         )
 
     @property
     def largest_message(self) -> int:
-        """Bytes of the largest message that a device may send."""
+        """Size of the largest message that a device may send, in bytes."""
         parts = max(task.largest_report_bytes for task in self._tasks.values())
         of_groups = max(secure_conversation.most_bytes(task) for task in self._tasks.values())
         largest = max(min(parts, session_stream.PART_BYTES), of_groups)
         return largest + limits_lib.MESSAGE_MARGIN_BYTES
 
     async def _sweep(self) -> None:
-        """Ends sessions whose time is over; cheaper than a timer for each."""
+        """Ends sessions whose deadline has passed; cheaper than a timer for each session."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = self._loop_time()
@@ -141,14 +143,18 @@ class Service:
                 session.interrupt(Refused(grpc.StatusCode.UNAVAILABLE, _STOPS, _STOPS))
 
     def selector_lost(self, address: str) -> None:
-        """Sends those away that a Selector has forgotten."""
-        del address  # There is one.
+        """Sends away the waiting devices of a Selector that was lost."""
+        del address  # A service has one Selector.
         for session in self._sessions.values():
             if session.phase is Phase.WAITING:
                 session.receive(self._come_back(session, "the server has lost its place"))
 
     def actor_gone(self, address: str) -> None:
-        """Refuses those that an Aggregator owes an answer, or will owe one, in a secure sum."""
+        """Refuses the devices of an Aggregator that is gone, in a secure sum.
+
+        Args:
+          address: Address of the actor that is gone.
+        """
         if not self._has_secure_sums:
             return
         for session in self._sessions.values():
@@ -156,10 +162,10 @@ class Service:
                 self._refuse_late(session)
 
     def actors_lost(self, are_lost: Callable[[str], bool]) -> None:
-        """Refuses all that have reported, or will report, to Aggregators of a lost process.
+        """Refuses all devices of Aggregators of a lost process.
 
         Args:
-          are_lost: Whether the Aggregator of an address was there.
+          are_lost: Function of an Aggregator's address that returns whether it is lost.
         """
         for session in self._sessions.values():
             if session.report_to and are_lost(session.report_to):
@@ -188,7 +194,7 @@ class Service:
                 await self._converse(session, context)
             except asyncio.CancelledError:
                 error = session.interruption()
-                if error is None:  # The device, or its connection, is gone.
+                if error is None:  # The device or its connection is gone.
                     raise
                 await self._interrupted(session, context, error)
         except Refused as refused:
@@ -199,7 +205,7 @@ class Service:
             context.set_details(refused.text)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # Its text may quote what a device sent.
+        except Exception as error:  # The error's text may quote a device's message.
             _logger.error("a session failed with %s", type(error).__name__)
             self._observer.session_refused("error of the server")
             context.set_code(grpc.StatusCode.INTERNAL)
@@ -221,8 +227,8 @@ class Service:
     async def _interrupted(
         self, session: Session, context: grpc.aio.ServicerContext, error: Exception
     ) -> None:
-        """Ends a session whose time is over, or that the server ends."""
-        if session.is_writing:  # gRPC sends one thing at a time: not even a status any more.
+        """Ends a session whose deadline has passed, or that the server ends."""
+        if session.is_writing:  # gRPC sends one message at a time, so not even a status now.
             if session.phase is Phase.CONNECTING:
                 session.phase = Phase.REFUSED
                 self._observer.session_refused("no check-in in time")
@@ -262,7 +268,7 @@ class Service:
         opening.challenge.round_index = self.opening.round_index
         await session.write(context, opening.SerializeToString())
         raw = await context.read()
-        if raw is grpc.aio.EOF:  # As it knows the round, it has to rest.
+        if raw is received.END:  # The device knows the round, so it has to rest.
             session.phase = Phase.SENT_AWAY
             self._engine.deliver(self._selector, messages.DeviceRests())
             self._observer.sent_away("it has to rest", False)
@@ -271,13 +277,13 @@ class Service:
         if not self._check_ins.take():
             await self._send_away(session, context, self._turns(), "too many devices check in")
             return
-        plans = self._admit(check_in, challenge)
+        plans = self._admission.admit(check_in, challenge)
         session.phase = Phase.WAITING
         session.deadline = self._loop_time() + self._limits.waiting_seconds
         self._observer.waiting()
         self._engine.connect(session.address, session.receive)
-        here = messages.CheckIn(session.address, frozenset(plans), session.peer.source)
-        self._engine.deliver(self._selector, here)
+        ready = messages.CheckIn(session.address, frozenset(plans), session.peer.source)
+        self._engine.deliver(self._selector, ready)
         answer = await session.next_message()
         if type(answer) is messages.ComeBack:
             await self._send_away(session, context, answer.turns, answer.reason)
@@ -291,54 +297,6 @@ class Service:
             await self._converse_securely(session, context, answer)
         else:
             await self._take_report(session, context, answer.task)
-
-    def _admit(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> dict[str, bytes]:
-        """The plans that a device can run, by task.
-
-        Raises:
-          Refused: If it cannot take part.
-        """
-        if check_in.population != self._population:
-            raise Refused(
-                grpc.StatusCode.NOT_FOUND,
-                "there is no such population here: correct its name, or the server's address",
-                "unknown population",
-            )
-        if check_in.protocol_version not in session_stream.VERSIONS:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the server speaks versions {list(session_stream.VERSIONS)} of the protocol, "
-                f"not {check_in.protocol_version}: update the device",
-                "no common version",
-            )
-        self._attest(check_in.token, challenge)
-        plans = self._plans(check_in.runtime_version)
-        if not plans:
-            raise Refused(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"no task has a plan for version {check_in.runtime_version} of the runtime: "
-                "update the device",
-                "no plan for its version",
-            )
-        return plans
-
-    def _plans_for(self, runtime_version: int) -> dict[str, bytes]:
-        plans = {name: task.plan_for(runtime_version) for name, task in self._tasks.items()}
-        return {name: plan for name, plan in plans.items() if plan is not None}
-
-    def _attest(self, token: bytes, challenge: bytes) -> None:
-        if self._attestation is None:
-            return
-        for i, name in enumerate(self._names):
-            nonce = session_stream.attested_nonce(challenge, name, self._population)
-            verdict = self._attestation.verify(token, nonce)
-            if verdict is attestation_lib.Verdict.GENUINE:
-                if i:  # Most devices know the server by one name.
-                    self._names.insert(0, self._names.pop(i))
-                return
-            if verdict is not attestation_lib.Verdict.OTHER_NONCE:
-                break
-        raise Refused(grpc.StatusCode.UNAUTHENTICATED, verdict.value, verdict.value)
 
     async def _send_away(
         self,
@@ -406,7 +364,7 @@ class Service:
         report: wire_pb2.Report,
         num_bytes: int,
     ) -> None:
-        """Has a report summed, and tells the device."""
+        """Has a report summed, and answers the device."""
         self._engine.deliver(
             session.report_to, messages.Report(session.address, report.attempt, report)
         )
@@ -423,7 +381,7 @@ class Service:
     ) -> None:
         session.phase = Phase.REPORTED
         session.deadline = self._loop_time() + self._limits.check_in_seconds
-        if type(answer) is messages.ReportAccepted:
+        if isinstance(answer, messages.ReportAccepted):
             session.report_to = ""
             self._observer.reported(task, "", num_bytes)
             await session.write(context, self._answer(True, "", answer.turns))
@@ -441,7 +399,7 @@ class Service:
         return answer.SerializeToString()
 
     def _allow_transfer(self, session: Session) -> None:
-        """So that nobody keeps the room of others."""
+        """Sets the deadline of a transfer, so that a slow device does not keep others' room."""
         ends = self._loop_time() + self._limits.transfer_seconds
         session.deadline = min(session.deadline, ends)
 
@@ -456,7 +414,7 @@ class Service:
         num_bytes = len(configuration)
         self._observer.configured(configure.task, num_bytes)
         self._shares.session_configured()
-        # What is written of a message twice is merged: groups differ in their sessions only.
+        # Concatenated protobuf messages are merged: groups differ in their sessions only.
         session_of_group = b""
         if configure.secure_sum_session:
             added = wire_pb2.Configuration(secure_sum_session=configure.secure_sum_session)
@@ -464,7 +422,7 @@ class Service:
         if num_bytes <= _SMALL:
             await session.write(context, configuration + session_of_group)
             return
-        # gRPC copies what it sends: as many copies as there are places.
+        # gRPC copies each message that it sends: the room bounds the copies.
         await self._sending.take(num_bytes)
         try:
             self._allow_transfer(session)
@@ -473,7 +431,7 @@ class Service:
             self._sending.give_back(num_bytes)
 
     def _configuration(self, configure: messages.Configure, plan: bytes) -> bytes:
-        """The same bytes for all devices of an attempt and a variant of the plan."""
+        """Returns the bytes that all devices of an attempt and a variant of the plan get."""
         key = (configure.attempt, plan)
         serialized = self._configurations.get(key)
         if serialized is None:
@@ -494,7 +452,7 @@ class Service:
 
     # After a session.
 
-    async def _tell(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _summary(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
         try:
             if not self._summaries.take():
                 raise Refused(

@@ -1,4 +1,4 @@
-"""One session of a device, as the server sees it: a stream, from its opening to its end."""
+"""One session of a device on the server: a stream, from its opening to its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Phase(str, enum.Enum):
-    """Where a session is, or where it has ended; the value is what the observer is told."""
+    """Phase of a session, or the phase in which it ended; the value is for the observer."""
 
     REFUSED = "refused"
     CONNECTING = "connecting"
@@ -27,16 +27,16 @@ class Phase(str, enum.Enum):
 
 
 class Refused(Exception):
-    """The session cannot go on.
+    """The server refuses to go on with a session.
 
     Attributes:
-      code: The gRPC status it ends with.
-      text: One line for the device.
-      reason: A few words for the observer, one of few.
+      code: gRPC status with which the session ends.
+      text: Message for the device, one line.
+      reason: Reason for the observer, one of a fixed set.
     """
 
     def __init__(self, code: grpc.StatusCode, text: str, reason: str):
-        """Says with which status, what the device is told, and what is counted."""
+        """Stores the status, the device's message and the observer's reason."""
         super().__init__(text)
         self.code = code
         self.text = text
@@ -48,17 +48,17 @@ class TimeIsOver(Exception):
 
 
 class Session:
-    """The state of a session, and its mailbox.
+    """State of a session, and its mailbox.
 
     Attributes:
-      address: Where actors send what is for this device.
-      phase: Where it is.
-      deadline: When its phase is over at the latest, by the event loop's clock.
-      report_to: The Aggregator that hears when it ends; empty if there is none.
-      task: Name of the task that it takes part in; empty before.
-      is_in_secure_sum: Whether its report is summed securely.
-      is_writing: Whether something is on its way to the device, and nothing else can be.
-      peer: Where it comes from, under a name of this start; None before it is counted.
+      address: Address to which actors send messages for this device.
+      phase: Current phase.
+      deadline: Time at which the phase is over, in seconds of the event loop's clock.
+      report_to: Address of the Aggregator that is notified when the session ends; empty if there
+        is none.
+      is_in_secure_sum: Whether the device's report is summed securely.
+      is_writing: Whether a message is on its way to the device, so that no other can be sent.
+      peer: Other end of the connection; None before it is counted.
     """
 
     __slots__ = (
@@ -66,7 +66,6 @@ class Session:
         "phase",
         "deadline",
         "report_to",
-        "task",
         "is_in_secure_sum",
         "is_writing",
         "peer",
@@ -77,21 +76,24 @@ class Session:
     )
 
     def __init__(self, address: str, deadline: float):
-        """A session of the running asyncio task.
+        """Begins a session of the running asyncio task.
 
         Args:
-          address: Its address; new.
-          deadline: See the class.
+          address: New address of the session.
+          deadline: Time at which the first phase is over, in seconds of the event loop's clock.
         """
+        coroutine = asyncio.current_task()
+        if coroutine is None:
+            raise RuntimeError("A session must be made in an asyncio task.")
         self.address = address
         self.phase = Phase.CONNECTING
         self.deadline = deadline
         self.report_to = ""
-        self.task = ""
+
         self.is_in_secure_sum = False
         self.is_writing = False
         self.peer: peers.Peer | None = None
-        self._coroutine = asyncio.current_task()
+        self._coroutine = coroutine
         self._inbox: collections.deque[Any] | None = None
         self._waiter: asyncio.Future | None = None
         self._ending: Exception | None = None
@@ -99,11 +101,11 @@ class Session:
     def receive(self, message: Any) -> None:
         """Takes a message for the device."""
         if type(message) is messages.Configure:
-            # From now on it is waited for, whether or not the coroutine comes to know.
+            # From now on an Aggregator waits for the device, even if the coroutine ends first.
             self.report_to = message.report_to
             self.is_in_secure_sum = bool(message.secure_sum_session)
         elif self.report_to and type(message) is messages.ComeBack:
-            return  # Who sends it away does not know that it takes part.
+            return  # The sender does not know yet that the device takes part.
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(message)
@@ -114,11 +116,11 @@ class Session:
 
     @property
     def has_mail(self) -> bool:
-        """Whether there is a message that nobody has waited for."""
+        """Whether the mailbox holds a message."""
         return bool(self._inbox)
 
     async def next_message(self) -> Any:
-        """The next message for the device."""
+        """Waits for the next message for the device, and returns it."""
         if self._inbox:
             return self._inbox.popleft()
         self._waiter = self._coroutine.get_loop().create_future()
@@ -127,29 +129,29 @@ class Session:
         return message
 
     async def until_mail(self) -> None:
-        """Waits until there is a message, which stays."""
+        """Waits until there is a message, and leaves it in the mailbox."""
         message = await self.next_message()
         self._inbox = self._inbox or collections.deque()
         self._inbox.appendleft(message)
 
     async def write(self, context: grpc.aio.ServicerContext, content: bytes) -> None:
-        """Sends a message; what is interrupted meanwhile is still on its way.
+        """Sends a message; if it is interrupted, `is_writing` stays True.
 
         Args:
           context: The session's stream.
-          content: The message.
+          content: Serialised message.
         """
         self.is_writing = True
         await context.write(content)
         self.is_writing = False
 
     def interrupt(self, error: Exception) -> None:
-        """Ends what the session's coroutine waits for, with an error that is not its peer's."""
+        """Cancels the session's coroutine, with an error that tells it from a lost connection."""
         if self._ending is None:
             self._ending = error
             self._coroutine.cancel()
 
     def interruption(self) -> Exception | None:
-        """Once, the error of `interrupt`; None if the coroutine was cancelled by its peer."""
+        """Returns the error of `interrupt` once; None if the connection was lost."""
         error, self._ending = self._ending, None
         return error

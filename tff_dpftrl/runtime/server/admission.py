@@ -1,0 +1,95 @@
+"""Admission of devices that check in: population, protocol version, attestation and plans."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import grpc
+
+from tff_dpftrl.runtime.protocol import attestation as attestation_lib
+from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
+from tff_dpftrl.runtime.server import served_task
+from tff_dpftrl.runtime.server.session import Refused
+
+
+class Admission:
+    """Checks of a check-in, up to the plans that the device can run."""
+
+    def __init__(
+        self,
+        population: str,
+        tasks: Mapping[str, served_task.ServedTask],
+        attestation: attestation_lib.Attestation | None,
+        server_names: Sequence[str],
+    ):
+        """Stores what check-ins are compared with.
+
+        Args:
+          population: Name of the population.
+          tasks: The population's tasks by name.
+          attestation: Verifier of devices' tokens; with None, every connection counts as a device.
+          server_names: Names under which devices may know the server, for their tokens.
+        """
+        self._population = population
+        self._tasks = tasks
+        self._attestation = attestation
+        self._names = list(server_names)
+        # A device may claim any version, but few exist.
+        self._plans = functools.lru_cache(maxsize=64)(self._plans_for)
+
+    def admit(self, check_in: wire_pb2.CheckIn, challenge: bytes) -> dict[str, bytes]:
+        """Checks a check-in.
+
+        Args:
+          check_in: Check-in that a device sent. Untrusted.
+          challenge: Challenge that the server sent to the device.
+
+        Returns:
+          Serialised plans that the device can run, by task.
+
+        Raises:
+          Refused: If the device cannot take part.
+        """
+        if check_in.population != self._population:
+            raise Refused(
+                grpc.StatusCode.NOT_FOUND,
+                "there is no such population here: correct its name, or the server's address",
+                "unknown population",
+            )
+        if check_in.protocol_version not in session_stream.VERSIONS:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the server speaks versions {list(session_stream.VERSIONS)} of the protocol, "
+                f"not {check_in.protocol_version}: update the device",
+                "no common version",
+            )
+        self._attest(check_in.token, challenge)
+        plans = self._plans(check_in.runtime_version)
+        if not plans:
+            raise Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"no task has a plan for version {check_in.runtime_version} of the runtime: "
+                "update the device",
+                "no plan for its version",
+            )
+        return plans
+
+    def _plans_for(self, runtime_version: int) -> dict[str, bytes]:
+        plans = {name: task.plan_for(runtime_version) for name, task in self._tasks.items()}
+        return {name: plan for name, plan in plans.items() if plan is not None}
+
+    def _attest(self, token: bytes, challenge: bytes) -> None:
+        if self._attestation is None:
+            return
+        verdict = attestation_lib.Verdict.OTHER_NONCE
+        for i, name in enumerate(self._names):
+            nonce = session_stream.attested_nonce(challenge, name, self._population)
+            verdict = self._attestation.verify(token, nonce)
+            if verdict is attestation_lib.Verdict.GENUINE:
+                if i:  # Most devices know the server by one name.
+                    self._names.insert(0, self._names.pop(i))
+                return
+            if verdict is not attestation_lib.Verdict.OTHER_NONCE:
+                break
+        raise Refused(grpc.StatusCode.UNAUTHENTICATED, verdict.value, verdict.value)
