@@ -1,1 +1,1 @@
-"""A population's server on one machine: actors on asyncio, devices over gRPC and TLS."""
+"""The server of a population on one machine: actors on asyncio, devices over gRPC and TLS."""

@@ -1,4 +1,4 @@
-"""A port, and gRPC over TLS behind it."""
+"""Binding of the gRPC service to a port, over TLS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tff_dpftrl.runtime.protocol import session_stream
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import service
 
-_SENT_AHEAD = 1 << 16  # Bytes of a stream that nobody has begun to read.
+_SENT_AHEAD = 1 << 16  # Bytes of a stream that are buffered before the server reads them.
 
 
 class ServerError(RuntimeError):
@@ -17,7 +17,7 @@ class ServerError(RuntimeError):
 
 
 def another_leads(population: str) -> ServerError:
-    """What is raised where another server holds the lease of a population."""
+    """Makes the error for a population whose lease another server holds."""
     return ServerError(
         f"Another server leads the population {population!r}: two servers for one population are "
         "not possible. Stop that one, or name another store."
@@ -35,11 +35,11 @@ def bind(
     Args:
       devices: The service.
       certificate: Certificate and key of the server.
-      address: Host and port; a port of 0 is any that is free.
-      limits: How much devices may use.
+      address: Host and port; with port 0, any free port.
+      limits: Limits on what devices may use.
 
     Returns:
-      The gRPC server, and the port.
+      The gRPC server, not started, and its port.
 
     Raises:
       ServerError: If the address cannot be bound.
@@ -48,11 +48,11 @@ def bind(
     server = grpc.aio.server(
         handlers=[devices.handler()],
         options=[
-            ("grpc.so_reuseport", 0),  # Or two servers could share a port unawares.
+            ("grpc.so_reuseport", 0),  # Otherwise two servers could share a port by accident.
             ("grpc.max_receive_message_length", devices.largest_message),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_metadata_size", 8192),
-            # What a device may send ahead is a fixed size, not what the network can carry.
+            # Devices may send a fixed size ahead, not as much as the network can carry.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.http2.lookahead_bytes", _SENT_AHEAD),
             ("grpc.keepalive_time_ms", keepalive),

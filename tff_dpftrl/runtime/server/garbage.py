@@ -1,23 +1,23 @@
-"""Python's search for cycles of garbage, set for processes with thousands of sessions.
+"""Settings of Python's garbage collector for processes with thousands of sessions.
 
-What a session has used is free as soon as it ends, but for five small objects of gRPC's. Python
-does not know that, and looks through all that is alive again and again as sessions open: a
-tenth and more of the processor time of a round of thousands, and a stop of a good part of a
-second now and then where TensorFlow is imported.
+A session's memory is free as soon as it ends, but for five small objects of gRPC. Python does not
+know that, and scans all live objects again and again as sessions open. In a round of thousands of
+devices, this takes a tenth of the processor time and more. Where TensorFlow is imported, a scan
+can stop the process for a good part of a second.
 """
 
 from __future__ import annotations
 
 import gc
 
-_YOUNG = 50_000  # Objects that come before it looks at them.
-_OLDER = (20, 100)
+_YOUNG = 50_000  # New objects before a collection of the youngest generation.
+_OLDER = (20, 100)  # Thresholds of the older generations.
 
 
 def settle() -> None:
-    """Looks once more, and from now on seldom, and never again at what is alive now.
+    """Collects once, excludes all live objects from now on, and makes collections rare.
 
-    To be called once by a process that serves, when all is imported and loaded.
+    A process that serves calls it once, when all is imported and loaded.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""How much of a server devices may use, whatever they send."""
+"""Limits on what devices may use of a server, whatever they send."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tff_dpftrl import validation
 
 CHECK_IN_BYTES = 4096  # A check-in is a name, two numbers and a token.
 SUMMARY_BYTES = 4096
-MESSAGE_MARGIN_BYTES = 4096  # Around a part of an update, or a report of its largest size.
+MESSAGE_MARGIN_BYTES = 4096  # Overhead of a message besides a part of an update or a report.
 # Behind one address of a carrier there are hundreds of devices, of which few are connected.
 SESSIONS_PER_ADDRESS = 500
 SESSIONS_PER_CONNECTION = 16  # A device has one for each population.
-PEER_BYTES = 192  # Of a message of a secure sum, for each device that it has something for.
+PEER_BYTES = 192  # Bytes in a message of a secure sum for each other device.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,25 +23,27 @@ class Limits:
     """Limits of a server; beyond them devices are sent away, and rounds go on.
 
     Attributes:
-      sessions: Sessions at a time.
-      sessions_per_address: Open sessions of one address (IPv4), or of one network of 64 bits
-        (IPv6). None is `SESSIONS_PER_ADDRESS`, and no limit for loopback: a fleet on the same
-        machine is many devices. A number holds for all.
-      sessions_per_connection: Open sessions of one connection; None is
-        `SESSIONS_PER_CONNECTION`, and no limit for loopback. A number holds for all.
-      check_ins_per_second: Check-ins that are looked at; further devices are told to come
-        back. A second's worth of them may come at once.
-      summaries_per_second: Sessions' summaries that are counted, likewise.
-      check_in_seconds: How long a device may take to check in once it is connected.
-      waiting_seconds: After which a device that was not selected is told to come back.
-      keepalive_seconds: After so long without a sign of life a connection is tested; one
-        that does not answer for as long again is closed.
-      sending_bytes: Configurations that are on their way to devices at a time, together; one
-        is in any case.
-      receiving_bytes: Updates in parts that are on their way from devices, or wait to be
-        summed, at a time, likewise.
-      transfer_seconds: How long a device may take to receive its configuration, and to send an
-        update in parts, once there is room.
+      sessions: Largest number of open sessions.
+      sessions_per_address: Largest number of open sessions of one address (IPv4), or of one network
+        of 64 bits (IPv6). None is `SESSIONS_PER_ADDRESS`, and no limit for loopback, where a fleet
+        is many devices. A number also holds for loopback.
+      sessions_per_connection: Largest number of open sessions of one connection. None is
+        `SESSIONS_PER_CONNECTION`, and no limit for loopback. A number also holds for loopback.
+      check_ins_per_second: Largest rate of check-ins that are checked; further devices are asked to
+        come back. A second's worth of check-ins may come at once.
+      summaries_per_second: Largest rate of sessions' summaries that are counted; a second's worth
+        may come at once.
+      check_in_seconds: Time limit for the check-in of a connected device, in seconds.
+      waiting_seconds: Time after which a device that was not selected is asked to come back, in
+        seconds.
+      keepalive_seconds: Idle time after which a connection is tested, in seconds. A connection that
+        does not answer for as long again is closed.
+      sending_bytes: Largest total size of configurations that are being sent at a time, in bytes. A
+        single larger one is sent alone.
+      receiving_bytes: Largest total size of updates in parts that are being received or wait to be
+        summed, in bytes. A single larger one is received alone.
+      transfer_seconds: Time limit for receiving a configuration, and for sending an update in
+        parts, in seconds; it counts once there is room.
     """
 
     sessions: int = 20_000
@@ -68,7 +70,7 @@ class Limits:
                 validation.positive(field.name, getattr(self, field.name))
 
     def of_peer(self, is_loopback: bool) -> tuple[int | None, int | None]:
-        """Returns the limits of the sessions of one address and of one connection; None is none.
+        """Returns the session limits of one address and of one connection; None is no limit.
 
         Args:
           is_loopback: Whether the address is this machine itself.
@@ -80,14 +82,14 @@ class Limits:
 
 
 class TokenBucket:
-    """Lets so many pass in a second, and a second's worth at once."""
+    """Rate limit that lets a second's worth pass at once."""
 
     def __init__(self, per_second: float, clock: Callable[[], float]):
         """Begins full.
 
         Args:
-          per_second: How many.
-          clock: Seconds, never going back.
+          per_second: Largest rate, per second.
+          clock: Function that returns seconds and never goes back.
         """
         self._rate = validation.positive("per_second", per_second)
         self._most = max(1.0, per_second)
@@ -96,7 +98,7 @@ class TokenBucket:
         self._at = clock()
 
     def take(self) -> bool:
-        """Whether one more may pass now."""
+        """Takes one token; returns whether there was one."""
         now = self._clock()
         self._level = min(self._most, self._level + (now - self._at) * self._rate)
         self._at = now
@@ -107,7 +109,7 @@ class TokenBucket:
 
 
 class Room:
-    """Bytes that may be on their way at a time; who comes first is first. For one event loop."""
+    """Budget of bytes in transfer at a time, first come, first served; for one event loop."""
 
     def __init__(self, num_bytes: int):
         self._most = num_bytes
@@ -115,7 +117,7 @@ class Room:
         self._queue: collections.deque[tuple[int, asyncio.Future]] = collections.deque()
 
     async def take(self, num_bytes: int) -> None:
-        """Waits for so many; for all of them if there are not so many."""
+        """Waits for bytes of the budget, at most for the whole budget."""
         num_bytes = min(num_bytes, self._most)
         if not self._queue and self._free >= num_bytes:
             self._free -= num_bytes
@@ -126,11 +128,11 @@ class Room:
             await turn
         except asyncio.CancelledError:
             is_granted = turn.done() and not turn.cancelled()
-            self.give_back(num_bytes if is_granted else 0)  # Others may not have to wait any more.
+            self.give_back(num_bytes if is_granted else 0)  # Others may be next now.
             raise
 
     def give_back(self, num_bytes: int) -> None:
-        """Gives back what was taken."""
+        """Gives back bytes that were taken."""
         self._free += min(num_bytes, self._most)
         while self._queue:
             wanted, turn = self._queue[0]

@@ -1,4 +1,4 @@
-"""Where sessions come from: how many one address, and one connection, may have open."""
+"""Limits on the open sessions of one address and of one connection."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _IPV6_NETWORK = 64  # Bits: a host has all addresses of its network.
 
 
 class Peer(NamedTuple):
-    """The other end of a session, under names that only this start of the server can make.
+    """Other end of a session, under keyed hashes that are new with each start of the server.
 
     Attributes:
-      address: Name of its IPv4 address or IPv6 network.
-      connection: Name of its connection.
+      address: Hash of its IPv4 address or IPv6 network.
+      connection: Hash of its connection.
       is_loopback: Whether it is on this machine.
     """
 
@@ -34,23 +34,23 @@ class Peer(NamedTuple):
     def source(self) -> str:
         """Name under which the Selector counts its devices.
 
-        On loopback, behind which there is a fleet or a local proxy, an address tells nothing.
+        On loopback this is the connection, since a fleet or a local proxy shares one address.
         """
         return self.connection if self.is_loopback else self.address
 
 
 class Peers:
-    """The open sessions of each address and each connection.
+    """Counts of open sessions by address and by connection.
 
-    Forwarded headers are not looked at, since whoever connects can write them. An entry is there
-    as long as a session of its address is open; the names are hashes with a random key.
+    Forwarded headers are ignored, since a client can write them. An entry lasts as long as a
+    session of its address is open; names are hashes with a random key.
     """
 
     def __init__(self, limits: limits_lib.Limits):
         """Begins without sessions.
 
         Args:
-          limits: Limits of the server.
+          limits: Limits on what devices may use.
         """
         self._limits = limits
         self._key = os.urandom(32)
@@ -66,7 +66,7 @@ class Peers:
           The peer, for `leave`.
 
         Raises:
-          Refused: If its address or its connection has as many open sessions as it may have.
+          Refused: If its address or its connection has reached the limit of open sessions.
         """
         address, is_loopback = network(peer)
         names = Peer(self._name(address), self._name(peer), is_loopback)
@@ -94,14 +94,14 @@ class Peers:
 
 
 def network(peer: str) -> tuple[str, bool]:
-    """Finds the address that a limit counts.
+    """Finds the address whose sessions are counted.
 
     Args:
-      peer: The other end of a connection as gRPC writes it.
+      peer: Other end of a connection as gRPC writes it.
 
     Returns:
-      A pair: the IPv4 address or the IPv6 network of 64 bits (what is neither, like a Unix socket,
-      as its kind), and whether it is this machine itself.
+      A pair. First, the IPv4 address or the IPv6 network of 64 bits, or the kind of another
+      connection, like a Unix socket. Second, whether it is this machine itself.
     """
     kind, _, rest = urllib.parse.unquote(peer).partition(":")
     host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
@@ -112,6 +112,5 @@ def network(peer: str) -> tuple[str, bool]:
     if address.version == 6 and address.ipv4_mapped:
         address = address.ipv4_mapped
     if address.version == 6 and not address.is_loopback:
-        of = ipaddress.ip_network((address, _IPV6_NETWORK), strict=False)
-        return str(of), False
+        return str(ipaddress.ip_network((address, _IPV6_NETWORK), strict=False)), False
     return str(address), address.is_loopback

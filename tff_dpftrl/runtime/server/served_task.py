@@ -1,4 +1,4 @@
-"""A task as a server has it: what its actors do, and what its devices get."""
+"""A task of a server: what its actors compute, and what its devices get."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tff_dpftrl.runtime.actors import population
 
 @dataclasses.dataclass(frozen=True)
 class ServedTask:
-    """A task of a server.
+    """Task of a server.
 
     Attributes:
-      task: For the actors. Its summation takes a `wire_pb2.Report` as payload, or sums of
-        groups, and its model is what `wire_pb2.Configuration.broadcast` holds.
-      plan_for: Given a device's runtime version, its serialized `plan_pb2.SignedPlan`; None
-        if the version is too old.
-      largest_report_bytes: Size of a serialized `wire_pb2.Report`, or of the packed vector
-        that takes its place in a secure sum, at most.
-      digest: Tells it from others of the same name: processes of one server have the same.
+      task: Task for the actors. Its summation takes a `wire_pb2.Report` as payload, or sums of
+        groups. Its model is the content of `wire_pb2.Configuration.broadcast`.
+      plan_for: Function of a device's runtime version that returns the serialised
+        `plan_pb2.SignedPlan`, or None if the version is too old.
+      largest_report_bytes: Largest size of a serialised `wire_pb2.Report`, or of the packed vector
+        that takes its place in a secure sum, in bytes.
+      digest: Digest of the task's files, the same in all processes of one server.
     """
 
     task: population.Task

@@ -1,18 +1,18 @@
-"""What a server needs besides its store, in one folder: made where it is missing, kept if not.
+"""A server's folder: all files that it needs besides its store, made where they are missing.
 
     certificate.pem        the server's certificate, which devices trust
     private_key.pem        its private key
     attestation_issuer     the private key that makes devices' attestation tokens
     attestation_issuer.pub the public key that the server verifies them with
-    plan_keys/*.pub        the public keys of who signed the tasks
-    endpoint.json          while a server runs: where devices and the status page find it
+    plan_keys/*.pub        the public keys with which tasks were signed
+    endpoint.json          while a server runs: addresses of its service and its status page
     sessions.json          counts of devices' sessions by shape, of no single device
     rounds.json            how many rounds of each task were committed when last looked at
 
-`tff-dpftrl serve` makes all of it, so that devices on the same machine can be tried out
-with `--server-folder`. In production the certificate comes from whoever runs the domain,
-the issuer is a service that looks at the device before it vouches for it, and devices get
-the certificate's authority and the public keys of plans with their software.
+`tff-dpftrl serve` makes all of them, so that devices on the same machine can be tried out with
+`--server-folder`. In production, the certificate comes from the domain's operator, and the issuer
+is a service that checks a device before it vouches for it. Devices get the certificate's authority
+and the public keys of plans with their software.
 """
 
 from __future__ import annotations
@@ -32,61 +32,61 @@ from tff_dpftrl.runtime.plans import signing
 
 @dataclasses.dataclass(frozen=True)
 class ServerFolder:
-    """Paths in the folder.
+    """Folder of a server, and the paths of its files.
 
     Attributes:
-      path: The folder.
+      path: Path of the folder.
     """
 
     path: pathlib.Path
 
     @property
     def certificate(self) -> pathlib.Path:
-        """The server's certificate."""
+        """Path of the server's certificate."""
         return self.path / "certificate.pem"
 
     @property
     def private_key(self) -> pathlib.Path:
-        """Its private key."""
+        """Path of the certificate's private key."""
         return self.path / "private_key.pem"
 
     @property
     def issuer(self) -> pathlib.Path:
-        """The private key that makes attestation tokens."""
+        """Path of the private key that makes attestation tokens."""
         return self.path / "attestation_issuer"
 
     @property
     def issuer_public(self) -> pathlib.Path:
-        """The public key that verifies them."""
+        """Path of the public key that verifies attestation tokens."""
         return signing_keys.public_path(self.issuer)
 
     @property
     def sessions(self) -> pathlib.Path:
-        """Counts of sessions by shape."""
+        """Path of the counts of sessions by shape."""
         return self.path / "sessions.json"
 
     @property
     def rounds(self) -> pathlib.Path:
-        """Numbers of committed rounds."""
+        """Path of the numbers of committed rounds."""
         return self.path / "rounds.json"
 
     @property
     def endpoint(self) -> pathlib.Path:
-        """Where a server that runs is found."""
+        """Path of the addresses of a running server."""
         return self.path / "endpoint.json"
 
     @property
     def plan_keys(self) -> tuple[pathlib.Path, ...]:
-        """The public keys of who signed the tasks."""
+        """Paths of the public keys with which tasks were signed."""
         return tuple(sorted((self.path / "plan_keys").glob("*.pub")))
 
     def make(self, names: Sequence[str], *, certificate: bool = True, issuer: bool = True) -> None:
-        """Makes what is missing, for this user only.
+        """Makes the missing files, for this user only.
 
         Args:
           names: Names and addresses that devices connect to, for the certificate.
           certificate: Whether a certificate is needed.
-          issuer: Whether a key that makes tokens is.
+          issuer: Whether a key that makes attestation tokens is needed.
 
         Raises:
           ValueError: If other users may use the private key that makes tokens.
@@ -94,7 +94,7 @@ class ServerFolder:
         """
         private_files.make_folder(self.path)
         if certificate and not self.certificate.exists():
-            self.private_key.unlink(missing_ok=True)  # Of a start that ended in between.
+            self.private_key.unlink(missing_ok=True)  # From a start that was interrupted.
             tls.create_self_signed(self.certificate, self.private_key, names)
         if issuer and self.issuer.exists():
             private_files.check_owner_only(self.issuer)
@@ -103,7 +103,7 @@ class ServerFolder:
             signing_keys.create(self.issuer)
 
     def keep_plan_keys(self, keys: Iterable[ed25519.Ed25519PublicKey]) -> None:
-        """Keeps the public keys of tasks, by their names, for devices.
+        """Writes the public keys of tasks for devices, named by their hashes.
 
         Args:
           keys: The keys.
@@ -119,10 +119,10 @@ class ServerFolder:
                 durable_files.write(path, signing_keys.public_pem(key))
 
     def keep_rounds(self, done: Mapping[str, tuple[str, int]]) -> None:
-        """Keeps how many rounds are committed, for `check_rounds`.
+        """Records how many rounds are committed, for `check_rounds`.
 
         Args:
-          done: The hash of the server's plan and the number of rounds, by task.
+          done: Hash of the server's plan and number of committed rounds, by task.
 
         Raises:
           OSError: If the folder cannot be written.
@@ -138,11 +138,11 @@ class ServerFolder:
 
         Args:
           task: Name of the task.
-          plan: Hash of its server's plan.
-          rounds_done: The number of committed rounds in the store.
+          plan: Hash of the server's plan of the task.
+          rounds_done: Number of committed rounds in the store.
 
         Raises:
-          ValueError: If there were more.
+          ValueError: If more rounds are recorded than the store has.
           OSError: If the folder cannot be read.
         """
         known_plan, known = self._known_rounds().get(task, ["", 0])
@@ -171,27 +171,27 @@ class ServerFolder:
         return known
 
     def write_endpoint(self, devices: str, status_page: str) -> None:
-        """Says where the server is found; `remove_endpoint` takes it back.
+        """Writes the addresses of the running server; `remove_endpoint` removes them.
 
         Args:
-          devices: Host and port of the devices' service; several with commas in between.
+          devices: Host and port of the devices' service; several are separated by commas.
           status_page: URL of the status page.
 
         Raises:
           OSError: If the folder cannot be written.
         """
-        found = {"devices": devices, "status_page": status_page}
-        durable_files.write(self.endpoint, (json.dumps(found) + "\n").encode())
+        addresses = {"devices": devices, "status_page": status_page}
+        durable_files.write(self.endpoint, (json.dumps(addresses) + "\n").encode())
 
     def remove_endpoint(self) -> None:
-        """Takes `write_endpoint` back."""
+        """Removes the file that `write_endpoint` wrote."""
         self.endpoint.unlink(missing_ok=True)
 
     def address(self) -> str:
-        """Host and port of the devices' service of a server that runs, or several with commas.
+        """Reads host and port of a running server's service; several are separated by commas.
 
         Raises:
-          ValueError: If no server says that it runs, or what it says is damaged.
+          ValueError: If no server runs with the folder, or the file is damaged.
         """
         try:
             return str(json_text.parse(self.endpoint.read_text(encoding="utf-8"))["devices"])
@@ -207,5 +207,5 @@ class ServerFolder:
 
 
 def of(path: str | os.PathLike[str]) -> ServerFolder:
-    """The folder at a path, which need not be there yet."""
+    """Returns the server's folder at a path, which need not exist yet."""
     return ServerFolder(pathlib.Path(path))

@@ -1,7 +1,7 @@
-"""What devices tell of their sessions: read, held to ranges, and cut to what may be shown.
+"""Summaries that devices send of their sessions: parsed, range-checked, and bounded in number.
 
-A summary names neither device nor session, and no token comes with it. So anybody may tell of a
-session that never was; but no more sessions are told of than there were.
+A summary names neither device nor session, and comes without a token. So anybody may send one of
+a session that never was. But no more summaries are counted than there were sessions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tff_dpftrl.runtime.server.session import Refused
 from tff_dpftrl.runtime.status import session_table
 
 OTHER = "other"
-"""What a shape that is not in `session_shape.SHAPES` is counted as."""
+"""Name under which shapes that are not in `session_shape.SHAPES` are counted."""
 
 _LONGEST_SECONDS = 7 * 86_400.0
 _MOST_MEMORY = 1 << 44
@@ -29,17 +29,17 @@ _NAME = re.compile(r"[\w.+-]{1,32}", re.ASCII)
 
 
 def read(raw: bytes, population: str) -> wire_pb2.SessionSummary:
-    """Reads a summary.
+    """Parses a summary.
 
     Args:
-      raw: What a device sent.
-      population: The population that is served.
+      raw: Bytes that a device sent. Untrusted.
+      population: Name of the population that is served.
 
     Returns:
       The summary; its shape is one of `session_shape.SHAPES`, or `OTHER`.
 
     Raises:
-      Refused: If it is too large, unreadable, of another population or out of range.
+      Refused: If the summary is too large, unreadable, of another population or out of range.
     """
     if len(raw) > limits.SUMMARY_BYTES:
         raise Refused(
@@ -68,18 +68,19 @@ def read(raw: bytes, population: str) -> wire_pb2.SessionSummary:
 
 
 class Share:
-    """Bounds the summaries of sessions by the number of sessions, without a link between them.
+    """Bound on the number of summaries by the number of sessions, without a link between them.
 
-    Each session leaves room for one summary, whoever sends it. The room of those that are not
-    told of, such as drop-outs, is forgotten in time.
+    Each session makes room for one summary, whoever sends it. Room that is not used, as after
+    drop-outs, is forgotten in time.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]):
         """Begins without room.
 
         Args:
-          seconds: Time for which room is kept at least. It is kept for less than twice as long.
-          clock: Seconds, never going back.
+          seconds: Time in seconds for which room is kept at least; it is kept for less than twice
+            as long.
+          clock: Function that returns seconds and never goes back.
         """
         self._seconds = seconds
         self._clock = clock
@@ -111,39 +112,39 @@ class Share:
 
 
 class Shares:
-    """Room for the summaries of sessions, of those that got a plan and of all others apart."""
+    """Bounds on summaries, separately for sessions that got a plan and for all others."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]):
         """Begins without room.
 
         Args:
-          seconds: Most seconds from the begin of a session to its summary.
-          clock: Seconds, never going back.
+          seconds: Longest time from the beginning of a session to its summary, in seconds.
+          clock: Function that returns seconds and never goes back.
         """
         self._opened, self._configured = Share(seconds, clock), Share(seconds, clock)
 
     def session_opened(self) -> None:
-        """Makes room for a summary that tells of no plan: a session may end before it has one."""
+        """Makes room for a summary without a plan: the session may end before it has one."""
         self._opened.add()
 
     def session_configured(self) -> None:
-        """Makes room for a summary that tells of a plan."""
+        """Makes room for a summary of a session with a plan."""
         self._configured.add()
 
     def check(self, summary: wire_pb2.SessionSummary) -> None:
         """Takes the room of a summary.
 
         Args:
-          summary: What `read` returned.
+          summary: Summary that `read` returned.
 
         Raises:
-          Refused: If as many sessions of its kind were told of as there were.
+          Refused: If as many summaries of its kind were counted as there were sessions.
         """
         has_plan = session_table.got_plan(summary.shape)
         if not (self._configured if has_plan else self._opened).take():
             raise Refused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "all sessions were told of: do not try again",
+                "there was a summary of every session: do not try again",
                 "too many summaries",
             )
 
