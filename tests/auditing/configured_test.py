@@ -58,8 +58,8 @@ def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
     build = configured.process.build_aggregator
     config = config_lib.TrainingConfig(**_COMMON, mechanism="blt")
 
-    def little_noise(config, plan):
-        aggregator = build(config, plan)
+    def little_noise(options, plan):
+        aggregator = build(options, plan)
         aggregator.private_round = type(aggregator.private_round)(
             plan.strategy,
             noise_multiplier=plan.noise_multiplier / 4,
@@ -70,7 +70,7 @@ def test_a_config_that_draws_too_little_noise_is_caught(monkeypatch):
         return aggregator
 
     plan = config.privacy().plan(_NUM_CLIENTS, 100)
-    correct = build(config, plan)
+    correct = build(config.learning, plan)
     claim = correct.guarantee(plan.schema, plan.delta)
     monkeypatch.setattr(configured.process, "build_aggregator", little_noise)
     monkeypatch.setattr(type(correct), "guarantee", lambda self, schema, delta: claim)

@@ -53,7 +53,7 @@ def test_only_metrics_of_the_cohort_are_exact(options):
     special = metrics.SpecialIds(oov=6, bos=7, eos=8)
     plan = config.privacy().plan(100, model.num_parameters)
     checked = check_process.check_process(
-        process.build_process(plan, config, functional_model.build(model, special, seed=0))
+        process.build_process(plan, config.learning, functional_model.build(model, special, seed=0))
     )
     assert len(checked.releases) == 1
     checked.raise_if_any(allow=["metrics"])
@@ -74,7 +74,7 @@ def test_a_sampled_cohort_is_clipped_and_divided_as_asked():
 def _rates(**options):
     """What the server's SGD makes of a unit update in every round."""
     optimizer = process.build_server_optimizer(
-        _config(server_optimizer="sgd", server_learning_rate=2.0, **options)
+        _config(server_optimizer="sgd", server_learning_rate=2.0, **options).learning
     )
     state, steps = optimizer.initialize(tf.TensorSpec([])), []
     for _ in range(8):
@@ -101,7 +101,7 @@ def test_momentum_restarts_with_the_noise():
     optimizer = process.build_server_optimizer(
         config_lib.TrainingConfig(
             noise_multiplier=1.0, num_rounds=8, restart_optimizer=True, **restarting
-        )
+        ).learning
     )
     state, weights, moves = optimizer.initialize(tf.TensorSpec([])), tf.zeros([]), []
     for _ in range(8):
@@ -119,7 +119,7 @@ def test_momentum_restarts_with_the_noise():
             server_decay="linear",
             iterate_averaging=0.5,
             **restarting,
-        )
+        ).learning
     )
     state, weights, moves = scheduled.initialize(tf.TensorSpec([])), tf.zeros([]), []
     for _ in range(8):

@@ -89,7 +89,7 @@ def _audit(
         whole = claim_lib.Claim(built.run_of(plan.num_rounds).epsilon(plan.delta), plan.delta)
         aggregator_claim = None  # In the games everybody knows who was sampled.
     else:
-        built = process.build_aggregator(config, plan)
+        built = process.build_aggregator(config.learning, plan)
         whole = aggregator_claim = claim_lib.Claim.of(built.guarantee(plan.schema, plan.delta))
     progress(f"The aggregator: {trials} games of {min(rounds, plan.num_rounds)} rounds.")
     games = aggregator_lib.audit_aggregator(
@@ -146,7 +146,7 @@ def _short_run(
         claim = claim_lib.Claim.of(built.guarantee(schema, plan.delta))
         strategy = plan.strategy  # It may be for more rounds: the run has the first ones.
     short_run = training.audit_training(
-        process.build_process(plan, config, canaries.model),
+        process.build_process(plan, config.learning, canaries.model),
         canaries=canaries,
         claim=claim,
         schema=schema,

@@ -14,7 +14,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
 from tff_dpftrl.mechanisms import defaults as mechanism_defaults
 from tff_dpftrl.mechanisms import table
-from tff_dpftrl.training import language_config
+from tff_dpftrl.training import language_config, learning_options
 
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["dp-ftrl", "dp-fedavg", "dp-fedsgd"]
 Mechanism = Literal[(*table.runnable(), "none")]
-ServerOptimizer = Literal["sgd", "momentum", "adam"]
 Estimator = Literal["fixed-denominator", "clipped-denominator"]
-Decay = Literal["none", "linear", "cosine"]
 Engine = Literal["compiled", "tff"]
 
 _option = language_config.option
@@ -80,7 +78,7 @@ class TrainingConfig(language_config.LanguageConfig):
     client_learning_rate: float = _option(
         1.0, "Learning rate of the clients' SGD.", "federated learning", 0.0
     )
-    server_optimizer: ServerOptimizer = _option(
+    server_optimizer: learning_options.ServerOptimizer = _option(
         "momentum", "Optimizer of the server: sgd, momentum or adam.", "federated learning"
     )
     server_learning_rate: float = _option(
@@ -102,7 +100,7 @@ class TrainingConfig(language_config.LanguageConfig):
         "federated learning",
         0,
     )
-    server_decay: Decay = _option(
+    server_decay: learning_options.Decay = _option(
         "none",
         "How the server's learning rate falls to zero over the rounds: none, linear or cosine.",
         "federated learning",
@@ -395,6 +393,15 @@ class TrainingConfig(language_config.LanguageConfig):
         from tff_dpftrl.mechanisms import restarts
 
         return restarts.starts(self.num_rounds, every=self.restart_every, first=self.restart_warmup)
+
+    @property
+    def learning(self) -> learning_options.LearningOptions:
+        """Optimizers, their schedule, and the adaptation of a learned clip norm."""
+        names = {field.name for field in dataclasses.fields(learning_options.LearningOptions)}
+        return learning_options.LearningOptions(
+            **{name: getattr(self, name) for name in names - {"server_restarts"}},
+            server_restarts=self.starts[1:] if self.restart_optimizer else (),
+        )
 
     @property
     def mechanism_options(self) -> table.Options:

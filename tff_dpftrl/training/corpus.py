@@ -130,14 +130,13 @@ def _load_corpus(config: language_config.TextConfig) -> user_text.UserText:
 
 
 def read_vocabulary(
-    config: language_config.LanguageConfig, train: user_text.UserText | None
+    config: language_config.LanguageConfig, train: user_text.UserText
 ) -> vocabulary.Vocabulary:
     """Reads or counts the vocabulary that a config names.
 
     Args:
       config: Options of the run.
-      train: The training users; None if their text is not there, as in a server of devices:
-        a file is then not compared with it.
+      train: The training users' text.
 
     Returns:
       The vocabulary.
@@ -146,24 +145,49 @@ def read_vocabulary(
       ValueError: If it cannot be used.
     """
     size, lower_case = config.vocabulary_size, config.lower_case
-    match config.vocabulary:
-        case "docs":
-            return vocabulary.standard_library(size, lower_case=lower_case)
-        case "private":
-            if train is None:
-                raise validation.UsageError(
-                    "vocabulary 'private' needs the text of the training users."
-                )
-            return vocabulary.of_training_users(train, size, lower_case=lower_case)
-        case path:
-            _refuse_same_file(config.data, path)
-            return vocabulary.from_file(
-                path,
-                size,
-                lower_case=lower_case,
-                is_tokenized=config.pretokenized,
-                protected=train,
-            )
+    if config.vocabulary == "private":
+        return vocabulary.of_training_users(train, size, lower_case=lower_case)
+    return public_vocabulary(
+        config.vocabulary,
+        size,
+        lower_case=lower_case,
+        pretokenized=config.pretokenized,
+        data=config.data,
+        train=train,
+    )
+
+
+def public_vocabulary(
+    source: str,
+    size: int,
+    *,
+    lower_case: bool,
+    pretokenized: bool,
+    data: str,
+    train: user_text.UserText | None = None,
+) -> vocabulary.Vocabulary:
+    """Reads or counts a vocabulary of public text.
+
+    Args:
+      source: 'docs', or a file that the user declares to be public.
+      size: Largest number of words.
+      lower_case: Whether words are in lower case.
+      pretokenized: Whether the texts of a file are words separated by white space.
+      data: The protected corpus, which `source` must not be.
+      train: The training users' text, which the file is compared with; None if it is not here.
+
+    Returns:
+      The vocabulary.
+
+    Raises:
+      ValueError: If it cannot be used.
+    """
+    if source == "docs":
+        return vocabulary.standard_library(size, lower_case=lower_case)
+    _refuse_same_file(data, source)
+    return vocabulary.from_file(
+        source, size, lower_case=lower_case, is_tokenized=pretokenized, protected=train
+    )
 
 
 def _refuse_same_file(data: str, path: str) -> None:

@@ -39,7 +39,7 @@ def open_engine(
       values. What was started for it is ended afterwards.
     """
     with _context(config), _clients(placement) as clients:
-        built = process.build_process(plan, config, language_task.functional_model())
+        built = process.build_process(plan, config.learning, language_task.functional_model())
         if config.engine == "tff":
             yield built, language_task.client_dataset
             return

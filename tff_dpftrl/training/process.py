@@ -15,7 +15,7 @@ from tff_dpftrl.learning import dp_fedavg, iterate_averaging, optimizer_restarts
 from tff_dpftrl.private_round import adaptive_clipping as adaptive_clipping_lib
 from tff_dpftrl.private_round import clipping, estimators
 from tff_dpftrl.runs import dp_ftrl_privacy, privacy, sampled_privacy
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import learning_options
 
 _LARGEST_MESSAGE = 2**31 - 1  # Bytes; a limit of protocol buffers.
 
@@ -23,7 +23,7 @@ _LARGEST_MESSAGE = 2**31 - 1  # Bytes; a limit of protocol buffers.
 @functools.singledispatch
 def build_process(
     plan: privacy.PrivacyPlan,
-    config: config_lib.TrainingConfig,
+    options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
@@ -35,7 +35,7 @@ def build_process(
 
     Args:
       plan: Mechanism, noise and clipping.
-      config: Algorithm, optimizers and their learning rates.
+      options: Optimizers and their learning rates.
       model: The model, with its initial weights.
       metrics_aggregator: How the clients' training metrics are aggregated.
 
@@ -49,16 +49,16 @@ def build_process(
 @build_process.register
 def _build_dp_ftrl(
     plan: dp_ftrl_privacy.DpFtrlPlan,
-    config: config_lib.TrainingConfig,
+    options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
 ) -> tff.learning.templates.LearningProcess:
     return tff.learning.algorithms.build_unweighted_fed_avg(
         model,
-        client_optimizer_fn=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
-        server_optimizer_fn=build_server_optimizer(config),
-        model_aggregator=build_aggregator(config, plan),
+        client_optimizer_fn=tff.learning.optimizers.build_sgdm(options.client_learning_rate),
+        server_optimizer_fn=build_server_optimizer(options),
+        model_aggregator=build_aggregator(options, plan),
         metrics_aggregator=metrics_aggregator,
         # Several times faster than a reduce over the dataset for an unrolled LSTM on a CPU.
         loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
@@ -68,7 +68,7 @@ def _build_dp_ftrl(
 @build_process.register
 def _build_sampled(
     plan: sampled_privacy.SampledPlan,
-    config: config_lib.TrainingConfig,
+    options: learning_options.LearningOptions,
     model: tff.learning.models.FunctionalModel,
     *,
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
@@ -76,13 +76,15 @@ def _build_sampled(
     common = {
         "metrics_aggregator": metrics_aggregator,
         "aggregator": build_sampled_aggregator(plan),
-        "server_optimizer": build_server_optimizer(config),
+        "server_optimizer": build_server_optimizer(options),
     }
-    if config.algorithm == "dp-fedsgd":
-        return dp_fedavg.build_dp_fedsgd(model, learning_rate=config.client_learning_rate, **common)
+    if plan.algorithm == "dp-fedsgd":
+        return dp_fedavg.build_dp_fedsgd(
+            model, learning_rate=options.client_learning_rate, **common
+        )
     return dp_fedavg.build_dp_fedavg(
         model,
-        client_optimizer=tff.learning.optimizers.build_sgdm(config.client_learning_rate),
+        client_optimizer=tff.learning.optimizers.build_sgdm(options.client_learning_rate),
         **common,
     )
 
@@ -127,38 +129,38 @@ def check_state_fits(plan: privacy.PrivacyPlan, num_parameters: int) -> None:
 
 
 def build_server_optimizer(
-    config: config_lib.TrainingConfig,
+    options: learning_options.LearningOptions,
 ) -> tff.learning.optimizers.Optimizer:
     """The server's optimizer, which only post-processes what was noised."""
     optimizers = tff.learning.optimizers
-    rate = config.server_learning_rate
-    match config.server_optimizer:
+    rate = options.server_learning_rate
+    match options.server_optimizer:
         case "adam":
-            optimizer = optimizers.build_adam(rate, epsilon=config.server_adam_epsilon)
+            optimizer = optimizers.build_adam(rate, epsilon=options.server_adam_epsilon)
         case "momentum":
-            optimizer = optimizers.build_sgdm(rate, config.server_momentum)
+            optimizer = optimizers.build_sgdm(rate, options.server_momentum)
         case "sgd":
             optimizer = optimizers.build_sgdm(rate)
-    if config.restart_optimizer and len(config.starts) > 1:
-        optimizer = optimizer_restarts.restart_at(optimizer, config.starts[1:])
-    if config.server_warmup_rounds or config.server_decay != "none":
+    if options.server_restarts:
+        optimizer = optimizer_restarts.restart_at(optimizer, options.server_restarts)
+    if options.server_warmup_rounds or options.server_decay != "none":
         optimizer = optimizers.schedule_learning_rate(
-            optimizer, functools.partial(_scheduled_rate, config)
+            optimizer, functools.partial(_scheduled_rate, options)
         )
-    if config.iterate_averaging is not None:
-        optimizer = iterate_averaging.average_iterates(optimizer, config.iterate_averaging)
+    if options.iterate_averaging is not None:
+        optimizer = iterate_averaging.average_iterates(optimizer, options.iterate_averaging)
     return optimizer
 
 
 @tf.autograph.experimental.do_not_convert
-def _scheduled_rate(config: config_lib.TrainingConfig, round_index: tf.Tensor) -> tf.Tensor:
+def _scheduled_rate(options: learning_options.LearningOptions, round_index: tf.Tensor) -> tf.Tensor:
     """The server's learning rate in a round: a linear warm-up times a decay to zero."""
     now = tf.cast(round_index, tf.float32)
-    rate = tf.constant(config.server_learning_rate, tf.float32)
-    if config.server_warmup_rounds:
-        rate *= tf.minimum(1.0, (now + 1.0) / (config.server_warmup_rounds + 1.0))
-    done = now / config.num_rounds
-    match config.server_decay:
+    rate = tf.constant(options.server_learning_rate, tf.float32)
+    if options.server_warmup_rounds:
+        rate *= tf.minimum(1.0, (now + 1.0) / (options.server_warmup_rounds + 1.0))
+    done = now / options.num_rounds
+    match options.server_decay:
         case "linear":
             rate *= 1.0 - done
         case "cosine":
@@ -167,7 +169,7 @@ def _scheduled_rate(config: config_lib.TrainingConfig, round_index: tf.Tensor) -
 
 
 def build_aggregator(
-    config: config_lib.TrainingConfig, plan: dp_ftrl_privacy.DpFtrlPlan
+    options: learning_options.LearningOptions, plan: dp_ftrl_privacy.DpFtrlPlan
 ) -> tff.aggregators.UnweightedAggregationFactory:
     """What turns the clients' updates into the server's: `model_aggregator`.
 
@@ -183,11 +185,11 @@ def build_aggregator(
     }
     adaptive = adaptive_clipping_lib.AdaptiveClipping(
         initial_clip_norm=plan.clip_norm,
-        target_unclipped_quantile=config.target_unclipped_quantile,
-        clip_learning_rate=config.clip_learning_rate,
-        clipped_count_stddev=config.clipped_count_stddev,
+        target_unclipped_quantile=options.target_unclipped_quantile,
+        clip_learning_rate=options.clip_learning_rate,
+        clipped_count_stddev=options.clipped_count_stddev,
     )
-    if plan.encoding is not None and config.adaptive_clipping:
+    if plan.encoding is not None and plan.adaptive_clipping:
         return secagg.build_secagg_adaptive_dp_ftrl_aggregator(
             plan.strategy, encoding=plan.encoding, clipping=adaptive, **common
         )
@@ -195,7 +197,7 @@ def build_aggregator(
         return secagg.build_secagg_dp_ftrl_aggregator(
             plan.strategy, encoding=plan.encoding, clip_norm=plan.clip_norm, **common
         )
-    if config.adaptive_clipping:
+    if plan.adaptive_clipping:
         return adaptive_clipping.build_adaptive_dp_ftrl_aggregator(
             plan.strategy, clipping=adaptive, **common, report_non_finite_clients=True
         )

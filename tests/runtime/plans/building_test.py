@@ -114,7 +114,7 @@ def test_every_mechanism_makes_plans(mechanism):
     config = config_lib.TrainingConfig(
         num_rounds=8, clients_per_round=3, mechanism=mechanism, min_sep=2, **noise
     )
-    aggregator = process_lib.build_aggregator(config, config.privacy().plan(100, 4))
+    aggregator = process_lib.build_aggregator(config.learning, config.privacy().plan(100, 4))
     plans = small_tasks.plans(small_tasks.federated_averaging(aggregator))
     verification.check_device_plan(plans.devices[0])
 

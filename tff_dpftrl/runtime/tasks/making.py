@@ -50,6 +50,7 @@ class _Language:
     """A model and its words.
 
     Attributes:
+      name: Name of the model, a key of `models.table.MODELS`.
       words: Vocabulary.
       rule: Rule by which texts become words.
       model: Language model.
@@ -57,11 +58,22 @@ class _Language:
       functional: The model as TFF takes it, with its initial weights.
     """
 
+    name: str
     words: vocabulary.Vocabulary
     rule: tokenizer.Tokenizer
     model: language_model.LanguageModel
     initial_weights: warm_start.InitialWeights | None
     functional: tff.learning.models.FunctionalModel
+
+    @property
+    def summary(self) -> str:
+        """Name and sizes of the model."""
+        return f"{self.name}, {self.model.num_parameters} weights, {len(self.words.words)} words"
+
+    @property
+    def upload_bytes(self) -> int:
+        """Room for a report; with secure aggregation an update is padded to a power of two."""
+        return 8 * self.model.num_parameters + _METRICS_BYTES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +135,6 @@ class _Parts:
       proxies: Serialized examples of each simulated device, from public text.
       tests: What the task has to show on them.
       language: The model and its words.
-      summary: Name and sizes of the model.
       batches: How the texts of a device become batches.
       demands: What the task asks of devices.
       options: All options, as the task's folder keeps them.
@@ -132,7 +143,6 @@ class _Parts:
     proxies: Sequence[Sequence[bytes]]
     tests: predicates.Predicates
     language: _Language
-    summary: str
     batches: _Batches
     demands: _Demands
     options: Mapping[str, Any]
@@ -166,25 +176,26 @@ def make(
     task_folder.check_is_free(output)
     config = config.resolved(pathlib.Path(output).name)
     parts = _prepare(config, config.client_epochs, progress)
-    plan = _privacy_plan(config.privacy(), parts)
-    for line in startup.describe_plan(plan, parts.language.model.num_parameters):
-        progress(line)
+    learning, plan = config.learning, _privacy_plan(config.privacy(), parts, progress)
     terms = _terms(
         plan,
         parts,
         max_epsilon=config.max_epsilon,
         data=pathlib.PurePath(config.data).name,
-        server_optimizer=config.server_optimizer,
+        server_optimizer=learning.server_optimizer,
     )
     _check_budget(terms)
     progress("Building the plans ...")
     with contexts.compiled_only():
         training = process.build_process(
-            plan, config, parts.language.functional, metrics_aggregator=_metrics_aggregator(parts)
+            plan,
+            learning,
+            parts.language.functional,
+            metrics_aggregator=_metrics_aggregator(parts),
         )
         private_round = None
         if plan.strategy is not None:
-            private_round = process.build_aggregator(config, plan).private_round
+            private_round = process.build_aggregator(learning, plan).private_round
         limits = _report_limits(parts, plan)
         plans = _build(parts, training, terms, limits, private_round=private_round)
     return _finish(parts, plans, terms, output, key, progress)
@@ -262,28 +273,30 @@ def _prepare(config: config_lib.TaskConfig, epochs: int, progress: Progress) -> 
         pretokenized=config.pretokenized,
         protected=config.data,
     )
-    words = corpus.read_vocabulary(config, None)
-    progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
-    sizes = {"vocabulary_size": words.size, "sequence_length": config.sequence_length}
-    model = table.build(config.model, **sizes, **config.model_sizes)
-    progress(f"Model: {config.model}, {model.num_parameters} weights.")
-    initial = None
-    if config.initial_weights is not None:
-        folder = pathlib.Path(config.initial_weights)
-        initial = warm_start.read(folder, model, words, config.seed, protected=config.data)
-        progress(f"Initial weights: {initial.source}.")
-    rule = tokenizer.Tokenizer(words.lower_case, config.pretokenized)
-    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
-    weights = None if initial is None else initial.weights
-    functional = functional_model.build(model, special, config.seed, weights)
+    words = corpus.public_vocabulary(
+        config.vocabulary,
+        config.vocabulary_size,
+        lower_case=config.lower_case,
+        pretokenized=config.pretokenized,
+        data=config.data,
+    )
+    language = _read_language(
+        words,
+        config.model,
+        {"sequence_length": config.sequence_length, **config.model_sizes},
+        pretokenized=config.pretokenized,
+        weights_folder=config.initial_weights,
+        seed=config.seed,
+        protected=config.data,
+        progress=progress,
+    )
     return _Parts(
         proxies=public,
         tests=predicates.Predicates(
             num_rounds=config.proxy_rounds,
             devices_per_proxy=-(-config.clients_per_round // len(public)),
         ),
-        language=_Language(words, rule, model, initial, functional),
-        summary=f"{config.model}, {model.num_parameters} weights, {len(words.words)} words",
+        language=language,
         batches=_Batches(
             feature=config.text_feature,
             is_tokenized=config.pretokenized,
@@ -292,12 +305,39 @@ def _prepare(config: config_lib.TaskConfig, epochs: int, progress: Progress) -> 
             shuffle=config.shuffle,
             max_rows=config.max_sequences_per_client,
         ),
-        demands=_demands(config, model.num_parameters),
-        options=config.to_dict(),
+        demands=_demands(config, language),
+        options=dataclasses.asdict(config),
     )
 
 
-def _demands(config: config_lib.TaskConfig, num_parameters: int) -> _Demands:
+def _read_language(
+    words: vocabulary.Vocabulary,
+    name: str,
+    sizes: Mapping[str, Any],
+    *,
+    pretokenized: bool,
+    weights_folder: str | None,
+    seed: int,
+    protected: str,
+    progress: Progress,
+) -> _Language:
+    """Builds the model of a name, and reads its initial weights if a folder is given."""
+    progress(f"Vocabulary: {len(words.words)} words ({words.source}).")
+    model = table.build(name, vocabulary_size=words.size, **sizes)
+    progress(f"Model: {name}, {model.num_parameters} weights.")
+    initial = None
+    if weights_folder is not None:
+        folder = pathlib.Path(weights_folder)
+        initial = warm_start.read(folder, model, words, seed, protected=protected)
+        progress(f"Initial weights: {initial.source}.")
+    rule = tokenizer.Tokenizer(words.lower_case, pretokenized)
+    special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
+    weights = None if initial is None else initial.weights
+    functional = functional_model.build(model, special, seed, weights)
+    return _Language(name, words, rule, model, initial, functional)
+
+
+def _demands(config: config_lib.TaskConfig, language: _Language) -> _Demands:
     return _Demands(
         population=config.population,
         task=config.task,
@@ -311,8 +351,7 @@ def _demands(config: config_lib.TaskConfig, num_parameters: int) -> _Demands:
         limits=plan_pb2.Limits(
             memory_bytes=config.memory_bytes,
             seconds=config.work_seconds,
-            # With secure aggregation an update is padded to a power of two.
-            upload_bytes=8 * num_parameters + _METRICS_BYTES,
+            upload_bytes=language.upload_bytes,
         ),
         min_sep_hours=config.min_sep_hours,
         secure_groups=config.secure_groups,
@@ -320,16 +359,18 @@ def _demands(config: config_lib.TaskConfig, num_parameters: int) -> _Demands:
 
 
 def _privacy_plan(
-    wanted: dp_ftrl_privacy.DpFtrlPrivacy, parts: _Parts
+    wanted: dp_ftrl_privacy.DpFtrlPrivacy, parts: _Parts, progress: Progress
 ) -> dp_ftrl_privacy.DpFtrlPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
     num_parameters = parts.language.model.num_parameters
     plan = wanted.plan(parts.demands.num_devices, num_parameters)
-    if wanted.secagg_bits is None:
-        return plan
-    most_reports = parts.demands.rounds.wanted
-    encoding = grid.for_bits(num_parameters, most_reports, wanted.secagg_bits)
-    return dataclasses.replace(plan, encoding=encoding)
+    if wanted.secagg_bits is not None:
+        most_reports = parts.demands.rounds.wanted
+        encoding = grid.for_bits(num_parameters, most_reports, wanted.secagg_bits)
+        plan = dataclasses.replace(plan, encoding=encoding)
+    for line in startup.describe_plan(plan, num_parameters):
+        progress(line)
+    return plan
 
 
 def _metrics_aggregator(parts: _Parts) -> Callable[..., tff.Computation]:
@@ -486,7 +527,7 @@ def _finish(
             parts.demands.rounds,
             feature=parts.batches.feature,
             max_sequences=parts.batches.max_rows,
-            model=parts.summary,
+            model=parts.language.summary,
             sequence_length=parts.language.model.sequence_length,
             tested=tested,
         ),
