@@ -1,1 +1,1 @@
-"""What an operator sees of a server: counts in memory, Prometheus metrics, a status page."""
+"""Monitoring of a server: counters in memory, Prometheus metrics, alerts, and a status page."""

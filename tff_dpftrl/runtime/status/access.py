@@ -1,4 +1,4 @@
-"""Who may read the status page: with which token, and by which names of the server."""
+"""Access control of the status page: by token, and by the names of the server."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ _TOKEN_BYTES = 32
 
 @dataclasses.dataclass(frozen=True)
 class Access:
-    """Who may read the page.
+    """Access rules of the page.
 
-    A browser that is led to the page by a name of an attacker's web site (DNS rebinding) would
-    hand the page to that site. So the page answers only to `names`, to the address that it
-    listens at, and to the address that the reader is connected to.
+    With DNS rebinding, an attacker's web site makes a browser ask for the page by a name of the
+    site, and would then read it. So the page answers only to `names`, to the address at which
+    it listens, and to the address to which the reader is connected.
 
     Attributes:
-      names: Further names and addresses that readers know the server by.
-      token: Secret that every request has to bring, as a bearer token or as the password of
-        basic authentication (RFC 6750, RFC 7617); None to ask for none.
-      is_open: Whether everybody who reaches the port may read, on other addresses than loopback.
+      names: Further names and addresses of the server.
+      token: Secret of every request, as a bearer token or as the password of basic
+        authentication (RFC 6750, RFC 7617); None if no token is needed.
+      is_open: Whether everybody who reaches the port may read the page, if it listens at an
+        address other than loopback.
     """
 
     names: Sequence[str] = ()
@@ -45,7 +46,7 @@ class Access:
             if not (_NAME.fullmatch(name) or addresses.is_ip_address(name)):
                 raise validation.UsageError(
                     f"{name!r} is no name of a server: give a host name or an address, without "
-                    "scheme, port and wildcards."
+                    "scheme, port or wildcards."
                 )
         if self.token is not None and self.is_open:
             raise validation.UsageError("token and is_open exclude each other: give one of them.")
@@ -55,13 +56,13 @@ class Access:
             )
 
     def check(self, host: str) -> None:
-        """Refuses to show the page to other machines without a decision about who may read it.
+        """Refuses an address that other machines can reach, unless the rules allow them.
 
         Args:
-          host: Address or name that the page is to listen at.
+          host: Address or name at which the page should listen.
 
         Raises:
-          ValueError: If it is not loopback, there is no token, and the page is not open.
+          ValueError: If `host` is not loopback, there is no token, and the page is not open.
         """
         if not addresses.is_loopback(host) and self.token is None and not self.is_open:
             raise validation.UsageError(
@@ -73,9 +74,9 @@ class Access:
         """Whether the page answers to a name.
 
         Args:
-          name: Host in the request, lower-case, without port and brackets.
-          listening: Address or name that the page listens at.
-          reached: Address of this machine that the reader is connected to.
+          name: Host of the request, in lower case, without port and brackets.
+          listening: Address or name at which the page listens.
+          reached: Address of this machine to which the reader is connected.
         """
         known = {listening.lower(), reached, *(given.lower().strip("[]") for given in self.names)}
         if addresses.is_loopback(listening) or addresses.is_loopback(reached):
@@ -83,10 +84,10 @@ class Access:
         return name in known
 
     def admits(self, authorization: str) -> bool:
-        """Whether a request brings the token, if one is asked for.
+        """Whether a request has the token, if one is needed.
 
         Args:
-          authorization: Its `Authorization` header; empty if it has none.
+          authorization: `Authorization` header of the request; empty if it has none.
         """
         if self.token is None:
             return True
@@ -103,17 +104,17 @@ class Access:
 
 
 def token_of(path: str | os.PathLike[str]) -> str:
-    """Reads the token of a file; draws one from the operating system if there is no such file.
+    """Reads the token in a file, or creates the file with a random token.
 
     Args:
-      path: The file. A new one has mode 0600.
+      path: Path of the file. A new one has mode 0600.
 
     Returns:
       The token.
 
     Raises:
       ValueError: If other users may read the file, or it holds no token.
-      OSError: If it cannot be read or written.
+      OSError: If the file cannot be read or written.
     """
     path = pathlib.Path(path)
     if not path.exists():

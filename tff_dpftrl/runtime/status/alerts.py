@@ -1,7 +1,7 @@
-"""What an operator should look at: the newest figures against those of the week before.
+"""Alerts for the operator, from a comparison of the newest figures with earlier ones.
 
-Of the resolutions of `time_series`, the week's is compared where it has enough to tell what
-is usual, otherwise the day's, otherwise the minutes'.
+The comparison uses the coarsest resolution of `time_series` with enough earlier steps: the
+week's, otherwise the day's, otherwise the minutes'.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 from tff_dpftrl.runtime.status import observations as observations_lib
 from tff_dpftrl.runtime.status import task_figures, time_series
 
-# How many of the newest steps are looked at together, and how many at least stand for what
-# is usual: two hours against ten, half an hour against two and a half, two minutes against ten.
+# Number of newest steps, and smallest number of earlier steps that form the baseline: two hours
+# against ten, half an hour against two and a half, two minutes against ten.
 _NEWEST = {"week": 2, "day": 6, "minutes": 24}
-_LEAST_USUAL = {"week": 10, "day": 30, "minutes": 72}
+_MIN_BASELINE = {"week": 10, "day": 30, "minutes": 72}
 _STANDARD_ERRORS = 4.0
-_LEAST_SHIFT = 0.05  # Of a share, below which a deviation is no matter.
-_LEAST_COUNT = 20  # Cases that a share is computed from.
+_MIN_SHIFT = 0.05  # Smallest deviation of a share that matters.
+_MIN_COUNT = 20  # Smallest number of cases from which a share is computed.
 _RECENT = 600.0
 _ERRORS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Alert:
-    """Something to look at.
+    """One alert.
 
     Attributes:
-      kind: Which rule found it, one of `KINDS`.
-      task: The task it is about; empty if it is about the population.
-      text: One sentence.
+      kind: Rule of the alert, one of `KINDS`.
+      task: Name of the task; empty for an alert about the population.
+      text: One sentence for the operator.
     """
 
     kind: str
@@ -55,80 +55,81 @@ _SHARES = {
     "session_errors": ("told_errors", ("told_sessions",), "of sessions end with an error"),
 }
 KINDS = ("no_leader", "no_round", "few_rounds", "too_few_devices", "store", *_SHARES)
-"""Every rule."""
+"""Names of all rules."""
 
 
 def find(seen: observations_lib.Observations) -> list[Alert]:
-    """Looks at everything.
+    """Checks all rules.
 
     Args:
-      seen: What was observed.
+      seen: Observations of the server.
 
     Returns:
-      What stands out now, population first.
+      Present alerts, those of the population first.
     """
     now = seen.now()
-    found = []
+    alerts = []
     if not seen.epoch and now - seen.started_at > 2 * seen.served.lease_seconds:
-        found.append(Alert("no_leader", "", "Nobody leads the population: no round can begin."))
+        text = "No server leads the population: no round can begin."
+        alerts.append(Alert("no_leader", "", text))
     failed_at = seen.last_store_failure_at
     if failed_at is not None and now - failed_at < _RECENT:
-        found.append(
+        alerts.append(
             Alert("store", "", f"The store failed {_ago(now - failed_at)}: see the server's log.")
         )
-    found += _deviations(seen)
+    alerts += _deviations(seen)
     for name, task in seen.tasks.items():
-        found += _of_task(seen, name, task, now)
-    return found
+        alerts += _of_task(seen, name, task, now)
+    return alerts
 
 
 def _of_task(
     seen: observations_lib.Observations, name: str, task: task_figures.TaskFigures, now: float
 ) -> list[Alert]:
-    found = []
+    alerts = []
     rounds = task.settings.rounds
     if task.too_few is not None and not task.is_over:
         text = (
             f"{task.too_few} devices had come when the time for selection was over, and a round "
             f"needs {rounds.least}."
         )
-        found.append(Alert("too_few_devices", name, text))
+        alerts.append(Alert("too_few_devices", name, text))
     weights = sum(each.settings.weight for each in seen.tasks.values() if not each.is_over)
     turns = max(weights / task.settings.weight, 1.0)
     patience = 3 * turns * (rounds.selection_timeout + task.settings.longest)
     quiet = now - (task.last_commit_at or seen.started_at)
     if quiet > patience and not task.is_over:
         text = f"No round was committed for {_duration(quiet)}."
-        found.append(Alert("no_round", name, text))
-    return found
+        alerts.append(Alert("no_round", name, text))
+    return alerts
 
 
 def _deviations(seen: observations_lib.Observations) -> list[Alert]:
-    found = []
+    alerts = []
     for name in ("week", "day", "minutes"):
         window = seen.series.window(name)
         newest = _NEWEST[name]
-        if len(window.values["sessions"]) >= newest + _LEAST_USUAL[name]:
+        if len(window.values["sessions"]) >= newest + _MIN_BASELINE[name]:
             for kind, (part, whole, text) in _SHARES.items():
                 now = _share(window, part, whole, slice(-newest, None))
                 usual = _share(window, part, whole, slice(0, -newest))
                 if now is not None and usual is not None:
-                    found += _share_alert(kind, text, now, usual, window)
-            found += _few_rounds(seen, window, newest)
-            return found
+                    alerts += _share_alert(kind, text, now, usual, window)
+            alerts += _few_rounds(seen, window, newest)
+            return alerts
     share = _share(seen.series.window("minutes"), "told_errors", ("told_sessions",), slice(None))
     if share is not None and share[0] > _ERRORS:
         text = f"{_percent(share[0])} of sessions end with an error."
-        found.append(Alert("session_errors", "", text))
-    return found
+        alerts.append(Alert("session_errors", "", text))
+    return alerts
 
 
 def _share(
     window: time_series.Window, part: str, whole: tuple[str, ...], steps: slice
 ) -> tuple[float, float] | None:
-    """A share and the number of cases; None if there are too few."""
+    """Computes a share and the number of cases; None if there are too few cases."""
     cases = sum(float(window.values[name][steps].sum()) for name in whole)
-    if cases < _LEAST_COUNT:
+    if cases < _MIN_COUNT:
         return None
     return min(float(window.values[part][steps].sum()) / cases, 1.0), cases
 
@@ -143,18 +144,21 @@ def _share_alert(
     share, cases = newest
     expected, earlier = usual
     error = math.sqrt(max(expected * (1 - expected), 1 / earlier) * (1 / cases + 1 / earlier))
-    if share - expected <= max(_LEAST_SHIFT, _STANDARD_ERRORS * error):
+    if share - expected <= max(_MIN_SHIFT, _STANDARD_ERRORS * error):
         return []
     length = _length(window, _NEWEST[window.resolution.name])
     before = _length(window, len(window.values["sessions"]))
-    said = f"{_percent(share)} {text} (last {length}); usual in the last {before}: "
-    return [Alert(kind, "", said + f"{_percent(expected)}.")]
+    sentence = (
+        f"{_percent(share)} {text} (last {length}); usual in the last {before}: "
+        f"{_percent(expected)}."
+    )
+    return [Alert(kind, "", sentence)]
 
 
 def _few_rounds(
     seen: observations_lib.Observations, window: time_series.Window, newest: int
 ) -> list[Alert]:
-    """Fewer rounds than in nearly all stretches of the same length before."""
+    """Checks for fewer rounds than in nearly all earlier stretches of the same length."""
     if all(task.is_over for task in seen.tasks.values()):
         return []
     committed = window.values["committed"]
@@ -162,10 +166,10 @@ def _few_rounds(
     now, before = stretches[-1], stretches[:-newest]
     hours = newest * window.resolution.step / 3600
     usual = float(np.median(before))
-    # Days have tides: half of the quietest stretches is the mark.
-    mark = float(np.quantile(before, 0.05)) / 2
-    # The number of a stretch has an error of about its square root.
-    if now >= mark or usual - now <= 3 * math.sqrt(usual):
+    # Traffic varies over the day: the threshold is half of the quietest stretches.
+    threshold = float(np.quantile(before, 0.05)) / 2
+    # The number of rounds in a stretch has a standard error of about its square root.
+    if now >= threshold or usual - now <= 3 * math.sqrt(usual):
         return []
     text = (
         f"{now / hours:.3g} rounds an hour (last {_length(window, newest)}); usual in the last "

@@ -1,4 +1,4 @@
-"""Committed rounds as columns for curves: of thousands of rounds, some hundred points."""
+"""Metrics of the committed rounds as columns for curves, with at most 300 points."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_MOST_POINTS = 300
-_MOST_COLUMNS = 40
-_LONGEST_NAME = 80
+_MAX_POINTS = 300
+_MAX_COLUMNS = 40
+_MAX_NAME = 80
 _KEYS = ("round", "committed_at")
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Curves of a task.
+    """Computes the curves of a task, in which each point is the mean of successive rounds.
 
     Args:
-      rows: `Store.history` of the task.
+      rows: History of the task (`Store.history`).
 
     Returns:
-      JSON-compatible: "rounds", how many rows there were; "round" and "committed_at", of the
-      last round of each point; "columns", from names of metrics to lists of as many means of
-      the rounds of a point (None where a round has none, or none that is finite).
+      A JSON-compatible dictionary: "rounds", the number of rows; "round" and "committed_at", the
+      index and commit time of the last round of each point; "columns", the means of each point
+      by name of the metric (None where no round has a finite value).
     """
     groups = _groups(len(rows))
     names: dict[str, None] = {}
     for row in rows:
         for name, value in row.items():
             if name not in names and name not in _KEYS and _number(value) is not None:
-                if len(names) < _MOST_COLUMNS:
+                if len(names) < _MAX_COLUMNS:
                     names[name] = None
     names.pop("epoch", None)
     return {
@@ -36,13 +36,13 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "round": [_number(rows[group[-1]].get("round")) for group in groups],
         "committed_at": [_number(rows[group[-1]].get("committed_at")) for group in groups],
         "columns": {
-            name[:_LONGEST_NAME]: [_mean(rows, group, name) for group in groups] for name in names
+            name[:_MAX_NAME]: [_mean(rows, group, name) for group in groups] for name in names
         },
     }
 
 
 def _groups(num_rows: int) -> list[range]:
-    size = max(1, math.ceil(num_rows / _MOST_POINTS))
+    size = max(1, math.ceil(num_rows / _MAX_POINTS))
     return [range(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 

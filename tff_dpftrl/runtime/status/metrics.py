@@ -1,4 +1,4 @@
-"""What was seen, as metrics for Prometheus."""
+"""Observations of a server as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _PREFIX = "tff_dpftrl_"
 def registry(
     seen: observations_lib.Observations, privacy: Callable[[], Mapping[str, Any]] = dict
 ) -> prometheus_client.CollectorRegistry:
-    """A registry of its own, whose metrics are computed when they are asked for.
+    """Creates a registry whose metrics are computed at each scrape.
 
     Args:
-      seen: What was observed.
-      privacy: Gives what is known of tasks by name, each like `{"epsilon": ...}`, which is
-        None without a guarantee.
+      seen: Observations of the server.
+      privacy: Returns the known privacy figures by task, each like `{"epsilon": ...}`. Epsilon
+        is None without a guarantee.
 
     Returns:
       The registry, for `prometheus_client.generate_latest`.
     """
-    made = prometheus_client.CollectorRegistry(auto_describe=False)
-    made.register(_Collector(seen, privacy))
-    return made
+    created = prometheus_client.CollectorRegistry(auto_describe=False)
+    created.register(_Collector(seen, privacy))
+    return created
 
 
 class _Collector(Collector):
-    """Makes metrics of what was observed."""
+    """Collector of the observations' metrics."""
 
     def __init__(
         self, seen: observations_lib.Observations, privacy: Callable[[], Mapping[str, Any]]
@@ -45,7 +45,7 @@ class _Collector(Collector):
         self._privacy = privacy
 
     def collect(self) -> Iterator[core.Metric]:
-        """The metrics, each with all its labels."""
+        """Yields all metrics with all their labels."""
         self._seen.now()
         yield from self._population()
         yield from self._devices()
@@ -63,7 +63,8 @@ class _Collector(Collector):
         info.add_metric([], {"name": seen.served.name})
         yield info
         yield _gauge("start_time_seconds", "When the server started.", seen.started_at)
-        yield _gauge("lease_epoch", "Epoch of the population's lease; 0: nobody leads.", seen.epoch)
+        text = "Epoch of the population's lease; 0 without a leader."
+        yield _gauge("lease_epoch", text, seen.epoch)
         yield _counter("leaders", "Coordinators that have led the population.", seen.leaders)
         text = "Times that the store could not be read or written."
         yield _counter("store_failures", text, self._total("store_failures"))
@@ -90,7 +91,7 @@ class _Collector(Collector):
         phases = ("connecting", "waiting", "participating")
         yield _counters(
             "devices_dropped",
-            "Devices that went away by themselves, by where they were.",
+            "Devices that dropped out, by phase of their session.",
             ["phase"],
             {(phase,): self._total(f"dropped_{phase}") for phase in phases},
         )
@@ -163,7 +164,7 @@ class _Collector(Collector):
         tasks = self._seen.tasks
         yield _counters(
             "reports",
-            "Reports of devices, by what became of them.",
+            "Reports of devices, by outcome.",
             ["task", "outcome"],
             {
                 (name, outcome): task.reports[outcome]
@@ -173,7 +174,7 @@ class _Collector(Collector):
         )
         yield _counters(
             "secure_sum_groups",
-            "Groups of devices that summed their reports securely, or were lost with all of them.",
+            "Groups of secure aggregation, by outcome; the reports of a lost group are lost.",
             ["task", "outcome"],
             {
                 (name, outcome): task.groups[outcome]
@@ -195,19 +196,19 @@ class _Collector(Collector):
         shapes = sorted(session_shape.SHAPES) + [bounded_counts.OTHER]
         yield _counters(
             "session_shapes",
-            "Sessions that devices told of, by shape.",
+            "Sessions that devices reported, by shape.",
             ["shape"],
             {(shape,): counts.get(shape, 0) for shape in shapes},
         )
-        text = "How long sessions that got a plan took, as devices told."
+        text = "Duration of sessions that received a plan, as devices reported it."
         yield _histogram("session_duration_seconds", text, self._seen.session_seconds)
-        text = "Peak memory of devices in a session, as they told."
+        text = "Peak memory of devices in a session, as they reported it."
         yield _histogram("device_peak_memory_bytes", text, self._seen.peak_memory)
 
     def _alerts(self) -> Iterator[core.Metric]:
-        found = [alert.kind for alert in alerts.find(self._seen)]
-        text = "What the status page warns of, by kind: how many times, of tasks or population."
-        counts = {(kind,): found.count(kind) for kind in alerts.KINDS}
+        kinds = [alert.kind for alert in alerts.find(self._seen)]
+        text = "Alerts of the status page, by kind."
+        counts = {(kind,): kinds.count(kind) for kind in alerts.KINDS}
         yield _gauges("alerts", text, ["kind"], counts)
 
 

@@ -6,11 +6,10 @@
     /history.json  its committed rounds
     /metrics       the figures for Prometheus
 
-It binds loopback unless told otherwise, and has no TLS: to look from elsewhere, go through a
-tunnel or a proxy that has. On other addresses it asks for a token, or is open to all by the
-operator's word. It answers only to names of the server (`access`), so that no web page can
-reach it through a browser by a name of its own. Nothing it serves comes from elsewhere; names
-and values are set as text.
+It listens on loopback by default, and has no TLS: to read it from another machine, use a tunnel
+or a proxy with TLS. On other addresses it needs a token, unless the operator opens it to all. It
+answers only to names of the server (`access`), so that no web site can read it through a browser
+by DNS rebinding. It loads nothing from other servers, and inserts names and values as text.
 """
 
 from __future__ import annotations
@@ -55,13 +54,12 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _CHALLENGE = 'Basic realm="status page (any user name; the password is its token)"'
-# However many look, figures are computed so often at most.
-_FRESH_SECONDS = 0.5
+_FRESH_SECONDS = 0.5  # Smallest time between computations of the same figures.
 _DAY = "day"
 
 
 class StatusServer:
-    """Serves the page on the event loop that it is started on."""
+    """HTTP server of the page, on the event loop on which it is started."""
 
     def __init__(
         self,
@@ -73,25 +71,23 @@ class StatusServer:
         port: int = 0,
         allowed: access_lib.Access | None = None,
     ):
-        """Does not listen yet.
+        """Creates the server, which does not listen yet.
 
         Args:
-          seen: What is observed.
-          privacy: Given a task, what it has spent; None if it is not private. Of it are
-            shown, as far as there are: "epsilon" (None without a guarantee), "delta",
-            "rho_zcdp", "unit_of_privacy", "budget_epsilon" (which is not exceeded),
-            "no_guarantee" and "headline_caveats" (lists of sentences), "stopped" (why there is
-            no further round), and "declared" and "observed", each with "num_rounds", "min_sep"
-            and "max_participations" (observed ones may stand by themselves). Called on a
-            thread.
-          history: Given a task, its `Store.history`. Called on the same thread.
+          seen: Observations to show.
+          privacy: Function from a task to its privacy figures; None if the task is not private.
+            It runs on a thread. The page shows these keys, if present: "epsilon" (None without a
+            guarantee), "delta", "rho_zcdp", "unit_of_privacy", "budget_epsilon" (an upper limit),
+            "no_guarantee" and "headline_caveats" (lists of sentences), "stopped" (the reason why
+            there is no further round), and "declared" and "observed", each with "num_rounds",
+            "min_sep" and "max_participations" (observed ones may be top-level keys).
+          history: Function from a task to its `Store.history`. It runs on the same thread.
           host: Address to listen at.
-          port: Its port; 0 takes a free one.
-          allowed: Who may read, and by which names of the server; None for all who use this
-            machine.
+          port: Port to listen at; 0 for any free one.
+          allowed: Access rules; None for all users of this machine.
 
         Raises:
-          ValueError: If `host` is for other machines, and `allowed` does not say who may read.
+          ValueError: If other machines can reach `host`, and `allowed` does not admit them.
         """
         self._allowed = access_lib.Access() if allowed is None else allowed
         self._allowed.check(host)
@@ -111,7 +107,7 @@ class StatusServer:
         self.address = ""
 
     async def start(self) -> None:
-        """Begins to listen; `address` is then the page's, like "http://127.0.0.1:8080".
+        """Starts listening, and sets `address` to the page's URL.
 
         Raises:
           OSError: If the port is in use, or the host is not this machine.
@@ -154,7 +150,7 @@ class StatusServer:
         self._server.add_sockets(sockets)
 
     async def stop(self) -> None:
-        """Closes every connection."""
+        """Stops listening and closes all connections."""
         if self._server is not None:
             self._server.stop()
             await self._server.close_all_connections()
@@ -163,13 +159,13 @@ class StatusServer:
         await self._history.settle()
         self._executor.shutdown()
 
-    # What handlers ask for.
+    # Methods of the request handlers.
 
     def check(self, request: httputil.HTTPServerRequest) -> None:
-        """Refuses a request by a foreign name, or without the token if one is asked for.
+        """Checks the host name of a request, and its token if one is needed.
 
         Raises:
-          tornado.web.HTTPError: If it is not to be answered.
+          tornado.web.HTTPError: If the request must not be answered.
         """
         connected = request.connection.stream.socket  # None if the reader has gone.
         reached = connected.getsockname()[0] if connected else ""
@@ -181,13 +177,13 @@ class StatusServer:
             raise tornado.web.HTTPError(401)
 
     def _known_privacy(self) -> dict[str, Mapping[str, Any]]:
-        found = {}
+        known = {}
         for name, task in self.seen.tasks.items():
             figures, _, _ = self._privacy.get(name, task.rounds_done)
             if isinstance(figures, Mapping):
-                found[name] = figures
+                known[name] = figures
                 task.stopped = str(figures.get("stopped") or "")
-        return found
+        return known
 
     def _remembered(self, key: Any, make: Callable[[], Any]) -> bytes:
         now = time.monotonic()
@@ -198,7 +194,7 @@ class StatusServer:
         return content
 
     def data(self, window: str) -> bytes:
-        """`/data.json`."""
+        """Returns the content of `/data.json`."""
 
         def make() -> dict[str, Any]:
             epsilons = {
@@ -209,7 +205,7 @@ class StatusServer:
         return self._remembered(window, make)
 
     def task(self, index: int) -> bytes:
-        """`/task.json`.
+        """Returns the content of `/task.json`.
 
         Raises:
           IndexError: If there is no such task.
@@ -230,7 +226,11 @@ class StatusServer:
         return self._remembered(("task", index), make)
 
     def history(self, index: int) -> bytes:
-        """`/history.json`; raises like `task`."""
+        """Returns the content of `/history.json`.
+
+        Raises:
+          IndexError: If there is no such task.
+        """
         name, task = list(self.seen.tasks.items())[index]
 
         def make() -> dict[str, Any]:
@@ -240,12 +240,12 @@ class StatusServer:
         return self._remembered(("history", index), make)
 
     def metrics(self) -> bytes:
-        """`/metrics`."""
+        """Returns the content of `/metrics`."""
         return prometheus_client.generate_latest(self._registry)
 
 
 def _files() -> list[tuple[pathlib.Path, dict[str, Any]]]:
-    """The files of the page, with their content and type."""
+    """Reads the files of the page, with content and type."""
     return [
         (path, {"content": path.read_bytes(), "kind": _TYPES[path.suffix]})
         for path in sorted(_ASSETS.iterdir())
@@ -254,7 +254,7 @@ def _files() -> list[tuple[pathlib.Path, dict[str, Any]]]:
 
 
 class _Handler(tornado.web.RequestHandler):
-    """GET and HEAD, with the headers that keep foreign content out."""
+    """Handler of GET and HEAD, with headers that forbid content of other servers."""
 
     SUPPORTED_METHODS = ("GET", "HEAD")
 

@@ -1,4 +1,4 @@
-"""Values that take long to read: read on a thread, shown as they last were."""
+"""A cache of values that take long to read: it refreshes them on a thread, and never blocks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 _logger = logging.getLogger(__name__)
 
-# A value that took a second of computing is not read again for so many; one that could not be
-# read, not for so many seconds.
-_REST = 5.0
+# Pause before the next refresh: this number of seconds for each second of processor time that
+# the last one took, or this number of seconds after an error.
+_PAUSE = 5.0
 
 
 @dataclasses.dataclass
 class _Kept:
-    """What is known of one key."""
+    """Cache entry of one key."""
 
     value: Any = None
     error: str = ""
     version: Any = None
-    read: Any = None  # The version that is being read, or was read last.
+    read: Any = None  # Version that is being read, or was read last, in a tuple.
     not_before: float = 0.0
     task: asyncio.Task | None = None
 
 
 class ReadBehind:
-    """Reads on one thread what changes with a version, and remembers it."""
+    """Cache of values by key, each of which changes only with its version."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class ReadBehind:
         clock: Callable[[], float] = time.monotonic,
         cost: Callable[[], float] = time.thread_time,
     ):
-        """Reads nothing yet.
+        """Creates an empty cache.
 
         Args:
-          read: Given a key, reads its value.
-          executor: Where it runs.
-          clock: Seconds.
-          cost: Seconds that the thread has computed for.
+          read: Function from a key to its value.
+          executor: Executor of `read`, with one thread.
+          clock: Monotonic clock in seconds.
+          cost: Returns the processor time of the thread, in seconds.
         """
         self._read = read
         self._executor = executor
@@ -55,15 +55,15 @@ class ReadBehind:
         self._kept: dict[str, _Kept] = {}
 
     def get(self, key: str, version: Any) -> tuple[Any, str, Any]:
-        """What is known; has it read anew if the version is another one.
+        """Returns the cached value, and starts a refresh if its version has changed.
 
         Args:
-          key: What to read; one of few.
-          version: Changes when the value may have changed.
+          key: Key of the value. Keys must be few.
+          version: Version of the value, which changes when the value may have changed.
 
         Returns:
-          The value (None if it was never read), why the last reading failed (empty if it did
-          not), and the version that the value is of.
+          The cached value (None before the first read), the error of the last read (empty if
+          there was none), and the version of the cached value.
         """
         kept = self._kept.setdefault(key, _Kept())
         is_idle = kept.task is None or kept.task.done()
@@ -81,11 +81,11 @@ class ReadBehind:
         except Exception as error:
             _logger.warning("The status page cannot read %r: %s", key, error)
             kept.error = f"cannot be read ({type(error).__name__}): see the server's log"
-            kept.read = None  # Once more, after a rest.
-            kept.not_before = self._clock() + _REST
+            kept.read = None  # Allows another try after the pause.
+            kept.not_before = self._clock() + _PAUSE
         else:
             kept.value, kept.error, kept.version = value, "", version
-            kept.not_before = self._clock() + _REST * cost
+            kept.not_before = self._clock() + _PAUSE * cost
 
     def _timed(self, key: str) -> tuple[Any, float]:
         began = self._cost()
@@ -93,6 +93,6 @@ class ReadBehind:
         return value, self._cost() - began
 
     async def settle(self) -> None:
-        """Waits until nothing is being read."""
+        """Waits until all refreshes have ended."""
         running = [kept.task for kept in self._kept.values() if kept.task is not None]
         await asyncio.gather(*running)

@@ -1,6 +1,6 @@
-"""How the sessions of devices went: the table of their shapes (Bonawitz et al. 2019, table 1).
+"""The table of session shapes (Bonawitz et al. 2019, table 1).
 
-It rests on the word of devices, which may be wrong: so it forgets.
+Devices report the shapes, perhaps wrongly. So old counts are dropped.
 """
 
 from __future__ import annotations
@@ -26,28 +26,31 @@ _ERRORS = (session_shape.Event.ERROR.value, session_shape.Event.ATTESTATION_FAIL
 
 
 class SessionTable:
-    """Counts the sessions of the last two to four weeks by shape, and lasts as a file.
+    """Counters of the sessions of the last two to four weeks by shape, which a file can keep.
 
-    What is no shape counts as "other". Nothing but the counts of two periods of two weeks is
-    kept: a file of them does not say more closely when a session was, nor whose.
+    An unknown shape counts as "other". Only the counts of two periods of two weeks are kept: the
+    file reveals neither the time of a session more precisely, nor its device.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time):
-        """Starts empty.
+        """Creates an empty table.
 
         Args:
-          clock: Seconds since 1970.
+          clock: Clock that returns seconds since 1970.
         """
         self._clock = clock
-        self._since = clock()  # When the present period began.
+        self._since = clock()  # Start of the present period.
         self._former: collections.Counter[str] = collections.Counter()
         self._present: collections.Counter[str] = collections.Counter()
 
     def add(self, shape: str) -> str:
-        """Counts a session, and forgets those of periods that are over.
+        """Counts a session, and drops the counts of old periods.
+
+        Args:
+          shape: Shape of the session, as a device sent it. Untrusted.
 
         Returns:
-          The label it counts under.
+          Label under which the session counts.
         """
         label = shape if shape in _LABELS else bounded_counts.OTHER
         passed = self._clock() - self._since
@@ -61,15 +64,15 @@ class SessionTable:
 
     @property
     def total(self) -> int:
-        """How many sessions there were."""
+        """Number of counted sessions."""
         return self._former.total() + self._present.total()
 
     def rows(self) -> list[tuple[str, int, float | None]]:
-        """Shape, count and percentage, as the paper counts: of sessions that got a plan.
+        """Returns rows of shape, count, and percentage of the sessions that received a plan.
 
-        Returns:
-          Those first, and then the others (of devices that were sent away, mostly) without a
-          percentage; each from the most frequent on.
+        As in the paper, percentages are of the sessions with a plan, which come first. The
+        others, mostly of devices that were sent away, have None. Each part is in the order of
+        falling counts.
         """
         ordered = sorted(
             (self._former + self._present).items(),
@@ -82,7 +85,7 @@ class SessionTable:
         ]
 
     def to_markdown(self) -> str:
-        """The table as the paper prints it."""
+        """Formats the table as in the paper."""
         lines = ["| session shape | count | of those with a plan |", "|---|---:|---:|"]
         for shape, count, percent in self.rows():
             share = "" if percent is None else f"{percent:.1f} %"
@@ -90,10 +93,10 @@ class SessionTable:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the counts to a file, in one step.
+        """Writes the counts to a file, atomically.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         content = {
             "version": _VERSION,
@@ -107,18 +110,18 @@ class SessionTable:
     def load(
         cls, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
     ) -> SessionTable:
-        """Reads what `save` wrote, or a former version, whose counts had no period.
+        """Reads a file of `save`, or of its first version, whose counts had no period.
 
         Args:
-          path: The file.
-          clock: Seconds since 1970.
+          path: Path of the file.
+          clock: Clock that returns seconds since 1970.
 
         Returns:
           The table; an empty one if there is no file.
 
         Raises:
-          OSError: If it cannot be read.
-          ValueError: If the file holds something else.
+          OSError: If the file cannot be read.
+          ValueError: If the file has other content.
         """
         table = cls(clock=clock)
         problem = f"{path} holds no counts of sessions: move it away, or bring the right one back."
@@ -139,7 +142,7 @@ class SessionTable:
             raise validation.UsageError(problem)
         if not (_are_counts(present) and _are_counts(former)):
             raise validation.UsageError(problem)
-        table._since = min(since, table._since)  # Clocks are set back.
+        table._since = min(since, table._since)  # The clock may have been set back.
         table._present.update(present)
         table._former.update(former)
         return table
@@ -152,10 +155,10 @@ def _are_counts(counts: Any) -> bool:
 
 
 def got_plan(label: str) -> bool:
-    """Whether a session of this shape was to train."""
+    """Whether a session of this shape received a plan."""
     return label.startswith(_WITH_PLAN)
 
 
 def is_error(label: str) -> bool:
-    """Whether a session of this shape ended with an error, of the device or its attestation."""
+    """Whether a session of this shape ended with an error, or with a failed attestation."""
     return label.endswith(_ERRORS)

@@ -1,4 +1,4 @@
-"""What the status page shows at a moment, as JSON-compatible figures."""
+"""Snapshots of the observations for the status page, as JSON-compatible figures."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from tff_dpftrl.runtime.status import alerts, distribution, task_figures
 from tff_dpftrl.runtime.status import observations as observations_lib
 
 _QUANTILES = {"p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
-_LONGEST_TEXT = 500
-_DEEPEST = 4
-_LARGEST = 1e300
+_MAX_TEXT = 500
+_MAX_DEPTH = 4
+_MAX_NUMBER = 1e300
 
 
 def of_population(
     seen: observations_lib.Observations, window: str, epsilons: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything but the details of tasks.
+    """Collects the figures of a population, without the details of its tasks.
 
     Args:
-      seen: What was observed.
-      window: One of `time_series.RESOLUTIONS`.
-      epsilons: Of tasks, as far as known; None without a guarantee.
+      seen: Observations of the server.
+      window: Name of the resolution, one of `time_series.RESOLUTIONS`.
+      epsilons: Known epsilons by task; None without a guarantee.
 
     Returns:
-      The figures; times in seconds since 1970, sizes in bytes, series by step, oldest first.
+      The figures. Times are in seconds since 1970, sizes in bytes; series have one value a step,
+      oldest first.
     """
     now = seen.now()
     series = seen.series.window(window)
@@ -62,7 +63,7 @@ def of_population(
 
 
 def _short(value: float) -> float:
-    """With as many digits as a chart can show."""
+    """Rounds to the digits that a chart can show."""
     return float(f"{value:.5g}") if value >= 1e-3 else 0.0
 
 
@@ -91,13 +92,13 @@ def _task(name: str, task: task_figures.TaskFigures) -> dict[str, Any]:
 
 
 def of_task(task: task_figures.TaskFigures) -> dict[str, Any]:
-    """Details of a task.
+    """Collects the details of a task.
 
     Args:
-      task: What was observed of it.
+      task: Observations of the task.
 
     Returns:
-      Distributions of durations, what became of reports and attempts, traffic.
+      Distributions of durations, outcomes of reports and attempts, and traffic in bytes.
     """
     return {
         "round_seconds": _distribution(task.round_seconds),
@@ -110,31 +111,31 @@ def of_task(task: task_figures.TaskFigures) -> dict[str, Any]:
 
 
 def _distribution(values: distribution.Distribution) -> dict[str, Any]:
-    """Quantiles, and the counts between the smallest and the largest bucket in use."""
+    """Returns the quantiles, and the counts from the smallest to the largest bucket in use."""
     used = [i for i, count in enumerate(values.counts) if count]
     low, high = (used[0], used[-1]) if used else (0, -1)
     return {
         "count": values.count,
         **{name: values.quantile(fraction) for name, fraction in _QUANTILES.items()},
-        # Of bucket `low + i`, the upper edge; the last bucket has none.
+        # Upper edge of bucket `low + i`; the last bucket has none.
         "edges": [values.edges[min(i, len(values.edges) - 1)] for i in range(low, high + 1)],
         "counts": values.counts[low : high + 1],
     }
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """What JSON can hold of a value that somebody else made, cut to a sane size."""
+    """Converts a value of another component to JSON types, with a bounded size."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, numbers.Real):
-        if not -_LARGEST < value < _LARGEST:  # Nor is it a number.
+        if not -_MAX_NUMBER < value < _MAX_NUMBER:  # Also true of NaN.
             return None
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, str):
-        return value[:_LONGEST_TEXT]
-    if depth < _DEEPEST and isinstance(value, Mapping):
+        return value[:_MAX_TEXT]
+    if depth < _MAX_DEPTH and isinstance(value, Mapping):
         items = list(value.items())[:100]
-        return {str(key)[:_LONGEST_TEXT]: plain(each, depth + 1) for key, each in items}
-    if depth < _DEEPEST and isinstance(value, list | tuple):
+        return {str(key)[:_MAX_TEXT]: plain(each, depth + 1) for key, each in items}
+    if depth < _MAX_DEPTH and isinstance(value, list | tuple):
         return [plain(each, depth + 1) for each in value[:100]]
-    return str(value)[:_LONGEST_TEXT]
+    return str(value)[:_MAX_TEXT]

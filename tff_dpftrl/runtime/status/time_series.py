@@ -1,8 +1,8 @@
-"""Counts and levels over time: the last minutes, day and week, in memory of a fixed size.
+"""Time series of counters and levels: the last minutes, day and week, in memory of fixed size.
 
-Every channel is a running total: of what was counted, or of level times seconds. Totals are
-noted at the ends of steps; the difference of two of them is the count in between, or (over
-the seconds) the mean level.
+Every channel is a running total: of a counter, or of a level times seconds. Totals are recorded
+at the ends of steps. The difference of two totals is the count in between, or the mean level
+times the seconds.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy as np
 
 from tff_dpftrl import validation
 
-# A clock that is set back by more than this begins the windows anew; until then it stands.
+# If the clock is set back by more seconds than this, the windows start again; otherwise time
+# stands still until the clock has caught up.
 _SMALL_STEP_BACK = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Resolution:
-    """How far back, and how finely.
+    """Step size and length of a window.
 
     Attributes:
-      name: What it is called.
-      step: Seconds of a step; steps end at multiples of it.
-      num_steps: How many are kept.
+      name: Name of the resolution.
+      step: Length of a step in seconds; steps end at multiples of it.
+      num_steps: Number of steps in the window.
     """
 
     name: str
@@ -41,18 +42,18 @@ RESOLUTIONS = {
         Resolution("week", 3600, 168),
     )
 }
-"""Ten minutes, a day and a week, by name."""
+"""Resolutions by name: ten minutes, a day and a week."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What happened in the steps of a resolution that have ended.
+    """The values of the completed steps of a resolution.
 
     Attributes:
-      resolution: The resolution.
-      end: When the last step ended, in seconds since 1970.
-      values: By channel, oldest first, at most `resolution.num_steps`: counts in each step,
-        or mean levels.
+      resolution: Resolution of the steps.
+      end: End of the last step, in seconds since 1970.
+      values: Counts or mean levels of the steps by channel, oldest first, at most
+        `resolution.num_steps` each.
     """
 
     resolution: Resolution
@@ -61,15 +62,15 @@ class Window:
 
 
 class TimeSeries:
-    """Channels that are counted or go up and down, and what they were."""
+    """Time series of named counters and levels."""
 
     def __init__(self, counters: Iterable[str], levels: Iterable[str], now: float):
-        """Starts at zero.
+        """Starts all channels at zero.
 
         Args:
-          counters: Names of what is counted.
-          levels: Names of what goes up and down.
-          now: Seconds since 1970.
+          counters: Names of the counters.
+          levels: Names of the levels, which go up and down.
+          now: Present time in seconds since 1970.
         """
         counters, levels = list(counters), list(levels)
         self._names = counters + levels
@@ -80,7 +81,7 @@ class TimeSeries:
                 f"counters and levels must have different names: {self._names}."
             )
         self._totals = [0.0] * len(self._names)
-        self._levels = [0.0] * len(self._names)  # Of counters, 0.
+        self._levels = [0.0] * len(self._names)  # Counters have 0.
         self._since = [now] * len(self._names)
         self._now = now
         self._begin(now)
@@ -93,7 +94,7 @@ class TimeSeries:
         self._ends = dict.fromkeys(RESOLUTIONS, 0.0)
         self._num_noted = dict.fromkeys(RESOLUTIONS, 0)
         for name, resolution in RESOLUTIONS.items():
-            # The first step began before; it is counted from here.
+            # The first step began earlier; it is counted from now.
             self._note(name, np.array([now // resolution.step * resolution.step]))
         self._set_next()
 
@@ -101,13 +102,13 @@ class TimeSeries:
         self._next = min(self._ends[r.name] + r.step for r in RESOLUTIONS.values())
 
     def advance(self, now: float) -> float:
-        """Notes the steps that have ended; to be called before anything changes.
+        """Records the steps that have ended; call it before any change.
 
         Args:
-          now: Seconds since 1970.
+          now: Present time in seconds since 1970.
 
         Returns:
-          The time that counts: not before that of an earlier call, unless the clock was set.
+          The time to use, which is not before an earlier one unless the clock was set back far.
         """
         if now < self._now:
             if now >= self._now - _SMALL_STEP_BACK:
@@ -132,7 +133,7 @@ class TimeSeries:
         self._begin(now)
 
     def _note(self, name: str, times: np.ndarray) -> None:
-        """Keeps the totals at some ends of steps, of which the last is the latest."""
+        """Records the totals at some ends of steps, in order."""
         elapsed = np.maximum(times[None, :] - np.asarray(self._since)[:, None], 0.0)
         totals = np.asarray(self._totals)[:, None] + np.asarray(self._levels)[:, None] * elapsed
         noted = self._noted[name]
@@ -143,26 +144,26 @@ class TimeSeries:
         self._num_noted[name] = min(self._num_noted[name] + count, noted.shape[1])
 
     def add(self, name: str, amount: float = 1.0) -> None:
-        """Counts."""
+        """Increases a counter."""
         self._totals[self._place[name]] += amount
 
     def shift(self, name: str, by: float) -> None:
-        """Moves a level, which does not go below 0."""
+        """Changes a level, which does not go below 0."""
         i = self._place[name]
         self._totals[i] += self._levels[i] * (self._now - self._since[i])
         self._since[i] = self._now
         self._levels[i] = max(self._levels[i] + by, 0.0)
 
     def total(self, name: str) -> float:
-        """What was counted since the start; of a level, what it is now."""
+        """Returns the total of a counter since the start, or the present value of a level."""
         i = self._place[name]
         return self._totals[i] if i < self._num_counters else self._levels[i]
 
     def window(self, name: str) -> Window:
-        """What happened, in the steps that have ended.
+        """Returns the values of the completed steps.
 
         Args:
-          name: One of `RESOLUTIONS`.
+          name: Name of the resolution, one of `RESOLUTIONS`.
         """
         resolution = RESOLUTIONS[name]
         noted = self._noted[name][:, -self._num_noted[name] :]
