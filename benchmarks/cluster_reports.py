@@ -35,7 +35,7 @@ def _pace(now, randomness):
     return (600.0,) * 8
 
 
-def build(deployed: deployment.Deployment) -> deployment.Parts:
+def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
     """The parts of a task that sums float64, like that of `runtime_sessions`."""
     parameters = deployed.options["parameters"]
     rounds = population.RoundSettings(
@@ -79,7 +79,7 @@ async def _on_hosts(given: argparse.Namespace, folder: pathlib.Path) -> None:
             model=bytes(given.parameters * 8),
             state=b"",
         )
-    deployed = deployment.Deployment(
+    deployed = deployment.ClusterDeployment(
         population=runtime_sessions._POPULATION,
         builder="cluster_reports:build",
         store=str(folder / "store"),
@@ -126,7 +126,7 @@ async def _on_hosts(given: argparse.Namespace, folder: pathlib.Path) -> None:
         await running.stop()
 
 
-def _history(deployed: deployment.Deployment) -> list:
+def _history(deployed: deployment.ClusterDeployment) -> list:
     with sql.SqlStore(deployed.store) as store:
         return store.history(deployed.population, runtime_sessions._TASK)
 

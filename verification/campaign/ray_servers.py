@@ -43,7 +43,7 @@ _SYSTEM = {  # A node that is gone is found out within two seconds.
 }
 
 
-def build(deployed: deployment.Deployment) -> deployment.Parts:
+def build(deployed: deployment.ClusterDeployment) -> deployment.Parts:
     """The parts of a host, armed."""
     place = stage.Stage(pathlib.Path(deployed.options["folder"]))
     trigger = fault_injection.Trigger(place.folder)
@@ -94,7 +94,7 @@ class RayServers(engines.Engines):
     async def begin(self) -> None:
         self._start_nodes()  # Not in a thread: it sets a signal's handler.
         self._cluster = cluster.RayCluster(
-            deployment.Deployment(
+            deployment.ClusterDeployment(
                 tiny_tasks.POPULATION,
                 f"{__name__}:build",
                 str(self._place.store),

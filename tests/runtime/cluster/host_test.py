@@ -60,7 +60,7 @@ class Network:
         return host
 
     def address(self, i):
-        return self.hosts[f"selector-{i}"].standing().address
+        return self.hosts[f"selector-{i}"].status().address
 
 
 class Wire(transport.Transport):
@@ -245,7 +245,7 @@ def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
             assert (await stream.receive()).accepted
         await toy.until(lambda: rows(deployed))
         again = await network.start("selector-1")
-        assert again.standing().address == "127.0.0.1:" + network.kept["selector-1"]
+        assert again.status().address == "127.0.0.1:" + network.kept["selector-1"]
         # It is told what devices are chosen for although that was said before.
         await toy.until(lambda: again._service.opening == events.SelectionOpened("sum", 1))
 
@@ -279,8 +279,8 @@ def test_another_coordinator_comes_when_the_first_is_lost(tmp_path):
         await asyncio.gather(*(toy.take_part(one, b"5") for one in channels))
         await toy.until(lambda: rows(deployed))
         former = await network.cut("coordinator")
-        leader = network.hosts["selector-0"].standing().leader
-        await toy.until(lambda: network.hosts["selector-0"].standing().leader != leader, 60)
+        leader = network.hosts["selector-0"].status().leader
+        await toy.until(lambda: network.hosts["selector-0"].status().leader != leader, 60)
         await toy.until(lambda: "coordinator" in network.hosts)
         assert network.hosts["coordinator"].life > former.life
         await take_part_until_committed(deployed, channels, 2)
@@ -428,8 +428,8 @@ def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
         for _ in range(2):  # The others go on, and one round is enough for it to be told of.
             answers = await asyncio.gather(*(toy.take_part(channels[0], b"5") for _ in range(2)))
             assert all(answer.accepted for _, answer in answers)
-        assert other.standing().leader == "" and not other._service.opening.task
-        assert other.standing().tasks != network.hosts["worker-0"].standing().tasks
+        assert other.status().leader == "" and not other._service.opening.task
+        assert other.status().tasks != network.hosts["worker-0"].status().tasks
         async with toy.channel_to(tmp_path, network.address(1)) as channel:
             told, answer = await toy.take_part(channel, b"5")
             assert told.reason == "no round is waiting for devices" and answer is None
@@ -494,7 +494,7 @@ def test_mail_that_fails_while_a_host_starts_is_not_forgotten(tmp_path):
                 forwarded = messages.DevicesForwarded("selector-0", ("device",))
                 starting.send("toys/coordinator/0/round/2", forwarded)
                 await toy.until(lambda: heard)
-                assert not starting.standing().is_serving
+                assert not starting.status().is_serving
                 await start()
 
             server.start = late
@@ -502,7 +502,7 @@ def test_mail_that_fails_while_a_host_starts_is_not_forgotten(tmp_path):
 
         starting._bound = bound
         await starting.start()
-        assert isinstance(heard[0], messages.ComeBack) and starting.standing().is_serving
+        assert isinstance(heard[0], messages.ComeBack) and starting.status().is_serving
 
     play(tmp_path, story, deployed)
 

@@ -103,7 +103,7 @@ def test_a_batch_has_a_size_and_a_large_message_goes_alone():
         assert sizes == [[100, 100], [5000], [100]]
         assert carrier.sizes[1] >= 5000
 
-    play(story, most_bytes=1000)
+    play(story, max_batch_bytes=1000)
 
 
 def test_a_model_counts_once_in_a_batch():
@@ -119,7 +119,7 @@ def test_a_model_counts_once_in_a_batch():
         ((_, batch),) = carrier.carried
         assert len(batch) == 3 and carrier.sizes[0] < 3 * len(model)
 
-    play(story, most_bytes=2000)
+    play(story, max_batch_bytes=2000)
 
 
 def test_secret_states_of_roles_count_too():
@@ -133,7 +133,7 @@ def test_secret_states_of_roles_count_too():
         await outbox.flush(5.0)
         assert [len(batch) for _, batch in carrier.carried] == [1, 1]
 
-    play(story, most_bytes=1000)
+    play(story, max_batch_bytes=1000)
 
 
 def test_what_was_to_follow_is_lost_with_a_call_that_fails_and_later_mail_is_not():

@@ -18,7 +18,7 @@ def pace(now, randomness):
     return (0.0, 1.0)
 
 
-def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
+def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
     """The parts of toy tasks that sum integers, as the deployment's options say."""
     times = {**TIMES, **deployed.options["times"]}
     tasks = _served(deployed.options)
@@ -33,7 +33,7 @@ def _served(options):
     return [make(**of_task) for of_task in options["tasks"]]
 
 
-def secure_deployment(folder, **changes) -> deployment_lib.Deployment:
+def secure_deployment(folder, **changes) -> deployment_lib.ClusterDeployment:
     """A deployment of a task that sums groups of three devices and more securely."""
     task = {"goal_count": 6, "devices_per_aggregator": 3, "step_timeout": 5.0}
     return deployment(folder, (task,), secure=True, **changes)
@@ -41,7 +41,7 @@ def secure_deployment(folder, **changes) -> deployment_lib.Deployment:
 
 def deployment(
     folder, tasks=({},), times=None, secure=False, **changes
-) -> deployment_lib.Deployment:
+) -> deployment_lib.ClusterDeployment:
     """A deployment of a store in a folder, which is made if there is none."""
     paths = toy.certificate(folder)
     place = str(folder / "store")
@@ -57,4 +57,4 @@ def deployment(
         "private_key": str(paths["key"]),
         "options": options,
     }
-    return deployment_lib.Deployment(**{**given, **changes})
+    return deployment_lib.ClusterDeployment(**{**given, **changes})

@@ -1,4 +1,4 @@
-"""A server on many machines: one object to start it, to look at it, and to stop it."""
+"""A server on many machines: one object to start, observe and stop it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime.cluster import observed, ray_hosts
 from tff_dpftrl.runtime.cluster import placement as placement_lib
-from tff_dpftrl.runtime.cluster.deployment import Deployment
+from tff_dpftrl.runtime.cluster.deployment import ClusterDeployment
 from tff_dpftrl.runtime.server import binding
 from tff_dpftrl.runtime.store import interface, sql
 
@@ -27,50 +27,49 @@ _LOOK_SECONDS = 0.2
 
 
 class RayCluster:
-    """The hosts of a population, on a cluster of Ray or on this machine.
+    """The hosts of a population, on a Ray cluster or on this machine.
 
-    Hosts are detached: they go on when this program ends, and another one finds them. Not
-    those of a Ray that was started here, which ends with this program.
+    Hosts are detached: they go on when this program ends, and another one finds them. The
+    exception is a Ray cluster that this program started, which ends with it.
     """
 
-    def __init__(self, deployment: Deployment, *, ray_address: str | None = None):
-        """Says what is to run where; nothing does before `start`.
+    def __init__(self, deployment: ClusterDeployment, *, ray_address: str | None = None):
+        """Prepares the hosts; nothing runs before `start`.
 
         Args:
-          deployment: What runs.
-          ray_address: A cluster to join, "host:port" or "auto" for one that has a node on this
-            machine; if None, Ray is started here, on loopback, unless this program is
-            connected to one already.
+          deployment: Description of the server.
+          ray_address: Address of the Ray cluster to join, "host:port", or "auto" for a cluster
+            with a node on this machine. If None, Ray is started here, on loopback, unless this
+            program is already connected to a cluster.
         """
         self._deployment = deployment
         self._ray_address = ray_address
         self._temp_dir: str | None = None
-        self._is_connected = False  # By this object.
-        self._is_new = False  # Whether it has begun to start hosts where there were none.
+        self._is_connected = False  # Whether this object has connected to Ray.
+        self._is_new = False  # Whether this object has begun to start new hosts.
         self._gives_up = threading.Event()
         self._handles: dict[str, Any] = {}
         self._addresses: tuple[str, ...] = ()
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Hosts and ports that devices connect to, in the order of the deployment's.
+        """HOST:PORT for devices, one for each Selector, as of the last call of `observed`.
 
-        They were looked at when `observed` was last called; a Selector that was started anew,
-        on another node for instance, may have another one.
+        A Selector that was restarted, for instance on another node, may have another one.
         """
         return self._addresses
 
     async def start(self, *, seconds: float = 120.0) -> None:
-        """Starts the hosts that do not run already, and waits until somebody leads.
+        """Starts the missing hosts, and waits until a Coordinator leads.
 
         Args:
-          seconds: How long that may take; leases of others are waited for, too.
+          seconds: Timeout in seconds, which includes waiting for the lease of another server.
 
         Raises:
           binding.ServerError: If the nodes lack files, hosts of another deployment run, a host
-            cannot start, or nobody leads in time.
+            cannot start, or no Coordinator leads in time.
           ConnectionError: If there is no Ray cluster at the address.
-          ValueError: If the address, or something of the deployment, cannot be used.
+          ValueError: If the address or the deployment is invalid.
           OSError: If a file or the store cannot be used.
         """
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, seconds))
@@ -93,7 +92,7 @@ class RayCluster:
                     f"The store has no task of the population {deployment.population!r}: add them "
                     "first."
                 )
-            is_new = not self._found_own()
+            is_new = not self._has_hosts()
             if is_new:
                 self._wait_for_lease(store, until)
         if self._gives_up.is_set():
@@ -104,11 +103,11 @@ class RayCluster:
         self._wait(until)
 
     def _wait_for_lease(self, store: interface.Store, until: float) -> None:
-        """Waits until the lease of a server that has crashed is over; refuses one that lives."""
+        """Waits until the lease of a crashed server expires; refuses one that is renewed."""
         name = self._deployment.population
-        found = lease = store.lease(name)
+        first = lease = store.lease(name)
         while lease is not None and interface.is_held(lease, time.time()):
-            if lease != found or time.monotonic() > until:
+            if lease != first or time.monotonic() > until:
                 raise binding.another_leads(self._deployment.population)
             if self._gives_up.wait(_LOOK_SECONDS):
                 return
@@ -152,15 +151,15 @@ class RayCluster:
                 "machines: name a database that all reach, like postgresql://user@host/name."
             )
 
-    def _found_own(self) -> bool:
-        """Whether hosts run already; refuses to go on with those of another deployment."""
+    def _has_hosts(self) -> bool:
+        """Whether hosts run already; raises if they are of another deployment."""
         hosts = (*self._deployment.placement.permanent, placement_lib.COORDINATOR)
-        found = ray_hosts.find_all(self._deployment.population, hosts)
-        if not found:
+        handles = ray_hosts.find_all(self._deployment.population, hosts)
+        if not handles:
             return False
-        standings = ray_hosts.ask_all(found, lambda handle: handle.standing.remote(), _NODE_SECONDS)
-        own = self._deployment.fingerprint()
-        others = sorted(host for host, one in standings.items() if one.fingerprint != own)
+        statuses = ray_hosts.ask_all(handles, lambda handle: handle.status.remote(), _NODE_SECONDS)
+        fingerprint = self._deployment.fingerprint()
+        others = sorted(host for host, one in statuses.items() if one.fingerprint != fingerprint)
         if others:
             raise binding.ServerError(
                 f"Hosts of the population {self._deployment.population!r} run already with other "
@@ -170,67 +169,66 @@ class RayCluster:
         return True
 
     def _wait(self, until: float) -> None:
-        """Waits until all hosts serve, and all Selectors have heard of a Coordinator."""
+        """Waits until all hosts serve, and all Selectors follow a Coordinator."""
         deployment = self._deployment
         while True:
-            standings = self._standings()
-            for host, one in standings.items():
+            statuses = self._statuses()
+            for host, one in statuses.items():
                 if one.failure:
                     raise binding.ServerError(f"{host} cannot start: {one.failure}")
                 if one.store_failure:
                     raise binding.ServerError(one.store_failure)
-            read = [one.tasks for one in standings.values() if one.tasks]
+            read = [one.tasks for one in statuses.values() if one.tasks]
             if any(tasks != read[0] for tasks in read):
                 raise binding.ServerError(
                     "The nodes have different tasks at the same paths: copy them from one node to "
                     "all others, and stop what runs of this server (tff-dpftrl serve --stop)."
                 )
-            selectors = [standings.get(host) for host in deployment.placement.selectors]
+            selectors = [statuses.get(host) for host in deployment.placement.selectors]
             if all(
-                host in standings and standings[host].is_serving
+                host in statuses and statuses[host].is_serving
                 for host in deployment.placement.permanent
             ) and all(one.leader for one in selectors):
                 return
             if time.monotonic() > until:
-                raise self._too_late(standings)
+                raise self._too_late(statuses)
             if self._gives_up.wait(_LOOK_SECONDS):
                 return
 
-    def _too_late(self, standings: dict[str, Any]) -> binding.ServerError:
+    def _too_late(self, statuses: dict[str, Any]) -> binding.ServerError:
         name = self._deployment.population
         missing = [
             host
             for host in self._deployment.placement.permanent
-            if host not in standings or not standings[host].is_serving
+            if host not in statuses or not statuses[host].is_serving
         ]
         if missing:
             return binding.ServerError(
-                f"The hosts {missing} of the population {name!r} have not started in time: look "
-                "whether the nodes have the memory for them."
+                f"The hosts {missing} of the population {name!r} have not started in time: check "
+                "whether the nodes have enough memory for them."
             )
         return binding.another_leads(self._deployment.population)
 
-    def _standings(self) -> dict[str, Any]:
-        standings = ray_hosts.ask_all(
-            self._handles, lambda handle: handle.standing.remote(), _ANSWER_SECONDS
+    def _statuses(self) -> dict[str, Any]:
+        statuses = ray_hosts.ask_all(
+            self._handles, lambda handle: handle.status.remote(), _ANSWER_SECONDS
         )
         known = self._addresses or ("",) * len(self._deployment.addresses)
         self._addresses = tuple(
-            standings[host].address if host in standings else before
+            statuses[host].address if host in statuses else before
             for host, before in zip(self._deployment.placement.selectors, known, strict=True)
         )
-        return standings
+        return statuses
 
     async def observed(self) -> list[observed.Taken]:
-        """What the Selectors' hosts have recorded since the last call, for an `observed.Reader`.
+        """Takes what the Selectors' hosts have recorded, for an `observed.Reader`.
 
-        Hosts that do not answer at once are left out; what they recorded comes with the next
-        call, if they live.
+        Hosts that do not answer within seconds are left out; the next call gets their records.
         """
         return await asyncio.to_thread(self._observed)
 
     def _observed(self) -> list[observed.Taken]:
-        self._standings()
+        self._statuses()
         selectors = {host: self._handles[host] for host in self._deployment.placement.selectors}
         taken = ray_hosts.ask_all(
             selectors, lambda handle: handle.take_observed.remote(), _ANSWER_SECONDS
@@ -238,16 +236,16 @@ class RayCluster:
         return [taken[host] for host in sorted(taken)]
 
     def processes(self) -> dict[str, ray_hosts.Place]:
-        """Node and process id of each host that runs, whether or not it answers."""
+        """Returns node and process id of each running host, whether or not it answers."""
         return ray_hosts.places(self._deployment.population)
 
     async def stop(self) -> tuple[str, ...]:
-        """Ends all hosts; the lease is given back, and a round that is not committed abandoned.
+        """Ends all hosts, including those of another program or another deployment.
 
-        They are found if another program started them, with other settings even.
+        The lease is released, and a round that is not committed is abandoned.
 
         Returns:
-          The names of those that ran.
+          Names of the hosts that ran.
 
         Raises:
           ConnectionError: If there is no Ray cluster at the address.
@@ -259,24 +257,24 @@ class RayCluster:
         if not ray.is_initialized():
             self._connect()
         try:
-            found = ray_hosts.names(population)
+            running = ray_hosts.names(population)
             # Selectors first, or they would start another Coordinator.
             for is_one in (
                 placement_lib.is_selector,
                 lambda host: host == placement_lib.COORDINATOR,
                 placement_lib.is_worker,
             ):
-                handles = ray_hosts.find_all(population, filter(is_one, found))
+                handles = ray_hosts.find_all(population, filter(is_one, running))
                 if not handles:
                     continue
                 ray_hosts.ask_all(handles, lambda handle: handle.stop.remote(), _STOP_SECONDS)
                 for handle in handles.values():
                     ray_hosts.kill(handle)
-            ray_hosts.forget_ports(population, filter(placement_lib.is_selector, found))
-            return found
+            ray_hosts.forget_ports(population, filter(placement_lib.is_selector, running))
+            return running
         finally:
             self._disconnect()
 
     def leave(self) -> None:
-        """Disconnects from the cluster; the hosts go on, except those of a Ray of this program."""
+        """Disconnects from the cluster; the hosts go on, unless this program started Ray."""
         self._disconnect()

@@ -1,4 +1,4 @@
-"""What a server on many machines is built from: data that every host gets, without a secret."""
+"""The description of a server on many machines, which every host gets; it has no secrets."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tff_dpftrl.runtime.store import database
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What a host runs; see `server.Server` for what each is.
+    """The parts of the server that a host needs.
 
     Attributes:
-      population: The population.
-      tasks: Its tasks by name, which the store has.
-      pace: When devices are to check in again.
-      attestation: Verifies devices' tokens; with None, whoever connects is a device.
-      limits: How much devices of one Selector may use.
-      server_names: Names that devices may know the server by; those in the certificate if
+      population: Population that is served.
+      tasks: Tasks of the population by name; the store must have them.
+      pace: Pace steering, which decides when devices check in again.
+      attestation: Verifier of devices' tokens; None to accept every client as a device.
+      limits: Resource limits for the devices of one Selector.
+      server_names: Names by which devices may know the server; those in the certificate if
         empty.
-      actor_factory: Builds the actors.
+      actor_factory: Class that builds the actors.
     """
 
     population: population_lib.Population
@@ -45,27 +45,27 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Deployment:
-    """A population's server on many machines. It is sent in the clear: no secret may be in it.
+class ClusterDeployment:
+    """A population's server on many machines. It is sent unencrypted and must have no secrets.
 
     Attributes:
       population: Name of the population.
-      builder: Called on every host with the deployment, returns its `Parts`; or the name of such
-        a function, like "package.module:function".
-      store: Where leases and commits are: a database URL without a password, or a folder, if
-        all nodes are one machine. It must have the tasks.
-      certificate: File of the server's certificate; like all files, there on every node.
-      private_key: File of its key.
-      addresses: Host and port for devices, one for each Selector. A port of 0 is any that is
-        free, and a host of 0.0.0.0 the node's own address.
-      num_workers: How many processes sum reports.
+      builder: Function from the deployment to its `Parts`, which every host calls; or the name
+        of such a function, like "package.module:function".
+      store: Store of leases and commits: a database URL without a password, or a folder if all
+        nodes are one machine. It must have the tasks.
+      certificate: Path of the server's certificate. Like all files, it must be on every node.
+      private_key: Path of the certificate's private key.
+      addresses: HOST:PORT for devices, one for each Selector. Port 0 is any free port, and the
+        host 0.0.0.0 stands for the node's address.
+      num_workers: Number of processes that sum reports.
       files: Further files and folders that the builder needs.
-      options: What the builder takes besides; small, and can be pickled.
-      answer_seconds: After which a host that does not answer is ended and started anew.
+      options: Further arguments of the builder, small and picklable.
+      answer_seconds: Seconds after which a host that does not answer is restarted.
     """
 
     population: str
-    builder: Callable[[Deployment], Parts] | str
+    builder: Callable[[ClusterDeployment], Parts] | str
     store: str
     certificate: str
     private_key: str
@@ -95,12 +95,12 @@ class Deployment:
 
     @property
     def placement(self) -> placement_lib.Placement:
-        """The hosts."""
+        """Placement of actors on the hosts."""
         return placement_lib.Placement(len(self.addresses), self.num_workers)
 
     @property
     def store_is_folder(self) -> bool:
-        """Whether the store is a folder, and no database elsewhere."""
+        """Whether the store is a folder rather than a database."""
         return "://" not in self.store
 
     @property
@@ -113,7 +113,7 @@ class Deployment:
         """Calls the builder.
 
         Raises:
-          ValueError: If it cannot be imported.
+          ValueError: If the builder cannot be imported.
         """
         builder = self.builder
         if isinstance(builder, str):
@@ -128,7 +128,7 @@ class Deployment:
         return builder(self)
 
     def fingerprint(self) -> str:
-        """Tells this deployment from others."""
+        """Returns a digest that differs between deployments."""
         builder = self.builder
         if not isinstance(builder, str):
             builder = f"{builder.__module__}:{builder.__qualname__}"
@@ -139,5 +139,5 @@ class Deployment:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path as hosts in other folders have it."""
+    """Makes a path absolute, for hosts that run in other folders."""
     return os.path.abspath(path)

@@ -25,7 +25,7 @@ from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import factory, messages
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import observed, sealing
-from tff_dpftrl.runtime.cluster.deployment import Deployment, Parts
+from tff_dpftrl.runtime.cluster.deployment import ClusterDeployment, Parts
 from tff_dpftrl.runtime.cluster.transport import Transport
 from tff_dpftrl.runtime.server import attesting
 from tff_dpftrl.runtime.server import engine as engine_lib
@@ -41,7 +41,7 @@ _ABANDONED = "the round was abandoned"
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class HostStatus:
     """How a host is.
 
     Attributes:
@@ -83,7 +83,7 @@ class Host(engine_lib.RemoteActors):
     def __init__(
         self,
         name: str,
-        deployment: Deployment,
+        deployment: ClusterDeployment,
         transport: Transport,
         *,
         clock: Callable[[], float] = time.time,
@@ -194,10 +194,10 @@ class Host(engine_lib.RemoteActors):
         if self._store is not None:
             self._store.close()
 
-    def standing(self) -> Standing:
+    def status(self) -> HostStatus:
         """How it is."""
         fingerprint = self._deployment.fingerprint()
-        return Standing(fingerprint, self._has_started, tasks=self._tasks)
+        return HostStatus(fingerprint, self._has_started, tasks=self._tasks)
 
     def take_observed(self) -> observed.Taken:
         """What was observed here since this was last called."""

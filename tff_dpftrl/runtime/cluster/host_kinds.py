@@ -1,18 +1,28 @@
-"""Which kind of host a name stands for."""
+"""Creates a host of the kind that its name stands for."""
 
 from __future__ import annotations
 
 from tff_dpftrl.runtime.cluster import placement
 from tff_dpftrl.runtime.cluster.coordinator_host import CoordinatorHost
-from tff_dpftrl.runtime.cluster.deployment import Deployment
+from tff_dpftrl.runtime.cluster.deployment import ClusterDeployment
 from tff_dpftrl.runtime.cluster.host import Host
 from tff_dpftrl.runtime.cluster.selector_host import SelectorHost
 from tff_dpftrl.runtime.cluster.transport import Transport
 from tff_dpftrl.runtime.cluster.worker_host import WorkerHost
 
 
-def make(name: str, deployment: Deployment, transport: Transport) -> Host:
-    """The host of a name, not started; raises what `Host` does."""
+def make(name: str, deployment: ClusterDeployment, transport: Transport) -> Host:
+    """Creates a host that is not started.
+
+    Args:
+      name: Name of one of the deployment's hosts.
+      deployment: Description of the server.
+      transport: Connection to the other hosts.
+
+    Raises:
+      ValueError: If the certificate or key cannot be used.
+      OSError: If the certificate or key cannot be read.
+    """
     if name == placement.COORDINATOR:
         kind = CoordinatorHost
     else:

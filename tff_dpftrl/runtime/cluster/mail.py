@@ -1,7 +1,8 @@
-"""What hosts say to each other, and the order in which it is carried.
+"""Messages between hosts, and the queues that keep them in order.
 
-For each host there is a queue, and one batch on its way at a time: what a host says to another
-one arrives in order, or, if it fails, not at all, of which the sender hears.
+Each host has a queue for every other host, and one batch in transit at a time. Messages to a host
+arrive in order. If a batch fails, it and all queued messages are dropped, and the sender is
+notified.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tff_dpftrl.runtime.cluster import observed
 
 _logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 1 << 22
-_MOST_MAIL = 2048
-_EACH = 256  # Bytes of a message without what is counted.
+_MAX_BATCH_BYTES = 1 << 22
+_MAX_BATCH_MAIL = 2048
+_OVERHEAD = 256  # Estimated bytes of a message without its large fields.
 
 
 @dataclasses.dataclass(frozen=True)
 class Deliver:
-    """A message to an actor or a device."""
+    """Delivery of a message to an actor or a device."""
 
     to: str
     message: Any
@@ -34,7 +35,7 @@ class Deliver:
 
 @dataclasses.dataclass(frozen=True)
 class Begin:
-    """An actor is to be made; `parent` hears when it is lost."""
+    """Request to start an actor; `parent` is notified if it is lost."""
 
     address: str
     role: Any
@@ -43,14 +44,14 @@ class Begin:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """An actor is to be ended."""
+    """Request to end an actor."""
 
     address: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """An actor has ended: devices that wait for an answer of it get none."""
+    """Notice that an actor has ended: devices that wait for its answer get none."""
 
     address: str
 
@@ -68,16 +69,16 @@ Mail: TypeAlias = Deliver | Begin | End | Ended | Told
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """What one host says to another at a time.
+    """Messages that one host sends to another at once.
 
     Attributes:
-      sender: Name of the host.
-      life: Names its process.
-      receiver: Life of the process that the batch is for; empty if the sender has not met it.
-      number: Counts the batches of the sender's process, from 1. A process is sent one batch at
-        a time, so that the numbers that it receives from each sender grow.
-      tasks: Digests of the tasks that it has read, by name.
-      mail: In order.
+      sender: Name of the sending host.
+      life: Id of the sender's process.
+      receiver: Id of the process for which the batch is; empty if the sender does not know it.
+      number: Number of the batch among those of the sender's process, from 1. One batch is in
+        transit to a process at a time, so that the numbers from each sender grow.
+      tasks: Digests of the tasks that the sender has read, by name.
+      mail: Messages, in order.
     """
 
     sender: str
@@ -89,44 +90,46 @@ class Batch:
 
 
 class OtherTasks(validation.UsageError):
-    """Mail of a host that has read other tasks than who is to take it."""
+    """Error for mail of a host that has read other tasks than the receiver."""
 
 
 class Replayed(ValueError):
-    """A batch that a process has received before, or one older than what it has received."""
+    """Error for a batch that is not newer than the last one that the process received."""
 
 
 class Unreachable(Exception):
-    """A host did not take what it was sent, or nobody knows whether it did."""
+    """Error for a host that did not take mail, or may not have taken it."""
 
 
 class Outbox:
-    """Queues of mail, one for each host; for one event loop."""
+    """Queues of outgoing mail, one for each host; for one event loop."""
 
     def __init__(
         self,
         carry: Callable[[str, list[Mail], int], Awaitable[None]],
         failed: Callable[[str, list[Mail]], None],
         *,
-        most_bytes: int = _MOST_BYTES,
+        max_batch_bytes: int = _MAX_BATCH_BYTES,
     ):
-        """Begins empty.
+        """Creates empty queues.
 
         Args:
-          carry: Brings mail to a host, given about how many bytes it is; raises
-            `Unreachable` if it cannot. One call for a host runs at a time.
-          failed: Told what was lost with a call that failed: all that was to follow, too.
-          most_bytes: Of a batch, about; a larger message goes alone.
+          carry: Sends a batch of mail, of a given approximate size in bytes, to a host. It raises
+            `Unreachable` if it cannot. One call for each host runs at a time.
+          failed: Callback for the mail to a host that was lost: the batch that failed and all
+            mail in the queue.
+          max_batch_bytes: Approximate upper limit of a batch, in bytes. A message above it is sent
+            on its own.
         """
         self._carry = carry
         self._failed = failed
-        self._most_bytes = most_bytes
+        self._max_batch_bytes = max_batch_bytes
         self._queues: dict[str, collections.deque[Mail]] = {}
         self._carriers: dict[str, asyncio.Task] = {}
         self._is_closed = False
 
     def post(self, host: str, mail: Mail) -> None:
-        """Queues mail; it is on its way before this returns to the event loop twice."""
+        """Queues mail; it is sent within two iterations of the event loop."""
         if self._is_closed:
             return
         self._queues.setdefault(host, collections.deque()).append(mail)
@@ -134,12 +137,12 @@ class Outbox:
             self._carriers[host] = asyncio.get_running_loop().create_task(self._empty(host))
 
     async def flush(self, seconds: float) -> None:
-        """Waits until all queues are empty, for so long at most."""
+        """Waits until all queues are empty, at most for a number of seconds."""
         if self._carriers:
             await asyncio.wait(list(self._carriers.values()), timeout=seconds)
 
     def close(self) -> None:
-        """Ends what is on its way; nothing more is carried."""
+        """Cancels all transfers; nothing more is sent."""
         self._is_closed = True
         for carrier in self._carriers.values():
             carrier.cancel()
@@ -164,33 +167,33 @@ class Outbox:
         batch: list[Mail] = []
         total = 0
         counted: set[int] = set()
-        while queue and len(batch) < _MOST_MAIL:
-            num_bytes = _num_bytes(queue[0], counted, self._most_bytes)
-            if batch and total + num_bytes > self._most_bytes:
+        while queue and len(batch) < _MAX_BATCH_MAIL:
+            num_bytes = _num_bytes(queue[0], counted, self._max_batch_bytes)
+            if batch and total + num_bytes > self._max_batch_bytes:
                 break
             total += num_bytes
             batch.append(queue.popleft())
         return batch, total
 
 
-def _num_bytes(mail: Mail, counted: set[int], most: int) -> int:
-    """About how much a message adds to a batch; the same model again adds nothing."""
+def _num_bytes(mail: Mail, counted: set[int], max_bytes: int) -> int:
+    """Estimates the bytes that a message adds to a batch; a model is counted once."""
     if isinstance(mail, Begin):
         model = getattr(mail.role, "model", b"")
         state = mail.role.commit.state if isinstance(mail.role, roles.MasterAggregatorRole) else b""
-        return _EACH + _once(model, counted) + _once(state, counted)
+        return _OVERHEAD + _once(model, counted) + _once(state, counted)
     message = mail.message if isinstance(mail, Deliver) else None
     match message:
         case messages.Configure():
-            return _EACH + _once(message.model, counted)
+            return _OVERHEAD + _once(message.model, counted)
         case messages.SecureSumMessage() | messages.SecureSumAnswer():
-            return _EACH + len(message.content) + len(getattr(message, "vector", b""))
+            return _OVERHEAD + len(message.content) + len(getattr(message, "vector", b""))
         case messages.Report():
             size = getattr(message.payload, "ByteSize", None)
-            return _EACH + (0 if size is None else size())
+            return _OVERHEAD + (0 if size is None else size())
         case messages.PartialSum() | messages.RoundCommitted():
-            return most  # Few, and of any size.
-    return _EACH
+            return max_bytes  # Rare, and of any size.
+    return _OVERHEAD
 
 
 def _once(content: bytes, counted: set[int]) -> int:

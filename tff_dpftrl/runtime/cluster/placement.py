@@ -1,4 +1,4 @@
-"""Where an actor is: a function of its address, the same on every host."""
+"""Placement of actors on hosts: a function of the actor's address, the same on every host."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OF_COORDINATOR = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """The hosts of a population, and who is where.
+    """The hosts of a population, and the placement of its actors.
 
-    Aggregators of an attempt are spread over the workers, and so are attempts that follow one
-    another: a worker that is lost does not hold up the next one.
+    The Aggregators of an attempt are spread over the workers, and so are successive attempts:
+    a lost worker does not delay the next attempt.
 
     Attributes:
-      num_selectors: How many hosts have a Selector.
-      num_workers: How many have Master Aggregators and Aggregators.
+      num_selectors: Number of hosts with a Selector.
+      num_workers: Number of hosts with Master Aggregators and Aggregators.
     """
 
     num_selectors: int
@@ -38,7 +38,7 @@ class Placement:
 
     @property
     def selectors(self) -> tuple[str, ...]:
-        """Names of the Selectors' hosts, which are the Selectors' addresses too."""
+        """Names of the Selectors' hosts, which are also the Selectors' addresses."""
         return tuple(f"{_SELECTOR}-{i}" for i in range(self.num_selectors))
 
     @property
@@ -48,57 +48,54 @@ class Placement:
 
     @property
     def permanent(self) -> tuple[str, ...]:
-        """Names of the hosts that are always there: all but the Coordinator's."""
+        """Names of the hosts that always run: all but the Coordinator's."""
         return (*self.selectors, *self.workers)
 
     def host_of(self, address: str) -> str:
-        """The host of an actor, or of a device's connection.
+        """Returns the name of the host of an actor, or of a device's connection.
 
         Args:
-          address: Its address.
+          address: Address of the actor or the connection.
 
         Returns:
-          The host's name; empty if the address is not of one host, like that of the StoreActors.
+          Name of the host; empty if the address is not of one host, like that of the StoreActors.
         """
-        found = _OF_COORDINATOR.search(address)
-        if found is None:
+        match = _OF_COORDINATOR.search(address)
+        if match is None:
             selector = _OF_SELECTOR.match(address)
             return "" if selector is None else selector[1]
-        if found["attempt"] is None:
+        if match["attempt"] is None:
             return COORDINATOR
-        number = int(found["attempt"])
-        if found["group"] is not None:
-            number += 1 + int(found["group"])
+        number = int(match["attempt"])
+        if match["group"] is not None:
+            number += 1 + int(match["group"])
         return f"{_WORKER}-{number % self.num_workers}"
 
 
 def is_selector(host: str) -> bool:
-    """Whether a host is that of a Selector."""
+    """Whether a name is that of a Selector's host."""
     return host.startswith(f"{_SELECTOR}-")
 
 
 def is_worker(host: str) -> bool:
-    """Whether a host is one of the workers."""
+    """Whether a name is that of a worker."""
     return host.startswith(f"{_WORKER}-")
 
 
 def device_prefix(host: str, life: str) -> str:
-    """What addresses of the devices of a Selector's host begin with.
+    """Returns the common prefix of the addresses of a Selector's devices.
 
     Args:
-      host: The host.
-      life: Names its process; another one after a restart.
-
-    Returns:
-      The prefix.
+      host: Name of the Selector's host.
+      life: Id of the host's process, which a restart changes.
     """
     return f"{host}/{life}/device/"
 
 
 def life_of_device(address: str) -> str:
-    """Which process of its host a device was connected to.
+    """Returns the id of the host's process to which a device was connected.
 
     Args:
-      address: The device's, which begins with a `device_prefix`.
+      address: Address of the device, which begins with a `device_prefix`.
     """
     return address.split("/", 2)[1]

@@ -1,4 +1,4 @@
-"""Hosts as detached, named actors of Ray; the only module here that knows of Ray."""
+"""Hosts as detached, named Ray actors; the only module here that depends on Ray's actors."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from tff_dpftrl.execution import ray_sessions
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import host_kinds, mail, observed, transport
 from tff_dpftrl.runtime.cluster import placement as placement_lib
-from tff_dpftrl.runtime.cluster.deployment import Deployment
+from tff_dpftrl.runtime.cluster.deployment import ClusterDeployment
 from tff_dpftrl.runtime.server import garbage
 
-ray = ray_sessions.ray  # It says what to do where Ray is not installed.
+ray = ray_sessions.ray  # Its errors name the remedy where Ray is not installed.
 
 _logger = logging.getLogger(__name__)
 
 _NAMESPACE = "tff_dpftrl"
-_MOST_CALLS = 10_000  # At a time; each other host has one that waits for this one's end.
-_LARGE = 1 << 16  # Bytes that Ray may have to make room for, which takes time.
-_BEFORE_EXIT = 5.0  # Seconds for which a host that could not start says why.
+_MAX_CALLS = 10_000  # Concurrent calls; each other host has a pending one that watches this one.
+_LARGE = 1 << 16  # Bytes for which Ray may have to free memory, which takes time.
+_BEFORE_EXIT = 5.0  # Seconds for which a host that could not start reports the reason.
 
 
 class _HostActor:
-    """A host in a process of Ray's."""
+    """Ray actor with a host."""
 
-    def __init__(self, name: str, deployment: Deployment):
-        """Starts; what it imports and builds takes seconds, in which it takes mail already."""
+    def __init__(self, name: str, deployment: ClusterDeployment):
+        """Starts the host, which takes seconds; it accepts mail at once."""
         self._host: host_lib.Host | None = None
         self._failure = ""
         self._fingerprint = deployment.fingerprint()
         try:
-            self._host = host_kinds.make(name, deployment, _RayTransport(name, deployment))
+            self._host = host_kinds.make(name, deployment, _RayTransport(deployment))
         except (ValueError, OSError) as error:
             self._failure = str(error)
         self._starting = asyncio.get_running_loop().create_task(self._start())
@@ -56,23 +56,23 @@ class _HostActor:
                 self._failure = f"it failed with {type(error).__name__}."
         _logger.error("a host cannot start: %s", self._failure)
         await asyncio.sleep(_BEFORE_EXIT)
-        os._exit(1)  # Ray tries again.
+        os._exit(1)  # Ray restarts the process.
 
     async def take(self, sealed: bytes) -> str:
         try:
             return await self._host.take(sealed)
-        except Exception as error:  # Its text may quote what was sealed.
+        except Exception as error:  # Its text may quote the decrypted mail.
             raise RuntimeError(type(error).__name__) from None
 
     async def watch(self, life: str) -> None:
-        """Answers when this is not the process that is meant."""
+        """Answers only if this process has another id."""
         if self._host is not None and self._host.life == life:
             await asyncio.Event().wait()
 
-    async def standing(self) -> host_lib.Standing:
+    async def status(self) -> host_lib.HostStatus:
         if self._failure or self._host is None:
-            return host_lib.Standing(self._fingerprint, False, self._failure)
-        return self._host.standing()
+            return host_lib.HostStatus(self._fingerprint, False, self._failure)
+        return self._host.status()
 
     async def take_observed(self) -> observed.Taken:
         return self._host.take_observed()
@@ -84,10 +84,9 @@ class _HostActor:
 
 
 class _RayTransport(transport.Transport):
-    """Reaches the hosts of a population from one of them."""
+    """Connection from one host of a population to the others, by Ray."""
 
-    def __init__(self, own: str, deployment: Deployment):
-        self._own = own
+    def __init__(self, deployment: ClusterDeployment):
         self._deployment = deployment
         self._handles: dict[str, Any] = {}
 
@@ -135,13 +134,13 @@ class _RayTransport(transport.Transport):
     async def restart(self, host: str) -> None:
         handle = await self._handle(host)
         self._forget(host, handle)
-        is_over = host == placement_lib.COORDINATOR
-        await asyncio.to_thread(ray.kill, handle, no_restart=is_over)
+        is_coordinator = host == placement_lib.COORDINATOR
+        await asyncio.to_thread(ray.kill, handle, no_restart=is_coordinator)
 
     @override
     async def leave(self) -> None:
-        own = ray.get_runtime_context().current_actor
-        await asyncio.to_thread(ray.kill, own)
+        this_actor = ray.get_runtime_context().current_actor
+        await asyncio.to_thread(ray.kill, this_actor)
 
     @override
     def node_address(self) -> str:
@@ -153,8 +152,8 @@ class _RayTransport(transport.Transport):
 
     @override
     def remembered(self, name: str) -> str:
-        found = _kv()._internal_kv_get(self._key(name), namespace=_NAMESPACE.encode())
-        return "" if found is None else found.decode()
+        value = _kv()._internal_kv_get(self._key(name), namespace=_NAMESPACE.encode())
+        return "" if value is None else value.decode()
 
     def _key(self, name: str) -> bytes:
         return f"{self._deployment.population}/{name}".encode()
@@ -171,7 +170,7 @@ def _full_name(population: str, host: str) -> str:
 
 
 def find(population: str, host: str) -> Any:
-    """Ray's handle of a host; waits for an answer.
+    """Returns Ray's handle of a host; blocks until Ray answers.
 
     Raises:
       ValueError: If there is no such host.
@@ -180,23 +179,23 @@ def find(population: str, host: str) -> Any:
 
 
 def find_all(population: str, hosts: Iterable[str]) -> dict[str, Any]:
-    """Ray's handles of those hosts that there are, by name; waits for an answer."""
-    found = {}
+    """Returns Ray's handles of those of the hosts that exist, by name; blocks likewise."""
+    handles = {}
     for host in hosts:
         with contextlib.suppress(ValueError):
-            found[host] = find(population, host)
-    return found
+            handles[host] = find(population, host)
+    return handles
 
 
-def create(deployment: Deployment, host: str) -> Any:
-    """Finds or creates a host; of several who create it at the same time, one does.
+def create(deployment: ClusterDeployment, host: str) -> Any:
+    """Finds or creates a host; concurrent calls create one host.
 
     Args:
-      deployment: What it is built from.
-      host: Its name.
+      deployment: Description of the server.
+      host: Name of the host.
 
     Returns:
-      Ray's handle.
+      Ray's handle of the host.
     """
     actor_class = ray.remote(_HostActor)
     return actor_class.options(
@@ -205,25 +204,25 @@ def create(deployment: Deployment, host: str) -> Any:
         get_if_exists=True,
         lifetime="detached",
         max_restarts=0 if host == placement_lib.COORDINATOR else -1,
-        max_concurrency=_MOST_CALLS,
+        max_concurrency=_MAX_CALLS,
         num_cpus=0,
         scheduling_strategy="SPREAD",
     ).remote(host, deployment)
 
 
 def forget_ports(population: str, selectors: Iterable[str]) -> None:
-    """Forgets which ports Selectors had."""
+    """Deletes the stored ports of Selectors."""
     for host in selectors:
         key = _full_name(population, host).encode()
         _kv()._internal_kv_del(key, namespace=_NAMESPACE.encode())
 
 
 class Place(NamedTuple):
-    """Where a process is.
+    """The location of a process.
 
     Attributes:
-      node: Ray's name of the node.
-      pid: Its process id there.
+      node: Ray's id of the node.
+      pid: Process id on the node.
     """
 
     node: str
@@ -231,7 +230,7 @@ class Place(NamedTuple):
 
 
 def places(population: str) -> dict[str, Place]:
-    """Where the hosts of a population run, whether or not they answer."""
+    """Returns the locations of a population's running hosts, whether or not they answer."""
     return {
         host: Place(actor["Address"]["NodeID"], actor["Pid"])
         for host, actor in _actors(population)
@@ -240,7 +239,7 @@ def places(population: str) -> dict[str, Place]:
 
 
 def names(population: str) -> tuple[str, ...]:
-    """Names of the hosts of a population that run, or will, such as after a restart."""
+    """Returns the names of a population's hosts that run or are being restarted."""
     return tuple(sorted(host for host, actor in _actors(population) if actor["State"] != "DEAD"))
 
 
@@ -256,15 +255,15 @@ def _actors(population: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def ask_all(
     handles: Mapping[str, Any], question: Callable[[Any], Any], seconds: float
 ) -> dict[str, Any]:
-    """Asks hosts at the same time; waits for the answers.
+    """Calls hosts concurrently and collects their answers.
 
     Args:
-      handles: Handles by name.
-      question: Given a handle, calls it.
-      seconds: How long to wait.
+      handles: Handles of the hosts by name.
+      question: Function from a handle to a Ray call.
+      seconds: Timeout in seconds.
 
     Returns:
-      The answers by name, of those that have given one.
+      Answers by name, without the hosts that have failed or not answered.
     """
     calls = {question(handle): name for name, handle in handles.items()}
     answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
@@ -278,12 +277,13 @@ def ask_all(
 
 
 class NodeView(NamedTuple):
-    """What a node has of the paths of a deployment.
+    """The files of a deployment on one node.
 
     Attributes:
-      name: Its address.
-      missing: Paths that it lacks.
-      store: Tells the folder of the store from those of other machines; None if it is none.
+      name: Address of the node.
+      missing: Paths that the node lacks.
+      store: Identity of the store's folder, which differs between machines; None if the store is
+        not a folder.
     """
 
     name: str
@@ -291,22 +291,22 @@ class NodeView(NamedTuple):
     store: tuple[str, int, int] | None
 
 
-def _look(deployment: Deployment) -> NodeView:
+def _look(deployment: ClusterDeployment) -> NodeView:
     missing = tuple(path for path in deployment.needed_paths if not os.path.exists(path))
     store = None
     if deployment.store_is_folder and deployment.store not in missing:
-        found = os.stat(deployment.store)
-        kernel = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        store = kernel.strip(), found.st_dev, found.st_ino
+        folder = os.stat(deployment.store)
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        store = boot.strip(), folder.st_dev, folder.st_ino
     return NodeView(ray.util.get_node_ip_address(), missing, store)
 
 
-def look_at_nodes(deployment: Deployment, seconds: float) -> Iterable[NodeView]:
-    """What each node has.
+def look_at_nodes(deployment: ClusterDeployment, seconds: float) -> Iterable[NodeView]:
+    """Checks the files of a deployment on each node.
 
     Args:
-      deployment: Whose paths are looked for.
-      seconds: How long to wait for all.
+      deployment: Description of the server, with the paths.
+      seconds: Timeout in seconds for all nodes together.
 
     Raises:
       ConnectionError: If a node does not answer in time.
@@ -322,7 +322,7 @@ def look_at_nodes(deployment: Deployment, seconds: float) -> Iterable[NodeView]:
         return ray.get(calls, timeout=seconds)
     except ray.exceptions.RayError as error:
         raise ConnectionError(
-            f"A node of the Ray cluster does not answer ({type(error).__name__}): look whether it "
+            f"A node of the Ray cluster does not answer ({type(error).__name__}): check whether it "
             "has this package, of the same version."
         ) from None
 

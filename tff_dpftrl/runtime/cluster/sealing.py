@@ -1,6 +1,6 @@
-"""Seals what hosts say to each other: Ray keeps it in shared memory, on disk, and in the clear.
+"""Authenticated encryption of messages between hosts, which Ray stores and sends in the clear.
 
-Keys are derived from the server's private TLS key, which every host reads from its own disk.
+Keys are derived from the server's private TLS key, which every host reads from its disk.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _NONCE = bytes(12)  # Each key seals one message.
 
 
 class NotSealed(ValueError):
-    """What came was not sealed by a host of this population, or not for this one."""
+    """Error for a message that no host of this population sealed for this host."""
 
 
 class Seal:
-    """Seals and opens Python objects; can be used by several threads."""
+    """Cipher for Python objects; thread-safe."""
 
     def __init__(self, private_key: bytes, population: str):
         """Derives the key.
 
         Args:
-          private_key: The server's, in unencrypted PEM.
+          private_key: Private key of the server, in unencrypted PEM.
           population: Name of the population.
 
         Raises:
-          ValueError: If it holds no private key.
+          ValueError: If `private_key` holds no private key.
         """
         key = serialization.load_pem_private_key(private_key, password=None)
         secret = key.private_bytes(
@@ -44,31 +44,31 @@ class Seal:
         self._key = _derive(secret, b"", b"tff_dpftrl messages of hosts\0" + population.encode())
 
     def seal(self, content: Any, to: str) -> bytes:
-        """Serialises and encrypts.
+        """Pickles and encrypts an object.
 
         Args:
-          content: What can be pickled.
-          to: Name of the host that may open it.
+          content: Picklable object.
+          to: Name of the host that may open the message.
 
         Returns:
-          A random salt, of which the key of this message is made, and what was sealed.
+          A random salt, from which the key of this message is derived, and the ciphertext.
         """
         salt = os.urandom(_SALT_BYTES)
         text = pickle.dumps(content, protocol=pickle.HIGHEST_PROTOCOL)
         return salt + self._cipher(salt).encrypt(_NONCE, text, salt + to.encode())
 
     def open(self, sealed: bytes, to: str) -> Any:
-        """Decrypts, and only then reads.
+        """Decrypts a message, and unpickles it only if it is authentic.
 
         Args:
-          sealed: What `seal` returned.
-          to: Name of the host that opens it.
+          sealed: Result of `seal`. Untrusted.
+          to: Name of the host that opens the message.
 
         Returns:
-          The content.
+          The object.
 
         Raises:
-          NotSealed: If it was changed, is for another host, or sealed with another key.
+          NotSealed: If the message was changed, is for another host, or has another key.
         """
         salt, text = sealed[:_SALT_BYTES], memoryview(sealed)[_SALT_BYTES:]
         try:

@@ -104,9 +104,9 @@ class SelectorHost(host_lib.Host):
             await self._grpc.stop(1.0)
 
     @override
-    def standing(self) -> host_lib.Standing:
+    def status(self) -> host_lib.HostStatus:
         return dataclasses.replace(
-            super().standing(),
+            super().status(),
             address=self._address,
             leader=self._leader,
             store_failure=self._store_failure,

@@ -1,7 +1,7 @@
-"""A population as `tff-dpftrl serve --engine ray` serves it: on the hosts of a Ray cluster.
+"""Serving of a population on a Ray cluster, for `tff-dpftrl serve --engine ray`.
 
-Hosts read the tasks, and whatever else they need, from files of their own node. This process
-starts them, shows what they observe, and may leave them alone.
+Hosts read tasks and keys from files on their node. This process starts the hosts and shows what
+they observe; it can end without ending them.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import planned_task
 
 _BUILDER = f"{__name__}:build"
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """What hosts read, at the same paths on every node.
+    """Paths of the files that hosts read, the same on every node.
 
     Attributes:
       tasks: Folders of tasks.
-      plan_keys: Public keys of those who signed them; those in the folders if there is none.
-      certificate: The server's certificate.
-      private_key: Its key.
-      attestation_keys: Public keys of issuers of attestation tokens; None to take any that
-        connects for a device.
+      plan_keys: Public keys of the plan signers; the keys in the folders if empty.
+      certificate: Certificate of the server.
+      private_key: Private key of the certificate.
+      attestation_keys: Public keys of the issuers of attestation tokens; None to accept every
+        client as a device.
     """
 
     tasks: Sequence[str | os.PathLike[str]]
@@ -59,30 +59,31 @@ def deployment(
     *,
     num_selectors: int,
     num_workers: int,
-) -> deployment_lib.Deployment:
-    """What hosts are built from.
+) -> deployment_lib.ClusterDeployment:
+    """Builds the description of the server for its hosts.
 
     Args:
       population: Name of the population.
-      store: Folder or URL of its store.
-      files: What they read.
-      settings: How to serve. With a port other than 0, each further Selector has the next one.
-      num_selectors: How many processes devices connect to.
-      num_workers: How many sum reports.
+      store: Folder or URL of the store.
+      files: Paths of the files that hosts read.
+      settings: Settings of the server. If the port is not 0, each further Selector has the next
+        port.
+      num_selectors: Number of processes to which devices connect.
+      num_workers: Number of processes that sum reports.
 
     Raises:
-      ValueError: If there is no such port, or the store's URL has a password.
+      ValueError: If there are too few ports, or the store's URL has a password.
     """
     host, _, port = settings.address.rpartition(":")
     ports = [int(port) and int(port) + i for i in range(num_selectors)]
     if ports[-1] >= 2**16:
         raise validation.UsageError(
-            f"address={settings.address!r} has no room for {num_selectors} Selectors, which take a "
-            "port each: name a smaller port."
+            f"address={settings.address!r} has no room for {num_selectors} Selectors, which need "
+            "one port each: name a smaller port."
         )
     tasks, plan_keys = _absolute(files.tasks), _absolute(files.plan_keys)
     issuers = _absolute(files.attestation_keys or ())
-    return deployment_lib.Deployment(
+    return deployment_lib.ClusterDeployment(
         population=population,
         builder=_BUILDER,
         store=store if "://" in store else deployment_lib.absolute(store),
@@ -107,11 +108,11 @@ def _absolute(paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     return tuple(map(deployment_lib.absolute, paths))
 
 
-def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
-    """Builds what a host runs, of a `deployment`.
+def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
+    """Builds the parts of a host.
 
     Args:
-      deployed: The deployment.
+      deployed: Result of `deployment`.
 
     Raises:
       ValueError: If a task or a key cannot be used.
@@ -141,11 +142,11 @@ def build(deployed: deployment_lib.Deployment) -> deployment_lib.Parts:
 
 
 class ClusterServing(serving_lib.Serving):
-    """A population that hosts serve, looked at from here, from `start` to `stop`."""
+    """Serving of a population by hosts of a Ray cluster, from `start` to `stop`."""
 
     def __init__(
         self,
-        deployed: deployment_lib.Deployment,
+        deployed: deployment_lib.ClusterDeployment,
         tasks: Sequence[planned_task.PlannedTask],
         store: interface.Store,
         folder: server_folder_lib.ServerFolder,
@@ -156,21 +157,23 @@ class ClusterServing(serving_lib.Serving):
         progress: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ):
-        """Puts the parts together; nothing runs yet, and nothing is written.
+        """Prepares the hosts; nothing runs yet, and nothing is written.
 
         Args:
-          deployed: What `deployment` returns for the following.
-          tasks: The tasks.
-          store: Their store, for this process.
-          folder: See `serving.Serving`.
-          settings: How to serve.
-          ray_address: See `cluster.RayCluster`.
+          deployed: Result of `deployment` for these tasks and settings.
+          tasks: Tasks of one population.
+          store: Store of leases and commits, as opened by this process.
+          folder: Folder of the certificate, if none is given, and of the files that outlast a
+            restart.
+          settings: Settings of the server.
+          ray_address: Address of the Ray cluster to join, "host:port" or "auto"; None to start
+            Ray here.
           leave: Whether `stop` leaves the hosts running.
           progress: Callback for progress lines.
-          clock: Seconds since 1970.
+          clock: Clock that returns seconds since 1970.
 
         Raises:
-          ValueError: See `serving.Serving`.
+          ValueError: If the tasks cannot be served together, or a setting is out of range.
         """
         self._reader = observed.Reader(clock=clock)
         super().__init__(tasks, store, folder, settings, progress=progress, clock=self._reader.now)
@@ -197,7 +200,7 @@ class ClusterServing(serving_lib.Serving):
 
 
 class _Hosts:
-    """The hosts, and who looks at them."""
+    """Engine that starts the hosts and polls what they observe."""
 
     def __init__(
         self,
@@ -212,8 +215,8 @@ class _Hosts:
         self._cluster, self._reader, self._seen = cluster, reader, seen
         self._moved, self._progress, self._leave = moved, progress, leave
         self._has_started = False
-        self._looking: asyncio.Task | None = None
-        self._said = ""
+        self._polling: asyncio.Task | None = None
+        self._last_warning = ""
 
     @property
     def address(self) -> str:
@@ -222,38 +225,38 @@ class _Hosts:
     async def start(self) -> None:
         await self._cluster.start(seconds=_START_SECONDS)
         self._has_started = True
-        self._seen.is_quiet = True  # It may be long past.
-        await self._look()
+        self._seen.is_quiet = True  # The first events may be old.
+        await self._read()
         self._seen.is_quiet = False
-        self._looking = asyncio.get_running_loop().create_task(self._look_again())
+        self._polling = asyncio.get_running_loop().create_task(self._poll())
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         await self._reader.replay(await self._cluster.observed(), self._seen)
 
-    async def _look_again(self) -> None:
+    async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             before = self.address
             try:
-                await self._look()
-            except Exception as error:  # Whatever Ray says: the hosts may go on all the same.
-                self._complain(f"The Ray cluster does not answer ({type(error).__name__}).")
+                await self._read()
+            except Exception as error:  # The hosts may go on although Ray does not answer.
+                self._warn(f"The Ray cluster does not answer ({type(error).__name__}).")
                 continue
-            self._said = ""
+            self._last_warning = ""
             if self.address != before:
                 self._progress(f"Devices:     {self.address}")
                 self._moved()
 
-    def _complain(self, line: str) -> None:
-        if line != self._said:
+    def _warn(self, line: str) -> None:
+        if line != self._last_warning:
             self._progress(line)
-        self._said = line
+        self._last_warning = line
 
     async def stop(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._polling is not None:
+            self._polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
+                await self._polling
         if self._leave:
             await asyncio.to_thread(self._cluster.leave)
         elif self._has_started:

@@ -1,4 +1,4 @@
-"""How a host reaches the others."""
+"""The interface through which a host reaches the other hosts."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import abc
 
 
 class Transport(abc.ABC):
-    """What a host needs of whatever runs hosts; methods raise `mail.Unreachable`."""
+    """Connection of a host to the others; methods raise `mail.Unreachable`."""
 
     @abc.abstractmethod
     async def call(self, host: str, sealed: bytes) -> str:
-        """Has a host take a batch.
+        """Sends a batch to a host.
 
         Args:
-          host: Its name.
-          sealed: The batch.
+          host: Name of the host.
+          sealed: Encrypted batch.
 
         Returns:
-          The life of the process that has answered. It has taken the batch if that is for it.
+          Id of the process that answered, which has taken the batch if it is for this process.
         """
 
     @abc.abstractmethod
     async def watch(self, host: str, life: str) -> None:
-        """Returns, or raises, when a process of a host is gone."""
+        """Returns or raises when the process of a host with this id has ended."""
 
     @abc.abstractmethod
     async def start_coordinator(self) -> None:
-        """Starts the Coordinator's host, unless there is one."""
+        """Starts the Coordinator's host, unless it runs."""
 
     @abc.abstractmethod
     async def restart(self, host: str) -> None:
-        """Ends a process that does not answer; another one follows, except the Coordinator's."""
+        """Ends a process that does not answer; all hosts but the Coordinator's are restarted."""
 
     @abc.abstractmethod
     async def leave(self) -> None:
@@ -38,12 +38,12 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def node_address(self) -> str:
-        """Address of this node, for other machines."""
+        """Returns the address of this node for other machines."""
 
     @abc.abstractmethod
     def remember(self, name: str, value: str) -> None:
-        """Keeps a text for the next process of this host."""
+        """Stores a text for the next process of this host."""
 
     @abc.abstractmethod
     def remembered(self, name: str) -> str:
-        """What was kept; empty if nothing was."""
+        """Returns the stored text; empty if there is none."""

@@ -1,4 +1,4 @@
-"""The hosts of Master Aggregators and Aggregators."""
+"""Worker hosts: they run Master Aggregators and Aggregators."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 from tff_dpftrl.runtime.cluster import placement as placement_lib
 
-_AHEAD_SECONDS = 5.0  # For which devices wait for an actor that is being made.
+_AHEAD_SECONDS = 5.0  # Time for which devices wait for an actor that is being started.
 
 
 class WorkerHost(host_lib.Host):
-    """Has Master Aggregators and Aggregators, of attempts that others begin."""
+    """Host of Master Aggregators and Aggregators."""
 
     @override
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
         self._has_secure_sums = False
-        self._devices: dict[str, tuple[str, ...]] = {}  # Of the Aggregators here.
+        self._devices: dict[str, tuple[str, ...]] = {}  # By Aggregator of this host.
         self._ahead: dict[str, list[messages.DevicesForwarded]] = {}
 
     @override
@@ -33,7 +33,7 @@ class WorkerHost(host_lib.Host):
     @override
     def _deliver(self, to: str, message: Any) -> None:
         if type(message) is messages.DevicesForwarded and not self._engine.has(to):
-            # Who forwards devices may be quicker than who spawns the actor that waits for them.
+            # The devices may arrive before the request to start their actor.
             self._ahead.setdefault(to, []).append(message)
             asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._give_up, to)
         else:
@@ -58,7 +58,7 @@ class WorkerHost(host_lib.Host):
         return is_elsewhere
 
     def _note_devices(self, address: str, role: Any) -> None:
-        """Remembers whose loss an Aggregator has to be told of."""
+        """Notes the devices whose loss an Aggregator must be notified of."""
         if not isinstance(role, roles.AggregatorRole):
             return
         self._devices[address] = role.devices
@@ -67,7 +67,7 @@ class WorkerHost(host_lib.Host):
             for device in role.devices
         }
         for host, life in lives:
-            if life < self._lives.get(host, ""):  # It has died in between.
+            if life < self._lives.get(host, ""):  # That process has ended in the meantime.
                 asyncio.get_running_loop().call_soon(self._lose_devices, host, life)
             else:
                 self._see(host, life)
