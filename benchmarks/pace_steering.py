@@ -11,7 +11,7 @@ with Matplotlib, arrivals over need:
   the curve of the day, or knows nothing of it, or is the same wait for everybody;
 - ten thousand devices, of which 1,000 are needed in every round of 20 minutes: they meet;
 - two hundred devices, of which 130 are needed in every round of ten minutes: of those asked to
-  a meeting, how many are there within its window of a minute. Their clocks' alarms are late
+  a rendezvous, how many are there within its window of a minute. Their clocks' alarms are late
   by two seconds in the mean, and three in a hundred do not come.
 """
 
@@ -99,15 +99,15 @@ def arrivals(
     return np.asarray(counts)
 
 
-def meetings(repetitions: int, rng: np.random.Generator) -> tuple[np.ndarray, float]:
+def rendezvous_arrivals(repetitions: int, rng: np.random.Generator) -> tuple[np.ndarray, float]:
     """The small population, told to come at any time during the round before.
 
     Args:
-      repetitions: How many meetings.
+      repetitions: Number of rendezvous.
       rng: Draws who is told what, who is late, and who does not come.
 
     Returns:
-      When those asked to a meeting come, in seconds after its beginning (not finite for those
+      When those asked to a rendezvous come, in seconds after its beginning (not finite for those
       who don't), and how long its window is.
     """
     period = _SMALL["period"]
@@ -125,7 +125,7 @@ def meetings(repetitions: int, rng: np.random.Generator) -> tuple[np.ndarray, fl
         absent = rng.random(place.size) < _ABSENT
         late = rng.exponential(_LATE_SECONDS, place.size)
         seconds.append(place + np.where(absent, math.inf, late))
-    return np.concatenate(seconds), pace.meeting_fraction * period
+    return np.concatenate(seconds), pace.rendezvous_fraction * period
 
 
 def main() -> None:
@@ -157,13 +157,15 @@ def main() -> None:
         of_large[name] = ratios(_LARGE, waits, _STEP)
         tell(f"1,000,000 devices, {name}", of_large[name])
     middle = steered(**_MIDDLE, knows_the_day=True, rng=rng)
-    of_middle = ratios(_MIDDLE, middle, _MIDDLE["period"])[1:]  # The first meeting is the second.
-    tell("10,000 devices, one meeting a round", of_middle)
-    seconds, window = meetings(200, rng)
+    of_middle = ratios(_MIDDLE, middle, _MIDDLE["period"])[
+        1:
+    ]  # The first rendezvous is the second.
+    tell("10,000 devices, one rendezvous a round", of_middle)
+    seconds, window = rendezvous_arrivals(200, rng)
     present = np.count_nonzero(seconds <= window) / seconds.size
     asked = seconds.size / 200
     print(
-        f"200 devices: {asked:.0f} asked to a meeting ({_SMALL['needed']} needed), "
+        f"200 devices: {asked:.0f} asked to a rendezvous ({_SMALL['needed']} needed), "
         f"{100 * present:.1f} % of them there within {window:.0f} s"
     )
     plot(of_large, of_middle, seconds, window, args.output)
@@ -181,8 +183,8 @@ def plot(
 
     Args:
       of_large: Arrivals over need of the large population, by what it is told.
-      of_middle: The same of the middle one, a meeting each.
-      seconds: When devices of the small one come, from the beginning of a meeting.
+      of_middle: The same of the middle one, a rendezvous each.
+      seconds: When devices of the small one come, from the beginning of a rendezvous.
       window: How long it lasts.
       output: File to write; its suffix decides the format.
     """
@@ -208,13 +210,13 @@ def plot(
     hours = (np.arange(of_middle.size) + 1) * _MIDDLE["period"] / 3600
     middle.plot(hours, of_middle, "C0.", markersize=4)
     middle.set_ylim(0, 2)
-    middle.set_title("10,000 devices, 1,000 needed in each meeting", fontsize=10)
+    middle.set_title("10,000 devices, 1,000 needed in each rendezvous", fontsize=10)
     right.hist(seconds[np.isfinite(seconds)], np.arange(0, 121, 5), color="C0")
-    right.axvspan(0, window, color="0.88", zorder=0, label="the meeting's window")
+    right.axvspan(0, window, color="0.88", zorder=0, label="the window of the rendezvous")
     right.set_xlim(0, 120)
     right.set_xlabel("seconds after the beginning of a round")
     right.set_ylabel("arrivals in 200 rounds, every 5 s")
-    right.set_title("200 devices, 130 needed in each meeting", fontsize=10)
+    right.set_title("200 devices, 130 needed in each rendezvous", fontsize=10)
     right.legend(fontsize=8)
     figure.suptitle(
         "Grey: need ± 10 %. Four times as many devices are available at night as by day.",

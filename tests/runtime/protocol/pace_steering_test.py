@@ -56,9 +56,9 @@ def test_a_large_population_meets_the_need_day_and_night_and_after_an_outage():
     assert abs(ratios[0] - 1) < 0.1
 
 
-def test_meetings_of_a_population_in_between_follow_the_curve():
+def test_rendezvous_of_a_population_in_between_follow_the_curve():
     ratios = arrivals_over_need(10**4, 1000, 1200.0, days=2)
-    hourly = ratios.reshape(48, 6).mean(1)[1:]  # Of three meetings; the first is at 00:20.
+    hourly = ratios.reshape(48, 6).mean(1)[1:]  # Of three rendezvous; the first is at 00:20.
     # 3,000 are needed in each hour: six standard errors are 0.11.
     assert np.abs(hourly - 1).max() < 0.11
 
@@ -83,10 +83,10 @@ def test_a_small_population_comes_together(population_size):
             ]
         )
         place = turn % period
-        assert (place <= pace.meeting_fraction * period + 1e-6).all()
+        assert (place <= pace.rendezvous_fraction * period + 1e-6).all()
         # Timers of devices are late by two seconds, and three in a hundred are not there.
         late = rng.exponential(2.0, 20) + np.where(rng.random(20) < 0.03, math.inf, 0)
-        present += np.count_nonzero(place + late <= pace.meeting_fraction * period)
+        present += np.count_nonzero(place + late <= pace.rendezvous_fraction * period)
         asked.append(np.count_nonzero(np.floor(turn / period) == i * 7 + 1))
     assert present / (repetitions * 20) >= 0.9
     chance = min(1.0, pace.devices_needed / population_size)
@@ -94,14 +94,14 @@ def test_a_small_population_comes_together(population_size):
     assert abs(sum(asked) / (repetitions * 20) - chance) <= 6 * error
 
 
-def test_meetings_bring_as_many_as_are_needed_again_and_again():
+def test_rendezvous_bring_as_many_as_are_needed_again_and_again():
     rng = np.random.default_rng(2)
     pace = steering(population_size=1000)
     turn = pace.waits(0.0, rng.random(1000), rng.random(1000))
-    for meeting in range(1, 60):
-        came = np.flatnonzero(turn // 600 == meeting)
+    for rendezvous in range(1, 60):
+        came = np.flatnonzero(turn // 600 == rendezvous)
         assert abs(came.size - 130) < 6 * math.sqrt(1000 * 0.13 * 0.87)
-        now = meeting * 600 + 60.0
+        now = rendezvous * 600 + 60.0
         turn[came] = now + pace.waits(now, rng.random(came.size), rng.random(came.size))
 
 
@@ -153,7 +153,7 @@ def test_hours_with_nobody_have_an_end():
         ("devices_needed", 0),
         ("period_seconds", float("nan")),
         ("population_size", -1),
-        ("meeting_fraction", 0.0),
+        ("rendezvous_fraction", 0.0),
         ("small_population", -1),
         ("availability", (1.0,) * 23),
         ("availability", (0.0,) * 24),

@@ -1,25 +1,25 @@
-"""Whether who checks in is a genuine device, without knowing which (paper 004, section 3).
+"""Attestation: proof that a client is a genuine device, but not which one (paper 004, section 3).
 
-The server sends a fresh nonce; the device has a token made for it, which an issuer signs
-that knows genuine devices when it sees them (on a phone, the platform's attestation
-service); the server verifies the token before it says anything else. `Attestation` is the
-interface, `SignedTokens` the default, `TokenIssuer` the issuer's half of it.
+The server sends a fresh nonce. The device obtains a token for it from an issuer, which recognises
+genuine devices (on a phone, the platform's attestation service). The server verifies the token
+before it goes on. `Attestation` is the interface, `SignedTokens` the default, and `TokenIssuer` the
+issuer's half.
 
-A token is one Ed25519 signature over its version, issuer's key, nonce, a random number and
-the time it expires. Nothing in it comes from the device, and no part but the issuer's key is
-alike in two tokens: a server that has only tokens cannot tell which two came from one device.
+A token is one Ed25519 signature over its version, the issuer's key, the nonce, a random number and
+the expiry time. Nothing in it comes from the device, and two tokens have nothing in common but the
+issuer's key: a server that has only tokens cannot link two tokens of one device.
 
-What this does not give:
+Attestation does not give:
 
-- Unlinkability towards the issuer. It sees the nonce that a device asks for; issuer and
-  server together can tell which device was in which round. Blind signatures would prevent
-  it; here the issuer must be somebody who does not share its log with the server.
-- Unlinkability where the issuer signs with a key of its own for every device, since the key
-  is named in the token: servers should trust few keys, and devices compare theirs.
-- Protection from a genuine device whose owner sends wrong updates, or who asks the issuer on
-  behalf of others.
-- A nonce binds a token to one connection only if nobody relays it: make it by `bound_nonce`
-  from the server's challenge and what the device knows of the server.
+- Unlinkability towards the issuer. It sees the nonce that a device asks for; issuer and server
+  together can tell which device was in which round. Blind signatures would prevent it. Here, the
+  issuer must not share its log with the server.
+- Unlinkability if the issuer signs with a different key for every device, since the token names
+  the key. Servers should trust few keys, and devices should compare theirs.
+- Protection from a genuine device whose owner sends wrong updates, or asks the issuer on behalf
+  of other clients.
+- Protection from relays by the nonce alone. Make the nonce with `bound_nonce`, from the server's
+  challenge and what the device knows of the server.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TOKEN_BYTES = _FIELDS.size + _SIGNATURE_BYTES
 
 
 class Verdict(enum.Enum):
-    """What a verifier found; the value is the reason to tell and to count."""
+    """Verdict on a token; the value is the reason for the device and for the counters."""
 
     GENUINE = "genuine"
     MALFORMED = "malformed token"
@@ -63,38 +63,38 @@ class Verdict(enum.Enum):
 
 
 class Attestation(abc.ABC):
-    """Tells genuine devices from others."""
+    """Verifier of devices' tokens."""
 
     @abc.abstractmethod
     def verify(self, token: bytes, nonce: bytes) -> Verdict:
-        """Judges a token; never raises for what a device may send.
+        """Verifies a token; never raises, whatever the token is.
 
         Args:
-          token: What the device sent, any bytes.
-          nonce: What it should be bound to, NONCE_BYTES bytes.
+          token: Bytes that the device sent. Untrusted.
+          nonce: Nonce that the token must be bound to, NONCE_BYTES bytes.
 
         Returns:
-          `Verdict.GENUINE`, or the reason why not. A token is genuine once.
+          `Verdict.GENUINE`, or the reason of the refusal. A token is genuine only once.
         """
 
 
 def new_challenge() -> bytes:
-    """A nonce from the operating system, for one check-in."""
+    """Draws a nonce for one check-in from the operating system's CSPRNG."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def bound_nonce(challenge: bytes, *context: str) -> bytes:
-    """The nonce that device and server derive from a challenge and what both know.
+    """Derives the nonce of a challenge and a context that device and server know.
 
-    A token for it is of no use to a server that hands on the challenge of another one.
+    It makes a token useless to a server that relays the challenge of another server.
 
     Args:
-      challenge: What the server sent, any number of bytes.
-      *context: What each side knows by itself, such as the server's name that its
+      challenge: Challenge that the server sent, any number of bytes.
+      *context: Strings that each side knows by itself, such as the server's name that its
         certificate proves, and the population.
 
     Returns:
-      NONCE_BYTES bytes.
+      The nonce, NONCE_BYTES bytes.
     """
     digest = hashlib.sha256(b"tff_dpftrl attestation nonce\0")
     for part in (challenge, *(text.encode("utf-8", "surrogatepass") for text in context)):
@@ -107,7 +107,7 @@ def _key_name(key: ed25519.Ed25519PublicKey) -> bytes:
 
 
 class TokenIssuer:
-    """Makes tokens; whoever calls `issue` vouches for the device that asked."""
+    """Issuer of tokens; the caller of `issue` vouches for the device that asked."""
 
     def __init__(
         self,
@@ -116,12 +116,12 @@ class TokenIssuer:
         clock: Callable[[], float],
         lifetime_s: float = 300.0,
     ):
-        """Uses a key; see `signing_keys` for how it is made and kept.
+        """Stores the key; `signing_keys` makes and reads keys.
 
         Args:
-          key: The issuer's key, for nothing else.
-          clock: Seconds since 1970.
-          lifetime_s: For how many seconds a token is valid.
+          key: Issuer's private key, which must have no other use.
+          clock: Function that returns the seconds since 1970.
+          lifetime_s: Validity of a token in seconds.
 
         Raises:
           ValueError: If `lifetime_s` is no positive number.
@@ -135,7 +135,7 @@ class TokenIssuer:
         """Makes a token for a genuine device.
 
         Args:
-          nonce: What the token is bound to, NONCE_BYTES bytes.
+          nonce: Nonce that the token is bound to, NONCE_BYTES bytes.
 
         Returns:
           The token, TOKEN_BYTES bytes.
@@ -151,10 +151,10 @@ class TokenIssuer:
 
 
 class SignedTokens(Attestation):
-    """Verifies tokens of `TokenIssuer`s, each of them once.
+    """Verifier of `TokenIssuer`s' tokens, which accepts each token once. Not thread-safe.
 
-    One verifier, or one for each set of nonces that can never meet: a token that was used at
-    one of them is unknown to the others, and only its nonce keeps it out. Not thread-safe.
+    Several verifiers do not know each other's used tokens. They must therefore have disjoint sets
+    of nonces.
     """
 
     def __init__(
@@ -166,16 +166,17 @@ class SignedTokens(Attestation):
         clock_skew_s: float = 30.0,
         max_remembered: int = 1_000_000,
     ):
-        """Starts with no token seen.
+        """Starts with no used tokens.
 
         Args:
-          issuers: Keys whose tokens are genuine.
-          clock: Seconds since 1970; going backwards is taken for standing still.
-          longest_lifetime_s: Tokens that are valid for longer are refused, so that used
-            ones can be forgotten.
-          clock_skew_s: By how much an issuer's clock may be off.
-          max_remembered: How many used tokens are remembered, about 100 bytes each; beyond
-            that all are refused for a while rather than one accepted twice.
+          issuers: Public keys of the trusted issuers.
+          clock: Function that returns the seconds since 1970; a clock that goes back counts as
+            stopped.
+          longest_lifetime_s: Largest accepted validity of a token in seconds; it bounds the time
+            for which used tokens are remembered.
+          clock_skew_s: Largest error of an issuer's clock in seconds.
+          max_remembered: Largest number of used tokens to remember, about 100 bytes each. Beyond
+            it, all tokens are refused for a while, so that none is accepted twice.
 
         Raises:
           ValueError: If there is no issuer, or a number is out of range.
@@ -218,7 +219,7 @@ class SignedTokens(Attestation):
 
 
 class _UsedTokens:
-    """Remembers what was added for at least `keep_s` seconds, in bounded memory."""
+    """Set of used tokens' numbers, kept for at least `keep_s` seconds, in bounded memory."""
 
     def __init__(self, capacity: int, keep_s: float):
         self._capacity = capacity
@@ -229,7 +230,7 @@ class _UsedTokens:
 
     def add(self, number: bytes, now: float) -> Verdict:
         if self._since is None or now - self._since > self._keep_s:
-            # What is dropped was last added before `since`; after two spans both are old.
+            # Dropped tokens were added before `since`; after two spans, both sets are old.
             is_long_ago = self._since is None or now - self._since > 2 * self._keep_s
             self._older = set() if is_long_ago else self._recent
             self._recent = set()

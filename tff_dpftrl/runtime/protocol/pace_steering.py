@@ -1,22 +1,22 @@
-"""When a device is to check in again: pace steering, without a memory of anybody.
+"""Pace steering: draws when a device is to check in again, without a memory of any device.
 
-The server says to each device that it sends away, or thanks, in how many seconds to come
-back (Bonawitz et al. 2019, section 2.3). It keeps nothing about who was told what. What it
-says depends on the time, on how many devices there are and on how many are needed:
+The server gives each device, at the end of its session, the times at which to come back (Bonawitz
+et al. 2019, section 2.3). It keeps no record of them. The times depend on the time of day, on the
+number of available devices and on the number of needed devices:
 
-- Of a large population, each device comes at random, such that as many come in every second
-  as are needed. Waits are exponential in the expected number of turns, which forget the
-  past: whatever came before (an outage, after which all come at once), the rate of those
-  that come again is the needed one from the first second on.
-- A small population is told to come together, at times that everybody would compute alike:
-  the multiples of a round's length. Each device is there with the probability that brings
-  as many as are needed, all of them if there are too few.
-- Both follow a curve of the day: when four times as many devices are available, each comes
-  a quarter as often.
+- In a large population, each device comes at a random time, so that the needed number comes in
+  every second. Waits are exponential in the expected number of turns, and so have no memory. Even
+  after an outage, when all devices come at once, the rate of those that come again is the needed
+  one from the first second on.
+- Devices of a small population come together, at a rendezvous: the multiples of a round's length,
+  which need no coordination. Each device comes with the probability that brings the needed number;
+  all devices come if there are too few.
+- Both follow a daily curve: when four times as many devices are available, each comes a quarter as
+  often.
 
-A device that is not available when its turn has come must not come as soon as it is: in the
-evening all those of the day would come at once. It is given a few turns (`turns`), takes
-the first one that it can, and lets the others go.
+A device that is not available at its turn must not come as soon as it is: in the evening, all
+devices of the day would come at once. It gets a few turns (`turns`), takes the first one that it
+can, and skips the others.
 """
 
 from __future__ import annotations
@@ -33,24 +33,23 @@ from tff_dpftrl import validation
 _HOUR = 3600.0
 _DAY = 24 * _HOUR
 _STEPS = 24 * 60  # Minutes, for the turns of a day.
-_SURE = 1 - 1e-9  # The greatest chance to come to a meeting.
-_NEVER_LESS = 1e-3  # Of the mean availability: with nobody there, waits would have no end.
+_SURE = 1 - 1e-9  # Largest probability to come to a rendezvous.
+_LEAST_AVAILABILITY = 1e-3  # Share of the mean: with no device there, waits would be infinite.
 
 
 @dataclasses.dataclass(frozen=True)
 class PaceSteering:
-    """What a population needs, and what it has.
+    """Distribution of check-ins for a population's size and demand.
 
     Attributes:
-      devices_needed: Devices that the rounds of all tasks want in `period_seconds`,
-        over-selection included.
-      period_seconds: How long a round takes, from one selection to the next.
-      population_size: Devices that are available at the same time, mean over the day.
-      availability: How that changes over the day: relative numbers at each full hour of
-        UTC, shape [24]; in between it is interpolated.
-      small_population: A population of up to so many times the devices needed comes
-        together.
-      meeting_fraction: Share of the period within which it comes.
+      devices_needed: Number of devices that the rounds of all tasks need in `period_seconds`, with
+        over-selection.
+      period_seconds: Duration of a round from one selection to the next, in seconds.
+      population_size: Number of devices that are available at the same time, averaged over the day.
+      availability: Relative numbers of available devices at each full hour of UTC, shape [24];
+        interpolated in between.
+      small_population: Multiple of `devices_needed` up to which a population comes to a rendezvous.
+      rendezvous_fraction: Share of the period within which the devices of a rendezvous come.
     """
 
     devices_needed: float
@@ -58,13 +57,13 @@ class PaceSteering:
     population_size: float
     availability: tuple[float, ...] = (1.0,) * 24
     small_population: float = 10.0
-    meeting_fraction: float = 0.1
+    rendezvous_fraction: float = 0.1
 
     def __post_init__(self):
         for name in ("devices_needed", "period_seconds", "population_size"):
             validation.positive(name, getattr(self, name))
         validation.number("small_population", self.small_population, at_least=0)
-        validation.probability("meeting_fraction", self.meeting_fraction)
+        validation.probability("rendezvous_fraction", self.rendezvous_fraction)
         curve = np.asarray(self.availability, float)
         if curve.shape != (24,) or not (np.isfinite(curve) & (curve >= 0)).all() or not curve.any():
             raise validation.UsageError(
@@ -73,33 +72,34 @@ class PaceSteering:
             )
 
     def __call__(self, now: float, randomness: random.Random) -> float:
-        """Seconds after which one device is to check in again; see `waits`."""
+        """Draws the seconds after which one device is to check in again."""
         return float(self.waits(now, randomness.random(), randomness.random()))
 
     def turns(self, now: float, randomness: random.Random, count: int) -> tuple[float, ...]:
-        """Turns of one device, for it to take the first that it can.
+        """Draws turns of one device, which takes the first one that it can.
 
         Args:
-          now: Seconds since the epoch, UTC.
-          randomness: What they are drawn from.
-          count: How many.
+          now: Current time in seconds since the epoch, UTC.
+          randomness: Source of the draws.
+          count: Number of turns.
 
         Returns:
-          Seconds from now, growing, shape [count].
+          Increasing seconds from now, shape [count].
         """
         draws = np.array([[randomness.random(), randomness.random()] for _ in range(count)])
         return tuple(self.successive(now, draws[:, 0], draws[:, 1]).tolist())
 
     def successive(self, now: float, turns: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Turns that follow one another, for any number of devices at once.
+        """Computes successive turns, for any number of devices at once.
 
         Args:
-          now: Seconds since the epoch, UTC.
-          turns: Uniform draws from [0, 1), shape [..., count].
-          places: The same once more.
+          now: Current time in seconds since the epoch, UTC.
+          turns: Uniform draws from [0, 1) that decide the turns, shape [..., count].
+          places: Uniform draws from [0, 1) that decide the time within a rendezvous, shape
+            [..., count].
 
         Returns:
-          Seconds from now, growing along the last axis, shape [..., count].
+          Seconds from now, increasing along the last axis, shape [..., count].
         """
         seconds = np.empty(np.shape(turns))
         last = np.zeros(seconds.shape[:-1])
@@ -114,12 +114,12 @@ class PaceSteering:
         turns: np.ndarray | float,
         places: np.ndarray | float,
     ) -> np.ndarray:
-        """Seconds after which devices are to check in again.
+        """Computes the seconds after which devices are to check in again.
 
         Args:
-          now: Seconds since the epoch, UTC; one number, or one for each device.
-          turns: Uniform draws from [0, 1), any shape: which turn each device takes.
-          places: The same once more: where in a meeting it arrives.
+          now: Current time in seconds since the epoch, UTC; one number, or one for each device.
+          turns: Uniform draws from [0, 1) that decide the turns, any shape.
+          places: Uniform draws from [0, 1) that decide the time within a rendezvous, same shape.
 
         Returns:
           Seconds, at least 0, of the same shape.
@@ -128,13 +128,13 @@ class PaceSteering:
         is_small = self._available(now) <= self.small_population * self.devices_needed
         if not np.any(is_small):
             return self._until_turn(now, turns)
-        meetings = self._until_meeting(now, turns, np.asarray(places, float))
+        rendezvous = self._until_rendezvous(now, turns, np.asarray(places, float))
         if np.all(is_small):
-            return meetings
-        return np.where(is_small, meetings, self._until_turn(now, turns))
+            return rendezvous
+        return np.where(is_small, rendezvous, self._until_turn(now, turns))
 
     def _available(self, now: np.ndarray | float) -> np.ndarray:
-        """Expected number of devices that are available at a time."""
+        """Computes the expected number of devices that are available at a time."""
         curve = self._curve
         return self.population_size * np.interp(now % _DAY / _HOUR, np.arange(25), curve)
 
@@ -143,16 +143,17 @@ class PaceSteering:
         curve = np.asarray(self.availability, float)
         relative = np.append(curve, curve[0])
         mean = (relative[1:] + relative[:-1]).mean() / 2
-        return np.maximum(relative / mean, _NEVER_LESS)
+        return np.maximum(relative / mean, _LEAST_AVAILABILITY)
 
-    def _until_meeting(
+    def _until_rendezvous(
         self, now: np.ndarray | float, turns: np.ndarray, places: np.ndarray
     ) -> np.ndarray:
-        # Counted from the last meeting: the next one comes after one turn of a period.
+        # Turns count from the last rendezvous; the next one is one period later.
         last = np.floor(now / self.period_seconds) * self.period_seconds
-        skipped = np.floor(self._until(last, turns, self._turns_of_meetings) / self.period_seconds)
+        wait = self._until(last, turns, self._turns_of_rendezvous)
+        skipped = np.floor(wait / self.period_seconds)
         start = last + (skipped + 1) * self.period_seconds - now
-        return start + places * self.meeting_fraction * self.period_seconds
+        return start + places * self.rendezvous_fraction * self.period_seconds
 
     def _until_turn(self, now: np.ndarray | float, turns: np.ndarray) -> np.ndarray:
         return self._until(now, turns, self._turns_at_random)
@@ -160,7 +161,7 @@ class PaceSteering:
     def _until(
         self, now: np.ndarray | float, turns: np.ndarray, of_a_day: np.ndarray
     ) -> np.ndarray:
-        """Seconds until so many turns have passed."""
+        """Computes the seconds until the given numbers of turns have passed."""
         seconds = np.linspace(0, _DAY, _STEPS + 1)
         since_midnight = now % _DAY
         goal = np.interp(since_midnight, seconds, of_a_day) + turns
@@ -176,12 +177,12 @@ class PaceSteering:
 
     @functools.cached_property
     def _turns_at_random(self) -> np.ndarray:
-        """Turns that an available device has had since midnight, shape [_STEPS + 1]."""
+        """Expected turns of an available device since midnight, shape [_STEPS + 1]."""
         return self._turns_of_a_day(self._chances)
 
     @functools.cached_property
-    def _turns_of_meetings(self) -> np.ndarray:
-        """The same, such that the chance of one turn or more in a period is the share."""
+    def _turns_of_rendezvous(self) -> np.ndarray:
+        """Turns since midnight so that a period has one or more with probability `_chances`."""
         return self._turns_of_a_day(-np.log1p(-np.minimum(self._chances, _SURE)))
 
     def _turns_of_a_day(self, in_a_period: np.ndarray) -> np.ndarray:
@@ -189,37 +190,36 @@ class PaceSteering:
         return np.append(0.0, np.cumsum(steps))
 
 
-_AHEAD = 256  # Devices whose turns are drawn together.
+_AHEAD = 256  # Number of devices whose turns are drawn together.
 _FRESH_SECONDS = 1.0
 
 
 class TurnsAhead:
-    """Hands out turns that are drawn for many devices at once: a server tells thousands a second.
+    """Source of devices' turns, drawn for many devices at once, since thousands come a second.
 
-    Drawn up to a second before, they are handed out as what is left of them. Any thread may
-    call it.
+    Turns may be up to a second old; the time that has passed is subtracted. Thread-safe.
     """
 
     def __init__(self, steering: PaceSteering, count: int = 8):
         """Draws nothing yet.
 
         Args:
-          steering: What the turns follow.
-          count: Turns of a device.
+          steering: Distribution of the turns.
+          count: Number of turns of a device.
         """
         self._steering = steering
         self._count = validation.integer("count", count, minimum=1)
         self._drawn: collections.deque[tuple[float, np.ndarray]] = collections.deque()
 
     def __call__(self, now: float, randomness: random.Random) -> tuple[float, ...]:
-        """Turns of one device.
+        """Returns turns of one device.
 
         Args:
-          now: Seconds since the epoch, UTC.
-          randomness: What they are drawn from.
+          now: Current time in seconds since the epoch, UTC.
+          randomness: Source of the draws.
 
         Returns:
-          Seconds from now, none negative, growing.
+          Increasing seconds from now, none negative.
         """
         try:
             drawn_at, turns = self._drawn.popleft()

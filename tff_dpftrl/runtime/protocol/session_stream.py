@@ -1,4 +1,4 @@
-"""What both ends of a session's stream have to agree upon, besides its messages."""
+"""Constants and derivations that both ends of a session's stream share, besides the messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 from tff_dpftrl.secure_sums import secure_sum_pb2
 
 VERSIONS = (1,)
-"""Of the protocol, that this package speaks."""
+"""Versions of the protocol that this package speaks."""
 
 _DEVICES = wire_pb2.DESCRIPTOR.services_by_name["Devices"]
 SERVICE = _DEVICES.full_name
@@ -17,24 +17,23 @@ SESSION_METHOD, TELL_METHOD = (f"/{SERVICE}/{method.name}" for method in _DEVICE
 """Paths of the two methods, for handlers and stubs that are not generated."""
 
 KEEPALIVE_S = 60.0
-"""A device asks so often whether the server is still there while it waits; a server must
-allow half of that (`grpc.http2.min_recv_ping_interval_without_data_ms`), or it ends streams
-with "too many pings"."""
+"""Interval in seconds at which a waiting device pings the server. A server must allow half of it
+(`grpc.http2.min_recv_ping_interval_without_data_ms`), or it ends streams with "too many pings"."""
 
 
 PART_BYTES = 1 << 20
-"""Of an update in one message, at most."""
+"""Largest size of an update, or of its part, in one message, in bytes."""
 
 FIRST_PART_BYTES = 1 << 10
-"""Of the first part of an update in parts, at most: what a server has to hold before it has
-room for the rest."""
+"""Largest size of the first part of an update in parts, in bytes. A server must hold it before it
+has room for the rest."""
 
 
 def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
-    """A report as messages: one, unless its update is larger than one may be.
+    """Splits a report into messages: one, unless its update is too large.
 
     Args:
-      report: The report; its update is taken out of it if it is sent in parts.
+      report: The report; a large update is removed from it.
 
     Yields:
       The messages, in order.
@@ -47,10 +46,10 @@ def report_messages(report: wire_pb2.Report) -> Iterator[wire_pb2.FromDevice]:
 
 
 def secure_sum_messages(message: secure_sum_pb2.ToServer) -> Iterator[wire_pb2.FromDevice]:
-    """A message of a secure sum as messages: one, unless its masked vector is larger.
+    """Splits a message of a secure sum: into one message, unless its masked vector is too large.
 
     Args:
-      message: The message; its vector is taken out of it if it is sent in parts.
+      message: The message; a large vector is removed from it.
 
     Yields:
       The messages, in order.
@@ -70,13 +69,13 @@ def _parts(content: bytes) -> Iterator[wire_pb2.FromDevice]:
 
 
 def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes:
-    """What the token of a check-in is bound to.
+    """Derives the nonce for the token of a check-in.
 
     Args:
-      challenge: What the server sent.
-      server_name: The host that the server's certificate proves, which each side knows by
-        itself: the device from the address that it was given, without the port.
-      population: What the device checks in for.
+      challenge: Challenge that the server sent.
+      server_name: Host name that the server's certificate proves. The device takes it from the
+        address that it connects to, without the port.
+      population: Name of the population that the device checks in for.
 
     Returns:
       The nonce, `attestation.NONCE_BYTES` bytes.
@@ -85,12 +84,12 @@ def attested_nonce(challenge: bytes, server_name: str, population: str) -> bytes
 
 
 def identity_nonce(session: bytes, population: str, identity_key: bytes) -> bytes:
-    """What a device's token is bound to by which others know its key in a secure sum.
+    """Derives the nonce for the token that vouches for a device's identity key in a secure sum.
 
     Args:
-      session: The session of the sum.
-      population: What the device takes part in.
-      identity_key: Its raw public key, of this session alone.
+      session: Session of the secure sum.
+      population: Name of the population.
+      identity_key: Raw public key of the device, made for this session only.
 
     Returns:
       The nonce, `attestation.NONCE_BYTES` bytes.
@@ -99,15 +98,15 @@ def identity_nonce(session: bytes, population: str, identity_key: bytes) -> byte
 
 
 def secure_sum_context(task: str, round_index: int, model: bytes) -> bytes:
-    """What the devices of a secure sum must have been told alike, and the server keeps to.
+    """Computes the context of a secure sum: a digest of what all its devices must have received.
 
-    With a model of its own for each device, a server could have all updates but one be zero
-    (Pasquini et al. 2022): devices that were told different things have no mask in common.
+    By sending each device a different model, a server could make all updates but one zero (Pasquini
+    et al. 2022). Devices with different contexts have no masks in common.
 
     Args:
       task: Name of the task.
-      round_index: The round, from 0.
-      model: What the device begins with, serialised.
+      round_index: Index of the round, from 0.
+      model: Serialised model that the device begins with.
 
     Returns:
       The context of `secure_sums`, 32 bytes.

@@ -19,7 +19,7 @@ class ServedTask:
         `plan_pb2.SignedPlan`, or None if the version is too old.
       largest_report_bytes: Largest size of a serialised `wire_pb2.Report`, or of the packed vector
         that takes its place in a secure sum, in bytes.
-      digest: Digest of the task's files, the same in all processes of one server.
+      digest: Digest of the task's terms, the same in all processes of one server.
     """
 
     task: population.Task
