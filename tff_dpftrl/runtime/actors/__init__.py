@@ -6,17 +6,18 @@ plain classes. A message goes in, effects come out:
     effects = actor.start(now)           # once
     effects = actor.step(now, message)   # for every message, one at a time
 
-Messages are frozen dataclasses (`messages`), effects are `Send`, `After`, `Spawn` and `Stop`
-(`actor`). An actor reads no clock, draws from no randomness but what it was given, and opens
-no connection; a deterministic simulator (`verification.schedules`) and real engines (asyncio in
-one process, Ray on many machines) run the same classes. What an engine owes them:
+Messages are frozen dataclasses (`messages`, and `events` for the observer). Effects are `Send`,
+`After`, `Spawn` and `Stop` (`actor`). An actor reads no clock, uses no randomness but the given
+source, and opens no connection. So a deterministic simulator (`verification.schedules`) and real
+engines (asyncio in one process, Ray on many machines) run the same classes. An engine must
+guarantee:
 
-- One step at a time for each actor; effects are carried out after the step. An actor whose
-  step raises, or whose process dies, is gone with all that it knew.
-- `Send(to, message)`: deliver at most once or several times, early or late, or never: every
-  wait of an actor has an end. The addresses of devices are names of connections; they mean
-  nothing when the connection is closed, and are never written.
-- `After(seconds, message)`: deliver to the actor itself; forgotten when it is gone.
+- One step at a time for each actor; effects are carried out after the step. An actor whose step
+  raises, or whose process dies, is lost with its state.
+- `Send(to, message)`: deliver the message once, several times, early, late, or never: every wait
+  of an actor has a time-out. Addresses of devices are names of connections; they mean nothing when
+  the connection is closed, and are never written.
+- `After(seconds, message)`: deliver the message to the actor itself, unless it is gone.
 - `Spawn(address, role)`: build the actor of the role (`factory.ActorFactory.build`) where there is
   room, and start it. Roles are data, so that they can travel.
 - `Stop(address)`: end the actor. The engine itself answers a report, or a message of a secure sum,
@@ -40,7 +41,8 @@ The simulator checks these laws:
   and the store refuses all but the latest.
 - **Noise, commit, release**: the task's server step adds the noise, and the Master Aggregator sends
   the result to the store and to nobody else. All that leaves (the next round's model, metrics) is
-  read from a commit that the store has confirmed. An abandoned attempt has released nothing.
+  read from a commit that the store has confirmed. An abandoned attempt has released nothing, so
+  that the same round, with the same noise, may have another cohort.
 - **Loss**: with an Aggregator, its devices are lost; with a Master Aggregator, the attempt; with a
   Selector, its connected devices; with a Coordinator, nothing that is committed.
 """

@@ -271,7 +271,7 @@ class Task:
       pipelined: Whether devices of the next round may be selected while a round reports. Must be
         False if the participation schedule counts whole rounds between a device's participations.
       rest_seconds: Approximate time in seconds until a device that has taken part can do so again.
-        It is added to the times at which the device is told to check in.
+        It is added to the times at which the device is to check in.
       refusal: Function of the last commit that returns the reason why no further round may begin,
         like a spent privacy budget, or None.
       secure_sum: Settings of the secure sum; None if the server sees reports in the clear.

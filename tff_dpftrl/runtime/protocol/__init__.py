@@ -1,1 +1,1 @@
-"""What devices and server say to each other, and how each knows that the other may say it."""
+"""The protocol between devices and server: messages, attestation and pace steering."""

@@ -202,7 +202,7 @@ class ServerFolder:
             ) from None
         except (ValueError, TypeError, KeyError):
             raise validation.UsageError(
-                f"{self.endpoint} does not say where a server is: start the server again."
+                f"{self.endpoint} holds no address of a server: start the server again."
             ) from None
 
 
