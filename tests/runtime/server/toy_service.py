@@ -138,7 +138,7 @@ def make(folder, tasks, store, **changes):
         "attestation": None,
         "pace": lambda now, randomness: (5.0, 9.0),
         "randomness": random.Random(1),
-        "waits": lambda line: None,
+        "progress": lambda line: None,
     }
     return server.Server(
         population.Population(POPULATION, members, **times),
