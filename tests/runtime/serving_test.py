@@ -275,7 +275,7 @@ def test_a_server_folder_is_made_once(tmp_path):
     assert len(folder.plan_keys) == len(small_tasks.KEYS)
     for damaged in ("", "[]", "{}"):
         folder.endpoint.write_text(damaged)
-        with pytest.raises(ValueError, match="endpoint.json does not say where a server is"):
+        with pytest.raises(ValueError, match="endpoint.json holds no address of a server"):
             folder.address()
     for path in (folder.private_key, folder.issuer):
         assert path.stat().st_mode & 0o077 == 0
