@@ -1,4 +1,4 @@
-"""What an audit found: the claim, each test with its numbers, the verdict."""
+"""Reports of audits: the claim, the finding of each test with its numbers, and the verdict."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ _LIMITS = (
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one test of an audit found.
+    """The finding of one test of an audit.
 
     Attributes:
-      test: Name of the test, as "distinguishing game, likelihood ratio".
-      outcome: "violated" if the claim, or what the mechanism says of itself, cannot be true
-        as stated; "estimate" of what has no confidence and decides nothing.
+      test: Name of the test, such as "distinguishing game, likelihood ratio".
+      outcome: "violated" if the claim, or the mechanism's description, cannot be true as
+        stated; "estimate" for a number without confidence, which decides nothing.
       says: One or two sentences with the numbers, for people.
-      error_rate: Chance of "violated" for code that keeps its claim, at most; 0 for
-        what is no matter of chance.
-      trials: Number of trials, or of values looked at; None if that says nothing.
+      error_rate: Largest chance of "violated" for code that keeps its claim; 0 for a test
+        without chance.
+      trials: Number of trials, or of values tested; None if there is no such number.
       mu_at_least: Lower bound of μ at confidence 1 − error_rate; None if the test gives none.
-      epsilon_at_least: Lower bound of ε at the claim's δ, likewise.
+      epsilon_at_least: Lower bound of ε at the claim's δ at confidence 1 − error_rate; None
+        if the test gives none.
       power: Smallest deviation that the test finds with 99 % probability, in words; "" if
         the test is exact.
     """
@@ -68,11 +69,11 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class TradeOff:
-    """Points of an empirical trade-off curve, for the picture.
+    """Points of an empirical trade-off curve, for the plot.
 
     Attributes:
-      false_positive_rate: How often each threshold said "took part" of those who did not.
-      false_negative_rate: How often it said "did not" of those who did.
+      false_positive_rate: Rate at which each threshold said "took part" of those who did not.
+      false_negative_rate: Rate at which each threshold said "did not" of those who did.
     """
 
     false_positive_rate: tuple[float, ...]
@@ -81,16 +82,15 @@ class TradeOff:
 
 @dataclasses.dataclass(frozen=True)
 class AuditReport:
-    """What an audit found.
+    """The report of an audit.
 
     Attributes:
-      subject: What was audited, in words.
-      claim: What it claims.
-      findings: What each test found.
-      is_ours: Whether the code that was audited is this package's own; somebody's own is
-        named as such.
+      subject: Description of the audited code or run.
+      claim: Claim that was tested.
+      findings: Findings of the tests.
+      is_ours: Whether the audited code is from this package; the report says so if not.
       trade_off: Empirical trade-off curve of the strongest game; None if none was played.
-      code_version: Version of this package, which audited.
+      code_version: Version of this package that did the audit.
     """
 
     subject: str
@@ -124,7 +124,7 @@ class AuditReport:
 
     @property
     def verdict(self) -> str:
-        """One line: "consistent with the claim", or "VIOLATED: ..." with what was found."""
+        """One line: "consistent with the claim", or "VIOLATED: ..." with the bound or the tests."""
         if not self.is_violated:
             return "consistent with the claim"
         violated = [finding for finding in self.findings if finding.outcome == "violated"]
@@ -141,7 +141,7 @@ class AuditReport:
         return f"VIOLATED{chance}: {', '.join(finding.test for finding in violated)}"
 
     def entry(self) -> str:
-        """One line for a privacy statement; see `PrivacyStatement.with_audit`."""
+        """Returns one line for `PrivacyStatement.with_audit`."""
         tests = [finding.outcome for finding in self.findings if finding.outcome != "estimate"]
         tested = len(tests) - tests.count("not tested")
         bound = ""
@@ -157,7 +157,7 @@ class AuditReport:
         return " ".join(text.split())
 
     def to_markdown(self) -> str:
-        """The report for people; lower bounds are rounded down."""
+        """Returns the report as Markdown; lower bounds are rounded down."""
         claim = self.claim
         claimed = (
             "no guarantee"
@@ -198,7 +198,7 @@ class AuditReport:
         return f", μ = {_round_down(self.mu_at_least)}" if self.mu_at_least > 0.0 else ""
 
     def to_json(self) -> str:
-        """The report for programs; what is infinite is null."""
+        """Returns the report as JSON; infinite numbers become null."""
         values: dict[str, Any] = dataclasses.asdict(self)
         values |= {
             "verdict": self.verdict,
@@ -209,7 +209,7 @@ class AuditReport:
 
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
-        """Inverse of `to_json`; an infinite lower bound comes back as none.
+        """Reads a report that `to_json` wrote; an infinite lower bound comes back as None.
 
         Raises:
           ValueError: If `text` is not a report.
@@ -240,7 +240,7 @@ class AuditReport:
         """Writes `audit.md`, `audit.json` and, if a game was played, `trade_off.png`.
 
         Args:
-          folder: Where to; made if missing. Files of an earlier audit in it are replaced.
+          folder: Folder to write to; made if missing. Files of an earlier audit are replaced.
 
         Raises:
           OSError: If a file cannot be written.
@@ -248,7 +248,7 @@ class AuditReport:
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.trade_off is None:
-            (folder / _PICTURE).unlink(missing_ok=True)  # Of an earlier audit.
+            (folder / _PICTURE).unlink(missing_ok=True)  # From an earlier audit.
         else:
             image = io.BytesIO()
             self.draw().savefig(image, format="png", dpi=120)
@@ -257,7 +257,7 @@ class AuditReport:
         durable_files.write(folder / "audit.md", self.to_markdown().encode("utf-8"))
 
     def draw(self) -> Any:
-        """The picture that `save` writes: claimed and empirical trade-off curves.
+        """Draws the plot that `save` writes: claimed and empirical trade-off curves.
 
         Returns:
           A `matplotlib.figure.Figure`.
@@ -277,7 +277,7 @@ class AuditReport:
         )
 
     def _shown_curve(self) -> trade_off_plot.Curve | None:
-        """The best trade-off that what was found leaves possible; None if nothing was."""
+        """Returns the best trade-off that the lower bounds allow; None without bounds."""
         if self.mu_at_least > 0.0:
             bound = claim_lib.Claim.gaussian(self.mu_at_least, self.claim.delta)
         elif self.epsilon_at_least > 0.0:
@@ -300,7 +300,7 @@ def _row(finding: Finding) -> str:
 
 
 def _round_down(value: float) -> str:
-    """A lower bound with few digits, never more than it is."""
+    """Rounds a lower bound to four digits, never up."""
     if math.isinf(value):
         return "∞"
     shown = float(f"{value:.4g}")

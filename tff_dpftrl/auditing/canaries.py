@@ -4,13 +4,12 @@
     process = tff.learning.algorithms.build_unweighted_fed_avg(canaries.model, ...)
     cohort = [canaries.real(dataset), ..., canaries.client(3)]
 
-`canaries.model` is the model with one more integer beside every example: the number of a
-canary, or −1 for real data. For real data it is the model, bit for bit. For a canary's
-batch its gradient is −`gradient_norm` · direction whatever the weights are, so that a
-client that takes one step of SGD moves along its direction, far beyond any clip norm:
-what is clipped and summed is clip norm · direction. It is so too for a client with momentum,
-with several epochs, or with Adam, whose steps keep equal sizes equal, as all
-entries of a direction are. Metrics count no canary.
+`canaries.model` takes one more integer with every example: the number of a canary, or −1 for
+real data. For real data it is the model, bit for bit. For a canary's batch its gradient is
+−`gradient_norm` · direction, whatever the weights are. A client that takes one step of SGD then
+moves along its direction, far beyond any clip norm: clipping makes of it clip norm · direction.
+The same holds for a client with momentum, with several epochs, or with Adam: all entries of a
+direction have one size, and Adam's steps keep equal sizes equal. Metrics count no canary.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ _CANARY = "canary"
 
 
 class Canaries:
-    """A number of canaries for one model.
+    """Canaries for one model.
 
     Attributes:
-      model: The wrapped model: give it to the builder of the learning process.
-      directions: The canaries' directions, secret until training is over.
+      model: Wrapped model: give it to the builder of the learning process.
+      directions: Directions of the canaries, secret until training is over.
       number: Number of canaries.
     """
 
@@ -55,11 +54,11 @@ class Canaries:
             `tff.learning.models.VariableModel`.
           number: Number of canaries; at most a twentieth of the trainable weights.
           gradient_norm: Norm of a canary's gradient. Times the client's learning rate it
-            has to be far above the clip norm, and below 1.8e19, from where on updates count
-            as zero. Make it smaller if updates that are too large are dropped.
+            has to be far above the clip norm, and below 1.8e19: larger updates count as zero.
+            Make it smaller if updates that are too large are dropped.
           examples: Rows of a canary's batch, where clients are weighted by their number.
-          seed: Of the directions, an integer in [0, 2^128); the operating system's if
-            None.
+          seed: Seed of the directions, an integer in [0, 2^128); drawn from the operating
+            system if None.
 
         Raises:
           ValueError: If an argument is out of range or the model's examples cannot be made
@@ -99,25 +98,25 @@ class Canaries:
         return tf.zeros(sizes, spec.dtype)
 
     def real(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """A real client's dataset, for the wrapped model.
+        """Returns a real client's dataset for the wrapped model.
 
         Args:
           dataset: Batches for the model that was wrapped.
 
         Returns:
-          The same batches, marked as no canary's.
+          The same batches, marked as real data.
         """
         return dataset.map(self._mark)
 
     def client(self, canary: int, sign: int = 1) -> tf.data.Dataset:
-        """The dataset of a canary: one batch.
+        """Returns the dataset of a canary: one batch.
 
         Args:
-          canary: Its number, 0 ... number - 1.
+          canary: Number of the canary, 0 ... number - 1.
           sign: 1 to move the model along its direction, -1 for the opposite one.
 
         Returns:
-          The dataset, to be given to a round as a client's.
+          The dataset of a client of a round.
 
         Raises:
           ValueError: If there is no such canary, or sign.
@@ -134,12 +133,12 @@ class Canaries:
         return tf.data.Dataset.from_tensors(batch)
 
     def weights(self, model_weights: Any) -> list[np.ndarray]:
-        """The trainable weights of a process' `get_model_weights(state)`, as arrays of its own."""
+        """Copies the trainable weights of `process.get_model_weights(state)`."""
         return [np.array(weight) for weight in tf.nest.flatten(model_weights.trainable)]
 
 
 def _with_canary(batch: Any, canary: Any) -> Any:
-    """The same structure of a batch, with the canary's number beside x and beside y."""
+    """Returns a batch with the canary's number beside x and beside y."""
 
     def both(values):
         return collections.OrderedDict([(_VALUES, values), (_CANARY, canary)])
@@ -151,14 +150,14 @@ def _with_canary(batch: Any, canary: Any) -> Any:
 
 
 def _mark(*batch: Any) -> Any:
-    """A batch of real data, marked as no canary's."""
+    """Marks a batch as real data."""
     batch = batch[0] if len(batch) == 1 else batch
     rows = tf.shape(tf.nest.flatten(batch)[0])[0]
     return _with_canary(batch, tf.fill([rows], directions_lib.REAL))
 
 
 def _canary_of(rows: Mapping[str, Any]) -> tf.Tensor:
-    """The number of a batch's canary, as `Directions.of` has it; −1 of real data and no rows."""
+    """Returns a batch's canary for `Directions.of`; −1 for real data or without rows."""
     return tf.reduce_max(tf.concat([rows[_CANARY], [directions_lib.REAL]], 0))
 
 
@@ -181,7 +180,7 @@ def _functional(
 
     @tf.function(autograph=False)
     def update_metrics(state, labels, batch_output, sample_weight=None):
-        # No `tf.cond`: what loss and metrics have in common is computed once without.
+        # Without `tf.cond`, the parts that loss and metrics share are computed once.
         updated = model.update_metrics_state(state, labels[_VALUES], batch_output, sample_weight)
         counts = _canary_of(labels) < 0
         return tf.nest.map_structure(lambda old, new: tf.where(counts, new, old), state, updated)
@@ -209,7 +208,7 @@ def _model_fn(
 
 
 class _CanaryModel(tff.learning.models.VariableModel):
-    """A model with variables, whose loss on a canary's batch is a linear one."""
+    """A model with variables, whose loss on a canary's batch is linear."""
 
     def __init__(
         self,
@@ -245,7 +244,7 @@ class _CanaryModel(tff.learning.models.VariableModel):
         x, y = (batch_input["x"], batch_input["y"]) if is_mapping else batch_input
         canary = _canary_of(x)
         values = x[_VALUES], y[_VALUES]
-        own = collections.OrderedDict(zip("xy", values, strict=True)) if is_mapping else values
+        batch = collections.OrderedDict(zip("xy", values, strict=True)) if is_mapping else values
 
         def of_canary():
             along = [
@@ -258,7 +257,7 @@ class _CanaryModel(tff.learning.models.VariableModel):
             return loss, self._model.predict_on_batch(x[_VALUES], training=False)
 
         def of_data():
-            output = self._model.forward_pass(own, training=training)
+            output = self._model.forward_pass(batch, training=training)
             return tf.cast(output.loss, tf.float32), output.predictions
 
         loss, predictions = tf.cond(canary >= 0, of_canary, of_data)

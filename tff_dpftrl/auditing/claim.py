@@ -14,11 +14,11 @@ from tff_dpftrl.accounting import gaussian, guarantee, statement
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What is claimed of all that a mechanism releases about one client.
+    """A privacy claim about all that a mechanism releases about one client.
 
     Attributes:
-      epsilon: ε at `delta`; inf if nothing is claimed.
-      delta: δ.
+      epsilon: Claimed ε at `delta`; inf if nothing is claimed.
+      delta: δ of `epsilon`.
       mu: Sensitivity over standard deviation of the Gaussian mechanism that the claim
         equals, for a claim at every δ at once; None if only (ε, δ) is claimed.
     """
@@ -36,49 +36,51 @@ class Claim:
 
     @classmethod
     def gaussian(cls, mu: float, delta: float) -> Claim:
-        """The claim of a Gaussian mechanism: the smallest ε at δ, and the same at any other."""
+        """Makes the claim of a Gaussian mechanism: its smallest ε, at δ and at any other."""
         return cls(gaussian.epsilon(mu, delta), delta, mu)
 
     @classmethod
     def of(cls, claim: AnyClaim) -> Claim:
-        """The claim that a guarantee or a privacy statement makes.
+        """Returns the claim of a guarantee or a privacy statement.
+
+        A guarantee, and a statement with ρ, make the claim of a Gaussian mechanism. For another
+        mechanism that satisfies ρ as well, give `Claim(epsilon, delta)`.
 
         Args:
           claim: A claim, a guarantee, or a statement.
 
         Returns:
-          The claim; of a guarantee, and of a statement with ρ, that of a Gaussian: of another
-          mechanism, of which ρ is true as well, give `Claim(epsilon, delta)`.
+          The claim.
 
         Raises:
           ValueError: If it is of another type, or promises nothing: a claim without an ε
             cannot be violated.
         """
         if isinstance(claim, guarantee.Guarantee):
-            found = cls(claim.epsilon, claim.delta, claim.mu)
+            made = cls(claim.epsilon, claim.delta, claim.mu)
         elif isinstance(claim, statement.PrivacyStatement):
             rho = claim.rho_zcdp
-            found = cls(
+            made = cls(
                 math.inf if claim.epsilon is None else claim.epsilon,
                 claim.delta,
                 None if rho is None else gaussian.mu_from_rho(rho),
             )
         elif isinstance(claim, Claim):
-            found = claim
+            made = claim
         else:
             raise validation.UsageError(
                 "claim must be a Guarantee, a PrivacyStatement or a Claim(epsilon, delta), got "
                 f"{claim!r}: aggregator.guarantee(schema, delta) makes one."
             )
-        if math.isinf(found.epsilon):
+        if math.isinf(made.epsilon):
             raise validation.UsageError(
                 "claim promises nothing (its ε is infinite), so nothing can violate it: give the "
                 "claim of a run with noise and without a given seed."
             )
-        return found
+        return made
 
     def is_refuted_by(self, mu_at_least: float, epsilon_at_least: float) -> bool:
-        """Whether a lower bound of μ, if a Gaussian is claimed, or of ε at δ is above the claim."""
+        """Returns whether a lower bound of ε, or of a Gaussian claim's μ, is above the claim."""
         is_above = self.mu is not None and mu_at_least > self.mu
         return is_above or epsilon_at_least > self.epsilon
 
@@ -87,14 +89,14 @@ class Claim:
         return epsilon if self.mu is None else f"μ = {self.mu:.4g}, {epsilon}"
 
     def least_false_negative_rate(self, false_positive_rate: np.ndarray) -> np.ndarray:
-        """The claimed trade-off curve: which tests the claim allows.
+        """Computes the claimed trade-off curve: which tests the claim allows.
 
         Args:
-          false_positive_rate: In [0, 1], any shape: how often a test says "took part" of
-            somebody who did not.
+          false_positive_rate: Rate at which a test says "took part" of a client that did not,
+            in [0, 1], any shape.
 
         Returns:
-          The smallest rate at which it can say "did not" of somebody who did, same shape
+          The smallest rate at which the test can say "did not" of a client that did, same shape
           (Dong, Roth & Su 2022: Definition 2.6 with `mu`, else Proposition 2.5).
         """
         rate = np.asarray(false_positive_rate, float)
@@ -106,4 +108,4 @@ class Claim:
 
 
 AnyClaim = Claim | guarantee.Guarantee | statement.PrivacyStatement
-"""What `Claim.of` takes."""
+"""Types that `Claim.of` converts to a claim."""

@@ -1,13 +1,12 @@
 """Directions of canaries: random signs on disjoint random coordinates of a model's weights.
 
 Every coordinate of the weights belongs to one canary, drawn at random, and has a random
-sign. The direction of a canary has its signs on its own coordinates, all of one size, and
-norm 1 over all tensors together. Directions are orthogonal, so no canary is seen in
-another's place, and what a tensor has along all of them is had in one pass, however many
-canaries there are. Under noise that is independent between coordinates, what is seen of
-different canaries is independent.
+sign. The direction of a canary has these signs on the canary's coordinates, all of one size, and
+norm 1 over all tensors together. Directions are orthogonal: no canary is mistaken for another,
+and one pass projects a tensor on all of them. Under noise that is independent between
+coordinates, the projections on different canaries are independent.
 
-All is drawn by a stateless generator from one seed, in a graph where need be: nothing of
+A stateless generator draws everything from one seed, in a graph where necessary: nothing of
 the size of a model is kept.
 """
 
@@ -24,10 +23,10 @@ from tff_dpftrl import validation
 from tff_dpftrl.private_round import seeds
 
 REAL = -1
-"""The number beside an example that is no canary's."""
+"""The canary number of examples that are real data."""
 
 COORDINATES_EACH = 20
-"""Least coordinates per canary on average: some canary has none with chance < m·e^-20."""
+"""Least number of coordinates per canary on average: some has none with chance < m·e^-20."""
 
 
 class Directions:
@@ -39,12 +38,13 @@ class Directions:
     """
 
     def __init__(self, shapes: Sequence[Sequence[int]], *, number: int, seed: int | None = None):
-        """Draws who owns which coordinates.
+        """Draws which canary owns which coordinates.
 
         Args:
-          shapes: Shape of every tensor of an update, all of them known.
+          shapes: Static shapes of the tensors of an update.
           number: Number of canaries.
-          seed: An integer in [0, 2^128); 128 bits of the operating system's if None.
+          seed: Seed of the directions, an integer in [0, 2^128); drawn from the operating
+            system if None.
 
         Raises:
           ValueError: If there are too many canaries for so few weights, or an argument
@@ -69,7 +69,7 @@ class Directions:
         self._project = tf.function(self._projected, autograph=False)
 
     def _owners_and_signs(self, tensor: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """int32 owners and bool "is negative" of one tensor's coordinates."""
+        """Returns the owners, int32, and "is negative", bool, of one tensor's coordinates."""
         words = tf.random.stateless_uniform(
             self.shapes[tensor],
             seeds.derive(tf.constant(self._root), tensor),
@@ -82,13 +82,14 @@ class Directions:
         return owners, words < 0
 
     def of(self, canary: tf.Tensor | int) -> list[tf.Tensor]:
-        """The direction of a canary, or the opposite one.
+        """Returns the direction of a canary, or the opposite one.
 
         Args:
-          canary: Its number, an integer scalar; plus `number` for the opposite direction.
+          canary: Number of the canary, an integer scalar; plus `number` for the opposite
+            direction.
 
         Returns:
-          float32, a tensor for each of `shapes`; their joint norm is 1.
+          A float32 tensor for each of `shapes`; their joint norm is 1.
         """
         size = tf.gather(tf.constant([*self._sizes, *-self._sizes], tf.float32), canary)
         canary = tf.cast(canary, tf.int32) % self.number
@@ -100,10 +101,10 @@ class Directions:
         return tensors
 
     def project(self, tensors: Sequence[np.ndarray | tf.Tensor]) -> np.ndarray:
-        """What tensors have along each direction.
+        """Projects tensors on each direction.
 
         Args:
-          tensors: Floats of `shapes`.
+          tensors: Floating tensors of `shapes`.
 
         Returns:
           Their inner product with every canary's direction, float64, shape [number].
@@ -112,9 +113,9 @@ class Directions:
           ValueError: If they have other shapes.
         """
         tensors = [tf.cast(tensor, tf.float64) for tensor in tensors]
-        found = tuple(tuple(tensor.shape) for tensor in tensors)
-        if found != self.shapes:
-            raise validation.UsageError(f"tensors must have shapes {self.shapes}, got {found}.")
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        if shapes != self.shapes:
+            raise validation.UsageError(f"tensors must have shapes {self.shapes}, got {shapes}.")
         return self._project(tensors).numpy()
 
     def _projected(self, tensors: list[tf.Tensor]) -> tf.Tensor:
@@ -129,15 +130,16 @@ class Directions:
     def attach(
         self, weights: Sequence[tf.Tensor], canary: tf.Tensor, gradient_norm: float
     ) -> list[tf.Tensor]:
-        """The same weights, whose gradient is a canary's instead of the loss's.
+        """Returns the same weights, with a canary's gradient instead of the loss's.
 
-        Whatever is computed from what is returned, by anybody, has for a canary the
-        gradient −gradient_norm · direction with respect to `weights`, and its own
-        for real data. The values are the same bits.
+        For a canary, anything computed from the returned weights has the gradient
+        −gradient_norm · direction with respect to `weights`; for real data, the true one. The
+        values are the same bits.
 
         Args:
-          weights: Floats of `shapes`.
-          canary: As for `of`, an integer scalar; negative for real data.
+          weights: Floating tensors of `shapes`.
+          canary: Number of the canary, an integer scalar, plus `number` for the opposite
+            direction; negative for real data.
           gradient_norm: Norm of a canary's gradient.
 
         Returns:

@@ -5,9 +5,9 @@
         private_round, clipped_sums.looped(canaries.row_losses), optimizer, weights, ...)
     audit_training(Steps(steps), canaries=canaries, cohorts=units_of_step, ...)
 
-A unit is what is clipped as one: a user of ULS, an example of ELS. It works for sums of
-clipped gradients that differentiate the loss of the rows, as `clipped_sums.looped`, and
-not for `ghost`, which computes norms from a model's layers and would see no canary.
+A unit is clipped as one: a user of ULS, an example of ELS. It works for sums of clipped
+gradients that differentiate the loss of the rows, such as `clipped_sums.looped`. It does not
+work for `ghost`, which computes norms from a model's layers and would see no canary.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from tff_dpftrl.finetuning import clipped_sums, private_steps
 
 
 class RowCanaries:
-    """Canaries among units of rows; what `audit_training` takes as `canaries`.
+    """Canaries among units of rows, for the argument `canaries` of `audit_training`.
 
     Attributes:
-      directions: The canaries' directions, secret until training is over.
+      directions: Directions of the canaries, secret until training is over.
       number: Number of canaries.
       gradient_norm: Norm of a canary's gradient.
     """
@@ -46,13 +46,13 @@ class RowCanaries:
         """Draws the directions.
 
         Args:
-          row_losses: The losses of rows.
-          weights: Where the model begins, float32.
-          example: One row or more, made up or public, whose loss is finite: a canary's unit.
+          row_losses: Function from weights and rows to the rows' losses.
+          weights: Initial weights of the model, float32.
+          example: Unit of every canary: one made-up or public row or more, of finite loss.
           number: Number of canaries; at most a twentieth of the weights.
           gradient_norm: Norm of a canary's gradient, far above the clip norm.
-          seed: Of the directions, an integer in [0, 2^128); the operating system's if
-            None.
+          seed: Seed of the directions, an integer in [0, 2^128); drawn from the operating
+            system if None.
 
         Raises:
           ValueError: If an argument is out of range.
@@ -66,30 +66,30 @@ class RowCanaries:
         self._example = example
 
     def row_losses(self, weights: Sequence[tf.Tensor], rows: clipped_sums.Rows) -> tf.Tensor:
-        """The losses of marked rows: give it to `clipped_sums.looped`.
+        """Computes the losses of marked rows, for `clipped_sums.looped`.
 
         Args:
-          weights: The weights.
-          rows: A pair of the rows of one unit and, int32, the number of its canary.
+          weights: Weights of the model.
+          rows: Pair of the rows of one unit and the number of its canary, int32.
 
         Returns:
-          float32, shape [rows]; the gradient of a canary's is its direction's.
+          Losses, float32, shape [rows]; a canary's have the gradient of its direction.
         """
-        own, marks = rows
+        unit, marks = rows
         canary = tf.reduce_max(tf.concat([marks, [directions_lib.REAL]], 0))
         attached = self.directions.attach(weights, canary, self.gradient_norm)
-        return self._row_losses(attached, own)
+        return self._row_losses(attached, unit)
 
     def real(self, unit: clipped_sums.Rows) -> clipped_sums.Rows:
-        """The rows of a user, or of one example, marked as no canary's."""
+        """Marks the rows of a user, or of one example, as real data."""
         return _marked(unit, directions_lib.REAL)
 
     def client(self, canary: int, sign: int = 1) -> clipped_sums.Rows:
-        """The rows of a canary, in the direction `sign`."""
+        """Returns the rows of a canary, in the direction `sign`."""
         return _marked(self._example, canary if sign == 1 else self.number + canary)
 
     def weights(self, model_weights: Any) -> list[np.ndarray]:
-        """The weights of `Steps.get_model_weights(state)`, as arrays of its own."""
+        """Copies the weights of `Steps.get_model_weights(state)`."""
         return [np.array(weight) for weight in model_weights.trainable]
 
 
@@ -102,22 +102,22 @@ class Steps:
     """`PrivateSteps` as a process, whose clients are the units of a step."""
 
     def __init__(self, steps: private_steps.PrivateSteps):
-        """Takes steps whose sum is of `RowCanaries.row_losses`."""
+        """Initialises the process from steps whose sum is of `RowCanaries.row_losses`."""
         self._steps = steps
 
     def initialize(self) -> dict[str, Any]:
-        """The state before the first step, with a new root seed each time."""
+        """Returns the state before the first step, with a new root seed each time."""
         return self._steps.initial_state()
 
     def next(self, state: dict[str, Any], units: Sequence[clipped_sums.Rows]) -> Any:
-        """A step.
+        """Runs a step.
 
         Args:
-          state: The state before it.
-          units: The marked rows of each unit; none is a step like any other.
+          state: State before the step.
+          units: Marked rows of each unit; may be empty.
 
         Returns:
-          What has the new state as its attribute `state`.
+          An object with the new state as its attribute `state`.
         """
         sizes = [len(tf.nest.flatten(unit)[0]) for unit in units]
         row_splits = np.cumsum([0, *sizes])
@@ -130,5 +130,5 @@ class Steps:
         return types.SimpleNamespace(state=state)
 
     def get_model_weights(self, state: dict[str, Any]) -> Any:
-        """The weights in a state, as its attribute `trainable`."""
+        """Returns an object with the weights of a state as its attribute `trainable`."""
         return types.SimpleNamespace(**state["global_model_weights"])

@@ -1,4 +1,4 @@
-"""`trade_off.png`: which tests the claim allows, and which ones the audit has found."""
+"""Plot of trade-off curves, `trade_off.png`: tests that the claim allows, and that were found."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 Curve = Callable[[np.ndarray], np.ndarray]
-"""From false positive rates to the smallest false negative rates."""
+"""Function from false positive rates to the smallest false negative rates."""
 
 _POINTS = 401
 _FOOTNOTE = (
@@ -24,12 +24,12 @@ def draw(
     shown: Curve | None,
     title: str,
 ) -> Any:
-    """Draws trade-off curves: how often tests are wrong, in one direction and in the other.
+    """Draws trade-off curves: the false positive and false negative rates of tests.
 
     Args:
-      claimed: The claim's curve; no test can be below it if the claim is true.
+      claimed: Curve of the claim; no test can be below it if the claim is true.
       empirical: False positive and false negative rates of the tests that were tried.
-      shown: The curve of the lower bound that the audit found; None if it found none.
+      shown: Curve of the lower bound that the audit found; None if it found none.
       title: Title of the figure.
 
     Returns:

@@ -1,1 +1,1 @@
-"""What numbers that were released prove about privacy: statistics, in NumPy and SciPy only."""
+"""Statistics of releases that prove something about privacy, in NumPy and SciPy only."""

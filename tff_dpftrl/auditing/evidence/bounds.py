@@ -1,10 +1,10 @@
 """Lower confidence bounds of μ and ε from the scores of trials.
 
-Two kinds. From counts: a threshold makes a test of the scores, and any test of a μ-GDP
-mechanism has Φ⁻¹(TPR) − Φ⁻¹(FPR) ≤ μ, any test of an (ε, δ)-DP one TPR ≤ e^ε FPR + δ and
+There are two kinds. Bounds from counts: a threshold makes a test of the scores. Any test of a
+μ-GDP mechanism has Φ⁻¹(TPR) − Φ⁻¹(FPR) ≤ μ, any test of an (ε, δ)-DP one TPR ≤ e^ε FPR + δ and
 1 − FPR ≤ e^ε (1 − TPR) + δ (Dong, Roth & Su 2022, Proposition 2.5 and Definition 2.6; Kairouz,
-Oh & Viswanath 2015). It assumes nothing but that trials are independent. From a Gaussian
-family: that the scores are Gaussian of one variance, and this is tested first.
+Oh & Viswanath 2015). They assume only that trials are independent. Bounds from a Gaussian family
+also assume that the scores are Gaussian of one variance, which is tested first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tff_dpftrl.auditing import audit_report
 from tff_dpftrl.auditing import claim as claim_lib
 
 CHOOSING_FRACTION = 0.15
-"""Part of the trials that only choose the threshold."""
+"""Share of the trials that only choose the threshold."""
 
 _NUM_THRESHOLDS = 100
 _NUM_CORNERS = 64
@@ -30,13 +30,13 @@ _FIT_LEVEL = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """What scores prove, with probability 1 − error_rate for both numbers at once.
+    """Lower bounds from scores, with probability 1 − error_rate for both numbers at once.
 
     Attributes:
-      mu_at_least: Lower bound of the smallest μ of which the mechanism can be μ-GDP.
-      epsilon_at_least: Lower bound of ε at the δ that was asked for.
-      error_rate: Chance that a number exceeds the truth, at most.
-      method: How it was found, in words.
+      mu_at_least: Lower bound of the smallest μ for which the mechanism can be μ-GDP.
+      epsilon_at_least: Lower bound of ε at the given δ.
+      error_rate: Largest chance that a bound exceeds the truth.
+      method: Method of the bounds, in words.
       trials: Number of trials, with those that chose thresholds.
     """
 
@@ -56,18 +56,18 @@ def from_counts(
     seed: int,
     choosing_fraction: float = CHOOSING_FRACTION,
 ) -> Bound:
-    """Bounds from the counts beyond a threshold; half of the error is for μ, half for ε.
+    """Computes bounds from counts beyond a threshold; half of the error is for μ, half for ε.
 
     Thresholds are chosen on a random part of the trials and used on the others, so that the
-    search costs no error. See `rates_region` for the confidence region of the two rates.
+    search costs no error. `rates_region` has the confidence region of the two rates.
 
     Args:
-      scores: Larger where the canary seems to have taken part, [trials].
-      present: Whether it did, bool, [trials].
-      delta: The δ of ε.
-      error_rate: Chance that either bound exceeds the truth, at most.
-      seed: Of the choice of the trials that choose.
-      choosing_fraction: Part of them, of either kind.
+      scores: Scores, larger where the canary seems to have taken part, shape [trials].
+      present: Whether the canary took part, bool, shape [trials].
+      delta: δ of the bound of ε.
+      error_rate: Largest chance that either bound exceeds the truth.
+      seed: Seed of the choice of the trials that choose thresholds.
+      choosing_fraction: Share of the trials of either kind that choose thresholds.
 
     Returns:
       The bounds.
@@ -84,7 +84,7 @@ def from_counts(
     if len(candidates) > _NUM_THRESHOLDS:
         places = np.linspace(0, len(candidates) - 1, _NUM_THRESHOLDS).round().astype(int)
         candidates = candidates[places]
-    found = []
+    largest = []
     for bound in (mu_of_rates, lambda low, high: epsilon_of_rates(low, high, delta)):
         counts = _counts(candidates, choosing_without, choosing_with)
         # A few corners are enough to choose by.
@@ -93,9 +93,9 @@ def from_counts(
         apart = counts[2] / counts[3] - counts[0] / counts[1]
         best = np.argmax(expected if np.any(expected > 0.0) else apart)
         counts = _counts(candidates[[best]], without, with_)
-        found.append(float(bound(*rates_region(*counts, error_rate / 2.0))[0]))
+        largest.append(float(bound(*rates_region(*counts, error_rate / 2.0))[0]))
     return Bound(
-        *found,
+        *largest,
         error_rate,
         f"counts beyond thresholds that {choosing_fraction:.0%} of the trials chose",
         len(present),
@@ -105,7 +105,7 @@ def from_counts(
 def from_gaussian_family(
     scores: np.ndarray, present: np.ndarray, *, delta: float, error_rate: float
 ) -> Bound | None:
-    """Bounds for Gaussian scores of one variance, None where that is rejected.
+    """Computes bounds for Gaussian scores of one variance; None where that is rejected.
 
     The difference of the means over the pooled standard deviation is a noncentral t, whose
     noncentrality is μ √(n₀ n₁ / (n₀ + n₁)), and its lower bound is exact. The tests of the
@@ -116,10 +116,10 @@ def from_gaussian_family(
     A Gaussian bulk does not prove Gaussian tails: ε at a small δ is that of the family.
 
     Args:
-      scores: Larger where the canary seems to have taken part, [trials].
-      present: Whether it did, bool, [trials].
-      delta: The δ of ε.
-      error_rate: Chance that the bounds, of one event, exceed the truth.
+      scores: Scores, larger where the canary seems to have taken part, shape [trials].
+      present: Whether the canary took part, bool, shape [trials].
+      delta: δ of the bound of ε.
+      error_rate: Chance that the bounds exceed the truth, which they do both or neither.
 
     Returns:
       The bounds, or None: if skewness or kurtosis of either kind of trials, or the ratio of
@@ -153,24 +153,24 @@ def for_claim(
     error_rate: float,
     seed: int,
 ) -> Bound:
-    """The bounds that may refute a claim, at the claim's δ.
+    """Computes the bounds that may refute a claim, at the claim's δ.
 
-    Of a Gaussian mechanism the larger bounds of both kinds, each with half of the error. If
-    only (ε, δ) is claimed, those from counts: scores of a mechanism that keeps its claim by
-    having no Gaussian tails, as after truncation, may look Gaussian all the same.
+    If a Gaussian mechanism is claimed, they are the larger bounds of both kinds, each with half
+    of the error. If only (ε, δ) is claimed, they are those from counts: scores of a mechanism
+    that keeps its claim without Gaussian tails, as after truncation, may still look Gaussian.
 
     Args:
-      scores: Larger where the canary seems to have taken part, [trials].
-      present: Whether it did, bool, [trials].
-      claim: The claim.
-      error_rate: Chance that either bound exceeds the truth, at most.
-      seed: Of the choice of the trials that choose thresholds.
+      scores: Scores, larger where the canary seems to have taken part, shape [trials].
+      present: Whether the canary took part, bool, shape [trials].
+      claim: Claim to test.
+      error_rate: Largest chance that either bound exceeds the truth.
+      seed: Seed of the choice of the trials that choose thresholds.
 
     Returns:
       The bounds.
 
     Raises:
-      ValueError: As for `from_counts`.
+      ValueError: If an argument is out of range, or there are no trials of a kind.
     """
     delta = claim.delta
     if claim.mu is None:
@@ -200,25 +200,26 @@ def rates_region(
     error_rate: float,
     num_corners: int = _NUM_CORNERS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Corners of confidence regions of tests' two rates.
+    """Computes corners of confidence regions of the two rates of tests.
 
-    Clopper–Pearson bounds at level 1 − a are what p-values p ≥ a leave. With z = Φ⁻¹(1 − p) of
-    the two independent samples, max(z₀, 0)² + max(z₁, 0)² exceeds c² with probability
-    P(χ²₁ > c²) / 2 + P(χ²₂ > c²) / 4 at most. c is chosen for that to be `error_rate`, and the
-    region is what the sum does not exceed. Two separate bounds at half the error each would
-    allow both rates to be at their worst at once: it is a quarter wider.
+    Clopper–Pearson bounds at level 1 − a contain the rates whose p-value is p ≥ a. With
+    z = Φ⁻¹(1 − p) of the two independent samples, max(z₀, 0)² + max(z₁, 0)² exceeds c² with
+    probability P(χ²₁ > c²) / 2 + P(χ²₂ > c²) / 4 at most. c is chosen such that this is
+    `error_rate`; the region contains the rates where the sum does not exceed c². Two separate
+    bounds at half the error each would allow both rates to be at their worst at once: that region
+    is a quarter wider.
 
     Args:
-      false_positives: Trials without the canary beyond a threshold, any shape.
-      negatives: Trials without the canary.
-      true_positives: Trials with the canary beyond it, same shape.
-      positives: Trials with the canary.
-      error_rate: Chance that the rates are in none of the rectangles below, at most.
+      false_positives: Number of trials without the canary beyond a threshold, any shape.
+      negatives: Number of trials without the canary.
+      true_positives: Number of trials with the canary beyond the threshold, same shape.
+      positives: Number of trials with the canary.
+      error_rate: Largest chance that the rates are in none of the rectangles below.
       num_corners: Number of rectangles; with more the region is a little smaller.
 
     Returns:
       Lower bounds of the true positive rate and upper bounds of the false positive rate,
-      [..., corners]: the rates have TPR ≥ the one and FPR ≤ the other in at least one corner.
+      shape [..., corners]: in at least one corner TPR ≥ the first and FPR ≤ the second.
     """
     false_positives = np.asarray(false_positives, float)[..., np.newaxis]
     true_positives = np.asarray(true_positives, float)[..., np.newaxis]
@@ -240,12 +241,12 @@ def rates_region(
 
 
 def mu_of_rates(lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
-    """The smallest Φ⁻¹(TPR) − Φ⁻¹(FPR) over corners (TPR, FPR), at least 0, [...]."""
+    """Returns the smallest Φ⁻¹(TPR) − Φ⁻¹(FPR) over corners (TPR, FPR), at least 0, [...]."""
     return np.maximum(0.0, np.min(special.ndtri(lowest) - special.ndtri(highest), axis=-1))
 
 
 def epsilon_of_rates(lowest: np.ndarray, highest: np.ndarray, delta: float) -> np.ndarray:
-    """The smallest ε at δ that corners (TPR, FPR) leave possible, at least 0, [...]."""
+    """Returns the smallest ε at δ that corners (TPR, FPR) leave possible, at least 0, [...]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         first = np.log(np.maximum(lowest - delta, 0.0)) - np.log(highest)
         second = np.log(np.maximum(1.0 - highest - delta, 0.0)) - np.log(1.0 - lowest)
@@ -255,7 +256,7 @@ def epsilon_of_rates(lowest: np.ndarray, highest: np.ndarray, delta: float) -> n
 def trade_off(
     scores: np.ndarray, present: np.ndarray, num_points: int = 200
 ) -> audit_report.TradeOff:
-    """The empirical trade-off curve of the tests "score above a threshold", for a picture."""
+    """Computes the trade-off curve of the tests "score above a threshold", for a plot."""
     without, with_ = np.sort(scores[~present]), np.sort(scores[present])
     thresholds = np.quantile(scores, np.linspace(0.0, 1.0, num_points))
     false_positives = 1.0 - np.searchsorted(without, thresholds, "right") / len(without)
@@ -295,7 +296,7 @@ def _cut(
 def _counts(
     thresholds: np.ndarray, without: np.ndarray, with_: np.ndarray
 ) -> tuple[np.ndarray, int, np.ndarray, int]:
-    """False positives, negatives, true positives and positives of "score ≥ threshold"."""
+    """Counts false positives, negatives, true positives and positives of "score ≥ threshold"."""
     false_positives = len(without) - np.searchsorted(np.sort(without), thresholds)
     true_positives = len(with_) - np.searchsorted(np.sort(with_), thresholds)
     return false_positives, len(without), true_positives, len(with_)
@@ -319,7 +320,7 @@ def _looks_gaussian(without: np.ndarray, with_: np.ndarray) -> bool:
 
 
 def _noncentrality(degrees: int, statistic: float, probability: float) -> float:
-    """The noncentrality at which a noncentral t is below `statistic` with that probability."""
+    """Returns the noncentrality at which a noncentral t is below `statistic` with `probability`."""
 
     def excess(noncentrality: float) -> float:
         return float(special.nctdtr(degrees, noncentrality, statistic)) - probability

@@ -1,4 +1,4 @@
-"""The largest of many correlations, with a chance that counts all of them."""
+"""A test of the largest of many correlations, which counts all of them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from scipy import special, stats
 from tff_dpftrl.auditing import audit_report
 
 POWER = 0.99
-"""The probability with which what a finding's `power` names is found."""
+"""Probability that a test finds the deviation that its finding's `power` names."""
 
 
 class Scan:
-    """Correlations of vectors that are independent, of independent N(0, σ²), if all is well.
+    """A scan of correlations. Under the null hypothesis all values are independent N(0, σ²).
 
     Attributes:
-      number: How many correlations there were.
-      chance: The p-value of the largest by itself.
-      says: The largest, and which it is.
+      number: Number of correlations.
+      chance: p-value of the largest correlation by itself.
+      says: Largest correlation and its pair, in words.
     """
 
     def __init__(self):
@@ -33,30 +33,33 @@ class Scan:
         """Correlates the rows of two arrays.
 
         Args:
-          first: [rows, values].
-          second: [other rows, values].
-          label: What a pair is called, with {} for the two rows.
-          pairs: Which pairs to look at, bool, [rows, other rows]; all if None.
+          first: First array, shape [rows, values].
+          second: Second array, shape [other rows, values].
+          label: Name of a pair, with {} for each of the two rows.
+          pairs: Whether each pair counts, bool, shape [rows, other rows]; all if None.
         """
         lengths = np.linalg.norm(first, axis=1)[:, np.newaxis] * np.linalg.norm(second, axis=1)
         products = first @ second.T
-        found = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
-        pairs = np.ones_like(found, bool) if pairs is None else pairs
+        values = np.divide(products, lengths, out=np.zeros_like(products), where=lengths > 0.0)
+        pairs = np.ones_like(values, bool) if pairs is None else pairs
         count, number = first.shape[1], int(pairs.sum())
         self.number += number
         self._fewest = min(self._fewest, count)
-        place = np.unravel_index(np.argmax(np.where(pairs, np.abs(found), -1.0)), found.shape)
-        largest = min(abs(float(found[place])), 1.0)
-        self._squares.append((float(np.sum(found[pairs] ** 2)), count, number))
+        place = np.unravel_index(np.argmax(np.where(pairs, np.abs(values), -1.0)), values.shape)
+        largest = min(abs(float(values[place])), 1.0)
+        self._squares.append((float(np.sum(values[pairs] ** 2)), count, number))
         # Uncentred, r √((N − 1) / (1 − r²)) of independent Gaussians is a t with N − 1 degrees.
         statistic = largest * math.sqrt((count - 1) / max(1.0 - largest**2, 1e-300))
         chance = 2.0 * float(stats.t.sf(statistic, count - 1))
         if chance < self.chance:
             self.chance = chance
-            self.says = f"{found[place]:+.3f}, {label.format(*place)}"
+            self.says = f"{values[place]:+.3f}, {label.format(*place)}"
 
     def chance_of_squares(self) -> float:
-        """Chance of a sum of squares as large: r² has mean 1/N and variance 2(N−1)/(N²(N+2))."""
+        """Returns the p-value of the sum of squares.
+
+        r² has mean 1/N and variance 2(N−1)/(N²(N+2)).
+        """
         total = sum(square for square, _, _ in self._squares)
         mean = sum(number / count for _, count, number in self._squares)
         variance = sum(
@@ -67,22 +70,22 @@ class Scan:
         return float(stats.gamma.sf(total, mean**2 / variance, scale=variance / mean))
 
     def finding(self, name: str, share: float, *, together: bool = False) -> audit_report.Finding:
-        """What was found.
+        """Returns the finding.
 
         Args:
-          name: Of the test.
-          share: Chance of "violated" if all is well, at most.
-          together: Whether half of it is for the sum of all squares, which finds many
-            correlations that are small.
+          name: Name of the test.
+          share: Largest chance of "violated" under the null hypothesis.
+          together: Whether half of `share` is for the sum of all squares, which finds many
+            small correlations.
         """
-        own = share / 2.0 if together else share
-        violated = self.chance * self.number <= own
+        each = share / 2.0 if together else share
+        violated = self.chance * self.number <= each
         says = f"Of {self.number} correlations the largest is {self.says}."
         if together:
             chance = self.chance_of_squares()
-            violated |= chance <= own
+            violated |= chance <= each
             says += f" The sum of their squares has a p-value of {chance:.2g}."
-        limit = -float(special.ndtri(own / self.number / 2.0)) + float(special.ndtri(POWER))
+        limit = -float(special.ndtri(each / self.number / 2.0)) + float(special.ndtri(POWER))
         power = math.tanh(limit / math.sqrt(max(self._fewest - 3, 1)))
         return audit_report.Finding(
             f"noise: {name}",

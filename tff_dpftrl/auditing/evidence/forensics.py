@@ -1,10 +1,10 @@
-"""Is recorded noise the noise that is claimed? Tests of its covariance, repeats and tails.
+"""Tests of recorded noise against the claimed noise: its covariance, repeats and tails.
 
-What a mechanism releases when all updates are zero is its noise. Multiplied by the inverse of
-the Cholesky factor of the claimed covariance over rounds it is, if the claim is true, an array
-of independent N(0, 1), and for a square C it is the draws z themselves. Everything here looks
-for what such an array cannot be. Each test has a share of the error rate (Bonferroni), and each
-says what it finds with 99 % probability.
+A mechanism releases its noise when all updates are zero. Multiplied by the inverse of the
+Cholesky factor of the claimed covariance over rounds, the noise is an array of independent
+N(0, 1) if the claim is true; for a square C these are the draws z themselves. The tests look for
+deviations from such an array. Each test has a share of the error rate (Bonferroni), and states
+the deviation that it finds with 99 % probability.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tff_dpftrl.auditing.evidence import correlations
 
 _TAILS = (3.0, 4.0, 4.5)
 _FEWEST_COORDINATES = 8
-# Two floats of 32 bits from a good generator are equal far less often than that.
+# Two floats of 32 bits from a good generator are equal far less often.
 _EQUAL = 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording:
-    """Noise of one tensor, or of one stream, and what is claimed of it.
+    """A recording of the noise of one tensor, or of one stream, with the claim about it.
 
     Attributes:
-      name: What people call the tensor.
-      noise: float, [runs, rounds, coordinates]: the released sums of zero updates, before
-        any division. Runs are independent initialisations.
+      name: Name of the tensor, for people.
+      noise: Released sums of zero updates before any division, floating, shape [runs, rounds,
+        coordinates]. Runs are independent initialisations.
       stddev: Claimed standard deviation of the draws z: noise multiplier times clip norm.
-      covariance: Claimed covariance over rounds for stddev 1, [rounds, rounds], as
-        `worst_pattern.noise_covariance` gives it.
-      significant_bits: Of the floats that are released: 24 for float32, 11 for float16, 8 for
-        bfloat16.
+      covariance: Claimed covariance over rounds for stddev 1, shape [rounds, rounds], from
+        `worst_pattern.noise_covariance`.
+      significant_bits: Significant bits of the released floats: 24 for float32, 11 for
+        float16, 8 for bfloat16.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Recording:
             )
 
     def whitened(self) -> np.ndarray:
-        """The noise as independent N(0, 1), if the claim is true; same shape."""
+        """Returns the whitened noise, independent N(0, 1) if the claim is true; same shape."""
         factor = np.linalg.cholesky(self.covariance) * self.stddev
         runs, rounds, coordinates = self.noise.shape
         columns = self.noise.transpose(1, 0, 2).reshape(rounds, runs * coordinates)
@@ -81,14 +81,14 @@ class Recording:
 def examine(
     recordings: Sequence[Recording], *, error_rate: float
 ) -> tuple[audit_report.Finding, ...]:
-    """All tests, on the noise of one or more tensors that were recorded together.
+    """Runs all tests on the noise of one or more tensors that were recorded together.
 
     Too little noise, noise that is repeated or shared, a mean, and tails that are too short are
-    violations. More noise than claimed is said, and is none.
+    violations. More noise than claimed is reported, but is none.
 
     Args:
-      recordings: Of each tensor and stream, with the same number of runs and rounds.
-      error_rate: Chance that any of them is called violated if all claims are true, at most.
+      recordings: Recordings of each tensor and stream, with the same numbers of runs and rounds.
+      error_rate: Largest chance that any test says "violated" if all claims are true.
 
     Returns:
       A finding for each test.
@@ -127,8 +127,8 @@ def examine(
     tests[tests.index(_tails)] = functools.partial(
         _tails, rounded=max(_moved_by_rounding(one) for one in recordings)
     )
-    found = [test(white, share) for test in tests]
-    return (*found, _equal_values(recordings), *left_out)
+    done = [test(white, share) for test in tests]
+    return (*done, _equal_values(recordings), *left_out)
 
 
 _White = dict[str, np.ndarray]
@@ -189,8 +189,8 @@ def _mean(white: _White, share: float) -> audit_report.Finding:
         runs, rounds, coordinates = values.shape
         for axes, size in (
             ((0, 1, 2), values.size),
-            ((0, 2), runs * coordinates),  # Of each round.
-            ((0, 1), runs * rounds),  # Of each coordinate.
+            ((0, 2), runs * coordinates),  # For each round.
+            ((0, 1), runs * rounds),  # For each coordinate.
         ):
             scores.append(np.ravel(np.sum(values, axis=axes)) / math.sqrt(size))
             sizes.append(size)
@@ -210,20 +210,20 @@ def _mean(white: _White, share: float) -> audit_report.Finding:
 
 
 def _moved_by_rounding(recording: Recording) -> float:
-    """By how much rounding to the released floats can move a distribution function, about."""
+    """Returns about how far rounding to the released floats can move a distribution function."""
     factor = np.linalg.cholesky(recording.covariance)
-    # A value r moves by r 2^-bits at most, and what is left of it after whitening is smaller.
+    # A value r moves by r 2^-bits at most, and less after whitening.
     larger = np.max(np.sqrt(np.diagonal(recording.covariance)) / np.diagonal(factor))
     steepest = math.exp(-0.5) / math.sqrt(2.0 * math.pi)  # The largest |x| times density.
     return float(larger) * steepest * 2.0 ** (1 - recording.significant_bits)
 
 
 def _tails(white: _White, share: float, rounded: float) -> audit_report.Finding:
-    """Half of the share for counts beyond some values, half for Kolmogorov and Smirnov's test.
+    """Tests counts beyond some values, and the distribution by Kolmogorov and Smirnov's test.
 
-    The latter is on values over their own standard deviation: that only makes the statistic
-    smaller (Lilliefors 1967), and more noise than claimed is no short tail. `rounded` is what
-    rounding may add to the statistic.
+    Each has half of the share. The second test is on values over their empirical standard
+    deviation: that only makes the statistic smaller (Lilliefors 1967), and more noise than
+    claimed is no short tail. `rounded` is what rounding may add to the statistic.
     """
     values = np.sort(np.concatenate([one.ravel() for one in white.values()]))
     count, each = len(values), share / 2.0 / len(_TAILS)
@@ -235,7 +235,7 @@ def _tails(white: _White, share: float, rounded: float) -> audit_report.Finding:
         says.append(f"{beyond} beyond {limit:g} (expected {count * chance:.1f})")
         fewest = int(stats.binom.ppf(each, count, chance)) - 1
         if fewest >= 0:
-            # A Clopper–Pearson bound: as few as that with 99 % probability.
+            # A Clopper–Pearson bound: so few, or fewer, with 99 % probability.
             most = special.betaincinv(fewest + 1, count - fewest, 1.0 - correlations.POWER)
             powers.append(f"{most / chance:.0%} of the values beyond {limit:g}")
     spread = math.sqrt(float(np.mean(values**2)))
@@ -257,7 +257,7 @@ def _tails(white: _White, share: float, rounded: float) -> audit_report.Finding:
 
 
 def _rows(values: np.ndarray) -> np.ndarray:
-    """[runs, rounds, coordinates] to [rounds, runs · coordinates]."""
+    """Reshapes [runs, rounds, coordinates] to [rounds, runs · coordinates]."""
     return values.transpose(1, 0, 2).reshape(values.shape[1], -1)
 
 
@@ -273,7 +273,7 @@ def _rounds(white: _White, share: float) -> audit_report.Finding:
 def _neighbours(white: _White, share: float) -> audit_report.Finding:
     scan = correlations.Scan()
     for name, values in white.items():
-        # Values that are used once only, so that all are independent of all.
+        # Each value is used once, so that all pairs are independent.
         scan.add(
             _rows(values[..., :-1:2]),
             _rows(values[..., 1::2][..., : values[..., :-1:2].shape[2]]),
@@ -306,10 +306,10 @@ def _runs(white: _White, share: float) -> audit_report.Finding:
 
 
 def _equal_values(recordings: Sequence[Recording]) -> audit_report.Finding:
-    """Counts equal values within a round, where floats have next to none.
+    """Tests for equal values within a round, of which floats have next to none.
 
-    With probability p of two values being equal, pairs are expected p times. Four times that
-    and twenty more is beyond all chance, so that no error is spent here.
+    If two values are equal with probability p, p of all pairs are expected to be. Four times
+    that and twenty more is beyond all chance, so that no error is spent here.
     """
     worst, equal_rows = (0.0, ""), ""
     for one in recordings:

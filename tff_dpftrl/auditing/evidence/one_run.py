@@ -1,10 +1,10 @@
-"""What one training run with many canaries proves, or suggests.
+"""Bounds, and an estimate, from one training run with many canaries.
 
-Valid bounds, of any mechanism whatever its noise: of ε by Steinke, Nasr & Jagielski 2023,
-"Privacy auditing with one (1) training run"; of μ, where a Gaussian mechanism is claimed, by
-Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-differential privacy in one run". An estimate:
-Andrew, Kairouz, Oh, Oprea, McMahan &
-Suriyakumar 2023, "One-shot empirical privacy estimation for federated learning".
+The bounds are valid for any mechanism, whatever its noise: for ε by Steinke, Nasr & Jagielski
+2023, "Privacy auditing with one (1) training run"; for μ, where a Gaussian mechanism is claimed,
+by Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-differential privacy in one run". The estimate
+is by Andrew, Kairouz, Oh, Oprea, McMahan & Suriyakumar 2023, "One-shot empirical privacy
+estimation for federated learning".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from scipy import optimize, special, stats
 from tff_dpftrl import validation
 
 FRACTIONS = (0.05, 0.2, 0.5)
-"""Numbers of guesses that are tried, as parts of the canaries."""
+"""Numbers of guesses that are tried, as shares of the canaries."""
 
 _LARGEST_EPSILON = 700.0
 _STEP = 0.05
@@ -29,12 +29,12 @@ _HALVINGS = 30
 
 @dataclasses.dataclass(frozen=True)
 class Guesses:
-    """How well an auditor guessed which canaries took part.
+    """Counts of an auditor's guesses which canaries took part.
 
     Attributes:
-      canaries: m, all canaries; each took part or not by a fair coin of its own.
-      guesses: r, about how many of them the auditor guessed; the others it left open.
-      correct: v, how many guesses were right.
+      canaries: Number m of canaries; each took part or not by an independent fair coin.
+      guesses: Number r of canaries that the auditor guessed; it left the others open.
+      correct: Number v of correct guesses.
     """
 
     canaries: int
@@ -49,7 +49,7 @@ class Guesses:
             )
 
     def p_value(self, epsilon: float, delta: float) -> float:
-        """Chance of as many correct guesses in an (ε, δ)-DP mechanism, at most.
+        """Bounds the chance of as many correct guesses under an (ε, δ)-DP mechanism.
 
         Given what was released, and so the guesses, and the coins of other canaries, a pure
         ε-DP mechanism lets a guess be right with probability q = e^ε / (1 + e^ε) at most: W
@@ -61,8 +61,8 @@ class Guesses:
         P[W ≥ v] + 2 m δ max_{1 ≤ i ≤ v} P[v − i ≤ W < v] / i (Theorem 5.2, Appendix D).
 
         Args:
-          epsilon: ε, at least 0.
-          delta: δ, in [0, 1).
+          epsilon: ε of the mechanism, at least 0.
+          delta: δ of the mechanism, in [0, 1).
 
         Returns:
           The bound, at most 1.
@@ -83,11 +83,11 @@ class Guesses:
         return min(1.0, tail + 2.0 * self.canaries * delta * float(steepest))
 
     def epsilon_at_least(self, delta: float, error_rate: float) -> float:
-        """Lower bound of ε at δ: what is below has a p-value of `error_rate` at most.
+        """Computes a lower bound of ε at δ: any ε below has a p-value of `error_rate` at most.
 
         Args:
-          delta: δ, in [0, 1).
-          error_rate: Chance that the bound exceeds the truth, at most.
+          delta: δ of the bound, in [0, 1).
+          error_rate: Largest chance that the bound exceeds the truth.
 
         Returns:
           The bound; 0 if nothing is proven.
@@ -105,7 +105,7 @@ class Guesses:
         return _halved(low, high, lambda epsilon: self.p_value(epsilon, delta) <= error_rate)
 
     def contradicts(self, mu: float, error_rate: float) -> bool:
-        """Whether a μ-GDP mechanism lets so many guesses be right with a chance below the rate.
+        """Returns whether a μ-GDP mechanism allows so many correct guesses only with chance < τ.
 
         Let p_i be the chance of i right guesses of r. Flipping the coin of canary j turns "j is
         guessed rightly, and c or more are" into "j is guessed wrongly, and c − 1 or more are
@@ -120,8 +120,8 @@ class Guesses:
         than 1, no distribution keeps the conditions.
 
         Args:
-          mu: μ, positive.
-          error_rate: τ, in (0, 1).
+          mu: μ of the mechanism, positive.
+          error_rate: Chance τ, in (0, 1).
 
         Returns:
           Whether P[v or more are right] is less than τ.
@@ -140,10 +140,10 @@ class Guesses:
         return False
 
     def mu_at_least(self, error_rate: float) -> float:
-        """Lower bound of the smallest μ of which the mechanism can be μ-GDP.
+        """Computes a lower bound of the smallest μ for which the mechanism can be μ-GDP.
 
         Args:
-          error_rate: Chance that the bound exceeds the truth, at most.
+          error_rate: Largest chance that the bound exceeds the truth.
 
         Returns:
           The bound; 0 if nothing is proven.
@@ -159,7 +159,7 @@ class Guesses:
 
 
 def _halved(low: float, high: float, is_refused: Callable[[float], bool]) -> float:
-    """The last value that is refused, as `low` is, from below; `high` is not."""
+    """Finds the largest refused value by bisection; `low` is refused and `high` is not."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
         if is_refused(middle):
@@ -173,12 +173,12 @@ def guess(scores: np.ndarray, present: np.ndarray, guesses: int) -> Guesses:
     """Guesses "took part" of the highest scores and "did not" of the lowest.
 
     Args:
-      scores: Of each canary, from what was released alone, [canaries].
-      present: Whether it took part, bool, [canaries].
-      guesses: How many to guess, half of them of each kind; not chosen by `present`.
+      scores: Score of each canary, from releases alone, shape [canaries].
+      present: Whether each canary took part, bool, shape [canaries].
+      guesses: Number of guesses, half of each kind; it must not be chosen by `present`.
 
     Returns:
-      How well that went.
+      The counts of the guesses.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -206,18 +206,18 @@ def epsilon_at_least(
     error_rate: float,
     fractions: Sequence[float] = FRACTIONS,
 ) -> tuple[float, Guesses]:
-    """The best bound of a few numbers of guesses, with the error split between them.
+    """Bounds ε by the best of a few numbers of guesses, with the error split between them.
 
     It holds for every mechanism, in one run, for canaries that took part by fair coins,
     independent of one another and of all else. (The bounds of `bounds` need trials that
     are independent given what is claimed.)
 
     Args:
-      scores: Of each canary, from what was released alone, [canaries].
-      present: Whether it took part, bool, [canaries].
-      delta: δ.
-      error_rate: Chance that the bound exceeds the truth, at most.
-      fractions: Numbers of guesses to try, as parts of the canaries.
+      scores: Score of each canary, from releases alone, shape [canaries].
+      present: Whether each canary took part, bool, shape [canaries].
+      delta: δ of the bound.
+      error_rate: Largest chance that the bound exceeds the truth.
+      fractions: Numbers of guesses to try, as shares of the canaries.
 
     Returns:
       The bound and the guesses that gave it.
@@ -240,13 +240,15 @@ def mu_at_least(
     error_rate: float,
     fractions: Sequence[float] = FRACTIONS,
 ) -> tuple[float, Guesses]:
-    """As `epsilon_at_least`, of the smallest μ of which the mechanism can be μ-GDP.
+    """Bounds the smallest μ for which the mechanism can be μ-GDP, under the same conditions.
+
+    The conditions are those of `epsilon_at_least`, and the error is split in the same way.
 
     Args:
-      scores: Of each canary, from what was released alone, [canaries].
-      present: Whether it took part, bool, [canaries].
-      error_rate: Chance that the bound exceeds the truth, at most.
-      fractions: Numbers of guesses to try, as parts of the canaries.
+      scores: Score of each canary, from releases alone, shape [canaries].
+      present: Whether each canary took part, bool, shape [canaries].
+      error_rate: Largest chance that the bound exceeds the truth.
+      fractions: Numbers of guesses to try, as shares of the canaries.
 
     Returns:
       The bound and the guesses that gave it.
@@ -268,7 +270,10 @@ def _best(
     fractions: Sequence[float],
     bound: Callable[[Guesses, int], float],
 ) -> tuple[float, Guesses]:
-    """The largest bound of some numbers of guesses, and its guesses; `bound` takes how many."""
+    """Returns the largest bound over numbers of guesses, and its guesses.
+
+    `bound` takes the guesses and how many numbers were tried.
+    """
     tried = [guess(scores, present, number) for number in _numbers(len(scores), fractions)]
     bounds = [bound(one, len(tried)) for one in tried]
     best = int(np.argmax(bounds))
@@ -281,12 +286,12 @@ def _numbers(canaries: int, fractions: Sequence[float]) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What one run suggests: an estimate, which may be above or below the truth.
+    """An estimate from one run, which may be above or below the truth.
 
     Attributes:
       mu: Difference of the mean statistics over their root mean square deviation.
-      epsilon: ε at δ of telling two Gaussians fitted to the statistics apart.
-      method: How it was computed, in words.
+      epsilon: ε at δ between two Gaussians that are fitted to the statistics.
+      method: Method of the estimate, in words.
     """
 
     mu: float
@@ -295,18 +300,18 @@ class Estimate:
 
 
 def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
-    """Andrew et al. 2023's estimate from a statistic of canaries.
+    """Estimates μ and ε from a statistic of canaries, as in Andrew et al. 2023.
 
     Gaussians are fitted to the statistic of canaries that took part and of fresh ones that did
-    not, and ε is that at which δ tells those two apart. In the paper the statistic is the
-    cosine of a canary's direction with the model's movement, and the fresh ones of the final
-    model need no canaries, theirs being N(0, 1/d); here they are always measured, for the
-    model's own movement is no random direction.
+    not; ε is the one at which these Gaussians are δ apart. In the paper the statistic is the
+    cosine of a canary's direction with the model's movement. There, the fresh statistic of the
+    final model needs no canaries, as it is N(0, 1/d). Here it is always measured, since the
+    model's movement is no random direction.
 
     Args:
-      seen: Of canaries that took part, at least two.
-      fresh: Of canaries of the same distribution that did not, at least two.
-      delta: δ.
+      seen: Statistic of canaries that took part, at least two.
+      fresh: Statistic of canaries of the same distribution that did not, at least two.
+      delta: δ of ε.
 
     Returns:
       The estimate; nothing is proven by it.
@@ -335,12 +340,12 @@ def estimate(seen: np.ndarray, fresh: np.ndarray, *, delta: float) -> Estimate:
 
 
 def epsilon_of_gaussians(shift: float, scale: float, delta: float) -> float:
-    """ε at which N(shift, scale²) and N(0, 1) are δ apart, in both directions.
+    """Computes the ε at which N(shift, scale²) and N(0, 1) are δ apart, in both directions.
 
     Args:
       shift: Difference of the means.
       scale: Ratio of the standard deviations, positive.
-      delta: δ.
+      delta: δ of ε.
 
     Returns:
       ε, at least 0.
@@ -360,7 +365,7 @@ def epsilon_of_gaussians(shift: float, scale: float, delta: float) -> float:
 
 
 def _beyond(shift: float, scale: float, epsilon: float) -> float:
-    """∫ max(p − e^ε q, 0) of p = N(shift, scale²) and q = N(0, 1)."""
+    """Computes ∫ max(p − e^ε q, 0) for p = N(shift, scale²) and q = N(0, 1)."""
     # log p/q − ε = a x² + b x + c: its roots bound where p is above e^ε q.
     a = 0.5 - 0.5 / scale**2
     b = shift / scale**2
@@ -381,14 +386,14 @@ def _beyond(shift: float, scale: float, epsilon: float) -> float:
             ends = outside if a > 0.0 else [(first, second)]
     total = 0.0
     for low, high in ends:
-        own = _mass((low - shift) / scale, (high - shift) / scale)
+        first_mass = _mass((low - shift) / scale, (high - shift) / scale)
         log_other = math.log(max(_mass(low, high), 5e-324)) + epsilon
-        total += max(0.0, own - math.exp(min(log_other, 700.0)))
+        total += max(0.0, first_mass - math.exp(min(log_other, 700.0)))
     return total
 
 
 def _mass(low: float, high: float) -> float:
-    """Probability of N(0, 1) between two values, from the tail that is nearer."""
+    """Returns the probability of N(0, 1) between two values, from the nearer tail."""
     if low > 0.0:
         low, high = -high, -low
     return float(special.ndtr(high) - special.ndtr(low))

@@ -1,4 +1,4 @@
-"""One number a trial: how much what was released looks as if the canary took part."""
+"""Scores of trials: one number each, larger where the canary seems to have taken part."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tff_dpftrl.auditing.evidence import transcripts as transcripts_lib
 
 _NUM_FOLDS = 5
 _SHRINKAGE = 1e-3
-# How many standard errors a round's mean has to differ by to count: tried, and the best kept.
+# Thresholds, in standard errors, for a round's difference of means: the best one is kept.
 _THRESHOLDS = (0.0, 2.0, 3.0, 4.0)
 
 
 def likelihood_ratio_scores(
     transcripts: transcripts_lib.Transcripts, signal: np.ndarray, covariance: np.ndarray
 ) -> np.ndarray:
-    """The best test there is if the claim is true, and the noise Gaussian.
+    """Computes likelihood ratios, the best test if the claim is true and the noise Gaussian.
 
-    The logarithm of the likelihood ratio of N(u, Σ) and N(0, Σ) is linear in what was
-    released, r, so uᵀ Σ⁻¹ r orders transcripts as it does (Neyman & Pearson). It is divided by
-    its standard deviation μ = √(uᵀ Σ⁻¹ u).
+    The logarithm of the likelihood ratio of N(u, Σ) and N(0, Σ) is linear in the release r, so
+    uᵀ Σ⁻¹ r orders transcripts in the same way (Neyman & Pearson). It is divided by its standard
+    deviation μ = √(uᵀ Σ⁻¹ u).
 
     Args:
-      transcripts: What was released.
-      signal: u, the canary's contributions to the sums, clip norm included, shape [rounds].
-      covariance: Σ of the noise in the sums as claimed, shape [rounds, rounds].
+      transcripts: Transcripts of the games.
+      signal: Contributions u of the canary to the sums, clip norm included, shape [rounds].
+      covariance: Claimed covariance Σ of the noise in the sums, shape [rounds, rounds].
 
     Returns:
-      float64, shape [trials]. If the claim is true they are N(μ, 1) where the canary took part
-      and N(0, 1) where it did not.
+      Scores, float64, shape [trials]. If the claim is true, they are N(μ, 1) where the canary
+      took part and N(0, 1) where it did not.
 
     Raises:
       ValueError: If shapes do not fit, or the signal is 0.
@@ -53,7 +53,7 @@ def likelihood_ratio_scores(
 def learned_scores(
     train: transcripts_lib.Transcripts, test: transcripts_lib.Transcripts
 ) -> np.ndarray:
-    """Scores of a classifier that knows nothing of the mechanism: Fisher's discriminant.
+    """Computes scores of a classifier that knows nothing of the mechanism: Fisher's discriminant.
 
     Two discriminants are learned from `train`. One is linear in what was released: the signal
     is often in few rounds, so a round's difference of means counts only from some standard
@@ -97,7 +97,7 @@ def learned_scores(
 
 
 class _Features:
-    """Releases as they are, and squares of the whitened ones, both centred."""
+    """Features of releases: standardised ones, and squares of whitened ones, both centred."""
 
     def __init__(self, released: np.ndarray, location: np.ndarray, scale: np.ndarray):
         self._location, self._scale = location, scale
@@ -115,7 +115,7 @@ class _Features:
 
 
 def _discriminant(features: np.ndarray, present: np.ndarray, threshold: float) -> np.ndarray:
-    """Σ⁻¹ (m₁ − m₀), without the differences below `threshold` standard errors, scaled.
+    """Computes Σ⁻¹ (m₁ − m₀), scaled, without differences below `threshold` standard errors.
 
     Returns:
       Weights, shape [features]; scores have variance 1 within each kind of trials.
@@ -134,7 +134,7 @@ def _discriminant(features: np.ndarray, present: np.ndarray, threshold: float) -
 
 
 def _out_of_fold(features: np.ndarray, present: np.ndarray, threshold: float) -> np.ndarray:
-    """Scores of every trial by a discriminant that was learned without its fold."""
+    """Scores every trial by a discriminant that was learned without its fold."""
     fold = np.empty(len(present), int)
     for kind in (present, ~present):
         fold[kind] = np.arange(kind.sum()) % _NUM_FOLDS
@@ -147,6 +147,6 @@ def _out_of_fold(features: np.ndarray, present: np.ndarray, threshold: float) ->
 
 
 def _separation(scores: np.ndarray, present: np.ndarray) -> float:
-    """Difference of means over the standard deviation; 0 if there is none."""
+    """Returns the difference of means over the standard deviation; 0 if that is 0."""
     spread = np.sqrt((scores[present].var() + scores[~present].var()) / 2.0)
     return float((scores[present].mean() - scores[~present].mean()) / spread) if spread else 0.0

@@ -1,4 +1,4 @@
-"""What was released in many trials of a distinguishing game."""
+"""Transcripts of the trials of distinguishing games."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tff_dpftrl import validation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transcripts:
-    """All rounds of many trials, each about one canary client that took part or was zeroed out.
+    """Transcripts of many trials, each about one canary that took part or was zeroed out.
 
     If the claim is true, a trial's numbers are `clip_norm · [present and t in pattern]` plus
     Gaussian noise of the claimed covariance over the rounds, independent of other trials'.
 
     Attributes:
-      released: float64, [trials, rounds]: the noised sums (before any division), projected
-        on the unit direction of the trial's canary.
-      present: bool, [trials]: whether the canary took part; else it was zeroed out.
+      released: Noised sums before any division, projected on the unit direction of the
+        trial's canary, float64, shape [trials, rounds].
+      present: Whether the canary took part, bool, shape [trials]; else it was zeroed out.
     """
 
     released: np.ndarray
@@ -38,7 +38,7 @@ class Transcripts:
         return len(self.present)
 
     def split(self, fraction: float, seed: int) -> tuple[Transcripts, Transcripts]:
-        """Two disjoint parts at random, the first with about `fraction` of the trials."""
+        """Splits the trials at random in two, the first part with about `fraction` of them."""
         order = np.random.default_rng(seed).permutation(len(self))
         cut = round(fraction * len(self))
         first, second = order[:cut], order[cut:]

@@ -1,4 +1,4 @@
-"""Which rounds a canary takes part in to be seen best, and the noise it hides in."""
+"""The participation pattern of a canary that is easiest to detect, and the covariance of noise."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Rounds of one client that a schema allows, and how far they move what is released.
+    """A participation pattern of one client that a schema allows.
 
     Attributes:
-      rounds: The rounds, increasing.
+      rounds: Rounds of the participations, increasing.
       signs: +1 or −1 for each of `rounds`: whether the canary sends its direction or the
         opposite one. All +1 unless CᵀC has negative entries between these rounds.
-      norm: ‖C u‖ for the contributions u of norm 1; times clip norm over noise standard
+      norm: ‖C u‖ for contributions u of norm 1; times clip norm over noise standard
         deviation it is μ.
     """
 
@@ -32,24 +32,24 @@ class Pattern:
     norm: float
 
     def signal(self, num_rounds: int) -> np.ndarray:
-        """The contributions u for clip norm 1, float64, shape [num_rounds]."""
+        """Returns the contributions u for clip norm 1, float64, shape [num_rounds]."""
         signal = np.zeros(num_rounds)
         signal[list(self.rounds)] = self.signs
         return signal
 
 
 def worst_pattern(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) -> Pattern:
-    """The allowed pattern with the largest ‖C u‖ that a search finds.
+    """Searches for the allowed pattern with the largest ‖C u‖.
 
     The norm is attained, so it never exceeds the sensitivity. The tests compare it with
     `strategy.sensitivity(schema)`: it is the sensitivity, to 1e-6, for identity, BLT, banded
     matrices, banded inverses and trees, restarted or not, wherever that is exact; it is no
-    proof that no other pattern is worse. See `strongest_pattern` for how it searches, and for
-    trees, of which not everything is released.
+    proof that no other pattern is worse. `strongest_pattern` describes the search, and treats
+    trees, which do not release all of their nodes.
 
     Args:
-      strategy: The strategy C.
-      schema: How often, and how far apart, a client takes part.
+      strategy: Strategy C.
+      schema: Participation schema: how often, and how far apart, a client takes part.
 
     Returns:
       The pattern.
@@ -59,11 +59,11 @@ def worst_pattern(strategy: strategy_lib.Strategy, schema: schema_lib.MinSep) ->
 
 
 def strongest_pattern(covariance: np.ndarray, schema: schema_lib.MinSep) -> Pattern:
-    """The allowed pattern that is seen best in noise of a given covariance.
+    """Searches for the allowed pattern that is easiest to detect in noise of a given covariance.
 
     For a square C and its `noise_covariance` it is `worst_pattern`. A tree releases less than
-    its nodes, so that what is released is a Gaussian mechanism of a smaller μ than S / z: this
-    one's norm (over z).
+    its nodes, so its release is a Gaussian mechanism of a smaller μ than S / z: the norm of this
+    pattern over z.
 
     The search keeps the best pattern of j participations that ends in round t, for all j and
     t, forward in time and backward; each is improved by single moves and by ascent: the best
@@ -71,9 +71,9 @@ def strongest_pattern(covariance: np.ndarray, schema: schema_lib.MinSep) -> Patt
     convex, so each step gains).
 
     Args:
-      covariance: Of the noise of all rounds, shape [num_rounds, num_rounds], for clip norm
-        and noise multiplier 1.
-      schema: How often, and how far apart, a client takes part.
+      covariance: Covariance of the noise of all rounds for clip norm and noise multiplier 1,
+        shape [num_rounds, num_rounds].
+      schema: Participation schema: how often, and how far apart, a client takes part.
 
     Returns:
       The pattern with norm √(uᵀ Σ⁻¹ u).
@@ -83,10 +83,10 @@ def strongest_pattern(covariance: np.ndarray, schema: schema_lib.MinSep) -> Patt
 
 
 def noise_covariance(strategy: strategy_lib.Strategy, num_rounds: int) -> np.ndarray:
-    """Covariance over rounds of the noise that is emitted.
+    """Computes the covariance over rounds of the emitted noise.
 
     Args:
-      strategy: The strategy C.
+      strategy: Strategy C.
       num_rounds: Number of rounds n.
 
     Returns:
@@ -126,7 +126,7 @@ def _search(gram: np.ndarray, schema: schema_lib.MinSep) -> Pattern:
 
 
 def _squared(gram: np.ndarray, signal: np.ndarray) -> float:
-    """uᵀ G u of a signal with few rounds."""
+    """Computes uᵀ G u for a signal with few rounds."""
     rounds = np.flatnonzero(signal)
     return float(signal[rounds] @ gram[np.ix_(rounds, rounds)] @ signal[rounds])
 
@@ -136,12 +136,12 @@ def _distinct(signals: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _candidates(gram: np.ndarray, schema: schema_lib.MinSep) -> list[np.ndarray]:
-    """The best patterns for each number of participations, built round by round."""
+    """Builds the best patterns for each number of participations, round by round."""
     num_rounds, min_sep = len(gram), schema.min_sep
     values = np.diagonal(gram).copy()
     signals = np.eye(num_rounds)
     products = gram.copy()  # products[t] is G u for the pattern u that ends in round t.
-    found = [signals[np.argmax(values)]]
+    best = [signals[np.argmax(values)]]
     positions = np.arange(num_rounds)
     for _ in range(1, schema.effective_participations):
         gains = values[:, np.newaxis] + 2.0 * np.abs(products)
@@ -158,12 +158,12 @@ def _candidates(gram: np.ndarray, schema: schema_lib.MinSep) -> list[np.ndarray]
             break
         for end in np.argsort(values)[-3:]:
             if np.isfinite(values[end]):
-                found.append(signals[end].copy())
-    return found
+                best.append(signals[end].copy())
+    return best
 
 
 def _improved(gram: np.ndarray, signal: np.ndarray, schema: schema_lib.MinSep) -> np.ndarray:
-    """Ascent and single moves, by turns, until neither gains."""
+    """Improves a signal by ascent and single moves, by turns, until neither gains."""
     value = _squared(gram, signal)
     for _ in range(_MAX_SWEEPS):
         gained = _best_linear(gram @ signal, schema)
@@ -177,7 +177,7 @@ def _improved(gram: np.ndarray, signal: np.ndarray, schema: schema_lib.MinSep) -
 
 
 def _best_linear(slope: np.ndarray, schema: schema_lib.MinSep) -> np.ndarray:
-    """The pattern with the largest Σ |slope| over its rounds, with the signs of the slope."""
+    """Returns the pattern with the largest Σ |slope| over its rounds, with the slope's signs."""
     num_rounds, min_sep, count = len(slope), schema.min_sep, schema.effective_participations
     best = np.zeros((count + 1, num_rounds + min_sep))
     for j in range(1, count + 1):
@@ -195,7 +195,7 @@ def _best_linear(slope: np.ndarray, schema: schema_lib.MinSep) -> np.ndarray:
 
 
 def _best_move(gram: np.ndarray, signal: np.ndarray, schema: schema_lib.MinSep) -> np.ndarray:
-    """The best pattern with one round moved or added, or with some last or first ones shifted."""
+    """Returns the best pattern with one round moved or added, or first or last ones shifted."""
     rounds = np.flatnonzero(signal)
     options = [signal]
     for skip in [*range(len(rounds)), None]:
