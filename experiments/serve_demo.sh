@@ -11,7 +11,7 @@ set -euo pipefail
 command=$1 pretrained=$2 folder=$3
 made=() served=() devices=()
 if [ "${4:-}" = secure ]; then
-  made=(--secure-aggregation honest-but-curious --secagg-bits 20 --devices-per-aggregator 33)
+  made=(--secure-aggregation --secagg-bits 20 --devices-per-aggregator 33)
   served=(--secure-aggregation)
   devices=(--drop-outs 0.1)
 fi
