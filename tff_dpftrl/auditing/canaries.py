@@ -1,8 +1,10 @@
 """Canaries: clients with a chosen update, for any learning process, through its model.
 
     canaries = Canaries(model, number=200)
-    process = tff.learning.algorithms.build_unweighted_fed_avg(canaries.model, ...)
-    cohort = [canaries.real(dataset), ..., canaries.client(3)]
+    process = tff.learning.algorithms.build_unweighted_fed_avg(
+        canaries.model, client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1)
+    )
+    cohort = [canaries.real(dataset) for dataset in datasets] + [canaries.client(3)]
 
 `canaries.model` takes one more integer with every example: the number of a canary, or −1 for
 real data. For real data it is the model, bit for bit. For a canary's batch its gradient is

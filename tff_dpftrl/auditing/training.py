@@ -100,7 +100,11 @@ def audit_training(
     Example:
       ```
       canaries = tff_dpftrl.auditing.canaries.Canaries(model, number=200)
-      process = build_unweighted_fed_avg(canaries.model, ..., model_aggregator=aggregator)
+      process = tff.learning.algorithms.build_unweighted_fed_avg(
+          canaries.model,
+          client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.1),
+          model_aggregator=aggregator,
+      )
       report = tff_dpftrl.audit_training(
           process, canaries=canaries, claim=aggregator.guarantee(schema, delta),
           cohorts=lambda t: [client_data(i) for i in sampler.cohort(t)],

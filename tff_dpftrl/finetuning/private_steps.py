@@ -1,6 +1,6 @@
 """Steps of an optimizer on noised sums of clipped gradients: for any TensorFlow model.
 
-    steps = PrivateSteps(private_round, clipped_sum, optimizer, weights, ...)
+    steps = PrivateSteps(private_round, clipped_sum, optimizer, weights, units_at_once=16)
     state = steps.initial_state()
     state, units = steps.step(state, batch.row_splits, read_rows)
 
