@@ -18,8 +18,8 @@ import numpy as np
 
 from tff_dpftrl.runtime.plans import secure_report, tensor_values
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task
+from verification import memory_store
 
 _REPORTS = 20  # In one measurement.
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     task = planned_task.load(given.task)
     summation, step = task.served.task.summation, task.served.task.server_step
     report = _report(task)
-    state = task.add_to(memory.MemoryStore())
+    state = task.add_to(memory_store.MemoryStore())
     sizes = (len(report.update), len(state.model), len(state.state))
     print("bytes: update {:,}, model {:,}, state {:,}".format(*sizes))
 

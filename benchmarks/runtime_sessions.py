@@ -45,7 +45,7 @@ from tff_dpftrl.runtime import signing_keys, tls
 from tff_dpftrl.runtime.actors import events, population
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import garbage, limits, observer, served_task, server
-from tff_dpftrl.runtime.store import memory
+from verification import memory_store
 
 _POPULATION, _TASK = "measured", "sum"
 _ECHO = "/measured/Echo"
@@ -125,7 +125,7 @@ async def _serve(given: argparse.Namespace, folder: pathlib.Path) -> None:
     )
     task = population.Task(_TASK, rounds, _Sum(given.parameters), _Step())
     num_bytes = given.parameters * 8
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     store.add_task(_POPULATION, _TASK, model=bytes(num_bytes), state=b"")
     tokens = attestation.SignedTokens(
         [signing_keys.load_public(folder / "issuer.pub")], clock=time.time

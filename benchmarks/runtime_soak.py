@@ -300,11 +300,11 @@ def _write_sample(folder: pathlib.Path) -> None:
     """What the devices' reports have in common, computed as a device does; needs TensorFlow."""
     from tff_dpftrl.runtime.device import text_examples
     from tff_dpftrl.runtime.plans import allowed_ops, device_work, tensor_values
-    from tff_dpftrl.runtime.store import memory
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
+    from verification import memory_store
 
     task = planned_task.load(folder / "task")
-    commit = task.add_to(memory.MemoryStore())
+    commit = task.add_to(memory_store.MemoryStore())
     plan = task.served.plan_for(allowed_ops.RUNTIME_VERSION)
     work = device_work.load(plan, [task_folder.own_key(folder / "task")])
     broadcast = tensor_values.from_bytes(commit.model, work.broadcast)

@@ -19,8 +19,8 @@ from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server, server_folder
 from tff_dpftrl.runtime.status import access
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task
+from verification import memory_store
 
 _CONFIG = dataclasses.replace(
     small_folder.CONFIG, over_selection=1.0, least_fraction=1.0, selection_timeout=5.0
@@ -86,7 +86,7 @@ def _run(served, condition, folder):
 
 
 def test_rounds_are_committed_told_and_gone_on_with(task, folder):
-    store, lines = memory.MemoryStore(), []
+    store, lines = memory_store.MemoryStore(), []
 
     def rounds():
         return store.last_commit("tests", "small").rounds_done
@@ -133,7 +133,7 @@ def test_a_store_that_was_set_back_is_refused(task, folder):
     folder.keep_rounds({"another": ("its plan", 5)})
 
     async def start():
-        served = _serving(task, memory.MemoryStore(), folder)
+        served = _serving(task, memory_store.MemoryStore(), folder)
         try:
             await served.start()
         finally:
@@ -151,7 +151,7 @@ def test_a_store_that_was_set_back_is_refused(task, folder):
 
 
 def test_a_second_server_is_refused(task, folder, tmp_path):
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     other = server_folder.of(tmp_path / "other")
     other.make(("localhost",))
 
@@ -179,7 +179,7 @@ def test_an_open_status_page_is_warned_of(task, folder, monkeypatch):
 
     async def started(**settings):
         lines = []
-        served = _serving(task, memory.MemoryStore(), folder, lines, **settings)
+        served = _serving(task, memory_store.MemoryStore(), folder, lines, **settings)
         try:
             await served.start()
         finally:
@@ -194,7 +194,7 @@ def test_an_open_status_page_is_warned_of(task, folder, monkeypatch):
 
 
 def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, folder):
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
 
     async def run():
         first = _serving(task, store, folder)
@@ -217,7 +217,7 @@ def test_a_server_that_is_refused_leaves_the_files_of_the_other_alone(task, fold
 
 def test_a_line_is_said_once(task, folder):
     lines = []
-    seen = _serving(task, memory.MemoryStore(), folder, lines).seen
+    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen
 
     def released(index):
         return events.RoundReleased("small", index, f"attempt {index}", {"devices/reports": 3})
@@ -239,7 +239,7 @@ def test_a_line_is_said_once(task, folder):
 
 def test_a_commit_says_what_contradicts_the_declared_participation(task, folder):
     lines = []
-    seen = _serving(task, memory.MemoryStore(), folder, lines).seen
+    seen = _serving(task, memory_store.MemoryStore(), folder, lines).seen
     metrics = {"devices/reports": 3, "participation/contradicting_reports": 2}
 
     async def run():
@@ -257,7 +257,7 @@ def test_a_commit_says_what_contradicts_the_declared_participation(task, folder)
 def test_what_cannot_be_served_is_named(task, folder):
     with pytest.raises(ValueError, match="has a name twice"):
         serving.Serving(
-            [task, task], memory.MemoryStore(), folder, _SETTINGS, progress=lambda line: None
+            [task, task], memory_store.MemoryStore(), folder, _SETTINGS, progress=lambda line: None
         )
     with pytest.raises(ValueError, match="--server-folder"):
         serving.folder_for("postgresql://user@host/name", None)

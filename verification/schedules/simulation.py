@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable
 
 from tff_dpftrl.runtime.actors import actor, events, factory, messages, population
-from tff_dpftrl.runtime.store import interface, memory
+from tff_dpftrl.runtime.store import interface
+from verification import memory_store
 from verification.schedules import devices, faults, toy_task, watch
 
 SELECTORS = ("selector/0", "selector/1")
@@ -124,7 +125,7 @@ class Simulation:
         self._random = random.Random(seed)
         served = small_population() if served is None else served
         self.watch = watch.Watch(served)
-        self._store = watch.WatchedStore(store or memory.MemoryStore(), self.watch)
+        self._store = watch.WatchedStore(store or memory_store.MemoryStore(), self.watch)
         for task in served.tasks:
             seed_of_noise = f"{task.name} noise"
             state = toy_task.initial_state(task.name, seed_of_noise)

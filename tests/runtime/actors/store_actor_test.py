@@ -4,7 +4,8 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.actors import actor, events, factory, messages
-from tff_dpftrl.runtime.store import memory, sql
+from tff_dpftrl.runtime.store import sql
+from verification import memory_store
 from verification.schedules import simulation
 
 SERVED = simulation.small_population()  # The lease is of 8 seconds.
@@ -12,7 +13,7 @@ FACTORY = factory.ActorFactory(SERVED, selectors=("s0",), pace=lambda *_: (0.0,)
 
 
 def make(store=None):
-    store = store or memory.MemoryStore()
+    store = store or memory_store.MemoryStore()
     for task in SERVED.tasks:
         store.add_task(SERVED.name, task.name, model=b"first", state=b"seed")
     made = FACTORY.store_actor(store)
@@ -84,7 +85,7 @@ def test_a_store_that_fails_is_reported_and_the_round_given_up(tmp_path):
 
 
 def test_a_missing_task_is_reported():
-    made = FACTORY.store_actor(memory.MemoryStore())
+    made = FACTORY.store_actor(memory_store.MemoryStore())
     (told,) = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
     assert told.to == events.OBSERVER and "no task 'training'" in told.message.reason
 

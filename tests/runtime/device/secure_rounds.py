@@ -30,9 +30,9 @@ from tff_dpftrl.runtime.device import (
 )
 from tff_dpftrl.runtime.plans import secure_report, tensor_values
 from tff_dpftrl.runtime.server import server
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task, summations, task_state
 from tff_dpftrl.secure_sums import vectors
+from verification import memory_store
 
 _NUM_DEVICES = 8  # A round, in two groups.
 _NUM_STEPS = 4
@@ -149,7 +149,7 @@ class Rounds:
 
     def __init__(self, task, compiled=None):
         self.task, self._compiled = task, compiled
-        self.store, self.notes = memory.MemoryStore(), toy_service.Notes()
+        self.store, self.notes = memory_store.MemoryStore(), toy_service.Notes()
         self.sums = []
         self.seen = collections.Counter()
         self.reference = None if compiled is None else compiled.initialize()

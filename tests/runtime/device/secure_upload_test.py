@@ -30,8 +30,8 @@ from tff_dpftrl.runtime.device import (
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import served_task, server
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
+from verification import memory_store
 
 _KEY = ed25519.Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 _ISSUER, _OTHER_ISSUER = wire_server.ISSUER_KEY, ed25519.Ed25519PrivateKey.generate()
@@ -141,7 +141,7 @@ def _run(connection, devices):
 
 @pytest.mark.parametrize("threat_model", _MODELS)
 def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     with server_thread.running(lambda: _serve(tmp_path, _plan(threat_model), store)) as address:
         connection = server_connection.ServerConnection(
             address, (tmp_path / "server.pem").read_bytes()
@@ -162,7 +162,7 @@ def test_what_devices_send_adds_up_to_their_reports(tmp_path, threat_model):
 
 def test_devices_believe_their_own_issuers_only(tmp_path):
     # The server believes issuers that the devices do not know.
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     with server_thread.running(lambda: _serve(tmp_path, _plan("active-server"), store)) as address:
         connection = server_connection.ServerConnection(
             address, (tmp_path / "server.pem").read_bytes()
@@ -175,7 +175,7 @@ def test_devices_believe_their_own_issuers_only(tmp_path):
 
 
 def test_a_proof_for_another_key_is_refused_alone(tmp_path, monkeypatch):
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     with server_thread.running(lambda: _serve(tmp_path, _plan("active-server"), store)) as address:
         connection = server_connection.ServerConnection(
             address, (tmp_path / "server.pem").read_bytes()

@@ -29,8 +29,8 @@ from tff_dpftrl.runtime.device import (
 )
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.server import server
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task, task_state
+from verification import memory_store
 
 
 class _Numbers(example_store.ExampleStore):
@@ -97,7 +97,7 @@ def test_rounds_over_the_wire_are_those_of_the_simulation(tmp_path, name):
     process = small_tasks.PROCESSES[name]()
     terms = dataclasses.replace(small_folder.TERMS, adaptive_clipping=name == "adaptive")
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     task.add_to(store)
     compiled = compiled_process.compile_process(process)
     reference = compiled.initialize()

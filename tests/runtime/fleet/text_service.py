@@ -17,7 +17,7 @@ from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import served_task, server
-from tff_dpftrl.runtime.store import memory
+from verification import memory_store
 
 POPULATION = "tests"
 BUCKETS = participation_histograms.ParticipationBuckets((1, 2, 4, 8), (1, 2, 4, 100))
@@ -136,7 +136,7 @@ class Served:
     def __init__(
         self, folder, *, pace=(0.3,), min_sep=1, threat_model=None, store=None, **settings
     ):
-        self.store = memory.MemoryStore() if store is None else store
+        self.store = memory_store.MemoryStore() if store is None else store
         self.observer = toy_service.Notes()
         model = tensor_values.to_bytes(plain_plans.SCALE)
         self.store.add_task(POPULATION, "letters", model=model, state=b"-")

@@ -13,9 +13,9 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import secure_report
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
 from tff_dpftrl.secure_sums import vectors
+from verification import memory_store
 
 _SCHEMA = small_folder.SCHEMA
 _MODULUS = secure_report.COUNT_MODULUS
@@ -73,7 +73,7 @@ def _run(task, device, lies):
     Returns:
       The rounds, and the number of lost groups.
     """
-    rounds, num_lost = small_folder.Rounds(task, memory.MemoryStore()), 0
+    rounds, num_lost = small_folder.Rounds(task, memory_store.MemoryStore()), 0
     for lie in lies:
         reports = _honest(task, device, rounds)
         if lie is None:

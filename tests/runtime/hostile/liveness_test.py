@@ -9,10 +9,11 @@ import pytest
 
 from tests.runtime.fleet import fleets, text_service
 from tff_dpftrl.runtime.fleet import behaviour
-from tff_dpftrl.runtime.store import interface, memory
+from tff_dpftrl.runtime.store import interface
+from verification import memory_store
 
 
-class _FullDisk(memory.MemoryStore):
+class _FullDisk(memory_store.MemoryStore):
     """A store that takes no commit while its disk is full."""
 
     def __init__(self):

@@ -9,8 +9,8 @@ from tests.runtime.plans import small_tasks
 from tests.runtime.tasks import small_folder, toy_task
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import making, planned_task
+from verification import memory_store
 
 _LARGEST = {kind: np.finfo(kind).max for kind in ("float32", "float64")} | {
     kind: np.iinfo(kind).max for kind in ("int32", "int64")
@@ -22,7 +22,7 @@ class _Round:
 
     def __init__(self, task, examples, model=None):
         self.task = task
-        self.rounds = small_folder.Rounds(task, memory.MemoryStore())
+        self.rounds = small_folder.Rounds(task, memory_store.MemoryStore())
         self.tensors = {tensor.label: tensor for tensor in task.folder.server.update}
         self._model = self.rounds.commit.model if model is None else model
         device = small_folder.device_of(task)

@@ -15,9 +15,9 @@ from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime.actors import actor, messages, population, roles, secure_aggregator
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.protocol import session_stream
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task
 from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
+from verification import memory_store
 
 _COUNT, _STRIDES, _TIMES, _METRICS = range(4)  # Segments of a vector; the last is the first metric.
 _VECTOR, _OWN_COUNT, _BIT = "3/0/vector", "3/0/count", "3/1/doubled"
@@ -36,7 +36,7 @@ class _Game:
             )
         self.task = planned_task.PlannedTask(folder)
         self.layout = self.task.served.task.secure_sum.parameters.layout
-        self.commit = small_folder.Rounds(self.task, memory.MemoryStore()).commit
+        self.commit = small_folder.Rounds(self.task, memory_store.MemoryStore()).commit
         device = small_folder.device_of(self.task)
         self.honest = [
             small_folder.secure_report_of(device, self.commit.model, small_folder.examples(seed))

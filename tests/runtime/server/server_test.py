@@ -9,7 +9,8 @@ from tests.runtime.server import toy_service as toy
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import server
-from tff_dpftrl.runtime.store import interface, memory, sql
+from tff_dpftrl.runtime.store import interface, sql
+from verification import memory_store
 
 
 async def a_round(folder, address, num_devices=2):
@@ -108,7 +109,7 @@ def test_a_port_in_use_is_one_line(tmp_path):
     asyncio.run(story())
 
 
-class FailingStore(memory.MemoryStore):
+class FailingStore(memory_store.MemoryStore):
     """Cannot be written while it is told so."""
 
     is_broken = False
@@ -136,7 +137,7 @@ def test_a_store_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_a_task_that_the_store_lacks_is_one_line(tmp_path):
     with pytest.raises(server.ServerError, match=r"no tasks \['sum'\]"):
-        asyncio.run(toy.make(tmp_path, [toy.served()], memory.MemoryStore()).start())
+        asyncio.run(toy.make(tmp_path, [toy.served()], memory_store.MemoryStore()).start())
 
 
 def test_a_store_that_fails_in_the_middle_costs_one_round_that_is_skipped(tmp_path):
@@ -163,19 +164,19 @@ def test_a_store_that_fails_in_the_middle_costs_one_round_that_is_skipped(tmp_pa
 def test_tasks_have_to_be_those_of_the_population(tmp_path):
     task = toy.served()
     other = dataclasses.replace(task, task=dataclasses.replace(task.task, name="other"))
-    made = toy.make(tmp_path, [task], memory.MemoryStore())
+    made = toy.make(tmp_path, [task], memory_store.MemoryStore())
     with pytest.raises(ValueError, match="must have those of the population"):
         server.Server(
             made._population,
             {"sum": other},
-            memory.MemoryStore(),
+            memory_store.MemoryStore(),
             **toy.certificate(tmp_path),
             attestation=None,
             pace=lambda *_: (0.0,),
         )
     with pytest.raises(ValueError, match="chmod 600"):
         (tmp_path / "server.key").chmod(0o644)
-        toy.make(tmp_path, [task], memory.MemoryStore())
+        toy.make(tmp_path, [task], memory_store.MemoryStore())
 
 
 def test_devices_trust_no_other_certificate(tmp_path):

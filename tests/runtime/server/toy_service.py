@@ -14,7 +14,7 @@ from tff_dpftrl.runtime import tls
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import observer, served_task, server
-from tff_dpftrl.runtime.store import memory
+from verification import memory_store
 
 POPULATION = "toys"
 LARGEST = 1000
@@ -78,7 +78,7 @@ def served(name="sum", goal_count=2, largest=LARGEST, weight=1.0, **changes):
 
 
 def store_with(*tasks, store=None, model=b"0"):
-    store = memory.MemoryStore() if store is None else store
+    store = memory_store.MemoryStore() if store is None else store
     for task in tasks:
         store.add_task(POPULATION, task.task.name, model=model, state=b"0")
     return store

@@ -5,11 +5,11 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.status import history
-from tff_dpftrl.runtime.store import memory
+from verification import memory_store
 
 
 def test_rounds_become_columns():
-    with memory.MemoryStore() as store:
+    with memory_store.MemoryStore() as store:
         store.add_task("keyboard", "train", model=b"", state=b"")
         epoch = store.acquire("keyboard", "me", now=0, duration=100).epoch
         for i in range(3):

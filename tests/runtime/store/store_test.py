@@ -7,7 +7,8 @@ import threading
 import pytest
 
 from tests.runtime.store import postgresql
-from tff_dpftrl.runtime.store import interface, memory, sql
+from tff_dpftrl.runtime.store import interface, sql
+from verification import memory_store
 
 FIRST = {"model": b"model 0", "state": b"state 0"}
 
@@ -17,7 +18,7 @@ server = postgresql.server
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def store(request, tmp_path):
     if request.param == "memory":
-        made = memory.MemoryStore()
+        made = memory_store.MemoryStore()
     elif request.param == "sqlite":
         made = sql.SqlStore(tmp_path / "store")
     else:

@@ -20,10 +20,10 @@ from tff_dpftrl.runtime.fleet import behaviour, fleet
 from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.status import session_table
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import config as config_lib
 from tff_dpftrl.runtime.tasks import making, planned_task, report, summation_sentences
 from tff_dpftrl.training import corpus, trained_model
+from verification import memory_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +118,7 @@ def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
 
 
 def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
-    rounds = toy_task.begun(folder, memory.MemoryStore())
+    rounds = toy_task.begun(folder, memory_store.MemoryStore())
     with pytest.raises(ValueError, match="has not released a round"):
         report.write(folder, rounds.store, tmp_path)
     for _ in range(2):
@@ -161,7 +161,7 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
     )
     assert (made.name, made.terms.kind, made.terms.model_of) == ("watch", "evaluation", "toy")
     assert made.devices[0].kind == plan_pb2.EVALUATION
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     trained, watched = toy_task.begun(folder, store), toy_task.begun(made, store)
     losses = []
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
     )
     assert watch.terms.secure_aggregation == made.terms.secure_aggregation
     assert not watch.server.zero.outputs
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     trained, watched = toy_task.begun(made, store), toy_task.begun(watch, store)
     for _ in range(2):
         toy_task.run_secure_round(watched, model=trained.commit.model)
@@ -224,7 +224,7 @@ def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptiv
     )
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     assert made.server.secure_sums
-    rounds = toy_task.begun(made, memory.MemoryStore())
+    rounds = toy_task.begun(made, memory_store.MemoryStore())
     toy_task.run_round(rounds)
     assert rounds.commit.rounds_done == 1
     largest = max(rule.modulus for rule in made.server.secure_sums)
@@ -238,7 +238,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     config = toy_task.config(corpora, **rounds, **seconds)
     making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     task = planned_task.load(tmp_path / "toy", small_tasks.KEYS)
-    store = memory.MemoryStore()
+    store = memory_store.MemoryStore()
     task.add_to(store)
     observer = toy_service.Notes()
     options = {
@@ -288,7 +288,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
 def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
     config = toy_task.config(corpora, iterate_averaging=0.5, server_decay="cosine")
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
-    rounds = toy_task.begun(made, memory.MemoryStore())
+    rounds = toy_task.begun(made, memory_store.MemoryStore())
     for _ in range(2):
         toy_task.run_round(rounds)
     report.write(made, rounds.store, tmp_path / "report", with_held_out=False)

@@ -14,8 +14,8 @@ from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
+from verification import memory_store
 
 _PROCESS = small_tasks.PROCESSES["blt"]
 
@@ -32,7 +32,7 @@ def device(task):
 
 @pytest.fixture
 def rounds(task):
-    return small_folder.Rounds(task, memory.MemoryStore())
+    return small_folder.Rounds(task, memory_store.MemoryStore())
 
 
 def _reports(device, rounds, **participation):
@@ -99,7 +99,7 @@ def test_the_seed_of_the_noise_is_drawn_anew_for_every_store():
         )
     )
     fresh = planned_task.PlannedTask(small_folder.folder_of(process))
-    commits = [fresh.add_to(memory.MemoryStore()) for _ in range(2)]
+    commits = [fresh.add_to(memory_store.MemoryStore()) for _ in range(2)]
     assert commits[0].state != commits[1].state
     assert commits[0].model == commits[1].model
 
@@ -171,7 +171,7 @@ def test_an_update_that_is_not_clipped_is_unusable(task, device, rounds, size):
 def test_where_the_clip_norm_is_learned_the_bound_is_that_of_the_round():
     process = small_tasks.PROCESSES["adaptive"]()
     learned = planned_task.PlannedTask(small_folder.folder_of(process))
-    rounds = small_folder.Rounds(learned, memory.MemoryStore())
+    rounds = small_folder.Rounds(learned, memory_store.MemoryStore())
     report = _reports(small_folder.device_of(learned), rounds)[0]
     update = tensor_values.from_bytes(report.update, learned.folder.server.update)
     (first, *_) = learned.folder.server.report_bounds[0].tensors
@@ -278,7 +278,7 @@ def test_a_budget_ends_the_task_before_it_is_exceeded(task):
     terms = dataclasses.replace(small_folder.TERMS, max_epsilon=budget)
     limited = planned_task.PlannedTask(small_folder.folder_of(_PROCESS(), terms=terms))
     device = small_folder.device_of(limited)
-    rounds = small_folder.Rounds(limited, memory.MemoryStore())
+    rounds = small_folder.Rounds(limited, memory_store.MemoryStore())
     while not limited.served.task.is_over(rounds.commit):
         times = rounds.commit.rounds_done + 1
         stride = None if times == 1 else 2
@@ -296,7 +296,7 @@ def _assert_ten_rounds_are_those_of(name, process, simulation):
     )
     task = planned_task.PlannedTask(small_folder.folder_of(process, terms=terms))
     device = small_folder.device_of(task)
-    rounds = small_folder.Rounds(task, memory.MemoryStore())
+    rounds = small_folder.Rounds(task, memory_store.MemoryStore())
     reference = simulation.initialize()
     for index in range(num_rounds):
         rounds.run(_reports(device, rounds))

@@ -5,13 +5,14 @@ import types
 
 import pytest
 
-from tff_dpftrl.runtime.store import interface, memory
+from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import report
+from verification import memory_store
 
 
 @pytest.fixture
 def store():
-    return memory.MemoryStore()
+    return memory_store.MemoryStore()
 
 
 def _commit(store, task, *all_metrics):

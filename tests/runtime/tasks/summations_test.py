@@ -13,9 +13,9 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import allowed_ops, plan_pb2, tensor_values
-from tff_dpftrl.runtime.store import memory
 from tff_dpftrl.runtime.tasks import planned_task, task_state
 from tff_dpftrl.secure_sums import group, vectors
+from verification import memory_store
 
 _ALL_PHASES = (
     group.Phase.ADVERTISING,
@@ -47,7 +47,7 @@ def task(process):
 
 @pytest.fixture
 def rounds(task):
-    return small_folder.Rounds(task, memory.MemoryStore())
+    return small_folder.Rounds(task, memory_store.MemoryStore())
 
 
 def _reports(task, commit, num_devices=3):
@@ -150,7 +150,7 @@ def _leaves(task, commit):
 
 def _assert_rounds_are_those_of(task, simulation, num_rounds):
     """Rounds of two groups, of each of which a device drops out, in another phase each time."""
-    rounds = small_folder.Rounds(task, memory.MemoryStore())
+    rounds = small_folder.Rounds(task, memory_store.MemoryStore())
     device = small_folder.device_of(task)
     reference = simulation.initialize()
     for index in range(num_rounds):

@@ -16,8 +16,9 @@ from tff_dpftrl.runtime.actors import (
     secure_aggregator,
     selector,
 )
-from tff_dpftrl.runtime.store import interface, memory
+from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.secure_sums import secure_sum_pb2, vectors
+from verification import memory_store
 
 
 def factory_with(role_type, actor_type):
@@ -39,19 +40,19 @@ def factory_with(role_type, actor_type):
     return Factory
 
 
-class CommitsWithoutLookingAtTheEpoch(memory.MemoryStore):
+class CommitsWithoutLookingAtTheEpoch(memory_store.MemoryStore):
     def commit(self, population, task, *, epoch, **values):
         latest = self.lease(population).epoch
         return super().commit(population, task, epoch=latest, **values)
 
 
-class CommitsWithoutLookingAtTheRound(memory.MemoryStore):
+class CommitsWithoutLookingAtTheRound(memory_store.MemoryStore):
     def commit(self, population, task, *, round_index, **values):
         done = self.last_commit(population, task).rounds_done
         return super().commit(population, task, round_index=done, **values)
 
 
-class GivesTheSameEpochAgain(memory.MemoryStore):
+class GivesTheSameEpochAgain(memory_store.MemoryStore):
     def _keep(self, lease):
         return super()._keep(dataclasses.replace(lease, epoch=1))
 

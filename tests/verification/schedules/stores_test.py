@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from tests.runtime.store import postgresql
-from tff_dpftrl.runtime.store import memory, sql
+from tff_dpftrl.runtime.store import sql
+from verification import memory_store
 from verification.schedules import simulation
 
 server = postgresql.server
@@ -21,7 +22,7 @@ def test_schedules_are_the_same_in_a_database_and_in_memory(request, tmp_path, k
         with sql.SqlStore(place) as store:
             in_database = simulation.Simulation(seed, store=store)
             in_database.run()
-        in_memory = simulation.Simulation(seed, store=memory.MemoryStore())
+        in_memory = simulation.Simulation(seed, store=memory_store.MemoryStore())
         in_memory.run()
         assert not in_database.watch.broken
         assert in_database.watch.seen == in_memory.watch.seen
