@@ -127,10 +127,10 @@ def test_it_ends_when_its_master_has_forgotten_it():
 
 def test_what_is_printed_of_messages_holds_no_report_and_no_model():
     _, effects = make()
-    told = messages.Report("a", "attempt", "what I typed")
-    assert "typed" not in repr(told) and "the model" not in repr(effects)
+    reply = messages.Report("a", "attempt", "what I typed")
+    assert "typed" not in repr(reply) and "the model" not in repr(effects)
     assert "the model" not in repr(ROLE)
-    assert dataclasses.asdict(told)["payload"] == "what I typed"
+    assert dataclasses.asdict(reply)["payload"] == "what I typed"
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ class Leader:
         self.effects = self.actor.start(100.0)
         (self.tick,) = [one.message for one in self.effects if isinstance(one, actor.After)]
 
-    def tell(self, message, now=101.0):
+    def deliver(self, message, now=101.0):
         self.effects = self.actor.step(now, message)
         return self
 
     def heartbeat(self, now):
-        return self.tell(self.tick, now)
+        return self.deliver(self.tick, now)
 
     def sent(self, to, kind=object):
         return [
@@ -51,14 +51,14 @@ class Leader:
 
 
 def leading(served=SERVED, **rounds_done):
-    made = Leader(served).tell(messages.LeaseGranted(3, 100.0))
+    made = Leader(served).deliver(messages.LeaseGranted(3, 100.0))
     (asked,) = made.sent("store", messages.ReadCommits)
     known = tuple(
         dataclasses.replace(commit, rounds_done=rounds_done.get(commit.task, 0))
         for commit in commits()
         if commit.task in {task.name for task in served.tasks}
     )
-    return made.tell(messages.CommitsRead(asked.request, known))
+    return made.deliver(messages.CommitsRead(asked.request, known))
 
 
 def waiting(selector, count, task="training", epoch=3, serial=0):
@@ -66,7 +66,7 @@ def waiting(selector, count, task="training", epoch=3, serial=0):
 
 
 def running():
-    made = leading().tell(waiting("s0", 3)).tell(waiting("s1", 3))
+    made = leading().deliver(waiting("s0", 3)).deliver(waiting("s1", 3))
     (spawn,) = made.spawned()
     return made, spawn
 
@@ -82,7 +82,7 @@ def test_it_asks_for_the_lease_and_stops_when_it_does_not_get_it():
     made = Leader()
     assert made.sent("store") == [messages.AcquireLease("me", 100.0)]
     assert made.heartbeat(102.0).sent("store") == [messages.AcquireLease("me", 102.0)]
-    assert made.tell(messages.LeaseRefused(0, "somebody leads")).is_stopped()
+    assert made.deliver(messages.LeaseRefused(0, "somebody leads")).is_stopped()
     assert not made.heartbeat(104.0).effects
 
 
@@ -95,7 +95,7 @@ def test_it_leads_from_what_is_committed():
     (wish,) = made.sent("s0")
     assert wish == messages.SelectDevices(3, "me", "training", 4, True)
     assert made.sent("s1") == [wish]
-    made.tell(waiting("s0", 4))
+    made.deliver(waiting("s0", 4))
     (spawn,) = made.spawned()
     assert (spawn.role.epoch, spawn.role.commit.rounds_done) == (3, 7)
 
@@ -104,16 +104,16 @@ def test_it_tells_what_devices_are_chosen_for():
     made = leading(training=7, evaluation=5)
     opened = events.SelectionOpened
     assert made.sent(events.OBSERVER, opened) == [opened("training", 7)]
-    assert not made.tell(waiting("s0", 1)).sent(events.OBSERVER, opened)
+    assert not made.deliver(waiting("s0", 1)).sent(events.OBSERVER, opened)
     # The next round is that of this task once more, if the attempt is not abandoned.
-    assert made.tell(waiting("s0", 4)).sent(events.OBSERVER, opened) == [opened("training", 8)]
+    assert made.deliver(waiting("s0", 4)).sent(events.OBSERVER, opened) == [opened("training", 8)]
 
 
 def test_the_lease_is_counted_from_when_it_asked():
     made = leading().heartbeat(106.0)
     assert made.sent("store", messages.RenewLease) == [messages.RenewLease("me", 3, 106.0)]
-    made.tell(messages.LeaseGranted(3, 102.0), 107.0)  # Until 110.
-    made.tell(messages.LeaseGranted(3, 100.5), 107.0)  # Overtaken.
+    made.deliver(messages.LeaseGranted(3, 102.0), 107.0)  # Until 110.
+    made.deliver(messages.LeaseGranted(3, 100.5), 107.0)  # Overtaken.
     assert not made.heartbeat(109.9).is_stopped()
     assert made.heartbeat(110.0).is_stopped()
     assert not made.spawned() and not made.sent("s0")
@@ -121,15 +121,15 @@ def test_the_lease_is_counted_from_when_it_asked():
 
 def test_a_zombie_acts_on_nothing():
     made, spawn = running()
-    made.tell(committed(), 130.0)  # It was stopped past its lease.
+    made.deliver(committed(), 130.0)  # It was stopped past its lease.
     assert made.is_stopped()
     assert made.sent(spawn.address) == [messages.AbandonRound("the lease has ended")]
     assert not made.sent(events.OBSERVER)
-    assert not made.tell(waiting("s0", 4), 101.0).effects
+    assert not made.deliver(waiting("s0", 4), 101.0).effects
 
 
 def test_an_answer_that_took_longer_than_the_lease_is_no_lease():
-    made = Leader().tell(messages.LeaseGranted(3, 100.0), 108.0)
+    made = Leader().deliver(messages.LeaseGranted(3, 100.0), 108.0)
     assert not made.sent("s0")
 
 
@@ -137,28 +137,30 @@ def test_an_answer_that_took_longer_than_the_lease_is_no_lease():
     "message", [messages.LeaseRefused(3, "lost"), messages.LeaseGranted(4, 101.0)]
 )
 def test_it_stops_at_once_when_the_lease_is_not_its_own_any_more(message):
-    assert leading().tell(message).is_stopped()
+    assert leading().deliver(message).is_stopped()
 
 
 def test_refusals_of_another_epoch_are_old():
-    made = leading().tell(messages.LeaseRefused(0, "old")).tell(messages.LeaseRefused(2, "old"))
+    made = (
+        leading().deliver(messages.LeaseRefused(0, "old")).deliver(messages.LeaseRefused(2, "old"))
+    )
     assert not made.is_stopped()
 
 
 def test_an_orderly_stop_lets_another_one_lead_at_once():
     made, spawn = running()
-    made.tell(messages.Shutdown())
+    made.deliver(messages.Shutdown())
     assert made.sent("store") == [messages.ReleaseLease("me", 3)]
     assert made.sent(spawn.address, messages.AbandonRound)
     assert made.is_stopped()
 
 
 def test_a_round_begins_when_enough_devices_wait():
-    made = leading().tell(waiting("s0", 3))
+    made = leading().deliver(waiting("s0", 3))
     assert not made.spawned()
-    made.tell(waiting("s1", 3, epoch=2)).tell(waiting("s1", 3, task="evaluation"))
+    made.deliver(waiting("s1", 3, epoch=2)).deliver(waiting("s1", 3, task="evaluation"))
     assert not made.spawned()
-    made.tell(waiting("s1", 3))
+    made.deliver(waiting("s1", 3))
     (spawn,) = made.spawned()
     orders = [*made.sent("s0"), *made.sent("s1")]
     assert sum(order.count for order in orders) == 4
@@ -169,12 +171,12 @@ def test_a_round_begins_when_enough_devices_wait():
 
 
 def test_after_the_time_out_of_the_selection_the_least_number_is_enough():
-    made = leading().tell(waiting("s0", 1)).heartbeat(104.0)
-    made.tell(messages.LeaseGranted(3, 107.5), 107.5)
+    made = leading().deliver(waiting("s0", 1)).heartbeat(104.0)
+    made.deliver(messages.LeaseGranted(3, 107.5), 107.5)
     assert not made.spawned()
     made.heartbeat(108.0)
     assert made.sent(events.OBSERVER) == [events.TooFewDevices("training", 1, 2)]
-    made.tell(waiting("s0", 2), 109.0)
+    made.deliver(waiting("s0", 2), 109.0)
     assert not made.spawned()  # The time is counted anew.
     made.heartbeat(114.5)
     (spawn,) = made.spawned()
@@ -187,34 +189,34 @@ def test_after_the_time_out_of_the_selection_the_least_number_is_enough():
 def half_have_reported():
     """A Coordinator whose last attempt was committed late, with half of its devices."""
     served = dataclasses.replace(SERVED, tasks=(SERVED.task("training"),))
-    made = leading(served).tell(waiting("s0", 4))
+    made = leading(served).deliver(waiting("s0", 4))
     (spawn,) = made.spawned()
     turnout = messages.Turnout(4, 2, 0, 1.5)
-    return made.tell(dataclasses.replace(committed(attempt=spawn.address), turnout=turnout))
+    return made.deliver(dataclasses.replace(committed(attempt=spawn.address), turnout=turnout))
 
 
 def test_more_devices_are_chosen_where_few_have_reported():
     made = half_have_reported()
     (wish,) = made.sent("s0", messages.SelectDevices)
     assert wish.wanted == 5  # A goal of 3, where 5 of 8 are expected to report.
-    (spawn,) = made.tell(waiting("s0", 6, serial=1)).spawned()
+    (spawn,) = made.deliver(waiting("s0", 6, serial=1)).spawned()
     assert [order.count for order in made.sent("s0", messages.ForwardDevices)] == [5]
     assert spawn.role.half_seconds == 1.5
 
 
 def test_devices_beyond_the_declared_number_are_not_waited_for_long():
-    made = half_have_reported().tell(waiting("s0", 4, serial=1), 101.5)
+    made = half_have_reported().deliver(waiting("s0", 4, serial=1), 101.5)
     assert not made.spawned()
-    made.tell(waiting("s0", 4, serial=1), 101.7)  # A tenth of the selection's time-out.
+    made.deliver(waiting("s0", 4, serial=1), 101.7)  # A tenth of the selection's time-out.
     assert [order.count for order in made.sent("s0", messages.ForwardDevices)] == [4]
 
 
 def test_nothing_is_learned_twice_from_one_attempt():
     made = half_have_reported()
     turnout = messages.Turnout(4, 0, 0, 9.0)
-    made.tell(dataclasses.replace(committed(attempt="me/round/1"), turnout=turnout))
+    made.deliver(dataclasses.replace(committed(attempt="me/round/1"), turnout=turnout))
     abandoned = messages.RoundAbandoned("me/round/1", "too few", {}, turnout=turnout)
-    made.tell(abandoned).heartbeat(102.0)
+    made.deliver(abandoned).heartbeat(102.0)
     assert made.sent("s0", messages.SelectDevices)[0].wanted == 5
 
 
@@ -223,25 +225,25 @@ def test_the_next_devices_are_chosen_while_a_round_reports_but_no_round_begins()
     (order,) = made.sent("s0")
     # Evaluation is behind its share, and its schedule forbids pipelining.
     assert (order.then.task, order.then.accepting) == ("evaluation", False)
-    made.tell(committed())
+    made.deliver(committed())
     assert [wish.accepting for wish in made.sent("s0")] == [True]
-    made.tell(waiting("s0", 3, "evaluation", serial=1))
+    made.deliver(waiting("s0", 3, "evaluation", serial=1))
     (spawn,) = made.spawned()
     assert spawn.role.model == b"new model"  # That of training.
     (order,) = made.sent("s0")
     assert (order.then.task, order.then.accepting) == ("training", True)
-    made.tell(waiting("s0", 4, serial=2))
+    made.deliver(waiting("s0", 4, serial=2))
     assert not made.spawned()
 
 
 def test_a_count_from_before_the_devices_were_forwarded_is_not_believed():
     made, _ = running()
-    made.tell(committed()).tell(waiting("s0", 3, "evaluation", serial=1))
-    made.tell(waiting("s0", 4, serial=1))  # Not yet forwarded for the second attempt.
+    made.deliver(committed()).deliver(waiting("s0", 3, "evaluation", serial=1))
+    made.deliver(waiting("s0", 4, serial=1))  # Not yet forwarded for the second attempt.
     done = committed("evaluation", attempt="me/round/2")
-    made.tell(done)
+    made.deliver(done)
     assert not made.heartbeat(102.0).spawned()
-    assert made.tell(waiting("s0", 4, serial=1)).spawned()  # It never will.
+    assert made.deliver(waiting("s0", 4, serial=1)).spawned()  # It never will.
 
 
 def test_tasks_get_their_shares():
@@ -250,10 +252,10 @@ def test_tasks_get_their_shares():
     for i in range(1, 10):
         (wish,) = made.sent("s0", messages.SelectDevices)
         begun.append(wish.task)
-        made.tell(waiting("s0", wish.wanted, wish.task, serial=i))
+        made.deliver(waiting("s0", wish.wanted, wish.task, serial=i))
         assert len(made.spawned()) == 1
         done = committed(wish.task, begun.count(wish.task), attempt=f"me/round/{i}")
-        made.tell(done)
+        made.deliver(done)
     assert begun.count("training") == 6 and begun.count("evaluation") == 3
 
 
@@ -265,29 +267,29 @@ def test_a_task_that_is_over_begins_no_round():
     made = leading(served, training=2)
     (wish,) = made.sent("s0")
     assert (wish.task, wish.accepting) == ("", False)
-    assert not made.tell(waiting("s0", 9, "")).spawned()
+    assert not made.deliver(waiting("s0", 9, "")).spawned()
     guarded = dataclasses.replace(
         SERVED.task("training"),
         refusal=lambda commit: "the budget is spent" if commit.rounds_done == 1 else None,
     )
     made = leading(dataclasses.replace(SERVED, tasks=(guarded,)))
-    made.tell(waiting("s0", 4)).tell(committed())
+    made.deliver(waiting("s0", 4)).deliver(committed())
     assert made.sent("s0")[-1].task == ""
 
 
 def test_only_what_is_committed_is_released():
     made, spawn = running()
-    made.tell(committed())
+    made.deliver(committed())
     (released,) = made.sent(events.OBSERVER)
     assert (released.round_index, released.metrics["loss"]) == (0, 0.5)
-    assert not made.tell(committed()).effects
-    assert not made.tell(committed(rounds_done=2, epoch=2)).effects
+    assert not made.deliver(committed()).effects
+    assert not made.deliver(committed(rounds_done=2, epoch=2)).effects
 
 
 def reread(made, now=101.0, **rounds_done):
     """Answers the last question for the commits."""
     (asked,) = made.sent("store", messages.ReadCommits)
-    return made.tell(messages.CommitsRead(asked.request, commits(**rounds_done)), now)
+    return made.deliver(messages.CommitsRead(asked.request, commits(**rounds_done)), now)
 
 
 def skipped(attempt, rounds_done=1):
@@ -298,14 +300,14 @@ def skipped(attempt, rounds_done=1):
 
 def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
     made, spawn = running()
-    made.tell(messages.RoundAbandoned(spawn.address, "too few reports", {"dropped": 2}))
+    made.deliver(messages.RoundAbandoned(spawn.address, "too few reports", {"dropped": 2}))
     (lost,) = made.sent(events.OBSERVER, events.RoundLost)
     assert (lost.round_index, lost.reason, lost.counts) == (0, "too few reports", {"dropped": 2})
     (asked,) = made.sent("store")
-    assert not made.tell(waiting("s0", 4, serial=1)).spawned()
-    made.tell(messages.CommitsRead(asked.request - 1, commits(5)))
+    assert not made.deliver(waiting("s0", 4, serial=1)).spawned()
+    made.deliver(messages.CommitsRead(asked.request - 1, commits(5)))
     assert not made.effects  # The answer to an earlier question.
-    (skip,) = made.tell(messages.CommitsRead(asked.request, commits())).spawned()
+    (skip,) = made.deliver(messages.CommitsRead(asked.request, commits())).spawned()
     assert (skip.role.skips, skip.role.commit.rounds_done, skip.role.expected) == (
         True,
         0,
@@ -314,13 +316,13 @@ def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
     # Devices are chosen for the round after it, and wait while it is skipped.
     (wish, *_) = made.sent("s0", messages.SelectDevices)
     assert wish.accepting
-    assert not made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
-    made.tell(skipped(skip.address))
+    assert not made.deliver(waiting("s0", 4, wish.task, serial=1)).spawned()
+    made.deliver(skipped(skip.address))
     assert made.sent(events.OBSERVER, events.RoundSkipped) == [
         events.RoundSkipped("training", 0, skip.address)
     ]
     (wish, *_) = made.sent("s0", messages.SelectDevices)
-    (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
+    (again,) = made.deliver(waiting("s0", 4, wish.task, serial=1)).spawned()
     assert again.address not in (spawn.address, skip.address)
     assert not again.role.skips
 
@@ -328,16 +330,16 @@ def test_a_failed_attempt_uses_its_round_up_once_the_store_was_read():
 def test_an_attempt_that_has_used_no_device_is_repeated():
     made, spawn = running()
     reason = "devices were not forwarded in time"
-    made.tell(messages.RoundAbandoned(spawn.address, reason, {}, used_devices=False))
+    made.deliver(messages.RoundAbandoned(spawn.address, reason, {}, used_devices=False))
     assert not reread(made).spawned()
     (wish, *_) = made.sent("s0", messages.SelectDevices)
-    (again,) = made.tell(waiting("s0", 4, wish.task, serial=1)).spawned()
+    (again,) = made.deliver(waiting("s0", 4, wish.task, serial=1)).spawned()
     assert not again.role.skips
 
 
 def test_a_commit_that_was_made_after_all_is_not_skipped():
     made, spawn = running()
-    made.tell(messages.Lost(spawn.address))
+    made.deliver(messages.Lost(spawn.address))
     assert not reread(made, training=1).spawned()
     assert made.sent(events.OBSERVER, events.RoundReleased)
 
@@ -352,15 +354,15 @@ def test_a_round_for_which_devices_have_to_rest_is_skipped_but_not_for_ever():
     made, now, rounds, came = leading(served, training=5), 101.0, [], 0
     for _ in range(8):
         came += 2
-        made.tell(resting(came), now)
+        made.deliver(resting(came), now)
         now += training.rounds.selection_timeout
-        made.tell(messages.LeaseGranted(3, now), now)
+        made.deliver(messages.LeaseGranted(3, now), now)
         made.heartbeat(now)
         for skip in made.spawned():
             assert skip.role.skips
             rounds.append(skip.role.commit.rounds_done)
-            made.tell(skipped(skip.address, rounds[-1] + 1), now)
-        assert made.tell(resting(came), now).spawned() == []
+            made.deliver(skipped(skip.address, rounds[-1] + 1), now)
+        assert made.deliver(resting(came), now).spawned() == []
     # An earlier Coordinator may have made an attempt at round 5: its devices rest up to round 7.
     assert rounds == [5, 6, 7]
 
@@ -368,21 +370,21 @@ def test_a_round_for_which_devices_have_to_rest_is_skipped_but_not_for_ever():
 def test_devices_have_the_selection_time_after_an_attempt_before_a_round_is_skipped():
     """Who came by during the attempt says nothing of those that could come after it."""
     training = dataclasses.replace(SERVED.task("training"), min_sep=3, pipelined=False)
-    made = leading(dataclasses.replace(SERVED, tasks=(training,))).tell(waiting("s0", 4))
+    made = leading(dataclasses.replace(SERVED, tasks=(training,))).deliver(waiting("s0", 4))
     (spawn,) = made.spawned()
     ends = 101.0 + training.rounds.selection_timeout
-    made.tell(messages.LeaseGranted(3, ends), ends - 0.5)
-    made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 0, 9), ends - 0.5)
-    made.tell(committed(attempt=spawn.address), ends)
-    made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 1, 9), ends)
+    made.deliver(messages.LeaseGranted(3, ends), ends - 0.5)
+    made.deliver(messages.DevicesWaiting("s0", 3, "training", 1, 0, 9), ends - 0.5)
+    made.deliver(committed(attempt=spawn.address), ends)
+    made.deliver(messages.DevicesWaiting("s0", 3, "training", 1, 1, 9), ends)
     assert not made.heartbeat(ends + 0.1).spawned()
     later = ends + training.rounds.selection_timeout
-    made.tell(messages.LeaseGranted(3, later), later)
+    made.deliver(messages.LeaseGranted(3, later), later)
     assert not made.heartbeat(later).spawned()  # Nobody has come since.
     assert made.sent(events.OBSERVER, events.TooFewDevices)
-    made.tell(messages.DevicesWaiting("s0", 3, "training", 1, 1, 12), later)
+    made.deliver(messages.DevicesWaiting("s0", 3, "training", 1, 1, 12), later)
     later += training.rounds.selection_timeout
-    made.tell(messages.LeaseGranted(3, later), later)
+    made.deliver(messages.LeaseGranted(3, later), later)
     (skip,) = made.heartbeat(later).spawned()
     assert skip.role.skips
 
@@ -390,8 +392,8 @@ def test_devices_have_the_selection_time_after_an_attempt_before_a_round_is_skip
 @pytest.mark.parametrize(("waits", "came"), [(1, 0), (0, 1)])
 def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
     training = dataclasses.replace(SERVED.task("training"), min_sep=3)
-    made = leading(dataclasses.replace(SERVED, tasks=(training,))).tell(resting(came, waits))
-    made.tell(messages.LeaseGranted(3, 107.0), 107.0)
+    made = leading(dataclasses.replace(SERVED, tasks=(training,))).deliver(resting(came, waits))
+    made.deliver(messages.LeaseGranted(3, 107.0), 107.0)
     assert not made.heartbeat(107.0).spawned()
     assert made.sent(events.OBSERVER, events.TooFewDevices)
 
@@ -399,52 +401,52 @@ def test_no_round_is_skipped_for_devices_that_do_not_come(waits, came):
 def test_devices_are_spared_while_the_store_makes_no_commit():
     made, spawn = running()
     now, waits = 101.0, []
-    made.tell(messages.RoundAbandoned(spawn.address, "disk full", {}, not_stored=True), now)
+    made.deliver(messages.RoundAbandoned(spawn.address, "disk full", {}, not_stored=True), now)
     reread(made, now)
     for _ in range(8):
         failed_at = now
         while not made.spawned():
             now += SERVED.heartbeat_seconds
-            made.tell(messages.LeaseGranted(3, now), now)
+            made.deliver(messages.LeaseGranted(3, now), now)
             made.heartbeat(now)
         (skip,) = made.spawned()
         assert skip.role.skips  # Nothing but this is tried: no device is asked for anything.
         waits.append((now - failed_at) / SERVED.heartbeat_seconds)
-        made.tell(waiting("s0", 4, serial=1), now)
+        made.deliver(waiting("s0", 4, serial=1), now)
         abandoned = messages.RoundAbandoned(skip.address, "disk full", {}, not_stored=True)
-        reread(made.tell(abandoned, now), now)
+        reread(made.deliver(abandoned, now), now)
     assert waits == [1, 2, 4, 8, 16, 32, 32, 32]
     while not made.spawned():
         now += SERVED.heartbeat_seconds
-        made.tell(messages.LeaseGranted(3, now), now)
+        made.deliver(messages.LeaseGranted(3, now), now)
         made.heartbeat(now)
     (skip,) = made.spawned()
-    made.tell(skipped(skip.address), now)
+    made.deliver(skipped(skip.address), now)
     (wish, *_) = made.sent("s0", messages.SelectDevices)
-    assert made.tell(waiting("s0", 4, wish.task, serial=9), now).spawned()
+    assert made.deliver(waiting("s0", 4, wish.task, serial=9), now).spawned()
 
 
 @pytest.mark.parametrize("how", ["notice", "time"])
 def test_a_lost_master_aggregator_may_have_committed(how):
     made, spawn = running()
     if how == "notice":
-        made.tell(messages.Lost("somebody")).tell(messages.Lost(spawn.address))
+        made.deliver(messages.Lost("somebody")).deliver(messages.Lost(spawn.address))
     else:
-        made.tell(messages.LeaseGranted(3, 118.0), 108 - 0.1)
+        made.deliver(messages.LeaseGranted(3, 118.0), 108 - 0.1)
         made.heartbeat(101.0 + SERVED.task("training").rounds.longest)
         assert made.sent(spawn.address) == [messages.AbandonRound("its time is over")]
     (asked,) = made.sent("store", messages.ReadCommits)
-    made.tell(messages.CommitsRead(asked.request, commits(training=1)), 107.0)
+    made.deliver(messages.CommitsRead(asked.request, commits(training=1)), 107.0)
     assert made.sent(events.OBSERVER, events.RoundReleased)[0].round_index == 0
 
 
 def test_an_earlier_attempt_that_commits_after_all_ends_the_later_one():
     made, first = running()
-    made.tell(messages.RoundAbandoned(first.address, "the store did not answer", {}))
+    made.deliver(messages.RoundAbandoned(first.address, "the store did not answer", {}))
     (asked,) = made.sent("store")
-    made.tell(messages.CommitsRead(asked.request, commits(evaluation=3)))
+    made.deliver(messages.CommitsRead(asked.request, commits(evaluation=3)))
     (second,) = made.spawned()
-    made.tell(committed(attempt=first.address))
+    made.deliver(committed(attempt=first.address))
     assert made.sent(second.address) == [messages.AbandonRound("the round is committed")]
     assert made.sent(events.OBSERVER, events.RoundReleased)
 

@@ -16,7 +16,7 @@ CLOSE = messages.CloseReporting()
 
 
 class Group:
-    """An Aggregator with its devices, which send what they are told to send."""
+    """An Aggregator with its devices, which send scripted messages."""
 
     def __init__(self, task=None, least=3, role=ROLE):
         self.task = task or toy_secure.task(5, least_devices=least)
@@ -28,7 +28,7 @@ class Group:
         self.timers = []
         self.participants, self.to_send, self.steps, self.ends = {}, {}, {}, {}
         self.configured = {}
-        self.told = []
+        self.sent = []
         self._take_effects()
 
     def _take_effects(self):
@@ -36,9 +36,9 @@ class Group:
             if isinstance(effect, actor.After):
                 self.timers.append(effect)
             elif isinstance(effect, actor.Send):
-                self._hear(effect.to, effect.message)
+                self._deliver_effect(effect.to, effect.message)
 
-    def _hear(self, to, message):
+    def _deliver_effect(self, to, message):
         if isinstance(message, messages.Configure):
             self.configured[to] = message
             made = toy_secure.participant(message, NUMBERS[to], self.demands)
@@ -49,9 +49,9 @@ class Group:
         elif isinstance(message, (messages.ReportAccepted, messages.ReportRefused)):
             self.ends.setdefault(to, message)
         else:
-            self.told.append(message)
+            self.sent.append(message)
 
-    def tell(self, message):
+    def deliver(self, message):
         self.effects = self.actor.step(1.0, message)
         self._take_effects()
         return self
@@ -65,19 +65,19 @@ class Group:
 
     def send(self, *devices):
         for device in devices or DEVICES:
-            self.tell(self.message(device))
+            self.deliver(self.message(device))
         return self
 
     def gone(self, *devices):
         for device in devices:
-            self.tell(messages.DeviceGone(device))
+            self.deliver(messages.DeviceGone(device))
         return self
 
     def time_is_over(self):
-        return self.tell(self.timers[-1].message)
+        return self.deliver(self.timers[-1].message)
 
     def part(self):
-        (part,) = [one for one in self.told if isinstance(one, messages.PartialSum)]
+        (part,) = [one for one in self.sent if isinstance(one, messages.PartialSum)]
         return part
 
     def sum_of(self, *devices):
@@ -94,14 +94,14 @@ def others(*absent):
 
 
 def closed():
-    return Group().send().tell(CLOSE)
+    return Group().send().deliver(CLOSE)
 
 
 @pytest.mark.parametrize("threat_model", [toy_secure.HONEST, toy_secure.ACTIVE])
-def test_the_sum_is_that_of_the_devices_and_they_are_told(threat_model):
-    made = Group(toy_secure.task(5, threat_model=threat_model)).send().tell(CLOSE)
+def test_the_sum_is_that_of_the_devices_and_they_are_accepted(threat_model):
+    made = Group(toy_secure.task(5, threat_model=threat_model)).send().deliver(CLOSE)
     for _ in range(made.task.secure_sum.num_steps):
-        assert not any(isinstance(one, messages.PartialSum) for one in made.told)
+        assert not any(isinstance(one, messages.PartialSum) for one in made.sent)
         made.send()
     assert made.part().total == made.sum_of(*DEVICES)
     assert made.part().counts == {"reports": 5, "summed_groups": 1}
@@ -111,13 +111,13 @@ def test_the_sum_is_that_of_the_devices_and_they_are_told(threat_model):
 
 def test_who_arrives_is_counted_until_reporting_is_closed():
     made = Group().send("a", "b")
-    assert made.told[-1] == messages.ReportsCounted("sums", 2, 3)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 3)
     made.gone("c")
-    assert made.told[-1] == messages.ReportsCounted("sums", 2, 2)
+    assert made.sent[-1] == messages.ReportsCounted("sums", 2, 2)
     made.gone("a")
-    assert made.told[-1] == messages.ReportsCounted("sums", 1, 2)
-    made.send("d", "e").tell(CLOSE)
-    made.tell(messages.DeviceGone("a"))
+    assert made.sent[-1] == messages.ReportsCounted("sums", 1, 2)
+    made.send("d", "e").deliver(CLOSE)
+    made.deliver(messages.DeviceGone("a"))
     for _ in range(3):
         made.send("b", "d", "e")
     assert made.part().total == made.sum_of("b", "d", "e")
@@ -125,11 +125,11 @@ def test_who_arrives_is_counted_until_reporting_is_closed():
 
 
 def test_who_has_not_arrived_is_given_up():
-    made = Group().send("a", "b", "c").tell(messages.DropSilent())
-    assert made.told[-1] == messages.ReportsCounted("sums", 3, 0)
+    made = Group().send("a", "b", "c").deliver(messages.DropSilent())
+    assert made.sent[-1] == messages.ReportsCounted("sums", 3, 0)
     made.send("d")
     assert made.refusal("d") is Refusal.LATE
-    made.tell(CLOSE).tell(messages.DropSilent())
+    made.deliver(CLOSE).deliver(messages.DropSilent())
     for _ in range(3):
         made.send("a", "b", "c")
     assert made.part().total == made.sum_of("a", "b", "c")
@@ -138,7 +138,7 @@ def test_who_has_not_arrived_is_given_up():
 def test_no_more_devices_arrive_than_the_sum_has_room_for():
     made = Group(role=dataclasses.replace(ROLE, most_reports=3)).send("a", "b", "c", "d")
     assert made.refusal("d") is Refusal.LATE
-    made.gone("a").send("e").tell(CLOSE)  # There is room again.
+    made.gone("a").send("e").deliver(CLOSE)  # There is room again.
     for _ in range(3):
         made.send("b", "c", "e")
     assert made.part().total == made.sum_of("b", "c", "e")
@@ -166,7 +166,7 @@ def test_steps_have_their_time_and_a_timer_of_one_that_is_over_means_nothing():
     (timer,) = made.timers[1:]
     assert timer.seconds == made.task.secure_sum.step_timeout
     made.send()
-    made.tell(timer.message).tell(timer.message).send().send()
+    made.deliver(timer.message).deliver(timer.message).send().send()
     assert made.part().total == made.sum_of(*DEVICES)
 
 
@@ -175,10 +175,10 @@ def test_at_the_least_number_the_sum_is_made_and_below_it_the_group_is_lost(step
     for absent, is_lost in ((["a", "b"], False), (["a", "b", "c"], True)):
         made = Group()
         for i in range(step):
-            made.send().tell(CLOSE) if i == 0 else made.send()
+            made.send().deliver(CLOSE) if i == 0 else made.send()
         made.send(*others(*absent)).gone(*absent)
         if step == 0:
-            made.tell(CLOSE)
+            made.deliver(CLOSE)
         for _ in range(step, 3):
             if not is_lost:
                 made.send(*others(*absent))
@@ -193,14 +193,14 @@ def test_at_the_least_number_the_sum_is_made_and_below_it_the_group_is_lost(step
 
 
 def test_nobody_there_when_reporting_closes_is_a_lost_group():
-    made = Group().tell(CLOSE).tell(CLOSE)
+    made = Group().deliver(CLOSE).deliver(CLOSE)
     assert made.part().total is None
     assert made.part().counts == {"reports": 0, "outstanding": 5, "lost_groups": 1}
     assert made.send("a").refusal("a") is Refusal.GROUP_LOST
 
 
 def test_who_comes_late_is_refused_by_name():
-    made = Group().send(*others("a")).tell(CLOSE)
+    made = Group().send(*others("a")).deliver(CLOSE)
     assert made.send("a").refusal("a") is Refusal.LATE
     made.send(*others("a", "b")).time_is_over()
     assert made.send("b").refusal("b") is Refusal.LATE
@@ -210,14 +210,14 @@ def test_who_comes_late_is_refused_by_name():
     assert made.ends["c"].turns == (7.0, 9.0)
 
 
-def test_a_message_that_comes_twice_is_heard_once():
+def test_a_message_that_comes_twice_counts_once():
     made = Group()
     for step in range(4):
         for device in DEVICES:
             message = made.message(device)
-            made.tell(message).tell(message)
+            made.deliver(message).deliver(message)
         if step == 0:
-            made.tell(CLOSE)
+            made.deliver(CLOSE)
     assert made.part().total == made.sum_of(*DEVICES)
     # The last message of all comes again once the group is done.
     assert made.part().counts == {"reports": 5, "duplicate": 19, "summed_groups": 1}
@@ -238,12 +238,12 @@ def test_what_is_malformed_is_refused_with_the_reason_and_the_group_goes_on(cont
     made = Group()
     for i in range(4):
         if i == step:
-            made.tell(made.message("b", content))
+            made.deliver(made.message("b", content))
             end = made.ends["b"]
             assert end.refusal is Refusal.UNUSABLE and end.reason
         made.send(*(DEVICES if i < step else others("b")))
         if i == 0:
-            made.tell(CLOSE)
+            made.deliver(CLOSE)
     devices = DEVICES if step == 3 else others("b")
     assert made.part().total == made.sum_of(*devices)
     assert made.part().counts["unusable"] == 1
@@ -252,20 +252,20 @@ def test_what_is_malformed_is_refused_with_the_reason_and_the_group_goes_on(cont
 def test_other_attempts_and_strangers_are_refused_and_change_nothing():
     made = Group().send(*others("a"))
     content = made.to_send["a"].SerializeToString()
-    made.tell(made.message("a", content, step=0, attempt="another"))
+    made.deliver(made.message("a", content, step=0, attempt="another"))
     assert made.refusal("a") is Refusal.WRONG_ATTEMPT
-    made.tell(made.message("stranger", content, step=0))
+    made.deliver(made.message("stranger", content, step=0))
     assert made.refusal("stranger") is Refusal.NOT_SELECTED
-    made.send("a").tell(CLOSE)
+    made.send("a").deliver(CLOSE)
     made.send().send().send()
     assert made.part().total == made.sum_of(*DEVICES)
 
 
 def test_a_report_in_the_clear_is_never_looked_at():
     made = Group().send(*others("a"))
-    made.tell(messages.Report("a", "attempt", "what I typed"))
+    made.deliver(messages.Report("a", "attempt", "what I typed"))
     assert made.refusal("a") is Refusal.IN_THE_CLEAR
-    made.tell(CLOSE).send(*others("a")).tell(messages.Report("b", "attempt", "what I typed"))
+    made.deliver(CLOSE).send(*others("a")).deliver(messages.Report("b", "attempt", "what I typed"))
     assert made.refusal("b") is Refusal.IN_THE_CLEAR
     made.send("c", "d", "e").send("c", "d", "e")
     assert made.part().total == made.sum_of("c", "d", "e")
@@ -278,7 +278,7 @@ def test_a_sum_that_is_not_of_its_devices_is_lost():
         made.configured["a"], NUMBERS["a"], made.demands, count=2
     )
     made.to_send["a"] = lying.advertise()
-    made.send().tell(CLOSE).send().send().send()
+    made.send().deliver(CLOSE).send().send().send()
     assert made.part().total is None
     assert made.part().counts == {"reports": 0, "lost_groups": 1, "group lost": 5}
 
@@ -287,15 +287,15 @@ def test_it_ends_when_its_master_has_forgotten_it():
     made = Group()
     timer = made.timers[0]
     assert timer.seconds == made.task.longest > made.task.rounds.longest
-    assert made.tell(timer.message).effects == [actor.Stop("sums")]
+    assert made.deliver(timer.message).effects == [actor.Stop("sums")]
 
 
 def test_what_is_printed_holds_nothing_of_a_device():
-    made = Group().send().tell(CLOSE)
+    made = Group().send().deliver(CLOSE)
     made.send()
     message = made.message("a")
     assert repr(message) == "SecureSumMessage(device='a', attempt='attempt', step=2)"
-    made.tell(message)
+    made.deliver(message)
     assert "content" not in repr(made.effects) and "session" not in repr(ROLE)
 
 

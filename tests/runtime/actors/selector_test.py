@@ -41,8 +41,8 @@ def forward(serial, count, epoch=3, then=WISH):
 def test_devices_wait_until_as_many_are_there_as_are_wanted():
     made = make()
     assert check_in(made, "a") == []
-    (told,) = sent(check_in(made, "b"), messages.DevicesWaiting)
-    assert told == messages.DevicesWaiting("selector", 3, "training", 0, 2)
+    (reply,) = sent(check_in(made, "b"), messages.DevicesWaiting)
+    assert reply == messages.DevicesWaiting("selector", 3, "training", 0, 2)
     assert check_in(made, "b") == []  # Once more over the same connection.
     (away,) = sent(check_in(made, "c"), messages.ComeBack)
     assert (away.turns, away.reason) == ((7.0, 9.0), "enough devices are waiting")
@@ -132,11 +132,11 @@ def test_a_former_coordinator_is_not_followed():
     check_in(made, "a")
     assert made.step(2.0, dataclasses.replace(WISH, epoch=2, coordinator="former")) == []
     assert made.step(2.0, forward(9, 1, epoch=2)) == []
-    (told,) = sent(
+    (reply,) = sent(
         made.step(2.0, dataclasses.replace(WISH, epoch=4, coordinator="next")),
         messages.DevicesWaiting,
     )
-    assert (told.epoch, told.waiting) == (4, 1)
+    assert (reply.epoch, reply.waiting) == (4, 1)
     (forwarded,) = sent(made.step(2.0, forward(1, 1, epoch=4)), messages.DevicesForwarded)
     assert forwarded.devices == ("a",)
 
@@ -179,7 +179,7 @@ def test_silence_of_the_coordinator_makes_a_new_one():
     made = selector.Selector("selector", SERVED, random.Random(0), lambda *_: (0.0,))
     (timer,) = made.start(0.0)
     effects = made.step(timer.seconds, timer.message)
-    (first,) = spawned(effects)  # Nobody was ever heard of.
+    (first,) = spawned(effects)  # No Coordinator has ever sent a heartbeat.
     assert any(
         isinstance(effect, actor.Spawn) and effect.role == roles.CoordinatorRole()
         for effect in effects

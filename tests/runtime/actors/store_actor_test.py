@@ -86,8 +86,8 @@ def test_a_store_that_fails_is_reported_and_the_round_given_up(tmp_path):
 
 def test_a_missing_task_is_reported():
     made = FACTORY.store_actor(memory_store.MemoryStore())
-    (told,) = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
-    assert told.to == events.OBSERVER and "no task 'training'" in told.message.reason
+    (reply,) = made.step(1.0, messages.ReadCommits("a", 1, ("training",)))
+    assert reply.to == events.OBSERVER and "no task 'training'" in reply.message.reason
 
 
 def test_the_cast_knows_its_roles_only():
