@@ -364,7 +364,8 @@ def _refuse(aggregator: Any) -> None:
             "aggregator_or_process must be a TFF aggregation factory or an AggregationProcess, got "
             f"{type(aggregator).__name__}."
         )
-    if getattr(aggregator, "deterministic_seed", None) is not None:
+    seeded = (aggregator, getattr(aggregator, "private_round", None))
+    if any(getattr(one, "deterministic_seed", None) is not None for one in seeded):
         raise validation.UsageError(
             "aggregator_or_process has a deterministic_seed: whoever knows it can take the noise "
             "out, so there is no promise to audit. Build it with deterministic_seed=None."
