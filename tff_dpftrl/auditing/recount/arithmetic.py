@@ -22,7 +22,7 @@ _NARROWEST_CELL = 1e-7
 
 
 class Schema(NamedTuple):
-    """Who may take part: at most `times` times in `rounds` rounds, `stride` apart."""
+    """A participation schema: at most `times` times in `rounds` rounds, `stride` apart."""
 
     rounds: int
     stride: int
@@ -30,12 +30,12 @@ class Schema(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Of a squared sensitivity, for clip norm 1.
+    """Bounds of a squared sensitivity for clip norm 1.
 
     Attributes:
-      lower: What one allowed pattern of participation comes to.
-      upper: What none exceeds; inf if that was not computed.
-      how: How they were found.
+      lower: Squared norm that an allowed pattern of participation reaches.
+      upper: Squared norm that no pattern exceeds; inf if it was not computed.
+      how: Method of the bounds, in words.
     """
 
     lower: float
@@ -44,14 +44,14 @@ class Bounds(NamedTuple):
 
 
 def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
-    """C, dense, by the definition of the mechanism.
+    """Computes the dense strategy matrix C by the definition of the mechanism.
 
     Args:
-      parameters: What a run has recorded of its strategy.
+      parameters: Parameters of the strategy from a run's records.
       num_rounds: Number of rounds n.
 
     Returns:
-      float64, [n, n]; of trees one row for each completed node.
+      C, float64, shape [n, n]; for trees one row for each completed node.
 
     Raises:
       ValueError: If the mechanism is not known here.
@@ -83,44 +83,44 @@ def strategy_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarra
 
 
 def _coefficients(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray | None:
-    """The first column of a Toeplitz C; None of other strategies."""
+    """Returns the first column of a Toeplitz C; None for other strategies."""
     mechanism = parameters["mechanism"]
-    found = np.zeros(num_rounds)
-    found[0] = 1.0
+    column = np.zeros(num_rounds)
+    column[0] = 1.0
     if mechanism == "identity":
-        return found
+        return column
     if mechanism == "blt":
         powers = np.arange(num_rounds - 1)
         for decay, scale in zip(parameters["buf_decay"], parameters["output_scale"], strict=True):
-            found[1:] += scale * decay**powers
-        return found
+            column[1:] += scale * decay**powers
+        return column
     if mechanism == "banded-toeplitz":
         bands = parameters["coefficients"][:num_rounds]
-        found[: len(bands)] = bands
-        return found
+        column[: len(bands)] = bands
+        return column
     if mechanism == "inverse-banded":
         inverse = np.zeros(num_rounds)
         bands = parameters["inverse_coefficients"][:num_rounds]
         inverse[: len(bands)] = bands
         matrix = scipy.linalg.toeplitz(inverse, np.zeros(num_rounds))
-        return scipy.linalg.solve_triangular(matrix, found, lower=True)
+        return scipy.linalg.solve_triangular(matrix, column, lower=True)
     if mechanism in ("tree", "tree-full", "banded", "dense"):
         return None
     raise validation.UsageError(f"The mechanism {mechanism!r} is not known to the recount.")
 
 
 def noise_matrix(parameters: Mapping[str, Any], num_rounds: int) -> np.ndarray:
-    """C⁻¹ of a square C, [n, n]."""
+    """Computes C⁻¹ of a square C, shape [n, n]."""
     matrix = strategy_matrix(parameters, num_rounds)
     return scipy.linalg.solve_triangular(matrix, np.eye(num_rounds), lower=True)
 
 
 def squared_sensitivity(parameters: Mapping[str, Any], schema: Schema) -> Bounds:
-    """The largest ‖C u‖² over the allowed patterns u of one client, or bounds of it.
+    """Computes the largest ‖C u‖² over the allowed patterns u of one client, or bounds of it.
 
     Args:
-      parameters: What a run has recorded of its strategy.
-      schema: Who may take part when.
+      parameters: Parameters of the strategy from a run's records.
+      schema: Participation schema.
 
     Returns:
       The bounds; equal where all patterns were tried, or a theorem says which is the worst.
@@ -141,11 +141,11 @@ def squared_sensitivity(parameters: Mapping[str, Any], schema: Schema) -> Bounds
 
 
 def _worst_of_decreasing(parameters: Mapping[str, Any], schema: Schema) -> float | None:
-    """By McMahan, Xu & Zhang 2024, Theorem 3.1; None if it does not apply.
+    """Applies McMahan, Xu & Zhang 2024, Theorem 3.1; None if it does not apply.
 
-    Of a Toeplitz C whose coefficients are not negative and do not increase, turns as early and as
-    near to each other as is allowed are the worst: in each block between restarts. They also end
-    earliest, so that later blocks lose nothing.
+    For a Toeplitz C with non-negative, non-increasing coefficients, the worst participations are
+    as early and as close to each other as is allowed, in each block between restarts. They also
+    end earliest, so that later blocks lose nothing.
     """
     starts = [0]
     if parameters["mechanism"] == "restarted":
@@ -180,13 +180,13 @@ def _worst_of_decreasing(parameters: Mapping[str, Any], schema: Schema) -> float
 
 
 def _count(schema: Schema) -> int:
-    """Number of allowed patterns."""
+    """Returns the number of allowed patterns."""
     free = [schema.rounds - (m - 1) * (schema.stride - 1) for m in range(1, schema.times + 1)]
     return sum(math.comb(n, m) for m, n in enumerate(free, start=1) if n >= m)
 
 
 def _all_patterns(gram: np.ndarray, schema: Schema) -> float:
-    """The largest sum of entries over the patterns, each tried."""
+    """Returns the largest sum of entries over the patterns, by trying all of them."""
 
     def extended(pattern: tuple[int, ...], value: float) -> float:
         best = value
@@ -200,7 +200,10 @@ def _all_patterns(gram: np.ndarray, schema: Schema) -> float:
 
 
 def _searched(gram: np.ndarray, schema: Schema) -> float:
-    """The sum over the worst pattern found: turns at the stride, each then moved while it helps."""
+    """Searches for the pattern with the largest sum.
+
+    It starts from participations at the stride, and moves each of them while that helps.
+    """
     rounds, stride, times = schema
 
     def value(pattern: Sequence[int]) -> float:
@@ -209,7 +212,7 @@ def _searched(gram: np.ndarray, schema: Schema) -> float:
     regular = [
         tuple(range(first, min(rounds, first + times * stride), stride)) for first in range(rounds)
     ]
-    found = []
+    largest = []
     for start in sorted(regular, key=value, reverse=True)[:_STARTS_OF_SEARCH]:
         pattern, before = list(start), -1.0
         while value(pattern) > before:
@@ -220,14 +223,14 @@ def _searched(gram: np.ndarray, schema: Schema) -> float:
                 others = pattern[:i] + pattern[i + 1 :]
                 gain = np.diag(gram)[low : high + 1] + 2.0 * gram[low : high + 1][:, others].sum(1)
                 pattern[i] = low + int(np.argmax(gain))
-        found.append(value(pattern))
-    return max(found)
+        largest.append(value(pattern))
+    return max(largest)
 
 
 def _bounded(size: np.ndarray, schema: Schema) -> float:
-    """No pattern P has a larger sum than the most that Σ_{i ∈ P} w_i can be.
+    """Bounds the sum of every pattern P by the largest Σ_{i ∈ P} w_i.
 
-    w_i is the largest Σ_{j ∈ P} |G_ij| of the patterns that i is in.
+    w_i is the largest Σ_{j ∈ P} |G_ij| over the patterns P that contain i.
     """
     rounds, stride, times = schema
     times = min(times, -(-rounds // stride))
@@ -241,7 +244,7 @@ def _bounded(size: np.ndarray, schema: Schema) -> float:
 
 
 def _best_sums(weights: np.ndarray, stride: int, times: int) -> list[np.ndarray]:
-    """Most that at most 0 ... `times` entries up to j, `stride` apart, sum to: [rows, columns]."""
+    """Returns the largest sums of at most 0 ... `times` entries up to j, `stride` apart."""
     sums = [np.zeros_like(weights)]
     for _ in range(times):
         taken = weights.copy()
@@ -251,21 +254,21 @@ def _best_sums(weights: np.ndarray, stride: int, times: int) -> list[np.ndarray]
 
 
 def _best_before(size: np.ndarray, stride: int, times: int) -> np.ndarray:
-    """[times, n]: for m = 0 ... times − 1, the most of row i that m entries before it sum to."""
+    """Returns the largest sums of m = 0 ... times − 1 entries of row i before i, [times, n]."""
     n = len(size)
-    found = np.zeros((times, n))
+    largest = np.zeros((times, n))
     for m, sums in enumerate(_best_sums(size, stride, times - 1)):
         if stride < n:
-            found[m, stride:] = sums[np.arange(stride, n), np.arange(n - stride)]
-    return found
+            largest[m, stride:] = sums[np.arange(stride, n), np.arange(n - stride)]
+    return largest
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of a Gaussian mechanism: the root of Balle & Wang 2018, Theorem 8, by bisection.
+    """Computes ε of a Gaussian mechanism: the root of Balle & Wang 2018, Theorem 8, by bisection.
 
     Args:
       mu: Sensitivity over standard deviation; inf without noise.
-      delta: δ.
+      delta: δ of the guarantee.
 
     Returns:
       ε at δ.
@@ -293,14 +296,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def sampled_epsilon(
     noise_multiplier: float, probability: float, group_size: int, num_steps: int, delta: float
 ) -> float:
-    """ε of Gaussian noise on secret Poisson samples, by dp_accounting's privacy loss distribution.
+    """Computes ε of Gaussian noise on secret Poisson samples, by dp_accounting's PLD accountant.
 
     Args:
-      noise_multiplier: Standard deviation per unit of what one sampled unit contributes.
-      probability: Of a unit to be sampled in a step.
-      group_size: Units of one user.
+      noise_multiplier: Standard deviation over the norm that one sampled unit contributes.
+      probability: Probability of a unit to be sampled in a step.
+      group_size: Number of units of one user.
       num_steps: Number of steps.
-      delta: δ.
+      delta: δ of the guarantee.
 
     Returns:
       ε at δ, within about 1%; inf without noise.
@@ -322,7 +325,7 @@ def sampled_epsilon(
     interval, before = min(1e-2, 0.03 / math.sqrt(num_steps)), math.inf
     while True:  # Wide cells can only make ε too large: narrower ones until it stays.
         accountant = pld.PLDAccountant(value_discretization_interval=interval)
-        found = float(accountant.compose(composed).get_epsilon(delta))
-        if found > before * 0.997 or interval < _NARROWEST_CELL:
-            return found
-        before, interval = found, interval / 4.0
+        epsilon = float(accountant.compose(composed).get_epsilon(delta))
+        if epsilon > before * 0.997 or interval < _NARROWEST_CELL:
+            return epsilon
+        before, interval = epsilon, interval / 4.0

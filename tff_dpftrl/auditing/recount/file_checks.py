@@ -1,4 +1,4 @@
-"""Checks of a run's files: who can read them, and what stands in which."""
+"""Checks of a run's files: their permissions and contents."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _KNOWN = (
     *("audit.md", "audit.json", "trade_off.png"),
     *("private/ledger.sqlite", "private/ledger.sqlite.key", "private/manifest.json"),
     *("private/cohort_seed", "private/baselines.json"),
-    "private/ledger.sqlite-journal",  # A killed process leaves one even where nothing is undone.
+    "private/ledger.sqlite-journal",  # A killed process leaves one even if nothing is undone.
 )
 _FOLDERS = ("private", "private/checkpoints", "tensorboard")
-# What may be handed on, by docs/results_folder.md, and holds text.
+# Files of text that may be published, by docs/results_folder.md.
 _MAY_BE_PUBLISHED = (
     *("privacy_statement.json", "privacy_statement.md", "config.json", "vocabulary.json"),
     *("held_out.json", "metrics_README.md"),
@@ -44,7 +44,7 @@ def _all(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def permissions(test: str, run: records.Records) -> audit_report.Finding:
-    """Only the owner can read what is secret."""
+    """Checks that only the owner can read private/."""
     private = run.folder / "private"
     if not private.exists():
         return findings.skipped(test, "there is no private/")
@@ -58,7 +58,7 @@ def permissions(test: str, run: records.Records) -> audit_report.Finding:
 
 
 def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """No secret of the run stands in a file outside of private/."""
+    """Checks that no file outside of private/ holds a secret of the run."""
     if not terms.is_secret:
         return findings.skipped(test, "the seed is no secret: config.json tells it")
     sought = dict(_secrets(run))
@@ -77,7 +77,7 @@ def secrets(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
 
 
 def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
-    """Each secret by what it is, in the spellings that would be noticed."""
+    """Yields each secret's description, and the encodings of it that are searched for."""
     state = run.checkpoint
     seed = None if state is None else state.get("aggregator/seed")
     if seed is not None and seed.dtype == np.int64:
@@ -103,7 +103,7 @@ def _secrets(run: records.Records) -> Iterator[tuple[str, tuple[bytes, ...]]]:
 
 
 def _contents(path: pathlib.Path) -> Iterator[bytes]:
-    """The bytes of a file, and of what is in it if it is an archive."""
+    """Yields the bytes of a file, and those of its members if it is an archive."""
     yield path.read_bytes()
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
@@ -112,7 +112,7 @@ def _contents(path: pathlib.Path) -> Iterator[bytes]:
 
 
 def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """The files of a run are there, and no others."""
+    """Checks that all files of a run exist, and no others."""
     present = {name for name, path in _all(run.folder) if not path.is_dir()}
     required = ["config.json"] if run.is_own else ["config.json", "vocabulary.json"]
     if run.rounds_done == terms.num_rounds:
@@ -145,7 +145,7 @@ def _model_of(run: records.Records) -> str:
 
 
 def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
-    """Figures of the training cohorts are in no file that may be published."""
+    """Checks that no file that may be published holds figures of the training cohorts."""
     if not run.metrics:
         return findings.skipped(test, "there is no metrics.csv, or no row in it")
     figures = {
@@ -161,21 +161,21 @@ def exact_figures(test: str, run: records.Records) -> audit_report.Finding:
             continue
         looked_at += 1
         content = path.read_text(encoding="utf-8", errors="replace")
-        found = sorted({column for column, figure in figures if figure in content})
-        wrong += [f"{name} holds values of the column {column}" for column in found]
+        columns = sorted({column for column, figure in figures if figure in content})
+        wrong += [f"{name} holds values of the column {column}" for column in columns]
     note = run.folder / "metrics_README.md"
     if note.is_file():
-        told = note.read_text(encoding="utf-8", errors="replace").partition("Do not publish")[2]
+        warning = note.read_text(encoding="utf-8", errors="replace").partition("Do not publish")[2]
         wrong += [
             f"metrics_README.md does not say that the column {column} is exact"
             for column in _EXACT
-            if column in run.metrics[0] and f"`{column}`" not in told
+            if column in run.metrics[0] and f"`{column}`" not in warning
         ]
     return findings.judged(test, wrong, f"None of {len(figures)} figures is in {looked_at} files")
 
 
 def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """The model that is published is that of the state, and nothing besides."""
+    """Checks that the model file holds the weights of the committed state, and nothing else."""
     path, state = run.folder / _model_of(run), run.checkpoint
     if not path.is_file() or state is None:
         return findings.skipped(test, f"there is no {path.name}, or no checkpoint")
@@ -188,9 +188,9 @@ def model(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repo
     expected = [tensor for name, tensor in state.tensors if name.startswith(part)]
     try:
         with np.load(path, allow_pickle=False) as archive:
-            found = [archive[name] for name in archive.files if archive[name].dtype.kind != "U"]
+            weights = [archive[name] for name in archive.files if archive[name].dtype.kind != "U"]
     except Exception as error:  # NumPy and zipfile raise a dozen kinds.
         return findings.judged(test, [f"{path.name} cannot be read: {error}"], "")
-    same = len(found) == len(expected) and all(map(np.array_equal, found, expected))
+    same = len(weights) == len(expected) and all(map(np.array_equal, weights, expected))
     wrong = [] if same else [f"the weights in {path.name} are not those of the committed state"]
-    return findings.judged(test, wrong, f"Its {len(found)} tensors are those of the state")
+    return findings.judged(test, wrong, f"Its {len(weights)} tensors are those of the state")

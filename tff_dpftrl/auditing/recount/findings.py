@@ -1,8 +1,9 @@
-"""How the checks of a recount say what they found."""
+"""Makers of the findings of a recount's checks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tff_dpftrl.auditing import audit_report
 
@@ -10,12 +11,12 @@ _SHOWN = 4
 
 
 def judged(test: str, wrong: Sequence[str], fine: str) -> audit_report.Finding:
-    """A check that was made: violated if anything is wrong.
+    """Makes the finding of a check: violated if anything is wrong.
 
     Args:
-      test: Its name.
-      wrong: What is wrong, a clause each; empty if nothing is.
-      fine: What is said if nothing is.
+      test: Name of the check.
+      wrong: Faults, a clause each; empty if there are none.
+      fine: Sentence of the finding if there are no faults.
     """
     if not wrong:
         return audit_report.Finding(test, "consistent", f"{fine}.")
@@ -24,12 +25,18 @@ def judged(test: str, wrong: Sequence[str], fine: str) -> audit_report.Finding:
 
 
 def skipped(test: str, why: str) -> audit_report.Finding:
-    """A check that could not be made."""
+    """Makes the finding of a check that could not be done."""
     return audit_report.Finding(test, "not tested", f"{why}.")
 
 
-def differs(found: float | None, expected: float, tolerance: float = 1e-9) -> bool:
-    """Whether a number is missing, or is not what it should be, up to a relative tolerance."""
-    if not isinstance(found, int | float) or isinstance(found, bool):
+def differs(recorded: Any, expected: float, tolerance: float = 1e-9) -> bool:
+    """Returns whether a record is no number, or differs from the expected one.
+
+    Args:
+      recorded: Value from a run's records.
+      expected: Recomputed number.
+      tolerance: Largest relative difference that is ignored.
+    """
+    if not isinstance(recorded, int | float) or isinstance(recorded, bool):
         return True
-    return not abs(found - expected) <= tolerance * abs(expected)
+    return not abs(recorded - expected) <= tolerance * abs(expected)

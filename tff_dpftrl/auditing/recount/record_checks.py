@@ -1,4 +1,4 @@
-"""Checks of what a run keeps for itself: options, ledger, checkpoint."""
+"""Checks of a run's internal records: options, ledger and checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOISE_ERROR_RATE = 1e-3
 
 
 def options(test: str, run: records.Records) -> audit_report.Finding:
-    """`config.json` is what the run began with."""
+    """Checks that `config.json` is what the run began with."""
     if run.manifest is None:
         return findings.skipped(test, "there is no private/manifest.json")
     parts = ("format", "noise_version", "config", "derived", "facts")
@@ -39,16 +39,16 @@ def _differences(then: Any, now: Any, name: str) -> list[tuple[str, Any, Any]]:
     if not (isinstance(then, dict) and isinstance(now, dict)):
         return [] if then == now else [(name, then, now)]
     return [
-        found
+        difference
         for key in sorted(then.keys() | now.keys())
-        for found in _differences(then.get(key), now.get(key), f"{name}.{key}")
+        for difference in _differences(then.get(key), now.get(key), f"{name}.{key}")
     ]
 
 
 def noise_multiplier(
     test: str, run: records.Records, terms: terms_lib.Terms
 ) -> audit_report.Finding:
-    """The noise multiplier that was derived is the one that was asked for."""
+    """Checks that the derived noise multiplier is the one that the options ask for."""
     if run.is_own:
         return findings.skipped(
             test, "it was given in Python, and only what it came to is recorded"
@@ -70,7 +70,7 @@ def noise_multiplier(
 
 
 def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[float, float]:
-    """ε at least and at most of the run that was asked for: a simulated one, if there is one."""
+    """Computes bounds of ε of the run that the options ask for: the simulated one, if any."""
     config, derived = run.config, run.derived
     goal = config.get("simulate_report_goal")
     if terms.kind == terms_lib.SAMPLED and goal is not None:
@@ -90,53 +90,56 @@ def epsilon_asked_for(run: records.Records, terms: terms_lib.Terms) -> tuple[flo
         )
         bounds = arithmetic.squared_sensitivity(terms.strategy, schema)
         mu = math.sqrt(bounds.lower) / derived["noise_multiplier"]
-        found = arithmetic.gaussian_epsilon(mu, terms.delta)
-        return found * (1.0 - 1e-6), found
+        spent = arithmetic.gaussian_epsilon(mu, terms.delta)
+        return spent * (1.0 - 1e-6), spent
     return terms.epsilon(schema, terms.delta)
 
 
 def ledger(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """The ledger's rows are one history, without gaps, forks or noise used twice."""
-    book = run.ledger
-    if book is None:
+    """Checks that the ledger is one history, without gaps, forks or noise used twice."""
+    history = run.ledger
+    if history is None:
         return findings.skipped(test, GONE)
     wrong = []
-    begun, done = len(book.rounds), len(book.commits)
-    if sorted(book.rounds) != list(range(begun)) or sorted(book.commits) != list(range(done)):
+    begun, done = len(history.rounds), len(history.commits)
+    if sorted(history.rounds) != list(range(begun)) or sorted(history.commits) != list(range(done)):
         wrong.append(f"rounds are missing among the {begun} begun and {done} committed")
     if not done <= begun <= done + 1:
         wrong.append(f"{begun} rounds were begun and {done} committed")
-    before = book.initial_checkpoint
-    for t in sorted(book.rounds):
-        continues, _, cohort_hash = book.rounds[t]
+    before = history.initial_checkpoint
+    for t in sorted(history.rounds):
+        continues, _, cohort_hash = history.rounds[t]
         if continues != before:
             wrong.append(f"round {t} does not continue from the state that was committed before it")
-        names = sorted(book.clients[c][0] for c in book.asked.get(t, ()) if c in book.clients)
+        names = sorted(
+            history.clients[c][0] for c in history.asked.get(t, ()) if c in history.clients
+        )
         if hashlib.blake2b(b"".join(names), digest_size=32).hexdigest() != cohort_hash:
             wrong.append(f"the cohort of round {t} is not the one that it began with")
-        if not set(book.dropped.get(t, ())) <= set(book.asked.get(t, ())):
+        if not set(history.dropped.get(t, ())) <= set(history.asked.get(t, ())):
             wrong.append(f"round {t} lost clients whom it did not ask")
-        before = book.commits.get(t, (before,))[0]
-    if strangers := (book.asked.keys() | book.dropped.keys()) - book.rounds.keys():
+        before = history.commits.get(t, (before,))[0]
+    if strangers := (history.asked.keys() | history.dropped.keys()) - history.rounds.keys():
         wrong.append(f"clients were asked in round {min(strangers)}, which never began")
-    noises = [noise for _, noise, _ in book.rounds.values() if noise is not None]
+    noises = [noise for _, noise, _ in history.rounds.values() if noise is not None]
     if len(set(noises)) < len(noises):
         wrong.append("two rounds have the same noise")
     if terms.noise_multiplier > 0.0 and len(noises) < begun:
         wrong.append(f"{begun - len(noises)} rounds have no fingerprint of their noise")
-    wrong += _index(book)
+    wrong += _index(history)
     fine = f"{done} rounds are committed, each after the one before and with noise of its own"
     return findings.judged(test, wrong, fine)
 
 
-def _index(book: records.Ledger) -> list[str]:
-    """Whether the counts that the ledger refuses rounds by are those of its rows."""
+def _index(history: records.Ledger) -> list[str]:
+    """Lists the counts of clients and strides in the ledger that are not those of its rows."""
     committed = {
-        client: [t for t in turns if t in book.commits] for client, turns in book.turns().items()
+        client: [t for t in turns if t in history.commits]
+        for client, turns in history.turns().items()
     }
     wrong = [
         f"client {client} is counted for {times} rounds and was in {len(committed.get(client, ()))}"
-        for client, (_, times, last) in sorted(book.clients.items())
+        for client, (_, times, last) in sorted(history.clients.items())
         if times != len(committed.get(client, ()))
         or last != (committed[client][-1] if committed.get(client) else None)
     ]
@@ -146,19 +149,19 @@ def _index(book: records.Ledger) -> list[str]:
             smallest[j] = min(j - i, smallest.get(j, j))
     wrong += [
         f"round {t} has a smallest stride of {stride}, and {smallest.get(t)} by its clients"
-        for t, (_, stride) in sorted(book.commits.items())
+        for t, (_, stride) in sorted(history.commits.items())
         if stride != smallest.get(t)
     ]
     return wrong
 
 
 def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """Who took part keeps what was declared, and what was declared is what was derived."""
-    book = run.ledger
-    if book is None:
+    """Checks that participation keeps the declared schema, and that this is the derived one."""
+    history = run.ledger
+    if history is None:
         return findings.skipped(test, GONE)
-    rounds, stride, times = book.observed()
-    declared = arithmetic.Schema(*book.declared)
+    rounds, stride, times = history.observed()
+    declared = arithmetic.Schema(*history.declared)
     wrong = []
     if rounds > declared.rounds:
         wrong.append(f"{rounds} rounds were begun and {declared.rounds} declared")
@@ -171,8 +174,8 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
     expected = _declared(run, terms)
     if expected is not None and expected != declared:
         wrong.append(f"the ledger declares {tuple(declared)} and the options {tuple(expected)}")
-    if len(book.clients) > run.num_users:
-        wrong.append(f"{len(book.clients)} clients took part, of {run.num_users} users")
+    if len(history.clients) > run.num_users:
+        wrong.append(f"{len(history.clients)} clients took part, of {run.num_users} users")
     seen = "nobody came twice" if stride is None else f"turns were at least {stride} rounds apart"
     fine = (
         f"In {rounds} rounds nobody came more than {times} times, and {seen}; declared are "
@@ -182,7 +185,7 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
 
 
 def _declared(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema | None:
-    """What the ledger must hold the run to; None where that follows from the population."""
+    """Returns the schema that the ledger must declare; None where the population decides it."""
     if terms.kind == terms_lib.SAMPLED:
         return arithmetic.Schema(terms.num_rounds, 1, terms.num_rounds)
     if run.config.get("simulate_report_goal") is not None:
@@ -192,11 +195,11 @@ def _declared(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema
 
 
 def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
-    """The state is the one that the ledger committed to, under the options of the run."""
+    """Checks that the state is the one that the ledger committed to, under the run's options."""
     if run.ledger is None:
         return findings.skipped(test, GONE)
-    book, state = run.ledger, run.checkpoint
-    done = len(book.commits)
+    history, state = run.ledger, run.checkpoint
+    done = len(history.commits)
     if state is None:
         missing = "the state that the ledger committed last is not in private/checkpoints"
         return findings.judged(test, [missing], "")
@@ -210,7 +213,7 @@ def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
         wrong.append(f"its noise is that of round {int(index)}, after {done} committed rounds")
     if not all(np.all(np.isfinite(t)) for _, t in state.tensors if t.dtype.kind == "f"):
         wrong.append("it holds numbers that are not finite")
-    pending = book.rounds.get(done)
+    pending = history.rounds.get(done)
     if pending is not None and pending[1] not in (None, state.fingerprint(part="aggregator")):
         wrong.append(f"round {done} was begun with other noise than that of the state")
     fine = f"The state after round {done} has the fingerprint that the ledger and its name say"
@@ -218,7 +221,7 @@ def checkpoint(test: str, run: records.Records) -> audit_report.Finding:
 
 
 def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """Past noise in the checkpoint has the variance that the strategy gives it."""
+    """Tests that past noise in the checkpoint has the variance that the strategy gives it."""
     buffer = None if run.checkpoint is None else run.checkpoint.get("aggregator/buffer")
     if buffer is None or buffer.ndim != 2 or not run.rounds_done:
         return findings.skipped(test, "the state keeps no past noise, or there is none")
@@ -232,7 +235,7 @@ def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
         return findings.skipped(test, f"what {kind} keeps is not known to the recount")
     size = buffer.shape[1]
     squares = np.sum(np.square(buffer, dtype=float), axis=1)
-    # Coordinates are independent, buffers are not: an error rate for each of them.
+    # Coordinates are independent, buffers are not: the error rate is split between buffers.
     each = _NOISE_ERROR_RATE / (2 * len(buffer))
     low, high = stats.chi2.ppf(each, size), stats.chi2.isf(each, size)
     wrong = [
@@ -246,19 +249,20 @@ def noise_state(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
         f"{len(buffer)} buffers of {size} coordinates have the variance of the strategy",
     )
     # Found with 99%: where 1% of a smaller noise's squares are still above `low`.
-    found = 1.0 - math.sqrt(low / stats.chi2.isf(0.01, size))
+    detectable = 1.0 - math.sqrt(low / stats.chi2.isf(0.01, size))
     return audit_report.Finding(
         test,
         judged.outcome,
         judged.says,
         error_rate=_NOISE_ERROR_RATE,
         trials=size,
-        power=f"a standard deviation smaller by {found:.2%} or more is found with 99% probability",
+        power=f"a standard deviation smaller by {detectable:.2%} or more is found with 99% "
+        "probability",
     )
 
 
 def _buffer_variance(parameters: dict[str, Any], local: int, size: int) -> np.ndarray | None:
-    """Of each row of the buffer, `local` rounds into a block; None if it is not known."""
+    """Returns the variance of each buffer row, `local` rounds into a block; None if not known."""
     mechanism = parameters["mechanism"]
     if mechanism == "blt" and size == len(parameters["buf_decay"]):
         # S_i <- θ_i S_i + (C⁻¹ z)_t
@@ -266,7 +270,7 @@ def _buffer_variance(parameters: dict[str, Any], local: int, size: int) -> np.nd
         weights = np.array(parameters["buf_decay"])[:, np.newaxis] ** powers
         return np.sum(np.square(weights @ arithmetic.noise_matrix(parameters, local)), axis=1)
     if mechanism in ("banded", "banded-toeplitz"):
-        # Row s has (C⁻¹ z)_r of the latest round r that is s modulo the number of rows.
+        # Row s has (C⁻¹ z)_r of the latest round r with r = s modulo the number of rows.
         rows = np.sum(np.square(arithmetic.noise_matrix(parameters, local)), axis=1)
         latest = [max(range(s, local, size), default=None) for s in range(size)]
         return np.array([0.0 if r is None else rows[r] for r in latest])
@@ -274,7 +278,7 @@ def _buffer_variance(parameters: dict[str, Any], local: int, size: int) -> np.nd
 
 
 def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """Without a secret seed nothing is promised."""
+    """Checks that the seed was drawn in secret, or nothing is promised."""
     promised = (run.statement or {}).get("epsilon")
     if not terms.is_secret:
         wrong = [f"ε = {promised!r} is promised with a seed that config.json tells"]
@@ -282,12 +286,12 @@ def seed(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_repor
         return findings.judged(test, wrong if promised is not None else [], fine)
     if run.checkpoint is None:
         return findings.skipped(test, "there is no checkpoint that could be read")
-    found = run.checkpoint.get("aggregator/seed")
-    if found is None:
+    words = run.checkpoint.get("aggregator/seed")
+    if words is None:
         wrong = ["the state has no seed, and yet noise is claimed"]
         has_noise = terms.noise_multiplier > 0.0
         return findings.judged(test, wrong if has_noise else [], "There is no noise, and no seed")
-    # Small numbers are what somebody chose; all 128 bits come from the operating system.
-    chosen = np.all(np.abs(found.astype(float)) < 2.0**40)
-    wrong = [f"it is {found.tolist()}, which nobody draws by chance"] if chosen else []
+    # A person chooses small numbers; the operating system draws all 128 bits.
+    chosen = np.all(np.abs(words.astype(float)) < 2.0**40)
+    wrong = [f"it is {words.tolist()}, which nobody draws by chance"] if chosen else []
     return findings.judged(test, wrong, "It has 128 bits, drawn in secret as far as can be seen")

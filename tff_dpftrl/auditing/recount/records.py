@@ -1,4 +1,4 @@
-"""The records of a run, as they lie in its folder."""
+"""The records of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Ledger:
     """Rows of `ledger.sqlite`.
 
     Attributes:
-      declared: Rounds, smallest stride and largest number of participations that were declared.
+      declared: Declared number of rounds, smallest stride and largest number of participations.
       initial_checkpoint: Fingerprint of the state before round 0.
-      rounds: By round: fingerprints of the state it continued from and of its noise, hash of
-        its cohort.
-      commits: By round: fingerprint of the state after it, smallest stride in it.
-      asked: By round: numbers of the clients who were asked.
-      dropped: By round: those of them who did not contribute.
-      clients: By number: pseudonym, participations and last round as the ledger counts them.
+      rounds: Fingerprint of the state that each round continued from, fingerprint of its noise,
+        and hash of its cohort.
+      commits: Fingerprint of the state after each committed round, and smallest stride in it.
+      asked: Numbers of the clients that each round asked.
+      dropped: Numbers of the asked clients of each round that did not contribute.
+      clients: Pseudonym, participations and last round of each client number, as the ledger
+        counts them.
     """
 
     declared: tuple[int, int, int]
@@ -42,18 +43,18 @@ class Ledger:
     clients: dict[int, tuple[bytes, int, int | None]]
 
     def turns(self) -> dict[int, list[int]]:
-        """By client: the rounds that it counts for, in order.
+        """Returns the rounds in which each client participated, in order.
 
         A client that was asked counts, unless the ledger says that it did not contribute.
         """
-        found: dict[int, list[int]] = {}
+        by_client: dict[int, list[int]] = {}
         for t in sorted(self.asked):
             for client in set(self.asked[t]) - set(self.dropped.get(t, ())):
-                found.setdefault(client, []).append(t)
-        return found
+                by_client.setdefault(client, []).append(t)
+        return by_client
 
     def observed(self) -> tuple[int, int | None, int]:
-        """Rounds begun, smallest stride (None if nobody came twice), most participations."""
+        """Counts rounds begun, smallest stride (None if nobody came twice), most participations."""
         turns = self.turns().values()
         strides = [j - i for mine in turns for i, j in zip(mine, mine[1:], strict=False)]
         return len(self.rounds), min(strides, default=None), max(map(len, turns), default=0)
@@ -64,19 +65,19 @@ class Checkpoint:
     """A state of the run.
 
     Attributes:
-      path: Its file.
-      tensors: Where each tensor is in the state, and the tensor, in the order of the file.
+      path: File of the state.
+      tensors: Pairs of a tensor's path in the state and the tensor, in the order of the file.
     """
 
     path: pathlib.Path
     tensors: tuple[tuple[str, np.ndarray], ...]
 
     def get(self, name: str) -> np.ndarray | None:
-        """The tensor at a place in the state; None if there is none."""
+        """Returns the tensor at a path in the state; None if there is none."""
         return dict(self.tensors).get(name)
 
     def fingerprint(self, *, part: str = "", binding: str = "") -> str:
-        """What the ledger calls this state, or a part of it, if bound to `binding`."""
+        """Computes the ledger's fingerprint of this state, or of a part, bound to `binding`."""
         whole = hashlib.blake2b(_digest(binding.encode("utf-8")), digest_size=16)
         for name, tensor in self.tensors:
             if not part or name == part or name.startswith(f"{part}/"):
@@ -87,18 +88,18 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Records:
-    """What there is of a run.
+    """The records of a run.
 
     Attributes:
-      folder: Its folder.
-      public: `config.json`.
-      manifest: `private/manifest.json`; None, like all below, if there is no such file.
-      ledger: `private/ledger.sqlite`.
-      checkpoint: The state that the ledger names last.
-      statement: `privacy_statement.json`.
-      statement_text: `privacy_statement.md`.
+      folder: Folder of the run.
+      public: Content of `config.json`.
+      manifest: Content of `private/manifest.json`; None, like all below, without the file.
+      ledger: Rows of `private/ledger.sqlite`.
+      checkpoint: State that the ledger names last.
+      statement: Content of `privacy_statement.json`.
+      statement_text: Content of `privacy_statement.md`.
       metrics: Rows of `metrics.csv`.
-      unreadable: What is there and cannot be read, a sentence each.
+      unreadable: Sentences on the files that cannot be read.
     """
 
     folder: pathlib.Path
@@ -113,7 +114,7 @@ class Records:
 
     @property
     def config(self) -> Json:
-        """The options."""
+        """The options of the run."""
         return self.public["config"]
 
     @property
@@ -153,13 +154,13 @@ class Records:
 
 
 def read(folder: pathlib.Path) -> Records:
-    """Reads what there is; nothing in the folder is changed.
+    """Reads the records of a run; nothing in the folder is changed.
 
     Args:
       folder: Folder of a run of `train` or `finetune`.
 
     Returns:
-      Its records.
+      The records.
 
     Raises:
       ValueError: If the folder holds no such run, or another process has it open.

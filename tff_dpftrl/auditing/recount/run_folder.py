@@ -1,4 +1,4 @@
-"""The recount of a run: every check, and the report of them."""
+"""The recount of a run: all checks, and their report."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from tff_dpftrl.auditing.recount import terms as terms_lib
 def recount_run(
     folder: str | os.PathLike[str], *, progress: Callable[[str], None] = lambda line: None
 ) -> audit_report.AuditReport:
-    """Derives a run's privacy statement again from its records, and looks through its files.
+    """Derives a run's privacy statement again from its records, and checks its files.
 
-    What is found is found by reading: whether the noise was drawn as the records say, or a client
-    clipped, is for `audit_aggregator` and `audit_training`. Nothing in the folder is changed.
+    The recount only reads: `audit_aggregator` and `audit_training` test whether noise is drawn
+    and clients are clipped as the records say. Nothing in the folder is changed.
 
     Args:
       folder: Folder that `tff-dpftrl train` or `finetune` wrote to, of a run that is finished or
         interrupted.
-      progress: Receives the name of each test before it begins.
+      progress: Callback for progress lines: the name of each test before it begins.
 
     Returns:
-      The report; all but the test of the noise in the checkpoint are exact.
+      The report; all tests but that of the noise in the checkpoint are exact.
 
     Raises:
       ValueError: If there is no such run in the folder, or another process has it open.
@@ -70,24 +70,24 @@ def recount_run(
         ),
         "files: missing or unknown": lambda test: file_checks.complete(test, run, terms),
     }
-    found = []
+    done = []
     for test, check in checks.items():
         progress(test)
         try:
-            found.append(check(test))
+            done.append(check(test))
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-            # Records that are not what any run writes: a claim that nobody can check.
-            found.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
+            # Records that no run writes: nobody can check their claim.
+            done.append(findings.judged(test, [f"the records cannot be recounted: {error!r}"], ""))
     return audit_report.AuditReport(
         subject=f"recount of the run {run.folder.absolute().name}",
         claim=_claim(run, terms),
-        findings=tuple(found),
+        findings=tuple(done),
         is_ours=True,
     )
 
 
 def _claim(run: records.Records, terms: terms_lib.Terms) -> claim_lib.Claim:
-    """What the statement says; no claim if there is none, or none that makes sense."""
+    """Returns the statement's claim; an infinite ε if there is none, or none that is valid."""
     stated = run.statement or {}
     epsilon, rho = stated.get("epsilon"), stated.get("rho_zcdp")
     delta = terms.delta if stated.get("delta") is None else stated["delta"]

@@ -1,4 +1,4 @@
-"""Checks of what a run says to others: its statement, and ε in its metrics."""
+"""Checks of a run's privacy statement, and of its metrics."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _MOST_CLIENTS = 10_000
 
 
 def _earlier(run: records.Records, terms: terms_lib.Terms) -> bool:
-    """Whether an unfinished run has begun rounds since its statement was written."""
+    """Returns whether an unfinished run has begun rounds since its statement was written."""
     if run.ledger is None or run.rounds_done == terms.num_rounds:
         return False
     return (_stated_rounds(run.statement) or 0) < len(run.ledger.rounds)
 
 
 def _stated_rounds(statement: records.Json) -> int | None:
-    """Rounds that were run, as the statement has it."""
+    """Returns the number of rounds that were run, by the statement."""
     parameters = statement.get("parameters", {})
     observed = statement.get("observed") or {}
     return observed.get("num_rounds", parameters.get("num_steps", parameters.get("num_rounds")))
 
 
 def _charged(run: records.Records, terms: terms_lib.Terms) -> arithmetic.Schema:
-    """The participation that the statement must be computed for.
+    """Returns the participation that the statement must be computed for.
 
-    All that was declared, unless the run has ended for a reason that no data decided.
+    It is the declared one, unless the run has ended for a reason that does not depend on data.
     """
     rounds, stride, times = run.ledger.observed()
     declared = arithmetic.Schema(*run.ledger.declared)
@@ -58,7 +58,7 @@ def _as_json(schema: arithmetic.Schema) -> records.Json:
 
 
 def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """The statement is about the participation that the ledger has recorded."""
+    """Checks that the statement is about the participation that the ledger has recorded."""
     if run.statement is None:
         return findings.skipped(test, _NO_STATEMENT)
     if run.ledger is None:
@@ -70,7 +70,7 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
         parameters = stated["parameters"]
         name = "num_steps" if "num_steps" in parameters else "num_rounds"
         expected = {name: begun, f"{name}_charged": _charged(run, terms).rounds}
-        found = {key: parameters.get(key) for key in expected}
+        given = {key: parameters.get(key) for key in expected}
     else:
         rounds, stride, times = run.ledger.observed()
         expected = {
@@ -78,17 +78,17 @@ def participation(test: str, run: records.Records, terms: terms_lib.Terms) -> au
             "observed": _as_json(arithmetic.Schema(rounds, stride, times)),
             "accounted": _as_json(_charged(run, terms)),
         }
-        found = {key: stated.get(key) for key in expected}
+        given = {key: stated.get(key) for key in expected}
     wrong = [
-        f"{key} is {found[key]} in the statement and {value} by the ledger"
+        f"{key} is {given[key]} in the statement and {value} by the ledger"
         for key, value in expected.items()
-        if found[key] != value
+        if given[key] != value
     ]
     return findings.judged(test, wrong, f"It is that of the {begun} rounds in the ledger")
 
 
 def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """The sensitivity that is stated is that of the strategy, and covers every client."""
+    """Checks that the stated sensitivity is that of the strategy, and covers every client."""
     if terms.kind == terms_lib.SAMPLED:
         return findings.skipped(test, "with sampled cohorts it is 1 by definition")
     if run.statement is None:
@@ -123,7 +123,7 @@ def sensitivity(test: str, run: records.Records, terms: terms_lib.Terms) -> audi
 
 
 def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """ε, δ and ρ follow from the noise, the sensitivity and what was charged."""
+    """Checks that ε, δ and ρ follow from noise, sensitivity and charged participation."""
     stated = run.statement
     if stated is None:
         return findings.skipped(test, _NO_STATEMENT)
@@ -153,8 +153,8 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
         if inflation < 1.0:
             wrong.append(f"clip_norm_inflation={inflation!r} would make contributions smaller")
         mu = math.sqrt(parameters["sensitivity_squared"]) * inflation / terms.noise_multiplier
-        found = arithmetic.gaussian_epsilon(mu, delta)
-        low, high = found * (1.0 - 1e-6), found * (1.0 + 1e-6)
+        spent = arithmetic.gaussian_epsilon(mu, delta)
+        low, high = spent * (1.0 - 1e-6), spent * (1.0 + 1e-6)
         if findings.differs(stated.get("rho_zcdp"), mu * mu / 2.0):
             wrong.append(
                 f"ρ is {stated.get('rho_zcdp')!r} in the statement, computed {mu**2 / 2!r}"
@@ -173,7 +173,7 @@ def epsilon(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_re
 
 
 def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
-    """Numbers that are copied, not computed."""
+    """Lists differences in numbers that the statement copies."""
     clip_norm = run.derived.get("clip_norm", run.config.get("clip_norm"))
     expected = {"num_users": run.num_users}
     expected |= {
@@ -187,14 +187,14 @@ def _other_facts(run: records.Records, parameters: records.Json) -> list[str]:
 
 
 def text(test: str, run: records.Records) -> audit_report.Finding:
-    """People read the same as programs do."""
+    """Checks that the statement is the same in Markdown and in JSON."""
     if run.statement is None or run.statement_text is None:
         return findings.skipped(test, "one of privacy_statement.md and .json is not there")
-    stated, said = run.statement, run.statement_text
+    stated, markdown = run.statement, run.statement_text
     wrong = []
-    headline = re.search(r"\(ε = ([0-9.e+-]+), δ = ([0-9.e+-]+)\)", said)
+    headline = re.search(r"\(ε = ([0-9.e+-]+), δ = ([0-9.e+-]+)\)", markdown)
     if stated.get("epsilon") is None:
-        if headline or "No differential privacy guarantee" not in said:
+        if headline or "No differential privacy guarantee" not in markdown:
             wrong.append("the Markdown claims a guarantee and the JSON none")
     elif headline is None:
         wrong.append("the Markdown does not say (ε = ..., δ = ...)")
@@ -208,19 +208,19 @@ def text(test: str, run: records.Records) -> audit_report.Finding:
         if findings.differs(float(headline[2]), stated["delta"], 1e-5):
             wrong.append(f"δ is {headline[2]} in the Markdown and {stated['delta']!r} in the JSON")
     for name, value in stated["parameters"].items():
-        # Which is rounded for people.
-        if name != "sampling_probability" and f"- {name}: {value}\n" not in said:
+        # The Markdown rounds the sampling probability.
+        if name != "sampling_probability" and f"- {name}: {value}\n" not in markdown:
             wrong.append(f"{name} is not {value} in the Markdown")
     titles = {"declared": "declared", "accounted": "accounted for", "observed": "observed"}
     for key, title in titles.items():
         schema = stated.get(key)
-        if schema is not None and _table_row(title, schema) not in said:
+        if schema is not None and _table_row(title, schema) not in markdown:
             wrong.append(f"the {title} participation is another one in the Markdown")
     missing = [
         line
         for key in ("no_guarantee", "headline_caveats", "not_covered", "assumptions", "audits")
         for line in stated.get(key, ())
-        if line not in said and (key != "headline_caveats" or stated.get("epsilon") is not None)
+        if line not in markdown and (key != "headline_caveats" or stated.get("epsilon") is not None)
     ]
     wrong += [f"the Markdown leaves out: {line}" for line in missing]
     return findings.judged(test, wrong, "Both say the same; the Markdown rounds up")
@@ -235,7 +235,7 @@ def _table_row(title: str, schema: dict[str, Any]) -> str:
 def metrics_epsilon(
     test: str, run: records.Records, terms: terms_lib.Terms
 ) -> audit_report.Finding:
-    """The column ε is what the rounds so far have spent, with what was declared."""
+    """Checks that the column ε is what the rounds so far have spent under the declared schema."""
     rows = run.metrics
     if not rows:
         return findings.skipped(test, "there is no metrics.csv, or no row in it")
@@ -264,14 +264,14 @@ def metrics_epsilon(
 
 
 def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
-    """The rows are those of the committed rounds; a secret cohort's size is not in them."""
-    rows, book = run.metrics, run.ledger
+    """Checks that rows belong to committed rounds and do not disclose a secret cohort's size."""
+    rows, ledger = run.metrics, run.ledger
     if rows is None:
         return findings.skipped(test, "there is no metrics.csv")
-    if book is None:
+    if ledger is None:
         return findings.skipped(test, record_checks.GONE)
     numbers = [row.get("round") for row in rows]
-    done = len(book.commits)
+    done = len(ledger.commits)
     wrong = []
     # A killed process may have left its last row out; `report` does not write it either.
     complete = [str(t + 1) for t in range(done)]
@@ -282,8 +282,8 @@ def metrics_rows(test: str, run: records.Records, terms: terms_lib.Terms) -> aud
         size, t = row.get("clients"), row.get("round", "")
         if is_secret and size:
             wrong.append(f"row {t} tells the size of a cohort that is secret")
-        if size and t.isdigit() and int(t) - 1 in book.rounds:
-            asked = len(book.asked.get(int(t) - 1, ()))
+        if size and t.isdigit() and int(t) - 1 in ledger.rounds:
+            asked = len(ledger.asked.get(int(t) - 1, ()))
             if size != str(asked):
                 wrong.append(f"row {t} has {size} clients, and the ledger {asked}")
     what = (

@@ -1,4 +1,4 @@
-"""What a run must promise, computed from its options and its ledger."""
+"""The privacy terms of a run, computed from its options."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Terms:
     """Noise and participation of a run.
 
     Attributes:
-      kind: `DP_FTRL` or `SAMPLED`.
-      noise_multiplier: z of the run itself, not of a larger one that it simulates.
-      delta: δ; None if neither the options nor the plan say it.
+      kind: Kind of the mechanism, `DP_FTRL` or `SAMPLED`.
+      noise_multiplier: Noise multiplier of the run itself, not of a larger one that it simulates.
+      delta: δ of the guarantee; None if neither the options nor the plan have one.
       strategy: Parameters of the strategy; None if clipping and noise are off, or the noise
         is independent by definition.
-      probability: Of a unit to be sampled; None of DP-FTRL.
-      group_size: Units of one user in a sample.
+      probability: Probability of a unit to be sampled; None for DP-FTRL.
+      group_size: Number of units of one user in a sample.
       other_epsilon: ε that was spent before the first step.
-      num_rounds: Rounds that were declared.
+      num_rounds: Declared number of rounds.
       is_secret: Whether the seed of the noise was drawn in secret.
     """
 
@@ -45,11 +45,11 @@ class Terms:
         return self.is_secret and self.noise_multiplier > 0.0
 
     def epsilon(self, schema: arithmetic.Schema, delta: float) -> tuple[float, float]:
-        """ε of all that `schema` allows: what it is at least, and at most.
+        """Computes a lower and an upper bound of ε for all that a schema allows.
 
         Args:
-          schema: Who may take part when; of sampled runs only the number of rounds matters.
-          delta: δ.
+          schema: Participation schema; for sampled runs only the number of rounds matters.
+          delta: δ of the guarantee.
 
         Returns:
           Two bounds, equal up to rounding where the worst participation is known exactly.
@@ -60,7 +60,7 @@ class Terms:
             sampled = self.other_epsilon + arithmetic.sampled_epsilon(
                 self.noise_multiplier, self.probability, self.group_size, schema.rounds, delta
             )
-            # Each of the two accountants rounds up, on a grid of its own.
+            # Each of the two accountants rounds up, on different grids.
             return sampled * 0.99 - 1e-4, sampled * 1.01 + 1e-4
         bounds = arithmetic.squared_sensitivity(self.strategy, schema)
         low, high = (
@@ -71,7 +71,7 @@ class Terms:
 
 
 def of(run: records.Records) -> Terms:
-    """The terms of a run.
+    """Computes the terms of a run.
 
     Raises:
       ValueError: If its options are those of no run that can be recounted.
