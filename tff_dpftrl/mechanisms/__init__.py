@@ -1,7 +1,7 @@
-"""Strategies of the matrix mechanism: C, its sensitivity, its losses, its noise.
+"""Strategies of the matrix mechanism: matrix C, sensitivity, losses and noise.
 
 NumPy and SciPy only. `table` builds a strategy from a name; `strategy` is the
 interface, `blt`, `tree`, `banded` and the like are its implementations,
-`blt_optimize` and the like find the best of a kind, `serialization` keeps them in
-files and `zoo` has some ready-made. `numerics` is machinery. See README.md.
+`blt_optimize` and the like optimise them, `serialization` writes and reads files, and
+`zoo` has some ready-made strategies. `numerics` has their computations. See README.md.
 """

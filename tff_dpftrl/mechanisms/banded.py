@@ -2,7 +2,7 @@
 
 Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization"; a comparator in
 McMahan, Xu & Zhang 2024, section 4. C[i, j] = 0 unless 0 <= i − j < bands. The matrix is
-kept as [num_rounds, bands] and is never made dense but where a dense matrix is asked for.
+kept as [num_rounds, bands]; only methods that return a dense matrix make it dense.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
@@ -20,11 +21,11 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 class Banded(strategy.Strategy):
-    """A lower-triangular C with few bands and any entries.
+    """Strategy whose lower-triangular C has few bands and any entries.
 
     Args:
-      rows: Shape [num_rounds, bands], rows[t, j] = C[t, t − j]. Entries with
-        j > t lie outside the matrix and must be 0; rows[:, 0] must be positive.
+      rows: Rows of C by lag, shape [num_rounds, bands]: rows[t, j] = C[t, t − j]. Entries
+        with j > t lie outside the matrix and must be 0; rows[:, 0] must be positive.
 
     Raises:
       ValueError: If `rows` is not such a matrix.
@@ -54,11 +55,12 @@ class Banded(strategy.Strategy):
 
     @property
     def rows(self) -> np.ndarray:
-        """C by rows, read-only, shape [max_rounds, bands]: rows[t, j] = C[t, t − j]."""
+        """Rows of C by lag, read-only, shape [max_rounds, bands]: rows[t, j] = C[t, t − j]."""
         return self._rows
 
     @property
-    def name(self) -> str:  # noqa: D102
+    @override
+    def name(self) -> str:
         return f"{self.mechanism} ({strategy.counted(self.bands, 'band')})"
 
     @property
@@ -67,6 +69,7 @@ class Banded(strategy.Strategy):
         return self._rows.shape[1]
 
     @property
+    @override
     def max_rounds(self) -> int:
         """Number of rows of C."""
         return self._rows.shape[0]
@@ -80,13 +83,14 @@ class Banded(strategy.Strategy):
         return self._rows[:num_rounds, : min(self.bands, num_rounds)]
 
     def columns(self, num_rounds: int) -> np.ndarray:
-        """C by columns, shape [num_rounds, bands or fewer].
+        """Returns the columns of C by lag.
 
         Args:
           num_rounds: Number of leading rows and columns to keep.
 
         Returns:
-          Entry [t, j] is C[t + j, t], and 0 if t + j >= num_rounds.
+          Shape [num_rounds, bands or fewer]. Entry [t, j] is C[t + j, t], and 0 if
+          t + j >= num_rounds.
         """
         rows = self._first_rows(num_rounds)
         columns = np.zeros_like(rows)
@@ -94,25 +98,26 @@ class Banded(strategy.Strategy):
             columns[: num_rounds - j, j] = rows[j:, j]
         return columns
 
+    @override
     def strategy_matrix(self, num_rounds: int) -> np.ndarray:
-        """C, dense, shape [num_rounds, num_rounds]."""
         rows = self._first_rows(num_rounds)
         matrix = np.zeros((num_rounds, num_rounds))
         for j in range(rows.shape[1]):
             np.fill_diagonal(matrix[j:, :], rows[j:, j])
         return matrix
 
+    @override
     def noise_matrix(self, num_rounds: int) -> np.ndarray:
-        """C⁻¹, dense, shape [num_rounds, num_rounds]."""
         matrix = self.strategy_matrix(num_rounds)
         return scipy.linalg.solve_triangular(matrix, np.eye(num_rounds), lower=True)
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Sensitivity under `schema`; exact if `min_sep >= bands`.
+        """Computes the sensitivity under `schema`; exact if `min_sep >= bands`.
 
-        Columns that far apart are orthogonal, and a dynamic program finds the
-        largest squared norms, which need not be equal. Otherwise see
-        `banded_sensitivity.from_gram`.
+        Columns that are `bands` apart are orthogonal, and a dynamic program finds the
+        largest sum of their squared norms. With a smaller `min_sep` the result is that of
+        `banded_sensitivity.from_gram`, exact or a proven bound.
         """
         columns = self.columns(schema.num_rounds)
         bands = columns.shape[1]
@@ -124,27 +129,29 @@ class Banded(strategy.Strategy):
             )
         return banded_sensitivity.from_gram(diagonals, schema)
 
+    @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of A C⁻¹, shape [num_rounds]."""
         return banded_blocks.noise_variances(self._first_rows(num_rounds))[1]
 
+    @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of C⁻¹, shape [num_rounds]."""
         return banded_blocks.noise_variances(self._first_rows(num_rounds))[0]
 
+    @override
     def noise_recipe(self) -> noise_recipe.BandedNoise:
-        """One row of C a round."""
+        """Returns the rows of C, one for each round."""
         return noise_recipe.BandedNoise(tuple(tuple(row) for row in self._rows.tolist()))
 
+    @override
     def memory_copies(self, num_rounds: int) -> int:
-        """The last bands − 1 outputs."""
+        """Counts the last outputs that are kept: bands − 1."""
         return min(self.bands, num_rounds) - 1
 
+    @override
     def to_dict(self) -> dict[str, Any]:
-        """Parameters as JSON-compatible values."""
         return {"mechanism": self.mechanism, "rows": self._rows.tolist()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Banded:
-        """Inverse of `to_dict`."""
+        """Reads what `to_dict` returned."""
         return cls(values["rows"])

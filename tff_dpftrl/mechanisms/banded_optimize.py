@@ -26,16 +26,17 @@ from tff_dpftrl.mechanisms import banded, banded_toeplitz_optimize
 from tff_dpftrl.mechanisms.numerics import banded_blocks
 from tff_dpftrl.participation import schema as schema_lib
 
-# p-norms over rounds of the variance, minimised one after the other for MaxLoss. The last
-# one exceeds the maximum by less than num_rounds^(1/512), usually much less.
+# Powers of the p-norms over rounds of the variance, minimised in turn for MaxLoss. The last
+# norm differs from the maximum by a factor below num_rounds^(1/512), usually much less.
 _MAX_ERROR_POWERS = (16.0, 256.0)
 _HISTORY = 10
 
 Progress: TypeAlias = Callable[[int, float], None]
+"""Callback for the number of steps and the loss, after each step."""
 
 
 def _transpose(values: np.ndarray, *, to_rows: bool) -> np.ndarray:
-    """Between columns[t, j] = C[t + j, t] and rows[t, j] = C[t, t − j]."""
+    """Converts between columns[t, j] = C[t + j, t] and rows[t, j] = C[t, t − j]."""
     num_rounds, bands = values.shape
     result = np.zeros_like(values)
     for j in range(bands):
@@ -51,11 +52,12 @@ def _unit(columns: np.ndarray) -> np.ndarray:
 
 
 def _log_error(columns: np.ndarray, power: float) -> tuple[float, np.ndarray]:
-    """Log of the p-norm of the prefix errors for unit columns, and its gradient.
+    """Computes the log of the p-norm of the prefix errors, and its gradient.
 
     Args:
-      columns: Shape [num_rounds, bands], of any norms.
-      power: The p of (mean_t variance_t^p)^(1 / (2 p)).
+      columns: Columns of C by lag, shape [num_rounds, bands], of any norms. They are
+        normalised first.
+      power: Power p of (mean_t variance_t^p)^(1 / (2 p)).
 
     Returns:
       The logarithm and its gradient with respect to `columns`.
@@ -116,19 +118,20 @@ def optimize_banded(
 ) -> banded.Banded:
     """Minimises RmsLoss, or MaxLoss, over banded strategies with unit columns.
 
-    Deterministic for one number of threads. MaxLoss is minimised by way of p-norms.
+    The result is deterministic for a given number of threads. MaxLoss is minimised by way
+    of p-norms.
 
     Args:
-      schema: Rounds, separation and participations to optimise for.
+      schema: Participation schema to optimise for.
       bands: Number of diagonals; `min_sep` if None.
-      minimize_rms: Minimise RmsLoss; if False, MaxLoss.
+      minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS (for each p-norm).
-      tolerance: Stop when a step reduces the loss by less than this, relatively.
-      checkpoint: File (NumPy's npz) to which the state is written, and from which
-        it is taken up if it exists. L-BFGS then collects its history anew.
-      checkpoint_every: Steps between two checkpoints.
-      progress: Called after every step with the number of steps and the loss:
-        RmsLoss, or the p-norm that stands for MaxLoss.
+      tolerance: Relative reduction of the loss below which a step is the last one.
+      checkpoint: File (NumPy's npz) to which the state is written; the search resumes from
+        it if it exists. L-BFGS then collects its history anew.
+      checkpoint_every: Number of steps between two checkpoints.
+      progress: Callback for the number of steps and the loss, after every step. The loss
+        is RmsLoss, or the p-norm that stands for MaxLoss.
 
     Returns:
       The strategy; its columns are unit vectors.
@@ -179,7 +182,7 @@ def _descend(
     tolerance: float,
     after_step: Callable[[np.ndarray, float], None],
 ) -> np.ndarray:
-    """L-BFGS on scaled columns; returns unit columns."""
+    """Runs L-BFGS on scaled columns; returns unit columns."""
     num_rounds = len(columns)
     _, variances = banded_blocks.noise_variances(_transpose(columns, to_rows=True))
     weights = (variances / variances.max()) ** (power - 1)
@@ -197,7 +200,7 @@ def _descend(
         # The accepted point is the one that was evaluated last.
         after_step(scaled.reshape(columns.shape) * scale, latest)
 
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         objective,
         (columns / scale).ravel(),
         jac=True,
@@ -211,4 +214,4 @@ def _descend(
             "gtol": 0.0,
         },
     )
-    return _unit(found.x.reshape(columns.shape) * scale)
+    return _unit(optimum.x.reshape(columns.shape) * scale)

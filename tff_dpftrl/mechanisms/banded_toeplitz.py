@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
@@ -18,10 +19,10 @@ _MAX_GRAM_ENTRIES = 4_000_000
 
 @dataclasses.dataclass(frozen=True)
 class BandedToeplitz(strategy.Strategy):
-    """C[i, j] = coefficients[i − j], zero from `bands` on; any number of rounds.
+    """Strategy with C[i, j] = coefficients[i − j], 0 from `bands` on; any number of rounds.
 
     Attributes:
-      coefficients: c_0 ... c_{bands−1}, finite, c_0 > 0.
+      coefficients: Coefficients c_0 ... c_{bands−1}, finite, c_0 > 0.
     """
 
     coefficients: tuple[float, ...]
@@ -34,7 +35,7 @@ class BandedToeplitz(strategy.Strategy):
 
     @classmethod
     def fhu(cls, bands: int) -> BandedToeplitz:
-        """BandFHU: the first coefficients of (1 − x)^(−1/2), without optimisation.
+        """Builds BandFHU: the first coefficients of (1 − x)^(−1/2), without optimisation.
 
         c_t = binom(2t, t) / 4^t (Fichtenberger, Henzinger & Upadhyay 2023), the
         square root of the prefix-sum matrix, cut off after `bands` diagonals.
@@ -52,7 +53,8 @@ class BandedToeplitz(strategy.Strategy):
         return cls(tuple(np.cumprod(np.append(1.0, 1.0 - 0.5 / np.arange(1, bands))).tolist()))
 
     @property
-    def name(self) -> str:  # noqa: D102
+    @override
+    def name(self) -> str:
         return f"{self.mechanism} ({strategy.counted(self.bands, 'band')})"
 
     @property
@@ -63,19 +65,21 @@ class BandedToeplitz(strategy.Strategy):
     def _inverse(self, num_rounds: int) -> np.ndarray:
         return toeplitz.inverse_coefficients(np.array(self.coefficients), num_rounds)
 
-    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
         return toeplitz.matrix(np.array(self.coefficients), num_rounds)
 
-    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
         return toeplitz.matrix(self._inverse(num_rounds), num_rounds)
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Sensitivity under `schema`.
+        """Computes the sensitivity under `schema`.
 
-        Exact if `min_sep >= bands` or the coefficients do not increase; otherwise
-        the smaller of two upper bounds, the one from the Gram matrix being left
-        out where that would be large. See `toeplitz.sensitivity` and
-        `banded_sensitivity.from_gram`.
+        It is exact if `min_sep >= bands` or the coefficients do not increase. Otherwise it is
+        the smaller of two results, `toeplitz.sensitivity` and `banded_sensitivity.from_gram`.
+        The latter is left out if the Gram matrix is large.
         """
         result = toeplitz.sensitivity(np.array(self.coefficients), schema)
         bands = min(self.bands, schema.num_rounds)
@@ -97,22 +101,27 @@ class BandedToeplitz(strategy.Strategy):
             diagonals[distance] = sums[np.maximum(terms - distance, 0)]
         return diagonals
 
-    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         return toeplitz.prefix_noise_variance(self._inverse(num_rounds))
 
-    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return toeplitz.round_noise_variance(self._inverse(num_rounds))
 
-    def noise_recipe(self) -> noise_recipe.BandedNoise:  # noqa: D102
+    @override
+    def noise_recipe(self) -> noise_recipe.BandedNoise:
         return noise_recipe.BandedNoise((self.coefficients,))
 
-    def memory_copies(self, num_rounds: int) -> int:  # noqa: D102
+    @override
+    def memory_copies(self, num_rounds: int) -> int:
         return min(self.bands, num_rounds) - 1
 
-    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def to_dict(self) -> dict[str, Any]:
         return {"mechanism": self.mechanism, "coefficients": list(self.coefficients)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BandedToeplitz:
-        """Inverse of `to_dict`."""
+        """Reads what `to_dict` returned."""
         return cls(values["coefficients"])

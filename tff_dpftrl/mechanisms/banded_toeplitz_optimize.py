@@ -20,7 +20,7 @@ _EXPLODED = 1e100
 
 
 def _product(a: np.ndarray, b: np.ndarray, length: int) -> np.ndarray:
-    """The first `length` coefficients of the product of two power series."""
+    """Computes the first `length` coefficients of the product of two power series."""
     size = fft.next_fast_len(len(a) + len(b) - 1, real=True)
     spectrum = fft.rfft(a, size) * fft.rfft(b, size)  # pyright: ignore[reportOperatorIssue]
     product: np.ndarray = fft.irfft(spectrum, size)  # pyright: ignore[reportAssignmentType]
@@ -28,7 +28,7 @@ def _product(a: np.ndarray, b: np.ndarray, length: int) -> np.ndarray:
 
 
 def _reciprocal(coefficients: np.ndarray, length: int) -> np.ndarray:
-    """The first `length` coefficients of 1 / C(x), by Newton's iteration if long."""
+    """Computes the first `length` coefficients of 1 / C(x), by Newton's iteration if long."""
     if len(coefficients) * length <= _DIRECT_PRODUCTS:
         return toeplitz.inverse_coefficients(coefficients, length)
     short = -(-length // 2)
@@ -42,12 +42,12 @@ def _reciprocal(coefficients: np.ndarray, length: int) -> np.ndarray:
 def _log_loss(
     free: np.ndarray, uses: np.ndarray, round_weights: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Logarithm of the loss, and its gradient, at c = (1, *free).
+    """Computes the logarithm of the loss, and its gradient, at c = (1, *free).
 
     Args:
-      free: c_1 ... c_{bands−1}.
-      uses: How many columns of the earliest pattern reach the entry c_s.
-      round_weights: The weight of B_t², shape [n].
+      free: Coefficients c_1 ... c_{bands−1}.
+      uses: Number of columns of the earliest pattern that reach the entry c_s, by s.
+      round_weights: Weights of B_t², shape [n].
 
     Returns:
       The value and the gradient; a large value and zero if the noise explodes.
@@ -76,13 +76,13 @@ def optimize_banded_toeplitz(
 ) -> banded_toeplitz.BandedToeplitz:
     """Minimises RmsLoss, or MaxLoss, over banded Toeplitz strategies.
 
-    Starts from BandFHU. The columns of a pattern do not overlap, so that the
+    The search starts from BandFHU. The columns of a pattern do not overlap, so that the
     sensitivity is exact whatever the signs of the coefficients.
 
     Args:
-      schema: Rounds, separation and participations to optimise for.
+      schema: Participation schema to optimise for.
       bands: Number of diagonals; `min_sep` if None.
-      minimize_rms: Minimise RmsLoss; if False, MaxLoss.
+      minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
       max_iterations: Largest number of steps of L-BFGS.
 
     Returns:
@@ -111,7 +111,7 @@ def optimize_banded_toeplitz(
     start = banded_toeplitz.BandedToeplitz.fhu(bands)
     if bands == 1:
         return start
-    found = optimize.minimize(
+    optimum = optimize.minimize(
         _log_loss,
         np.array(start.coefficients[1:]),
         args=(uses.astype(np.float64), round_weights),
@@ -119,4 +119,4 @@ def optimize_banded_toeplitz(
         method="L-BFGS-B",
         options={"maxiter": max_iterations, "maxcor": 30, "ftol": 1e-14, "gtol": 1e-9},
     )
-    return banded_toeplitz.BandedToeplitz((1.0, *found.x.tolist()))
+    return banded_toeplitz.BandedToeplitz((1.0, *optimum.x.tolist()))

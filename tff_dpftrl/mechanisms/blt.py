@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from scipy import optimize
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe as recipe_lib
@@ -24,13 +25,13 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Blt(strategy.Strategy):
-    """A BLT with positive output scales; any number of rounds.
+    """BLT strategy with positive output scales; any number of rounds.
 
     Attributes:
       buf_decay: Buffer decays θ, distinct, each in (0, 1); kept in decreasing
         order. A decay within about 1 / num_rounds of 1 ties C to its number of
         rounds.
-      output_scale: Output scales ω, one a buffer, positive.
+      output_scale: Output scales ω, one for each buffer, positive.
     """
 
     buf_decay: tuple[float, ...]
@@ -65,11 +66,11 @@ class Blt(strategy.Strategy):
 
     @classmethod
     def from_pair(cls, buf_decay: Sequence[float], inverse_buf_decay: Sequence[float]) -> Blt:
-        """The BLT whose decays are θ and whose inverse has decays θ̂ (Alg. 5).
+        """Builds the BLT whose decays are θ and whose inverse has decays θ̂ (Alg. 5).
 
         Args:
-          buf_decay: θ, shape [d].
-          inverse_buf_decay: θ̂, shape [d], interlaced with θ:
+          buf_decay: Buffer decays θ of C, shape [d].
+          inverse_buf_decay: Buffer decays θ̂ of C⁻¹, shape [d], interlaced with θ:
             θ_1 > θ̂_1 > θ_2 > θ̂_2 > ..., which makes ω positive.
 
         Returns:
@@ -91,11 +92,11 @@ class Blt(strategy.Strategy):
 
     @classmethod
     def from_complements(cls, poles: np.ndarray, zeros: np.ndarray) -> Blt:
-        """As `from_pair`, from 1 - θ and 1 - θ̂, which keep their digits near θ = 1.
+        """Builds the BLT from 1 - θ and 1 - θ̂, which keep their digits near θ = 1.
 
         Args:
-          poles: 1 - θ, shape [d], increasing and interlaced with `zeros`.
-          zeros: 1 - θ̂, shape [d].
+          poles: Complements 1 - θ, shape [d], increasing and interlaced with `zeros`.
+          zeros: Complements 1 - θ̂, shape [d], increasing.
 
         Returns:
           The strategy.
@@ -119,7 +120,7 @@ class Blt(strategy.Strategy):
         return _zero_complements(self._poles, np.asarray(self.output_scale))
 
     def inverse(self) -> tuple[np.ndarray, np.ndarray]:
-        """Buffer decays θ̂ and output scales ω̂ of C⁻¹, itself a BLT (Alg. 5).
+        """Computes buffer decays θ̂ and output scales ω̂ of C⁻¹, itself a BLT (Alg. 5).
 
         Returns:
           Two float64 vectors of length d. The scales are negative. The last
@@ -128,16 +129,16 @@ class Blt(strategy.Strategy):
         return 1.0 - self._zeros, -blt_losses.pole_residues(self._zeros, self._poles)
 
     def coefficients(self, num_rounds: int) -> np.ndarray:
-        """c_0 ... c_{n-1}, float64, shape [num_rounds] (paper, equation 2)."""
+        """Computes c_0 ... c_{n-1}, float64, shape [num_rounds] (paper, equation 2)."""
         decay, scale = np.asarray(self.buf_decay), np.asarray(self.output_scale)
         return toeplitz.exponential_sums(decay, scale, num_rounds - 1, first=1.0)
 
     def inverse_coefficients(self, num_rounds: int) -> np.ndarray:
-        """First column of C⁻¹, float64, shape [num_rounds]."""
+        """Computes the first column of C⁻¹, float64, shape [num_rounds]."""
         return toeplitz.exponential_sums(*self.inverse(), num_rounds - 1, first=1.0)
 
     def multiply(self, x: np.ndarray) -> np.ndarray:
-        """C x, streaming with d buffers (Alg. 2); x has shape [n, ...], float64."""
+        """Computes C x, streaming with d buffers (Alg. 2); x has shape [n, ...], float64."""
         decay, scale, buffers = self._streaming_start(x)
         out = np.empty(x.shape)
         for t, x_t in enumerate(x):
@@ -146,7 +147,7 @@ class Blt(strategy.Strategy):
         return out
 
     def multiply_inverse(self, z: np.ndarray) -> np.ndarray:
-        """C⁻¹ z, streaming with d buffers (Alg. 3, equation 3); z has shape [n, ...]."""
+        """Computes C⁻¹ z, streaming with d buffers (Alg. 3); z has shape [n, ...]."""
         decay, scale, buffers = self._streaming_start(z)
         out = np.empty(z.shape)
         for t, z_t in enumerate(z):
@@ -159,18 +160,22 @@ class Blt(strategy.Strategy):
         decay = np.asarray(self.buf_decay).reshape((-1,) + (1,) * (x.ndim - 1))
         return decay, np.asarray(self.output_scale), np.zeros(shape)
 
-    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
         return toeplitz.matrix(self.coefficients(num_rounds), num_rounds)
 
-    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
         return toeplitz.matrix(self.inverse_coefficients(num_rounds), num_rounds)
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Sensitivity in closed form, O(d² log k) for any number of rounds.
+        """Computes the sensitivity in closed form, O(d² log k) for any number of rounds.
 
         c_1 ≥ c_2 ≥ ... > 0 always, so the non-increasing theorem (Thm. 3.1)
         applies if c_0 = 1 ≥ Σ_i ω_i = c_1. If not, c_0 is replaced by c_1, which
-        only enlarges entries of C: an upper bound, exact for one participation.
+        only enlarges entries of C. The result is then an upper bound, but still exact for
+        one participation.
         """
         c_1 = math.fsum(self.output_scale)
         scale = np.asarray(self.output_scale)
@@ -186,29 +191,36 @@ class Blt(strategy.Strategy):
             squared, False, "upper bound: non-increasing envelope of the coefficients"
         )
 
-    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         constant, weight = blt_losses.prefix_noise_terms(self._poles, self._zeros)
         column = constant + toeplitz.exponential_sums(1.0 - self._zeros, weight, num_rounds)
         return np.cumsum(np.square(column))
 
-    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return toeplitz.round_noise_variance(self.inverse_coefficients(num_rounds))
 
+    @override
     def max_error(self, num_rounds: int) -> float:
-        """MaxError(B) in closed form, O(d²) for any number of rounds."""
+        """Computes MaxError(B) in closed form, O(d²) for any number of rounds."""
         return math.sqrt(blt_losses.max_error_squared(self._poles, self._zeros, num_rounds))
 
+    @override
     def rms_error(self, num_rounds: int) -> float:
-        """RmsError(B) in closed form, O(d²) for any number of rounds."""
+        """Computes RmsError(B) in closed form, O(d²) for any number of rounds."""
         return math.sqrt(blt_losses.rms_error_squared(self._poles, self._zeros, num_rounds))
 
-    def noise_recipe(self) -> recipe_lib.BufferedNoise:  # noqa: D102
+    @override
+    def noise_recipe(self) -> recipe_lib.BufferedNoise:
         return recipe_lib.BufferedNoise(self.buf_decay, self.output_scale)
 
-    def memory_copies(self, num_rounds: int) -> int:  # noqa: D102
+    @override
+    def memory_copies(self, num_rounds: int) -> int:
         return self.num_buffers
 
-    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def to_dict(self) -> dict[str, Any]:
         return {
             "mechanism": self.mechanism,
             "buf_decay": list(self.buf_decay),
@@ -217,7 +229,7 @@ class Blt(strategy.Strategy):
 
     @classmethod
     def from_dict(cls, parameters: Mapping[str, Any]) -> Blt:
-        """Inverse of `to_dict`.
+        """Reads what `to_dict` returned.
 
         Raises:
           ValueError: If a parameter is missing or out of range.
@@ -229,16 +241,16 @@ class Blt(strategy.Strategy):
 
 
 def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Complements of the zeros of C(x) = 1 + Σ_i ω_i x / (1 - θ_i x).
+    """Computes the complements of the zeros of C(x) = 1 + Σ_i ω_i x / (1 - θ_i x).
 
     With y = 1/x = 1 - w they solve Σ_j ω_j / (w - u_j) = 1, a secular equation
-    with one root in every (u_i, u_{i+1}) and one in (u_d, u_d + Σω]. Each is
-    found as an offset from the nearer pole, so that it keeps its relative
+    with one root in every (u_i, u_{i+1}) and one in (u_d, u_d + Σω]. Each root is
+    computed as an offset from the nearer pole, so that it keeps its relative
     precision however close the two are.
 
     Args:
-      poles: u = 1 - θ, shape [d], increasing.
-      scale: ω, shape [d], positive.
+      poles: Complements u = 1 - θ, shape [d], increasing.
+      scale: Output scales ω, shape [d], positive.
 
     Returns:
       û, shape [d], increasing.
@@ -267,7 +279,7 @@ def _zero_complements(poles: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 
 def _root(function, far: float) -> float:
-    """Root between 0, where the function is positive, and `far`."""
+    """Finds the root between 0, where the function is positive, and `far`."""
     if function(far) >= 0:
         return far
     return optimize.brentq(  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""Finds the BLT of least loss for a participation schema, in milliseconds.
+"""Optimises BLTs for a participation schema, in milliseconds.
 
 McMahan, Xu & Zhang 2024, section 3.3, minimise an O(n) loss by L-BFGS, automatic
 differentiation and log barriers. Here the loss is closed-form (`blt_objective`),
@@ -28,19 +28,19 @@ _SURPLUS_LOSS = 1e-8
 
 @dataclasses.dataclass(frozen=True)
 class BltResult:
-    """An optimised BLT and what it achieves.
+    """Optimised BLT with its sensitivity and errors.
 
     Attributes:
-      strategy: The BLT.
-      schema: The schema it was optimised for.
+      strategy: Optimised BLT.
+      schema: Participation schema for which the BLT was optimised.
       minimize_rms: Whether RmsLoss was minimised; MaxLoss if False.
-      sensitivity: Under `schema`, for clip norm 1.
-      max_error: MaxError(B).
-      rms_error: RmsError(B).
-      surplus_buffers: Buffers asked for but left out, because the loss without
-        them is the same within a relative 1e-8.
-      decay_at_bound: Whether the largest decay is the largest one allowed: the
-        loss would fall further, a little, with a decay closer to 1.
+      sensitivity: Sensitivity under `schema`, for clip norm 1.
+      max_error: MaxError(B) of the BLT.
+      rms_error: RmsError(B) of the BLT.
+      surplus_buffers: Number of requested buffers that are left out, because the loss
+        without them is the same within a relative 1e-8.
+      decay_at_bound: Whether the largest decay is the largest allowed one. The loss would
+        then fall a little further with a decay closer to 1.
     """
 
     strategy: blt.Blt
@@ -64,7 +64,7 @@ class BltResult:
 
     @property
     def loss(self) -> float:
-        """The loss that was minimised."""
+        """Loss that was minimised."""
         return self.rms_loss if self.minimize_rms else self.max_loss
 
 
@@ -79,28 +79,30 @@ def optimize_blt(
 ) -> blt.Blt:
     """Minimises MaxLoss, or RmsLoss, over BLTs with positive, decreasing coefficients.
 
-    Deterministic. The time does not depend on the number of rounds, and on the
-    number of participations k only as log k.
+    The result is deterministic. The time does not depend on the number of rounds, and on
+    the number of participations k only as log k.
 
     By default the largest decay is bounded by 1 - 1 / num_rounds, so that the BLT may
-    run longer than planned. That costs 0.2 % of the loss, 0.3 % in short runs: without a
-    bound the best MaxLoss often has one decay at 1 minus almost nothing, which ties C to
-    its number of rounds; run longer, its noise grows faster.
+    run longer than planned. That costs 0.2 % of the loss, 0.3 % in short runs. Without a
+    bound the best MaxLoss often has one decay extremely close to 1, which ties C to
+    its number of rounds. If such a BLT runs longer, its noise grows faster.
 
     Args:
-      schema: Rounds, separation and participations to optimise for.
-      num_buffers: Number d of buffers, 1 to 8. If None, the smallest d to which
-        one more buffer adds less than `auto_tolerance`, relatively.
-      minimize_rms: Minimise RmsLoss (the mean over rounds) instead of MaxLoss.
-      max_decay: Largest buffer decay allowed; 1 - 1 / max(2, num_rounds) if None. 1
+      schema: Participation schema to optimise for.
+      num_buffers: Number d of buffers, 1 to 8. If None, the smallest d for which
+        one more buffer lowers the loss by less than a relative `auto_tolerance`.
+      minimize_rms: Whether to minimise RmsLoss (the mean over rounds); if False, MaxLoss.
+      max_decay: Largest allowed buffer decay; 1 - 1 / max(2, num_rounds) if None. 1
         stands for no bound, as in the paper: then it is 1 - 1e-7 / num_rounds, but no
         more than 1 - 1e-12.
-      monotonicity_margin: Require c_{t+1} ≤ (1 - margin) · c_t for all t. As
-        c_1 < θ_1 and c_{t+1} ≤ θ_1 c_t, this is a bound on the largest decay.
-      auto_tolerance: See `num_buffers`.
+      monotonicity_margin: Margin m of the condition c_{t+1} ≤ (1 - m) · c_t for all t. As
+        c_1 < θ_1 and c_{t+1} ≤ θ_1 c_t, it is a bound on the largest decay.
+      auto_tolerance: Relative reduction of the loss below which a buffer is not added, if
+        `num_buffers` is None.
 
     Returns:
-      The strategy, perhaps with fewer buffers than asked for: `search` says more.
+      The strategy, perhaps with fewer buffers than requested; `search` also returns its
+      figures.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -124,18 +126,18 @@ def search(
     monotonicity_margin: float = 0.0,
     auto_tolerance: float = 1e-3,
 ) -> BltResult:
-    """As `optimize_blt`, with what was found out on the way.
+    """Optimises a BLT like `optimize_blt`, and returns its figures, too.
 
     Args:
-      schema: See `optimize_blt`, as for all the others.
-      num_buffers: See there.
-      minimize_rms: See there.
-      max_decay: See there.
-      monotonicity_margin: See there.
-      auto_tolerance: See there.
+      schema: Participation schema to optimise for.
+      num_buffers: Number of buffers, 1 to 8; chosen by `auto_tolerance` if None.
+      minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
+      max_decay: Largest allowed buffer decay; 1 - 1 / max(2, num_rounds) if None.
+      monotonicity_margin: Margin m of the condition c_{t+1} ≤ (1 - m) · c_t for all t.
+      auto_tolerance: Relative reduction of the loss below which a buffer is not added.
 
     Returns:
-      The strategy and its figures.
+      The strategy, its sensitivity and its errors.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -205,11 +207,10 @@ def _optimize(
 
 
 def _chain(logits: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
-    """The chain of log complements, shape [s, 2 d], and the shares, [s, 2 d + 1].
+    """Computes the chain of log complements, [s, 2 d], and the shares, [s, 2 d + 1].
 
-    Share 0 is the slack: how far the largest decay stays below its bound. The
-    others are the increments from one entry of the chain to the next, and from
-    the last one to log 1.
+    Share 0 is the slack between the largest decay and its bound. The other shares are
+    the increments from one entry of the chain to the next, and from the last one to log 1.
     """
     shares = np.exp(logits - np.max(logits, axis=1, keepdims=True))
     shares /= np.sum(shares, axis=1, keepdims=True)
@@ -217,10 +218,10 @@ def _chain(logits: np.ndarray, longest: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _starts(schema: schema_lib.MinSep, num_buffers: int, longest: float) -> np.ndarray:
-    """Log-spaced chains: from several time scales, with and without a pole at the bound.
+    """Makes log-spaced chains for several time scales, with and without a pole at the bound.
 
-    Local optima are of these two kinds. With a pole at the bound the first zero
-    sits near 1 / num_rounds, and the others are as without.
+    Local optima are of these two kinds. With a pole at the bound the first zero is near
+    1 / num_rounds, and the other poles and zeros are as without.
     """
     size = 2 * num_buffers
     n, b = float(schema.num_rounds), float(min(schema.min_sep, schema.num_rounds))

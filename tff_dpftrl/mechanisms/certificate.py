@@ -1,4 +1,4 @@
-"""What a strategy achieves under one participation schema, as numbers to keep."""
+"""Certificates: the losses of a strategy under one participation schema."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Sensitivity, errors and losses; all for clip norm and noise multiplier 1.
+    """Sensitivity, errors and losses of a strategy, for clip norm and noise multiplier 1.
 
     Attributes:
-      num_rounds: Rounds of the schema.
+      num_rounds: Number of rounds of the schema.
       min_sep: Separation of the schema, a stride.
-      max_participations: Participations of the schema.
+      max_participations: Largest number of participations of the schema.
       sensitivity: L2 sensitivity S.
-      sensitivity_exact: False if `sensitivity` is an upper bound.
-      sensitivity_method: How it was found.
+      sensitivity_exact: Whether `sensitivity` is exact; False if it is an upper bound.
+      sensitivity_method: Method by which the sensitivity was computed.
       max_error: MaxError(B).
       rms_error: RmsError(B).
       max_loss: sensitivity · max_error.
@@ -41,16 +41,16 @@ class Certificate:
 
     @property
     def schema(self) -> schema_lib.MinSep:
-        """The participation schema."""
+        """Participation schema for which the numbers hold."""
         return schema_lib.MinSep(self.num_rounds, self.min_sep, self.max_participations)
 
     def to_dict(self) -> dict[str, Any]:
-        """The attributes, as JSON-compatible values."""
+        """Returns the attributes as JSON-compatible values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Certificate:
-        """Inverse of `to_dict`.
+        """Reads what `to_dict` returned.
 
         Raises:
           ValueError: If an attribute is missing or unknown.
@@ -61,11 +61,11 @@ class Certificate:
             raise validation.UsageError(f"This is not a certificate: {error}.") from None
 
     def verify(self, strategy: strategy_lib.Strategy, tolerance: float = 1e-9) -> None:
-        """Computes everything anew for `strategy` and compares.
+        """Computes all numbers anew for `strategy` and compares.
 
         Args:
-          strategy: What the certificate is for.
-          tolerance: Largest relative difference allowed.
+          strategy: Strategy to which the certificate belongs.
+          tolerance: Largest allowed relative difference.
 
         Raises:
           ValueError: If a number differs.

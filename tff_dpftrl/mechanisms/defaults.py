@@ -1,6 +1,6 @@
-"""What a mechanism is like if nothing is said about it, and why.
+"""Default parameters of the mechanisms, with reasons.
 
-One place for the table of mechanisms, the optimisers and the commands.
+The table of mechanisms, the optimisers and the commands share them.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from tff_dpftrl.participation import schema as schema_lib
 INVERSE_BANDS = 16
 """Bands of the inverse of C (bisr, bifr): the noise of 15 earlier rounds is drawn again.
 
-About as many draws a round as the tree's, for less noise; README.md has figures.
+This takes about as many draws a round as the tree, for less noise; README.md has figures.
 """
 
 
 def bands(schema: schema_lib.MinSep) -> int:
-    """Bands of C (bandmf, bandtoep, bandfhu): min_sep, as published.
+    """Returns the default bands of C (bandmf, bandtoep, bandfhu): min_sep, as published.
 
-    With more, columns of one client overlap. The server keeps bands - 1 copies of the
-    model: where min_sep is large, a run asks for fewer bands, at much of the loss, or uses
-    a BLT, which does about as well with a few copies.
+    With more bands, columns of one client overlap. The server keeps bands - 1 copies of the
+    model. Where min_sep is large, use fewer bands, which costs much of the gain, or a BLT,
+    which does about as well with a few copies.
     """
     return min(schema.min_sep, schema.num_rounds)
 
 
 def max_decay(num_rounds: int) -> float:
-    """Largest decay of a BLT: it then forgets within the run, and may run longer.
+    """Returns the largest decay of a BLT by default, with which it may also run longer.
 
     That costs 0.2 % of the loss, 0.3 % in short runs. Without a bound the least MaxLoss often
-    has one decay at 1 minus almost nothing, which ties the BLT to its number of rounds: run
-    longer, its noise grows faster.
+    has one decay extremely close to 1, which ties the BLT to its number of rounds. If such a
+    BLT runs longer, its noise grows faster.
     """
     return 1.0 - 1.0 / max(2, num_rounds)

@@ -1,4 +1,4 @@
-"""Any lower-triangular strategy, given by its matrix."""
+"""General lower-triangular strategies, given by their matrix."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import scipy.linalg
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
@@ -15,10 +16,10 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 class Dense(strategy.Strategy):
-    """A general lower-triangular C (Denisov et al. 2022), for comparisons.
+    """Strategy with a general lower-triangular C (Denisov et al. 2022), for comparisons.
 
     Args:
-      matrix: C, shape [num_rounds, num_rounds], zero above the diagonal, positive
+      matrix: Matrix C, shape [num_rounds, num_rounds], zero above the diagonal, positive
         on it.
 
     Raises:
@@ -47,12 +48,14 @@ class Dense(strategy.Strategy):
         self._matrix = matrix
 
     @property
+    @override
     def max_rounds(self) -> int:
         """Number of rows of C."""
         return len(self._matrix)
 
+    @override
     def strategy_matrix(self, num_rounds: int) -> np.ndarray:
-        """The leading block of C, shape [num_rounds, num_rounds], read-only."""
+        """Returns the leading block of C, shape [num_rounds, num_rounds], read-only."""
         if not 1 <= num_rounds <= self.max_rounds:
             raise validation.UsageError(
                 f"num_rounds must be in 1 ... {self.max_rounds}, got {num_rounds}: this C has "
@@ -60,34 +63,41 @@ class Dense(strategy.Strategy):
             )
         return self._matrix[:num_rounds, :num_rounds]
 
-    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
         matrix = self.strategy_matrix(num_rounds)
         return scipy.linalg.solve_triangular(matrix, np.eye(num_rounds), lower=True)
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Exact, or a proven bound: see `banded_sensitivity.from_gram`."""
+        """Computes the sensitivity by `banded_sensitivity.from_gram`: exact or a proven bound."""
         matrix = self.strategy_matrix(schema.num_rounds)
         return banded_sensitivity.from_gram(banded_sensitivity.gram_diagonals(matrix), schema)
 
-    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         return np.sum(np.square(np.cumsum(self.noise_matrix(num_rounds), axis=0)), axis=1)
 
-    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return np.sum(np.square(self.noise_matrix(num_rounds)), axis=1)
 
+    @override
     def noise_recipe(self) -> noise_recipe.InverseBandedNoise:
-        """Rows of C⁻¹, each up to its diagonal; all past draws are made again."""
+        """Returns the rows of C⁻¹, each up to its diagonal; all past draws are made again."""
         inverse = self.noise_matrix(self.max_rounds)
         return noise_recipe.InverseBandedNoise(
             tuple(tuple(row[t::-1].tolist()) for t, row in enumerate(inverse))
         )
 
+    @override
     def memory_copies(self, num_rounds: int) -> int:
-        """None: past draws are made again from the seed."""
+        """Counts no tensors: past draws are made again from the seed."""
         return 0
 
+    @override
     def to_dict(self) -> dict[str, Any]:
-        """Parameters as JSON-compatible values: the rows of C up to the diagonal."""
+        """Returns the rows of C up to the diagonal as JSON-compatible values."""
         return {
             "mechanism": self.mechanism,
             "rows": [row[: t + 1].tolist() for t, row in enumerate(self._matrix)],
@@ -95,7 +105,7 @@ class Dense(strategy.Strategy):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Dense:
-        """Inverse of `to_dict`.
+        """Reads what `to_dict` returned.
 
         Raises:
           ValueError: If row t does not have t + 1 entries.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl.mechanisms import noise_recipe as recipe_lib
 from tff_dpftrl.mechanisms import strategy
@@ -15,38 +16,46 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class Identity(strategy.Strategy):
-    """C = I: the Gaussian mechanism of DP-FedAvg, without its sampling."""
+    """Strategy with C = I: the Gaussian mechanism of DP-FedAvg, without its sampling."""
 
     mechanism: ClassVar[str] = "identity"
 
-    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
         return np.eye(num_rounds)
 
-    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
         return np.eye(num_rounds)
 
-    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:  # noqa: D102
+    @override
+    def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
         return strategy.Sensitivity(
             float(schema.effective_participations), True, "columns do not overlap"
         )
 
-    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         return np.arange(1.0, num_rounds + 1.0)
 
-    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return np.ones(num_rounds)
 
-    def noise_recipe(self) -> recipe_lib.IdentityNoise:  # noqa: D102
+    @override
+    def noise_recipe(self) -> recipe_lib.IdentityNoise:
         return recipe_lib.IdentityNoise()
 
-    def memory_copies(self, num_rounds: int) -> int:  # noqa: D102
+    @override
+    def memory_copies(self, num_rounds: int) -> int:
         return 0
 
-    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def to_dict(self) -> dict[str, Any]:
         return {"mechanism": self.mechanism}
 
     @classmethod
     def from_dict(cls, parameters: Mapping[str, Any]) -> Identity:
-        """Inverse of `to_dict`; there are no parameters."""
+        """Reads what `to_dict` returned; there are no parameters."""
         del parameters
         return cls()

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
@@ -23,10 +24,10 @@ from tff_dpftrl.participation import schema as schema_lib
 
 @dataclasses.dataclass(frozen=True)
 class InverseBanded(strategy.Strategy):
-    """C⁻¹[i, j] = inverse_coefficients[i − j], zero from `bands` on.
+    """Strategy with C⁻¹[i, j] = inverse_coefficients[i − j], 0 from `bands` on.
 
     Attributes:
-      inverse_coefficients: c'_0 ... c'_{bands−1}, finite, c'_0 > 0.
+      inverse_coefficients: Coefficients c'_0 ... c'_{bands−1} of C⁻¹, finite, c'_0 > 0.
     """
 
     inverse_coefficients: tuple[float, ...]
@@ -39,11 +40,11 @@ class InverseBanded(strategy.Strategy):
 
     @classmethod
     def bifr(cls, bands: int, gamma: float) -> InverseBanded:
-        """γ-BIFR: the first `bands` coefficients of (1 − x)^γ.
+        """Builds γ-BIFR: the first `bands` coefficients of (1 − x)^γ.
 
         Args:
           bands: Number of diagonals of C⁻¹.
-          gamma: The exponent, in (0, 1]. At 1 and two bands or more, C is the
+          gamma: Exponent γ, in (0, 1]. At 1 and two bands or more, C is the
             prefix-sum matrix; towards 0 it becomes the identity.
 
         Returns:
@@ -59,15 +60,15 @@ class InverseBanded(strategy.Strategy):
 
     @classmethod
     def bisr(cls, bands: int) -> InverseBanded:
-        """BISR: the first `bands` coefficients of (1 − x)^(1/2)."""
+        """Builds BISR: the first `bands` coefficients of (1 − x)^(1/2)."""
         return cls.bifr(bands, 0.5)
 
     @classmethod
     def lambda_cgd(cls, correlation: float) -> InverseBanded:
-        """λ-CGD: every round takes back λ of the noise drawn in the round before.
+        """Builds λ-CGD: every round subtracts λ of the noise drawn in the round before.
 
         Args:
-          correlation: λ, in [0, 1].
+          correlation: Share λ that is subtracted, in [0, 1].
 
         Returns:
           The strategy with C⁻¹ = 1 − λ x.
@@ -79,7 +80,8 @@ class InverseBanded(strategy.Strategy):
         return cls((1.0, -correlation))
 
     @property
-    def name(self) -> str:  # noqa: D102
+    @override
+    def name(self) -> str:
         return f"{self.mechanism} ({strategy.counted(self.bands, 'band')})"
 
     @property
@@ -88,40 +90,48 @@ class InverseBanded(strategy.Strategy):
         return len(self.inverse_coefficients)
 
     def coefficients(self, num_rounds: int) -> np.ndarray:
-        """First column of C, float64, shape [num_rounds]."""
+        """Computes the first column of C, float64, shape [num_rounds]."""
         return toeplitz.inverse_coefficients(np.array(self.inverse_coefficients), num_rounds)
 
-    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
         return toeplitz.matrix(self.coefficients(num_rounds), num_rounds)
 
-    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
         return toeplitz.matrix(np.array(self.inverse_coefficients), num_rounds)
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Sensitivity under `schema`; exact if the coefficients of C do not increase.
+        """Computes the sensitivity; exact if the coefficients of C do not increase.
 
-        That is checked, on the `num_rounds` coefficients; if it fails, the result
-        is an upper bound. See `toeplitz.sensitivity`.
+        That is checked on the `num_rounds` coefficients. If they increase, the result is
+        the upper bound of `toeplitz.sensitivity`.
         """
         return toeplitz.sensitivity(self.coefficients(schema.num_rounds), schema)
 
     def _padded(self, num_rounds: int) -> np.ndarray:
         return toeplitz.pad(np.array(self.inverse_coefficients), num_rounds)
 
-    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         return toeplitz.prefix_noise_variance(self._padded(num_rounds))
 
-    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         return toeplitz.round_noise_variance(self._padded(num_rounds))
 
-    def noise_recipe(self) -> noise_recipe.InverseBandedNoise:  # noqa: D102
+    @override
+    def noise_recipe(self) -> noise_recipe.InverseBandedNoise:
         return noise_recipe.InverseBandedNoise((self.inverse_coefficients,))
 
+    @override
     def memory_copies(self, num_rounds: int) -> int:
-        """None: past draws are made again from the seed."""
+        """Counts no tensors: past draws are made again from the seed."""
         return 0
 
-    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def to_dict(self) -> dict[str, Any]:
         return {
             "mechanism": self.mechanism,
             "inverse_coefficients": list(self.inverse_coefficients),
@@ -129,5 +139,5 @@ class InverseBanded(strategy.Strategy):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> InverseBanded:
-        """Inverse of `to_dict`."""
+        """Reads what `to_dict` returned."""
         return cls(values["inverse_coefficients"])

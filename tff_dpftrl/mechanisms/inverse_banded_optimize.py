@@ -1,4 +1,4 @@
-"""Tunes γ of γ-BIFR (Kalinin et al. 2025), the one parameter that it has beside its bands."""
+"""Tunes γ of γ-BIFR (Kalinin et al. 2025), its only parameter besides its bands."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ def optimize_bifr(
 ) -> inverse_banded.InverseBanded:
     """Tunes γ of γ-BIFR for one schema.
 
-    A grid over (0, 1), then a bounded search around the best grid point; the loss
-    is evaluated with the sensitivity as it is stated, bounds included.
+    A grid search over (0, 1) is followed by a bounded search around the best grid point.
+    The loss is that of the stated sensitivity, which may be an upper bound.
 
     Args:
-      schema: Rounds, separation and participations to optimise for.
+      schema: Participation schema to optimise for.
       bands: Number of diagonals of C⁻¹.
-      minimize_rms: Minimise RmsLoss; if False, MaxLoss.
+      minimize_rms: Whether to minimise RmsLoss; if False, MaxLoss.
 
     Returns:
-      The best strategy found.
+      The strategy with the least loss.
 
     Raises:
       ValueError: If `bands` is less than 1.
@@ -37,10 +37,10 @@ def optimize_bifr(
 
     grid = np.arange(1, _GRID) / _GRID
     best = grid[np.argmin([loss(gamma) for gamma in grid])]
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         loss,
         bounds=(best - 1 / _GRID + 1e-9, best + 1 / _GRID - 1e-9),
         method="bounded",
         options={"xatol": 1e-9},
     )
-    return inverse_banded.InverseBanded.bifr(bands, float(found.x))
+    return inverse_banded.InverseBanded.bifr(bands, float(optimum.x))

@@ -1,6 +1,6 @@
-"""The numbers that tell the TensorFlow side how to stream C⁻¹ z.
+"""Noise recipes: the numbers with which TensorFlow streams C⁻¹ z.
 
-Nothing but numbers crosses from the maths to TensorFlow. Each recipe defines
+Only numbers cross from the maths to TensorFlow. Each recipe defines
 the noise ẑ_t emitted in round t = 0, 1, ... as a function of the i.i.d.
 standard Gaussian draws z (later scaled by noise_multiplier · clip_norm).
 """
@@ -13,19 +13,19 @@ from typing import TypeAlias
 
 @dataclasses.dataclass(frozen=True)
 class IdentityNoise:
-    """Independent noise: ẑ_t = z_t. No state."""
+    """Recipe of independent noise: ẑ_t = z_t. No state."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BufferedNoise:
-    """BLT noise with d buffers S, zero at the start.
+    """Recipe of BLT noise with d buffers S, zero at the start.
 
     ẑ_t = z_t − Σ_i output_scale[i] S_i, then S_i ← buf_decay[i] S_i + ẑ_t
     (McMahan, Xu & Zhang 2024, equation 3).
 
     Attributes:
-      buf_decay: θ, length d, each in (0, 1).
-      output_scale: ω, length d.
+      buf_decay: Buffer decays θ, length d, each in (0, 1).
+      output_scale: Output scales ω, length d.
     """
 
     buf_decay: tuple[float, ...]
@@ -34,17 +34,17 @@ class BufferedNoise:
 
 @dataclasses.dataclass(frozen=True)
 class TreeNoise:
-    """Residuals of binary-tree aggregation; every node has its own draw.
+    """Recipe of binary-tree noise; every node has its own draw.
 
     ẑ_t = N_{t+1} − N_t, where N_t is the noise of the released sum of the first
     t rounds: the sum of the node estimates of the dyadic decomposition of t.
 
     Attributes:
-      num_levels: Height of the tallest subtree that can complete, plus one:
-        trees of up to 2^num_levels − 1 rounds. An aggregator refuses more.
-      variance_reduction: If True, a node's estimate combines, optimally, its own
-        draw and the estimates of its two children (Honaker 2015, bottom-up);
-        if False it is its own draw.
+      num_levels: Height of the tallest subtree that can complete, plus one. A run can
+        have up to 2^num_levels − 1 rounds; an aggregator refuses more.
+      variance_reduction: Whether a node's estimate combines, optimally, its own
+        draw and the estimates of its two children (Honaker 2015, bottom-up).
+        If False, it is its own draw.
     """
 
     num_levels: int
@@ -53,14 +53,14 @@ class TreeNoise:
 
 @dataclasses.dataclass(frozen=True)
 class BandedNoise:
-    """C has few bands; the last outputs are kept.
+    """Recipe of noise whose C has few bands; the last outputs are kept.
 
     ẑ_t = (z_t − Σ_{j=1..bands−1} row_t[j] ẑ_{t−j}) / row_t[0], with
     row_t[j] = C[t, t − j] and ẑ_s = 0 for s < 0.
 
     Attributes:
-      rows: Either one row, used in every round (Toeplitz C), or one row a round;
-        each has `bands` entries. row[0] > 0.
+      rows: Rows of C by lag, each with `bands` entries and row[0] > 0: either one row for
+        all rounds (Toeplitz C), or one row a round.
     """
 
     rows: tuple[tuple[float, ...], ...]
@@ -68,12 +68,12 @@ class BandedNoise:
 
 @dataclasses.dataclass(frozen=True)
 class InverseBandedNoise:
-    """C⁻¹ has few bands; past draws are regenerated from the seed. No state.
+    """Recipe of noise whose C⁻¹ has few bands; past draws are regenerated. No state.
 
     ẑ_t = Σ_{j=0..min(t, bands−1)} row_t[j] z_{t−j}, row_t[j] = C⁻¹[t, t − j].
 
     Attributes:
-      rows: Either one row, used in every round (Toeplitz C⁻¹), or one row a
+      rows: Rows of C⁻¹ by lag: either one row for all rounds (Toeplitz C⁻¹), or one row a
         round (general C; row t then has t + 1 entries or fewer).
     """
 
@@ -82,10 +82,10 @@ class InverseBandedNoise:
 
 @dataclasses.dataclass(frozen=True)
 class RestartedNoise:
-    """Starts another recipe anew, with fresh draws, at given rounds.
+    """Recipe that starts another recipe anew, with fresh draws, at given rounds.
 
     Attributes:
-      recipe: What runs within each block; its round 0 is the block's first.
+      recipe: Recipe within each block; its round 0 is the block's first round.
       starts: First rounds of the blocks, increasing, the first one 0.
     """
 

@@ -1,4 +1,4 @@
-"""The price of learning the clip norm while training.
+"""Noise multipliers of the updates and of the clip norm that is learned with them.
 
 Each round releases two Gaussian sums: the clipped updates, with noise multiplier z_Δ,
 and the number of clients whose norm is at most the estimate, with noise of standard
@@ -16,14 +16,14 @@ import math
 from tff_dpftrl import validation
 
 COUNT_SENSITIVITY = 0.5
-"""By how much one client moves the count: it counts as ±1/2, or as 0 if zeroed out."""
+"""Sensitivity of the count to one client, which counts as ±1/2, or as 0 if zeroed out."""
 
 
 def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """z_Δ, the noise multiplier left for the updates when z is promised.
+    """Computes z_Δ, the noise multiplier of the updates if z is promised.
 
     Args:
-      noise_multiplier: z, of both streams together, at least 0.
+      noise_multiplier: z, noise multiplier of both streams together, at least 0.
       clipped_count_stddev: σ_b, standard deviation of the noise on the number of
         unclipped clients of a round, before any division by the clients of a round.
 
@@ -50,11 +50,11 @@ def update_noise_multiplier(noise_multiplier: float, clipped_count_stddev: float
 
 
 def total_noise_multiplier(update_noise_multiplier: float, clipped_count_stddev: float) -> float:
-    """z, the noise multiplier of both streams together; what to account for.
+    """Computes z, the noise multiplier of both streams together, which is accounted for.
 
     Args:
-      update_noise_multiplier: z_Δ, of the clipped updates, at least 0.
-      clipped_count_stddev: σ_b, of the count, at least 0.
+      update_noise_multiplier: z_Δ, noise multiplier of the clipped updates, at least 0.
+      clipped_count_stddev: σ_b, standard deviation of the noise on the count, at least 0.
 
     Returns:
       `(z_Δ⁻² + (2 σ_b)⁻²)^(−1/2)`; 0 if one of the streams has no noise.

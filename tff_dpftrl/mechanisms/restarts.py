@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import scipy.linalg
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import (
@@ -39,10 +40,10 @@ _ToeplitzStrategy: TypeAlias = (
 
 @dataclasses.dataclass(frozen=True)
 class Restarted(strategy.Strategy):
-    """Another strategy, begun anew at `starts`.
+    """Strategy that runs another strategy anew from each of `starts`.
 
     Attributes:
-      base: What runs within each block; its round 0 is the block's first round.
+      base: Strategy within each block; its round 0 is the block's first round.
       starts: First rounds of the blocks, increasing, the first one 0.
     """
 
@@ -72,17 +73,19 @@ class Restarted(strategy.Strategy):
         object.__setattr__(self, "starts", starts)
 
     @property
-    def name(self) -> str:  # noqa: D102
+    @override
+    def name(self) -> str:
         return f"{self.base.name}, restarted {strategy.counted(len(self.starts) - 1, 'time')}"
 
     @property
+    @override
     def max_rounds(self) -> int | None:
-        """Rounds until the last block exceeds the base; None if any number."""
+        """Largest number of rounds that the base allows in the last block; None if any."""
         limit = self.base.max_rounds
         return None if limit is None else self.starts[-1] + limit
 
     def block_lengths(self, num_rounds: int) -> list[int]:
-        """Numbers of rounds of the blocks begun within `num_rounds` rounds.
+        """Computes the numbers of rounds of the blocks begun within `num_rounds` rounds.
 
         Raises:
           ValueError: If `num_rounds` is less than 1 or more than `max_rounds`.
@@ -95,21 +98,24 @@ class Restarted(strategy.Strategy):
         begun = [start for start in self.starts if start < num_rounds]
         return np.diff([*begun, num_rounds]).tolist()
 
-    def strategy_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def strategy_matrix(self, num_rounds: int) -> np.ndarray:
         lengths = self.block_lengths(num_rounds)
         return scipy.linalg.block_diag(*(self.base.strategy_matrix(n) for n in lengths))
 
-    def noise_matrix(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def noise_matrix(self, num_rounds: int) -> np.ndarray:
         lengths = self.block_lengths(num_rounds)
         return scipy.linalg.block_diag(*(self.base.noise_matrix(n) for n in lengths))
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Sensitivity under a schema that runs across the restarts.
+        """Computes the sensitivity under a schema that runs across the restarts.
 
         * Trees: the dynamic program of `tree_sensitivity` over all blocks.
         * Toeplitz: the norms of columns that do not overlap, or the monotone
-          theorem within blocks and a dynamic program across them; an upper bound
-          if the coefficients increase somewhere or the search would be long.
+          theorem within blocks and a dynamic program across them. The result is an upper
+          bound if the coefficients increase somewhere or the search would be long.
         * Others: `banded_sensitivity.from_gram`.
         """
         lengths = self.block_lengths(schema.num_rounds)
@@ -132,28 +138,33 @@ class Restarted(strategy.Strategy):
             start += length
         return banded_sensitivity.from_gram(diagonals, schema)
 
-    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
         variances, before = [], 0.0
         for length in self.block_lengths(num_rounds):
             variances.append(before + self.base.prefix_noise_variance(length))
             before = variances[-1][-1]
         return np.concatenate(variances)
 
-    def round_noise_variance(self, num_rounds: int) -> np.ndarray:  # noqa: D102
+    @override
+    def round_noise_variance(self, num_rounds: int) -> np.ndarray:
         lengths = self.block_lengths(num_rounds)
         return np.concatenate([self.base.round_noise_variance(n) for n in lengths])
 
-    def noise_recipe(self) -> noise_recipe.RestartedNoise:  # noqa: D102
+    @override
+    def noise_recipe(self) -> noise_recipe.RestartedNoise:
         recipe = self.base.noise_recipe()
         if isinstance(recipe, noise_recipe.RestartedNoise):
             raise validation.UsageError(_NESTED_RESTARTS)
         return noise_recipe.RestartedNoise(recipe, self.starts)
 
+    @override
     def memory_copies(self, num_rounds: int) -> int:
-        """Those of the base in the longest block: a restart drops the old ones."""
+        """Counts the tensors of the base in its largest block: a restart drops the old ones."""
         return max(self.base.memory_copies(n) for n in self.block_lengths(num_rounds))
 
-    def to_dict(self) -> dict[str, Any]:  # noqa: D102
+    @override
+    def to_dict(self) -> dict[str, Any]:
         return {
             "mechanism": self.mechanism,
             "base": self.base.to_dict(),
@@ -166,11 +177,11 @@ class Restarted(strategy.Strategy):
         values: Mapping[str, Any],
         read_base: Callable[[Mapping[str, Any]], strategy.Strategy],
     ) -> Restarted:
-        """Inverse of `to_dict`.
+        """Reads what `to_dict` returned.
 
         Args:
-          values: What `to_dict` returned.
-          read_base: Builds the base, of any class, from its own values.
+          values: Values that `to_dict` returned.
+          read_base: Function that builds the base, of any class, from its part of the values.
 
         Returns:
           The strategy.
@@ -179,13 +190,13 @@ class Restarted(strategy.Strategy):
 
 
 def starts(num_rounds: int, *, every: int, first: int | None = None) -> tuple[int, ...]:
-    """First rounds of the blocks of a run that restarts on a schedule.
+    """Computes the first rounds of the blocks of a run that restarts on a schedule.
 
     Args:
-      num_rounds: Rounds of the run.
-      every: Rounds from one restart to the next.
-      first: Round of the first restart; `every` if None. Gboard's adaptive clipping:
-        128, and then every 1024 rounds.
+      num_rounds: Number of rounds of the run.
+      every: Number of rounds from one restart to the next.
+      first: Round of the first restart; `every` if None. Gboard's adaptive clipping
+        restarts in round 128, and then every 1024 rounds.
 
     Returns:
       Rounds below `num_rounds`, the first one 0, which is no restart.
@@ -200,22 +211,22 @@ def starts(num_rounds: int, *, every: int, first: int | None = None) -> tuple[in
 
 
 def longest_block(num_rounds: int, starts: Sequence[int]) -> int:
-    """Rounds of the longest block of a run that begins anew at `starts`."""
+    """Computes the number of rounds of the longest block between `starts`."""
     return int(np.max(np.diff([*starts, num_rounds])))
 
 
 def whole_run(
     base: strategy.Strategy, num_rounds: int, starts: Sequence[int] = (0,)
 ) -> strategy.Strategy:
-    """The strategy of a whole run from that of a block.
+    """Builds the strategy of a whole run from that of a block.
 
     Args:
-      base: What runs within each block, for at least the longest one.
-      num_rounds: Rounds of the run.
-      starts: First rounds of the blocks, as from the function `starts`.
+      base: Strategy within each block, for at least as many rounds as the longest block.
+      num_rounds: Number of rounds of the run.
+      starts: First rounds of the blocks, from the function `starts`.
 
     Returns:
-      `base` itself if there is but one block, else a `Restarted`.
+      `base` itself if there is only one block, else a `Restarted`.
 
     Raises:
       ValueError: If `base` is for fewer rounds than the longest block.
@@ -230,7 +241,7 @@ def whole_run(
 
 
 def _first_column(base: _ToeplitzStrategy, num_rounds: int) -> np.ndarray:
-    """Coefficients of a Toeplitz base, without trailing zeros if banded."""
+    """Computes the coefficients of a Toeplitz base, without trailing zeros if banded."""
     if isinstance(base, identity.Identity):
         return np.ones(1)
     if isinstance(base, banded_toeplitz.BandedToeplitz):
@@ -241,7 +252,7 @@ def _first_column(base: _ToeplitzStrategy, num_rounds: int) -> np.ndarray:
 def _toeplitz_sensitivity(
     column: np.ndarray, lengths: Sequence[int], schema: schema_lib.MinSep
 ) -> strategy.Sensitivity:
-    """Sensitivity of Toeplitz blocks with the coefficients `column`."""
+    """Computes the sensitivity of Toeplitz blocks with the coefficients `column`."""
     if len(column) <= schema.min_sep or schema.effective_participations == 1:
         norms = np.cumsum(column**2)
         norms = np.pad(norms, (0, max(lengths) - len(norms)), mode="edge")
@@ -271,7 +282,7 @@ def _toeplitz_sensitivity(
 def _monotone_squared(
     column: np.ndarray, lengths: Sequence[int], schema: schema_lib.MinSep
 ) -> float:
-    """S² of non-increasing, non-negative Toeplitz blocks, exactly.
+    """Computes S² of non-increasing, non-negative Toeplitz blocks, exactly.
 
     Within a block, j participations from the offset p on are worst, and leave most
     room to later blocks, at p, p + b, p + 2 b, ...: entries of CᵀC grow with
@@ -299,7 +310,7 @@ def _monotone_squared(
 
 
 def _earliest_norms(column: np.ndarray, room: int, schema: schema_lib.MinSep) -> list[float]:
-    """‖Σ_{i<j} C[:, i b]‖² for j = 0, 1, ... participations in `room` rounds."""
+    """Computes ‖Σ_{i<j} C[:, i b]‖² for j = 0, 1, ... participations in `room` rounds."""
     total, norms = np.zeros(room), [0.0]
     for start in range(0, room, schema.min_sep):
         if len(norms) > schema.max_participations:
@@ -311,7 +322,7 @@ def _earliest_norms(column: np.ndarray, room: int, schema: schema_lib.MinSep) ->
 
 
 def _undominated(states: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
-    """Drops what another state with as many uses beats in offset and value."""
+    """Drops states that another state with as many uses beats in offset and value."""
     kept: dict[tuple[int, int], float] = {}
     highest: dict[int, float] = {}
     for (used, offset), total in sorted(states.items()):

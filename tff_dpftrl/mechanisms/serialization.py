@@ -1,4 +1,4 @@
-"""Strategies as JSON files, with a format name and a version.
+"""Writes and reads strategies as JSON files, with a format name and a version.
 
 A file holds the parameters of a strategy and, where it was optimised for one
 schema, the certificate of what it achieves there:
@@ -53,11 +53,11 @@ _CLASSES = {
 def strategy_to_json(
     strategy: strategy_lib.Strategy, certificate: certificate_lib.Certificate | None = None
 ) -> str:
-    """One strategy as JSON text, ending in a newline.
+    """Writes one strategy as JSON text, ending in a newline.
 
     Args:
-      strategy: Any strategy of this package.
-      certificate: What it achieves, to be kept beside it; left out if None.
+      strategy: Strategy of a class of this package.
+      certificate: Certificate of the strategy, kept in the same text; left out if None.
 
     Returns:
       The text that `strategy_from_json` and `certificate_from_json` read.
@@ -83,7 +83,7 @@ def strategy_from_json(text: str) -> strategy_lib.Strategy:
 
 
 def certificate_from_json(text: str) -> certificate_lib.Certificate | None:
-    """The certificate kept beside a strategy; None if there is none.
+    """Reads the certificate in a strategy's text; None if there is none.
 
     Raises:
       ValueError: If the text is no strategy, or of a later version.
@@ -93,7 +93,7 @@ def certificate_from_json(text: str) -> certificate_lib.Certificate | None:
 
 
 def strategy_from_dict(values: Mapping[str, Any]) -> strategy_lib.Strategy:
-    """Inverse of `Strategy.to_dict`, for any strategy of this package.
+    """Builds a strategy of this package from what its `to_dict` returned.
 
     Raises:
       ValueError: If the mechanism is unknown or its parameters are invalid.
@@ -123,12 +123,12 @@ def save(
     strategy: strategy_lib.Strategy,
     certificate: certificate_lib.Certificate | None = None,
 ) -> None:
-    """Writes a strategy to a file, all of it or nothing.
+    """Writes a strategy to a file, completely or not at all.
 
     Args:
-      path: Where to; an existing file is replaced, in one step.
-      strategy: Any strategy of this package.
-      certificate: What it achieves, to be kept beside it.
+      path: Path of the file; an existing file is replaced in one step.
+      strategy: Strategy of a class of this package.
+      certificate: Certificate of the strategy, kept in the same file; left out if None.
 
     Raises:
       ValueError: If the file can't be written.
@@ -146,7 +146,7 @@ def load(path: str | os.PathLike) -> strategy_lib.Strategy:
     """Reads a strategy from a file.
 
     Raises:
-      ValueError: If the file can't be read, or as in `strategy_from_json`.
+      ValueError: If the file can't be read, or `strategy_from_json` refuses its text.
     """
     text = _read(path)
     try:
@@ -156,10 +156,10 @@ def load(path: str | os.PathLike) -> strategy_lib.Strategy:
 
 
 def load_certificate(path: str | os.PathLike) -> certificate_lib.Certificate | None:
-    """Reads the certificate kept in a strategy's file; None if there is none.
+    """Reads the certificate in a strategy's file; None if there is none.
 
     Raises:
-      ValueError: If the file can't be read, or as in `certificate_from_json`.
+      ValueError: If the file can't be read, or `certificate_from_json` refuses its text.
     """
     return certificate_from_json(_read(path))
 

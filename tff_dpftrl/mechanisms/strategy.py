@@ -1,4 +1,4 @@
-"""What every strategy of the matrix mechanism can be asked.
+"""Interface of the strategies of the matrix mechanism.
 
 A strategy is the lower-triangular matrix C of the factorisation A = B C of the
 prefix-sum matrix A. The server releases, round after round, the sum x_t of the
@@ -27,9 +27,9 @@ class Sensitivity:
     It is stated for clip norm 1; multiply by the clip norm.
 
     Attributes:
-      squared: The square S² of the sensitivity, or an upper bound of it.
-      exact: False if `squared` is only an upper bound.
-      method: How it was found, in a few words.
+      squared: Square S² of the sensitivity, or an upper bound of it.
+      exact: Whether `squared` is exact; False if it is only an upper bound.
+      method: Method by which it was computed, in a few words.
     """
 
     squared: float
@@ -38,54 +38,54 @@ class Sensitivity:
 
     @property
     def value(self) -> float:
-        """The sensitivity S."""
+        """Sensitivity S."""
         return math.sqrt(self.squared)
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, as in "4 bands"."""
+    """Formats a number and its noun, such as "4 bands"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 class Strategy(abc.ABC):
-    """One strategy matrix C, in float64, for one or for any number of rounds."""
+    """Strategy matrix C, in float64, for one or for any number of rounds."""
 
     mechanism: ClassVar[str]
     """Name of the class in strategy files, like "inverse-banded"."""
 
     @property
     def name(self) -> str:
-        """What statements, tables and plots call this strategy, like "blt"."""
+        """Name of this strategy in statements, tables and plots, like "blt"."""
         return self.mechanism
 
     @property
     def max_rounds(self) -> int | None:
-        """Largest number of rounds this C is defined for; None if any."""
+        """Largest number of rounds for which this C is defined; None if any."""
         return None
 
     @abc.abstractmethod
     def strategy_matrix(self, num_rounds: int) -> np.ndarray:
-        """C, dense, shape [m, num_rounds]; m = num_rounds but for trees."""
+        """Returns C, dense, shape [m, num_rounds]; m = num_rounds except for trees."""
 
     @abc.abstractmethod
     def noise_matrix(self, num_rounds: int) -> np.ndarray:
-        """The linear map from the i.i.d. draws z to the emitted noise.
+        """Returns the linear map from the i.i.d. draws z to the emitted noise.
 
         Args:
           num_rounds: Number of rounds n.
 
         Returns:
-          Shape [n, m], lower triangular in time. It is C⁻¹ for a square C and a
+          A matrix of shape [n, m], lower triangular in time. It is C⁻¹ for a square C and a
           left inverse of C for a tree.
         """
 
     @abc.abstractmethod
     def sensitivity(self, schema: schema_lib.MinSep) -> Sensitivity:
-        """Sensitivity under `schema`, never understated."""
+        """Computes the sensitivity under `schema`, never understated."""
 
     @abc.abstractmethod
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of B = A C⁻¹, shape [num_rounds].
+        """Computes the squared row norms of B = A C⁻¹, shape [num_rounds].
 
         Entry t is the variance of the noise in the sum of rounds 0 ... t, per
         coordinate, for clip norm and noise multiplier 1.
@@ -93,7 +93,7 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of C⁻¹, shape [num_rounds].
+        """Computes the squared row norms of C⁻¹, shape [num_rounds].
 
         Entry t is the variance of the noise emitted in round t, per coordinate,
         for clip norm and noise multiplier 1.
@@ -101,39 +101,39 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def noise_recipe(self) -> noise_recipe.NoiseRecipe:
-        """The numbers needed to stream C⁻¹ z."""
+        """Returns the numbers needed to stream C⁻¹ z."""
 
     @abc.abstractmethod
     def memory_copies(self, num_rounds: int) -> int:
-        """Model-sized tensors kept between rounds to stream C⁻¹ z."""
+        """Counts the model-sized tensors kept between rounds to stream C⁻¹ z."""
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Parameters as JSON-compatible values, with the key "mechanism"."""
+        """Returns the parameters as JSON-compatible values, with the key "mechanism"."""
 
     def max_error(self, num_rounds: int) -> float:
-        """MaxError(B) = max_t ‖B[t, :]‖₂ (McMahan, Xu & Zhang 2024, section 2)."""
+        """Computes MaxError(B) = max_t ‖B[t, :]‖₂ (McMahan, Xu & Zhang 2024, section 2)."""
         return math.sqrt(float(np.max(self.prefix_noise_variance(num_rounds))))
 
     def rms_error(self, num_rounds: int) -> float:
-        """RmsError(B) = ‖B‖_F / √n (McMahan, Xu & Zhang 2024, section 2)."""
+        """Computes RmsError(B) = ‖B‖_F / √n (McMahan, Xu & Zhang 2024, section 2)."""
         return math.sqrt(float(np.mean(self.prefix_noise_variance(num_rounds))))
 
     def max_loss(self, schema: schema_lib.MinSep) -> float:
-        """MaxError times sensitivity under `schema`."""
+        """Computes MaxError times sensitivity under `schema`."""
         return self.sensitivity(schema).value * self.max_error(schema.num_rounds)
 
     def rms_loss(self, schema: schema_lib.MinSep) -> float:
-        """RmsError times sensitivity under `schema`."""
+        """Computes RmsError times sensitivity under `schema`."""
         return self.sensitivity(schema).value * self.rms_error(schema.num_rounds)
 
 
 def check_strategy(value: Any, name: str = "strategy") -> Strategy:
-    """Refuses what is not a strategy, where a strategy is wanted.
+    """Checks that an argument is a strategy.
 
     Args:
-      value: What the caller gave.
-      name: The argument's name.
+      value: Value that the caller gave.
+      name: Name of the argument, for the message.
 
     Returns:
       `value`.
@@ -144,7 +144,7 @@ def check_strategy(value: Any, name: str = "strategy") -> Strategy:
     if isinstance(value, Strategy):
         return value
     if isinstance(getattr(value, "strategy", None), Strategy):
-        got, remedy = f"a {type(value).__name__}", f"pass its strategy, {name}=found.strategy"
+        got, remedy = f"a {type(value).__name__}", f"pass its strategy, {name}=result.strategy"
     elif isinstance(value, str):
         got, remedy = repr(value), "make one with mechanisms.table.build(name, schema)"
     else:

@@ -1,18 +1,17 @@
-"""The one table of mechanisms: what a name stands for, wherever a name can be given.
+"""Table of mechanisms: builds the strategy of a mechanism's name.
 
 The commands (`account`, `calibrate`, `compare`, `optimize`, `plan`, `train`), the planner and
 the Python API all build a named mechanism here, with the same defaults: one name, one
 participation schema and one noise multiplier are one ε. To add a mechanism, add a row to
-`MECHANISMS`; a new class of strategies also has to be known to `serialization`, and noise of a
-new kind to `private_round.noise_stream`.
+`MECHANISMS`. A new class of strategies also has to be added to `serialization`, and a new kind
+of noise to `private_round.noise_stream`.
 
-The defaults, with their reasons in `defaults`: a BLT has the least MaxLoss, as many buffers as
-still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep bands, a
-banded inverse 16. All but the BLT minimise RmsLoss where there is something to
-minimise.
+The module `defaults` has the reasons of the defaults. A BLT has the least MaxLoss, as many
+buffers as still lower it by 0.1 %, and decays up to 1 - 1 / num_rounds; a banded C has min_sep
+bands, a banded inverse 16. All others minimise RmsLoss if they are optimised.
 
-The builders import what they need when they are called: names and summaries are wanted by
-`--help`, which is to be quick.
+The builders import what they need when they are called: `--help` needs names and summaries, and
+must be quick.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ if TYPE_CHECKING:
     from tff_dpftrl.participation import schema as schema_lib
 
 Notify = Callable[[str], None]
-"""Receives sentences for a person: progress, and what else is worth knowing."""
+"""Callback for sentences to the user: progress, and advice."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What may be said about a mechanism; None is the mechanism's default.
+    """Options of a mechanism; None is the mechanism's default.
 
     Attributes:
-      error: The loss to minimise, "max" (the noise in the last, or worst, prefix sum) or
+      error: Loss to minimise, "max" (the noise in the last, or worst, prefix sum) or
         "rms" (its root mean square over rounds).
-      buffers: Buffers of a BLT, 1 to 8.
+      buffers: Number of buffers of a BLT, 1 to 8.
       max_decay: Largest buffer decay of a BLT; 1 for no bound, as in the paper.
-      bands: Bands of C, or of its inverse.
+      bands: Number of bands of C, or of its inverse.
       correlation: λ of lambda-cgd, in [0, 1]; tuned by default.
-      checkpoint: File from which to resume, and to which to save, a BandMF search.
+      checkpoint: File to which a BandMF search is saved, and from which it resumes.
     """
 
     error: Literal["max", "rms"] | None = None
@@ -58,27 +57,27 @@ class Options:
             raise validation.UsageError(f"error must be 'max' or 'rms', got {self.error!r}.")
 
     def given(self) -> list[str]:
-        """Names of the options that are not None."""
+        """Returns the names of the options that are not None."""
         names = (field.name for field in dataclasses.fields(self))
         return [name for name in names if getattr(self, name) is not None]
 
 
 DEFAULTS = Options()
-"""Nothing is said about the mechanism."""
+"""Options that leave everything to the mechanism's defaults."""
 
 Builder = Callable[["schema_lib.MinSep", Options, Notify], "strategy_lib.Strategy"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """One row of the table.
+    """Row of the table of mechanisms.
 
     Attributes:
-      summary: What it is, in a line.
-      build: Makes the strategy of a run without restarts.
-      options: Names of the `Options` that it takes.
-      runnable: Whether its noise can be generated round after round.
-      quick: Whether it is optimised in about a second for 2,000 rounds.
+      summary: Description of the mechanism in one line.
+      build: Function that builds the strategy of a run without restarts.
+      options: Names of the `Options` that the mechanism takes.
+      runnable: Whether the noise of the mechanism can be generated round after round.
+      quick: Whether the mechanism is optimised in about a second for 2,000 rounds.
     """
 
     summary: str
@@ -91,25 +90,25 @@ class Mechanism:
 def _blt(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:
     from tff_dpftrl.mechanisms import blt_optimize
 
-    found = blt_optimize.search(
+    result = blt_optimize.search(
         schema,
         num_buffers=options.buffers,
         minimize_rms=options.error == "rms",
         max_decay=options.max_decay,
     )
-    if found.surplus_buffers:
+    if result.surplus_buffers:
         notify(
             f"{options.buffers} buffers are more than this schema can use; "
-            f"{found.strategy.num_buffers} reach the same loss."
+            f"{result.strategy.num_buffers} reach the same loss."
         )
     bound = defaults.max_decay(schema.num_rounds)
-    if found.strategy.buf_decay[0] > bound:
+    if result.strategy.buf_decay[0] > bound:
         notify(
             "The largest decay is so close to 1 that it ties this BLT to "
             f"{schema.num_rounds} rounds; to run longer, leave max_decay out: it is at most "
             f"{bound:.6g} then."
         )
-    return found.strategy
+    return result.strategy
 
 
 def _bandmf(schema: schema_lib.MinSep, options: Options, notify: Notify) -> strategy_lib.Strategy:
@@ -240,15 +239,15 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def runnable() -> list[str]:
-    """Names of the mechanisms that a run can use."""
+    """Returns the names of the mechanisms that a run can use."""
     return [name for name, mechanism in MECHANISMS.items() if mechanism.runnable]
 
 
 def check(name: str, options: Options = DEFAULTS) -> Mechanism:
-    """The mechanism of a name, if it takes the options that are given.
+    """Returns the mechanism of a name, and checks that it takes the given options.
 
     Raises:
-      ValueError: If there is none of that name, or it does not take an option.
+      ValueError: If the name is unknown, or the mechanism does not take an option.
     """
     if not isinstance(name, str) or name not in MECHANISMS:
         raise validation.UsageError(
@@ -264,7 +263,7 @@ def check(name: str, options: Options = DEFAULTS) -> Mechanism:
 
 
 def fitting(name: str, options: Options) -> Options:
-    """`options` without those that the mechanism does not take."""
+    """Returns `options` without those that the mechanism does not take."""
     takes = check(name).options
     return dataclasses.replace(
         options, **{option: None for option in options.given() if option not in takes}
@@ -283,15 +282,15 @@ def build(
     starts: Sequence[int] = (0,),
     notify: Notify | None = None,
 ) -> strategy_lib.Strategy:
-    """The strategy of a whole run, restarts included.
+    """Builds the strategy of a whole run, restarts included.
 
     Args:
-      name: A key of `MECHANISMS`.
-      schema: The participation schema of the whole run.
-      options: What is asked of the mechanism.
-      starts: First rounds of the blocks between restarts, the first one 0: see
-        `restarts.starts`.
-      notify: Receives progress and advice, sentence by sentence; dropped if None.
+      name: Name of the mechanism, a key of `MECHANISMS`.
+      schema: Participation schema of the whole run.
+      options: Options of the mechanism.
+      starts: First rounds of the blocks between restarts, the first one 0;
+        `restarts.starts` computes them.
+      notify: Callback for progress and advice, one sentence a call; None to drop them.
 
     Returns:
       The strategy, made for the longest block and begun anew at `starts`.

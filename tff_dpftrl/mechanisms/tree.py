@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.mechanisms import noise_recipe, strategy
@@ -24,7 +25,7 @@ from tff_dpftrl.participation import schema as schema_lib
 
 
 def completed_nodes(num_rounds: int) -> list[tuple[int, int]]:
-    """The nodes completed by round `num_rounds`, in the order of completion.
+    """Lists the nodes completed by round `num_rounds`, in the order of completion.
 
     Args:
       num_rounds: Number of rounds n.
@@ -42,7 +43,7 @@ def completed_nodes(num_rounds: int) -> list[tuple[int, int]]:
 
 
 def _honaker_weights(num_levels: int) -> np.ndarray:
-    """Weight of a node's own draw, by level: 2^h / (2^(h+1) − 1).
+    """Computes the weight of a node's own draw, by level: 2^h / (2^(h+1) − 1).
 
     The estimate weighs the node's own draw, of variance 1, and the sum of its
     children's estimates, of variance 2 v, by their precisions. So the weight
@@ -52,23 +53,25 @@ def _honaker_weights(num_levels: int) -> np.ndarray:
 
 
 def _bits(values: np.ndarray, num_levels: int) -> np.ndarray:
-    """Binary digits, shape [num_levels, len(values)], lowest first."""
+    """Returns binary digits, shape [num_levels, len(values)], lowest first."""
     return values[np.newaxis, :] >> np.arange(num_levels)[:, np.newaxis] & 1
 
 
 class _TreeStrategy(strategy.Strategy):
-    """What all trees share: the matrix C and its sensitivity."""
+    """Base of all trees: the matrix C and its sensitivity."""
 
+    @override
     def strategy_matrix(self, num_rounds: int) -> np.ndarray:
-        """C, shape [m, num_rounds], rows as in `completed_nodes`."""
+        """Returns C, shape [m, num_rounds], with rows in the order of `completed_nodes`."""
         nodes = completed_nodes(self._check(num_rounds))
         matrix = np.zeros((len(nodes), num_rounds))
         for row, (level, index) in zip(matrix, nodes, strict=True):
             row[index << level : (index + 1) << level] = 1.0
         return matrix
 
+    @override
     def sensitivity(self, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-        """Sensitivity under `schema`: see `tree_sensitivity`.
+        """Computes the sensitivity under `schema` by `tree_sensitivity`.
 
         It counts the nodes completed by round `schema.num_rounds`.
         """
@@ -89,9 +92,9 @@ class Tree(_TreeStrategy):
     Attributes:
       num_rounds: Number of rounds planned. It sets the number of levels, so that
         up to `max_rounds` rounds can be run.
-      variance_reduction: If True, the estimate of a node combines its own draw and
+      variance_reduction: Whether the estimate of a node combines its own draw and
         the estimates of its children by their precisions (Honaker 2015,
-        bottom-up; "online" in the Gboard paper). If False it is its own draw.
+        bottom-up; "online" in the Gboard paper). If False, it is its own draw.
     """
 
     num_rounds: int
@@ -109,19 +112,22 @@ class Tree(_TreeStrategy):
             )
 
     @property
-    def name(self) -> str:  # noqa: D102
+    @override
+    def name(self) -> str:
         return "tree" if self.variance_reduction else "tree-vanilla"
 
     @property
     def num_levels(self) -> int:
-        """Levels of nodes; the tallest subtree has 2^(num_levels − 1) rounds."""
+        """Number of levels of nodes; the tallest subtree has 2^(num_levels − 1) rounds."""
         return self.num_rounds.bit_length()
 
     @property
+    @override
     def max_rounds(self) -> int:
         """Largest number of rounds that needs no more levels."""
         return 2**self.num_levels - 1
 
+    @override
     def _check(self, num_rounds: int) -> int:
         num_rounds = super()._check(num_rounds)
         if num_rounds > self.max_rounds:
@@ -140,8 +146,9 @@ class Tree(_TreeStrategy):
         """Variance of a node's estimate, by level: v = w in both variants."""
         return self._own_weights()
 
+    @override
     def noise_matrix(self, num_rounds: int) -> np.ndarray:
-        """Draws to emitted noise, shape [num_rounds, m]; a left inverse of C."""
+        """Returns the map from draws to noise, shape [num_rounds, m]; a left inverse of C."""
         draws = iter(np.eye(len(completed_nodes(self._check(num_rounds)))))
         own_weights = self._own_weights()
         pending: list[np.ndarray] = []
@@ -155,13 +162,15 @@ class Tree(_TreeStrategy):
             prefixes.append(sum(pending))
         return np.diff(prefixes, axis=0, prepend=0.0)
 
+    @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of B = A · noise matrix, shape [num_rounds]."""
+        """Computes the squared row norms of B = A · noise matrix, shape [num_rounds]."""
         prefixes = np.arange(1, self._check(num_rounds) + 1)
         return self._estimate_variances() @ _bits(prefixes, self.num_levels)
 
+    @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of the noise matrix, shape [num_rounds].
+        """Computes the squared row norms of the noise matrix, shape [num_rounds].
 
         Round t completes one node on each level up to the number a of trailing
         ones of t, and the noise emitted is the topmost estimate minus those of the
@@ -183,17 +192,19 @@ class Tree(_TreeStrategy):
         trailing_ones = np.log2(after & -after).astype(np.int64)
         return by_level[trailing_ones]
 
+    @override
     def noise_recipe(self) -> noise_recipe.TreeNoise:
-        """Levels and variant: all that streaming needs."""
+        """Returns the number of levels and the variant."""
         return noise_recipe.TreeNoise(self.num_levels, self.variance_reduction)
 
+    @override
     def memory_copies(self, num_rounds: int) -> int:
-        """None: the estimates of the nodes are drawn again, from the root down."""
+        """Counts no tensors: node estimates are drawn again, from the root down."""
         self._check(num_rounds)
         return 0
 
+    @override
     def to_dict(self) -> dict[str, Any]:
-        """Parameters as JSON-compatible values."""
         return {
             "mechanism": self.mechanism,
             "num_rounds": self.num_rounds,
@@ -202,7 +213,7 @@ class Tree(_TreeStrategy):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tree:
-        """Inverse of `to_dict`."""
+        """Reads what `to_dict` returned."""
         return cls(values["num_rounds"], values["variance_reduction"])
 
 
@@ -217,12 +228,14 @@ class FullTree(_TreeStrategy):
 
     mechanism: ClassVar[str] = "tree-full"
 
+    @override
     def noise_matrix(self, num_rounds: int) -> np.ndarray:
-        """The pseudo-inverse of C, shape [num_rounds, m]; not lower triangular."""
+        """Returns the pseudo-inverse of C, shape [num_rounds, m]; not lower triangular."""
         return np.linalg.pinv(self.strategy_matrix(num_rounds))
 
+    @override
     def prefix_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of A C⁺, shape [num_rounds], in O(n log n).
+        """Computes the squared row norms of A C⁺, shape [num_rounds], in O(n log n).
 
         A complete subtree of height h estimates its sum with the Honaker variance
         v_h, and different maximal subtrees are independent. Let g be the variance
@@ -250,8 +263,9 @@ class FullTree(_TreeStrategy):
                 before += variances[level]
         return np.concatenate(result)
 
+    @override
     def round_noise_variance(self, num_rounds: int) -> np.ndarray:
-        """Squared row norms of C⁺, shape [num_rounds].
+        """Computes the squared row norms of C⁺, shape [num_rounds].
 
         From the root down, an estimate of variance e of the parent's sum from
         everything above it makes the child's sum known with variance
@@ -268,8 +282,9 @@ class FullTree(_TreeStrategy):
                 result.append(np.full(1 << top, estimate))
         return np.concatenate(result)
 
+    @override
     def noise_recipe(self) -> noise_recipe.NoiseRecipe:
-        """Refuses: there is nothing to stream.
+        """Raises an error: there is nothing to stream.
 
         Raises:
           ValueError: Always.
@@ -279,16 +294,17 @@ class FullTree(_TreeStrategy):
             "Tree(num_rounds, variance_reduction=True)."
         )
 
+    @override
     def memory_copies(self, num_rounds: int) -> int:
-        """The number of nodes: every one of them is needed to the end."""
+        """Counts the nodes: each of them is needed to the end."""
         return 2 * self._check(num_rounds) - bin(num_rounds).count("1")
 
+    @override
     def to_dict(self) -> dict[str, Any]:
-        """Parameters as JSON-compatible values."""
         return {"mechanism": self.mechanism}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FullTree:
-        """Inverse of `to_dict`."""
+        """Reads what `to_dict` returned."""
         del values
         return cls()

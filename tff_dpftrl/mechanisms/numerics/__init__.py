@@ -1,1 +1,1 @@
-"""Machinery behind the strategies and their optimisers; not meant to be used by itself."""
+"""Numerical methods of the strategies and their optimisers; internal."""

@@ -2,9 +2,9 @@
 
 The rounds are cut into blocks of `bands` rounds, so that C is block bidiagonal: a lower
 triangle C_i on the diagonal and an upper triangle U_i left of it. The noise ẑ = C⁻¹ z of
-block i is ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}), and all that later rounds know of earlier ones is
-ẑ_{i−1} and the sum p_i of the noise before block i. Forward, their covariances follow block
-by block. Backward, so does the gradient: with λ = C⁻ᵀ Aᵀ W A ẑ for round weights W,
+block i is ẑ_i = C_i⁻¹ (z_i − U_i ẑ_{i−1}). Later rounds depend on earlier ones only through
+ẑ_{i−1} and the sum p_i of the noise before block i. The forward pass computes their covariances
+block by block. The backward pass computes the gradient: with λ = C⁻ᵀ Aᵀ W A ẑ for round weights W,
 
   ∂/∂C Σ_t w_t ‖(A C⁻¹)[t, :]‖² = −2 E[λ ẑᵀ],
 
@@ -40,17 +40,17 @@ class _Block:
 
 
 def _band(wide: np.ndarray, bands: int) -> np.ndarray:
-    """View of a [m, bands + m] array U | C by lags, shape [m, bands].
+    """Returns a view of a [m, bands + m] array U | C by lags, shape [m, bands].
 
-    Entry [i, bands − 1 − j] is C[i, i − j], reaching into U for i < j: in memory, one
-    row and one column on is a constant step.
+    Entry [i, bands − 1 − j] is C[i, i − j], which lies in U for i < j. In memory, the step to
+    the next row and column is constant.
     """
     step, item = wide.strides
     return np.lib.stride_tricks.as_strided(wide[:, 1:], (len(wide), bands), (step + item, item))
 
 
 def _dense_blocks(rows: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """(U, C) of the rows start ... stop − 1, shapes [m, bands] and [m, m]."""
+    """Builds (U, C) of the rows start ... stop − 1, shapes [m, bands] and [m, m]."""
     bands = rows.shape[1]
     wide = np.zeros((stop - start, bands + stop - start))
     _band(wide, bands)[:] = rows[start:stop, ::-1]
@@ -58,7 +58,7 @@ def _dense_blocks(rows: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, 
 
 
 def _forward(rows: np.ndarray) -> tuple[list[_Block], np.ndarray, np.ndarray]:
-    """The blocks, and the variances of ẑ_t and of its prefix sums."""
+    """Computes the blocks, and the variances of ẑ_t and of its prefix sums."""
     num_rounds, bands = rows.shape
     previous = np.zeros((bands, bands))
     previous_with_sum, sum_variance = np.zeros(bands), 0.0
@@ -86,10 +86,10 @@ def _forward(rows: np.ndarray) -> tuple[list[_Block], np.ndarray, np.ndarray]:
 
 
 def noise_variances(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Variances of the emitted noise and of its prefix sums.
+    """Computes the variances of the emitted noise and of its prefix sums.
 
     Args:
-      rows: Shape [num_rounds, bands], rows[t, j] = C[t, t − j], 0 for j > t.
+      rows: Rows of C by lag, shape [num_rounds, bands]: rows[t, j] = C[t, t − j], 0 for j > t.
 
     Returns:
       The squared row norms of C⁻¹ and of A C⁻¹, both of shape [num_rounds].
@@ -105,12 +105,12 @@ def _suffix_sums(values: np.ndarray) -> np.ndarray:
 def weighted_error_gradient(
     rows: np.ndarray, weigh_rounds: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prefix variances, and the gradient of a weighted sum of them.
+    """Computes prefix variances, and the gradient of a weighted sum of them.
 
     Args:
-      rows: Shape [num_rounds, bands], rows[t, j] = C[t, t − j], 0 for j > t.
-      weigh_rounds: Maps the prefix variances to the weights w_t, shape
-        [num_rounds]; for a function of the variances, its derivatives.
+      rows: Rows of C by lag, shape [num_rounds, bands]: rows[t, j] = C[t, t − j], 0 for j > t.
+      weigh_rounds: Function from the prefix variances to the weights w_t, shape
+        [num_rounds]. For a function of the variances these are its derivatives.
 
     Returns:
       The variances v, shape [num_rounds], and the gradient of Σ_t w_t v_t, at
@@ -120,7 +120,7 @@ def weighted_error_gradient(
     blocks, _, prefix_variance = _forward(rows)
     weights = weigh_rounds(prefix_variance)
     gradient = np.zeros_like(rows)
-    # The next block's part in E[(Aᵀ W A ẑ)_i − U_{i+1}ᵀ λ_{i+1} | ẑ_i, p_{i+1}].
+    # Part of the next block in E[(Aᵀ W A ẑ)_i − U_{i+1}ᵀ λ_{i+1} | ẑ_i, p_{i+1}].
     next_matrix = np.zeros((bands, bands))
     next_vector = np.zeros(bands)
     sum_slope = np.zeros(bands)  # E[Σ_{later s} w_s P_s | ẑ_i, p] = sum_slopeᵀ ẑ_i + later p.
@@ -140,9 +140,9 @@ def weighted_error_gradient(
             check_finite=False,
         )
         slope, sum_part = both[:, :-1], both[:, -1]
-        own = slope @ block.covariance + np.outer(sum_part, block.with_sum)
+        within = slope @ block.covariance + np.outer(sum_part, block.with_sum)
         before = slope @ block.cross + np.outer(sum_part, block.previous_with_sum)
-        gradient[block.start : block.stop] = _band(np.hstack([before, own]), bands)[:, ::-1]
+        gradient[block.start : block.stop] = _band(np.hstack([before, within]), bands)[:, ::-1]
         next_matrix = -block.left.T @ slope @ block.transition
         next_vector = -block.left.T @ sum_part
         sum_slope = block.transition.T @ (remaining + sum_slope[:size])

@@ -32,10 +32,10 @@ _ROUNDING = 1e-12
 
 
 def gram_diagonals(matrix: np.ndarray) -> np.ndarray:
-    """The diagonals of CᵀC on and above the main one.
+    """Computes the diagonals of CᵀC on and above the main one.
 
     Args:
-      matrix: C, shape [m, n].
+      matrix: Matrix C, shape [m, n].
 
     Returns:
       Shape [n, n]; entry [d, t] is (CᵀC)[t, t + d], and 0 if t + d >= n.
@@ -49,14 +49,14 @@ def gram_diagonals(matrix: np.ndarray) -> np.ndarray:
 
 
 def spaced_maximum(values: np.ndarray, schema: schema_lib.MinSep) -> float:
-    """The largest sum of `values` over the patterns of `schema`, exactly.
+    """Computes the largest sum of `values` over the patterns of `schema`, exactly.
 
     It is the squared sensitivity of a C whose columns, if `min_sep` or more apart,
     are orthogonal, when `values` are their squared norms.
 
     Args:
-      values: Non-negative, shape [n], one for each round of the schema.
-      schema: The participation schema.
+      values: Non-negative values of the rounds of the schema, shape [n].
+      schema: Participation schema.
 
     Returns:
       max over patterns P of Σ_{t∈P} values[t].
@@ -68,16 +68,16 @@ def spaced_maximum(values: np.ndarray, schema: schema_lib.MinSep) -> float:
 
 
 def _running_maximum(values: np.ndarray) -> np.ndarray:
-    """Maximum over the last axis from each position on."""
+    """Computes the maximum over the last axis from each position on."""
     return np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]
 
 
 def _far_sums(diagonals: np.ndarray, min_sep: int, max_count: int) -> np.ndarray:
-    """Best sums of entries of a row, spaced by b, from distance 2b on.
+    """Computes the best sums of entries of a row, spaced by b, from distance 2b on.
 
     Args:
-      diagonals: |G| by diagonals, shape [D, n].
-      min_sep: The stride b.
+      diagonals: Diagonals of |G|, shape [D, n].
+      min_sep: Stride b.
       max_count: Largest number of entries.
 
     Returns:
@@ -105,7 +105,7 @@ def _far_sums(diagonals: np.ndarray, min_sep: int, max_count: int) -> np.ndarray
 def _extend(
     magnitudes: np.ndarray, min_sep: int, bounds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """max_{s >= t + b} (2 G'[t, s] + h(s)) for every t, and the s that attains it."""
+    """Computes max_{s >= t + b} (2 G'[t, s] + h(s)) for every t, and the s that attains it."""
     num_diagonals, num_rounds = magnitudes.shape
     padded = np.full(num_rounds + num_diagonals, -np.inf)
     padded[:num_rounds] = bounds
@@ -123,7 +123,7 @@ def _extend(
 
 
 def _signed_value(diagonals: np.ndarray, pattern: list[int]) -> float:
-    """sᵀ G s on the pattern; a sign follows those of the earlier rounds."""
+    """Computes sᵀ G s on the pattern; each sign is chosen by those of the earlier rounds."""
     block = np.zeros((len(pattern), len(pattern)))
     for j, later in enumerate(pattern):
         for i, earlier in enumerate(pattern[: j + 1]):
@@ -136,14 +136,14 @@ def _signed_value(diagonals: np.ndarray, pattern: list[int]) -> float:
 
 
 def from_gram(diagonals: np.ndarray, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-    """Sensitivity of a strategy given by CᵀC, exact or a proven bound.
+    """Computes the sensitivity of a strategy from CᵀC, exact or a proven bound.
 
-    Time O(D n k), memory O(n (D + k)), D the number of diagonals.
+    Time is O(D n k) and memory O(n (D + k)) for D diagonals.
 
     Args:
-      diagonals: Shape [D, num_rounds]; entry [d, t] is (CᵀC)[t, t + d], and 0 if
-        t + d >= num_rounds. Diagonals from D on are 0.
-      schema: The participation schema.
+      diagonals: Diagonals of CᵀC, shape [D, num_rounds]; entry [d, t] is (CᵀC)[t, t + d],
+        and 0 if t + d >= num_rounds. Diagonals from D on are 0.
+      schema: Participation schema.
 
     Returns:
       The sensitivity for clip norm 1. `exact` is true if it is known to be attained.

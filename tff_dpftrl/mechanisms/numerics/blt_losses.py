@@ -22,16 +22,16 @@ from tff_dpftrl.participation import schema as schema_lib
 def sensitivity_squared(
     pole_complements: np.ndarray, output_scale: np.ndarray, schema: schema_lib.MinSep
 ) -> float:
-    """Squared norm of the earliest pattern, S² if the coefficients do not increase.
+    """Computes the squared norm of the earliest pattern: S² if coefficients do not increase.
 
     Between two participations, round m · min_sep + r, the sum of the client's
     columns is Σ_i ω_i g_i θ_i^{r-1} with g_i = Σ_{l≤m} θ_i^{l·min_sep}; its
     squares are geometric series again.
 
     Args:
-      pole_complements: u = 1 - θ, shape [d], each in (0, 1).
-      output_scale: ω, shape [d], non-negative.
-      schema: The participation schema.
+      pole_complements: Complements u = 1 - θ, shape [d], each in (0, 1).
+      output_scale: Output scales ω, shape [d], non-negative.
+      schema: Participation schema.
 
     Returns:
       ‖Σ_j C[:, j · min_sep]‖².
@@ -62,8 +62,8 @@ def prefix_noise_terms(
     """Writes the first column of B = A C⁻¹ as b_t = constant + Σ_i weight[i] θ̂_i^t.
 
     Args:
-      pole_complements: u = 1 - θ, shape [d], increasing.
-      zero_complements: û = 1 - θ̂, shape [d], interlaced: u_1 < û_1 < u_2 < ...
+      pole_complements: Complements u = 1 - θ, shape [d], increasing.
+      zero_complements: Complements û = 1 - θ̂, shape [d], interlaced: u_1 < û_1 < u_2 < ...
 
     Returns:
       The constant Π u_i / û_i and the weights, shape [d]; all are positive.
@@ -73,16 +73,16 @@ def prefix_noise_terms(
     return constant, inverse_scale / zero_complements
 
 
-def pole_residues(own: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """|Π_j (own_i - other_j) / Π_{j≠i} (own_i - own_j)|, shape [d].
+def pole_residues(poles: np.ndarray, zeros: np.ndarray) -> np.ndarray:
+    """Computes |Π_j (pole_i - zero_j) / Π_{j≠i} (pole_i - pole_j)|, shape [d].
 
-    With poles as `own` and zeros as `other` these are the output scales ω of C;
-    with the roles exchanged they are -ω̂, those of C⁻¹ with the sign changed
+    With the poles and zeros of C these are its output scales ω. With poles and zeros
+    exchanged they are -ω̂, those of C⁻¹ with the sign changed
     (Dvijotham et al. 2024, Lemma 5.2; McMahan, Xu & Zhang 2024, Alg. 5).
     """
-    among = np.abs(np.subtract.outer(own, own))
+    among = np.abs(np.subtract.outer(poles, poles))
     np.fill_diagonal(among, 1.0)
-    across = np.abs(np.subtract.outer(own, other))
+    across = np.abs(np.subtract.outer(poles, zeros))
     # Ratios first, so that neither product can under- or overflow.
     order = np.sort(across, axis=1) / np.sort(among, axis=1)
     return np.prod(order, axis=1)
@@ -91,12 +91,12 @@ def pole_residues(own: np.ndarray, other: np.ndarray) -> np.ndarray:
 def max_error_squared(
     pole_complements: np.ndarray, zero_complements: np.ndarray, num_rounds: int
 ) -> float:
-    """MaxError² = Σ_{t<n} b_t², the squared norm of the last row of B.
+    """Computes MaxError² = Σ_{t<n} b_t², the squared norm of the last row of B.
 
     Args:
-      pole_complements: u = 1 - θ, shape [d].
-      zero_complements: û = 1 - θ̂, shape [d], interlaced with u; the last one
-        may exceed 1, a negative θ̂.
+      pole_complements: Complements u = 1 - θ, shape [d].
+      zero_complements: Complements û = 1 - θ̂, shape [d], interlaced with u. The last one
+        exceeds 1 if its θ̂ is negative.
       num_rounds: Number of rounds n.
 
     Returns:
@@ -113,7 +113,7 @@ def max_error_squared(
 def rms_error_squared(
     pole_complements: np.ndarray, zero_complements: np.ndarray, num_rounds: int
 ) -> float:
-    """RmsError² = (1/n) Σ_{t<n} (n - t) b_t²; arguments as in `max_error_squared`."""
+    """Computes RmsError² = (1/n) Σ_{t<n} (n - t) b_t²; see `max_error_squared`."""
     total = _weighted_sum(
         pole_complements,
         zero_complements,
@@ -124,7 +124,7 @@ def rms_error_squared(
 
 
 def _weighted_sum(pole_complements, zero_complements, constant_sum, power_sum) -> float:
-    """Σ_t w_t b_t² where `power_sum` gives Σ_t w_t x^t and `constant_sum` is Σ_t w_t."""
+    """Computes Σ_t w_t b_t²; `power_sum` gives Σ_t w_t x^t and `constant_sum` is Σ_t w_t."""
     constant, weight = prefix_noise_terms(pole_complements, zero_complements)
     zero = 1.0 - zero_complements
     negative = zero < 0

@@ -1,4 +1,4 @@
-"""Logarithm of a BLT's loss and its gradient, for many BLTs at once.
+"""Objective of the BLT optimiser: log loss and its gradient, for many BLTs at once.
 
 The same closed forms as in `blt_losses`, batched over a leading axis and with
 their derivatives written out, for the optimiser only. A BLT of d buffers is the
@@ -18,15 +18,15 @@ from tff_dpftrl.participation import schema as schema_lib
 def log_loss(
     chain: np.ndarray, schema: schema_lib.MinSep, minimize_rms: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Log of MaxLoss or RmsLoss, and its gradient by the chain.
+    """Computes the log of MaxLoss or RmsLoss, and its gradient by the chain.
 
     Args:
-      chain: y, shape [s, 2 d], increasing along the last axis, negative.
-      schema: The participation schema.
-      minimize_rms: RmsLoss if True, MaxLoss if False.
+      chain: Chain y of each BLT, shape [s, 2 d], negative, increasing along the last axis.
+      schema: Participation schema.
+      minimize_rms: Whether the loss is RmsLoss; if False, MaxLoss.
 
     Returns:
-      Shapes [s] and [s, 2 d].
+      The logarithms, shape [s], and the gradients, shape [s, 2 d].
     """
     y_pole, y_zero = chain[:, 0::2], chain[:, 1::2]
     across = y_zero[:, np.newaxis, :] - y_pole[:, :, np.newaxis]  # [s, pole i, zero j]
@@ -63,14 +63,14 @@ def log_loss(
 
 
 def _differences(gaps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """1 / expm1(gap) and log |expm1(gap)|, both zero on the diagonal."""
+    """Computes 1 / expm1(gap) and log |expm1(gap)|, both zero on the diagonal."""
     diagonal = np.eye(gaps.shape[1], dtype=bool)
     difference = np.where(diagonal, 1.0, np.expm1(gaps))
     return np.where(diagonal, 0.0, 1.0 / difference), np.log(np.abs(difference))
 
 
 def _sensitivity(pole, scale, schema: schema_lib.MinSep):
-    """S², its derivatives by log ω and by log(1 - θ); see `blt_losses.sensitivity_squared`."""
+    """Computes S² like `blt_losses.sensitivity_squared`, and its gradient by log ω, log(1 - θ)."""
     n, b, k = schema.num_rounds, schema.min_sep, schema.effective_participations
     log_pole = np.log1p(-pole)
     log_pair = log_pole[:, :, np.newaxis] + log_pole[:, np.newaxis]
@@ -106,7 +106,7 @@ def _sensitivity(pole, scale, schema: schema_lib.MinSep):
 
 
 def _error(zero, constant, weight, num_rounds: int, minimize_rms: bool):
-    """E² and its derivatives by log β, log γ and log(1 - θ̂); see `blt_losses`."""
+    """Computes E² like `blt_losses`, and its derivatives by log β, log γ and log(1 - θ̂)."""
     log_zero = np.log1p(-zero)
     log_pair = log_zero[:, :, np.newaxis] + log_zero[:, np.newaxis]
     if minimize_rms:

@@ -26,17 +26,17 @@ def minimize(
     tolerance: float = 1e-9,
     max_iterations: int = 60,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Newton steps with |eigenvalues| plus a damping that a failed step raises.
+    """Minimises by Newton steps with |eigenvalues| plus damping, which failed steps raise.
 
     Taking absolute eigenvalues turns saddle points into directions of descent
     (Dauphin et al. 2014). A start stops when its predicted decrease is below
-    `tolerance`, or a tenth of what separates it from the best start.
+    `tolerance`, or a tenth of the difference to the best start.
 
     Args:
-      function: Maps points, shape [m, p], to values [m] and gradients [m, p].
-      starts: Shape [s, p].
-      limit: Variables are kept within [-limit, limit].
-      tolerance: Predicted decrease at which to stop.
+      function: Function from points, shape [m, p], to values [m] and gradients [m, p].
+      starts: Starting points, shape [s, p].
+      limit: Largest magnitude of a variable; points are clipped to it.
+      tolerance: Predicted decrease below which a start stops.
       max_iterations: Largest number of batched evaluations.
 
     Returns:
@@ -71,7 +71,7 @@ def minimize(
 
 
 def _evaluate(function: Function, points: np.ndarray):
-    """Values [s], gradients [s, p] and Hessians [s, p, p] in one call of `function`."""
+    """Computes values [s], gradients [s, p] and Hessians [s, p, p] in one call of `function`."""
     count, size = points.shape
     offsets = _DIFFERENCE * np.concatenate([np.zeros((1, size)), np.eye(size)])
     values, gradients = function((points[:, np.newaxis] + offsets).reshape(-1, size))
@@ -84,7 +84,7 @@ def _evaluate(function: Function, points: np.ndarray):
 
 
 def _steps(gradients: np.ndarray, hessians: np.ndarray, damping: np.ndarray):
-    """Damped steps, of bounded length, and the decrease the model predicts for them."""
+    """Computes damped steps of bounded length, and the decrease predicted for them."""
     curvature, basis = np.linalg.eigh(hessians)
     along = (np.swapaxes(basis, 1, 2) @ gradients[..., np.newaxis])[..., 0]
     scaled = along / (np.abs(curvature) + damping[:, np.newaxis])

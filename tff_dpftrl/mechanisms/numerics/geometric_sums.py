@@ -21,12 +21,12 @@ _NODES_PER_PANEL = 24
 def geometric_sum(
     log_ratio: np.ndarray, length: float | np.ndarray, negative: np.ndarray | None = None
 ) -> np.ndarray:
-    """Σ_{t<length} x^t with x = exp(log_ratio), or x = -exp(log_ratio).
+    """Computes Σ_{t<length} x^t with x = exp(log_ratio), or x = -exp(log_ratio).
 
     Args:
-      log_ratio: log |x|; zero is not allowed where x is positive.
+      log_ratio: Logarithm of |x|; not 0 where x is positive.
       length: Number of terms; for positive x it need not be an integer.
-      negative: Where x is negative; None if nowhere.
+      negative: Whether x is negative, entry by entry; None if it never is.
 
     Returns:
       (1 - x^length) / (1 - x).
@@ -43,12 +43,12 @@ def geometric_sum(
 def geometric_sum_slope(
     log_ratio: np.ndarray, length: float | np.ndarray, total: np.ndarray
 ) -> np.ndarray:
-    """Derivative of `geometric_sum` by log x, Σ_{t<length} t x^t, for positive x.
+    """Computes the derivative of `geometric_sum` by log x, Σ t x^t, for positive x.
 
     Args:
-      log_ratio: log x < 0.
+      log_ratio: Logarithm of x, below 0.
       length: Number of terms.
-      total: `geometric_sum(log_ratio, length)`.
+      total: Sum `geometric_sum(log_ratio, length)`.
 
     Returns:
       (x · total - length · x^length) / (1 - x), or its series where
@@ -62,12 +62,12 @@ def geometric_sum_slope(
 def ramp_sum(
     log_ratio: np.ndarray, length: float, negative: np.ndarray | None = None
 ) -> np.ndarray:
-    """Σ_{t<length} (length - t) x^t, the sum of the first `length` geometric sums.
+    """Computes Σ_{t<length} (length - t) x^t, the sum of the first `length` geometric sums.
 
     Args:
-      log_ratio: log |x|; zero is not allowed where x is positive.
+      log_ratio: Logarithm of |x|; not 0 where x is positive.
       length: Number of terms, an integer.
-      negative: Where x is negative; None if nowhere.
+      negative: Whether x is negative, entry by entry; None if it never is.
 
     Returns:
       (length - x · geometric_sum) / (1 - x), or its series near x = 1.
@@ -85,7 +85,7 @@ def ramp_sum(
 
 
 def ramp_sum_slope(log_ratio: np.ndarray, length: float, ramp: np.ndarray) -> np.ndarray:
-    """Derivative of `ramp_sum` by log x, Σ_{t<length} (length - t) t x^t, positive x."""
+    """Computes the derivative of `ramp_sum` by log x, Σ (length - t) t x^t, for positive x."""
     total = geometric_sum(log_ratio, length)
     slope_of_total = geometric_sum_slope(log_ratio, length, total)
     ratio, gap = np.exp(log_ratio), -np.expm1(log_ratio)
@@ -103,8 +103,8 @@ def _replace_small(
     multiplies each term by j + 1 and all by x.
 
     Args:
-      value: The closed form; changed in place.
-      gap: 1 - x.
+      value: Values of the closed form; changed in place.
+      gap: Complement 1 - x.
       length: Number of terms n.
       first: Lower index of the first binomial coefficient; the upper one is
         length if it is 1 + derivative, else length + 1.
@@ -131,7 +131,7 @@ def _replace_small(
 
 @functools.lru_cache(maxsize=64)
 def summation_nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes m_r and weights w_r with Σ_{m<count} f(m) = Σ_r w_r f(m_r).
+    """Computes nodes m_r and weights w_r with Σ_{m<count} f(m) = Σ_r w_r f(m_r).
 
     Up to 32 terms the nodes are the integers and the weights 1. Beyond, the
     range is cut into panels that double in length, with the Gauss quadrature of
@@ -164,7 +164,7 @@ def summation_nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _discrete_gauss(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gauss quadrature for the sum over 0 ... size - 1 (discrete Chebyshev, Golub-Welsch)."""
+    """Computes Gauss quadrature for sums over 0 ... size - 1 (discrete Chebyshev, Golub-Welsch)."""
     j = np.arange(1.0, _NODES_PER_PANEL)
     off_diagonal = np.sqrt(j**2 * (float(size) ** 2 - j**2) / (4.0 * (4.0 * j**2 - 1.0)))
     # Centred at zero and scaled to [-1, 1] for accuracy.

@@ -20,7 +20,7 @@ _NEGLIGIBLE = 2.0**-60
 
 
 def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
-    """The first `num_rounds` coefficients, zeros where the vector has ended."""
+    """Returns the first `num_rounds` coefficients, zeros beyond the end of the vector."""
     coefficients = np.asarray(coefficients, dtype=np.float64)
     if len(coefficients) >= num_rounds:
         return coefficients[:num_rounds]
@@ -28,10 +28,17 @@ def pad(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
 
 
 def checked_column(name: str, values: Sequence[float]) -> tuple[float, ...]:
-    """The entries of a first column: finite, at least one, and the first one positive.
+    """Checks the entries of a first column: finite, at least one, the first one positive.
+
+    Args:
+      name: Name of the argument, for the message.
+      values: Entries of the column.
+
+    Returns:
+      The entries.
 
     Raises:
-      ValueError: If they are not; `name` is the argument's name.
+      ValueError: If they are not such entries.
     """
     column = validation.numbers(name, values)
     if not column or not np.all(np.isfinite(column)) or column[0] <= 0:
@@ -42,18 +49,18 @@ def checked_column(name: str, values: Sequence[float]) -> tuple[float, ...]:
 
 
 def matrix(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
-    """The dense matrix, float64, shape [num_rounds, num_rounds]."""
+    """Builds the dense matrix, float64, shape [num_rounds, num_rounds]."""
     column = pad(coefficients, num_rounds)
     lag = np.subtract.outer(np.arange(num_rounds), np.arange(num_rounds))
     return np.where(lag >= 0, column[np.maximum(lag, 0)], 0.0)
 
 
 def inverse_coefficients(coefficients: np.ndarray, num_rounds: int) -> np.ndarray:
-    """First column of C⁻¹, by forward substitution.
+    """Computes the first column of C⁻¹, by forward substitution.
 
     Args:
-      coefficients: c, shape [p]; c_0 must not be zero.
-      num_rounds: Number n of entries wanted.
+      coefficients: Coefficients c, shape [p]; c_0 must not be zero.
+      num_rounds: Number n of entries to compute.
 
     Returns:
       Shape [n]. Costs n · min(n, p) multiplications.
@@ -81,10 +88,10 @@ def exponential_sums(
     leave out the terms that have decayed below the rounding error.
 
     Args:
-      decay: Shape [d], of magnitudes up to about 1.
-      scale: Shape [d].
-      length: Number of values wanted.
-      first: A value to put before them, if not None.
+      decay: Bases of the powers, shape [d], of magnitudes up to about 1.
+      scale: Factors of the powers, shape [d].
+      length: Number of values to compute.
+      first: Value to put before the others; None for none.
 
     Returns:
       Float64, shape [length], or [length + 1] with `first`.
@@ -117,7 +124,7 @@ def exponential_sums(
 
 
 def _powers(base: np.ndarray, step: int, count: int) -> np.ndarray:
-    """base[i]^(step · t) for t < count, shape [d, count]."""
+    """Computes base[i]^(step · t) for t < count, shape [d, count]."""
     exponents = step * np.arange(count, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):  # Zero to the power of zero is set below.
         result = np.exp(np.log(np.abs(base))[:, np.newaxis] * exponents)
@@ -128,7 +135,7 @@ def _powers(base: np.ndarray, step: int, count: int) -> np.ndarray:
 
 
 def prefix_noise_variance(inverse: np.ndarray) -> np.ndarray:
-    """Squared row norms of B = A C⁻¹ (McMahan, Xu & Zhang 2024, Prop. 3.3).
+    """Computes the squared row norms of B = A C⁻¹ (McMahan, Xu & Zhang 2024, Prop. 3.3).
 
     Args:
       inverse: First column of C⁻¹, shape [n].
@@ -140,7 +147,7 @@ def prefix_noise_variance(inverse: np.ndarray) -> np.ndarray:
 
 
 def round_noise_variance(inverse: np.ndarray) -> np.ndarray:
-    """Squared row norms of C⁻¹, from its first column, shape [n]."""
+    """Computes the squared row norms of C⁻¹ from its first column, shape [n]."""
     return np.cumsum(np.square(inverse))
 
 
@@ -150,7 +157,7 @@ def is_non_increasing(coefficients: np.ndarray) -> bool:
 
 
 def earliest_pattern_norm_squared(coefficients: np.ndarray, schema: schema_lib.MinSep) -> float:
-    """‖Σ_j C[:, j · min_sep]‖², a client taking part as early and often as it may."""
+    """Computes ‖Σ_j C[:, j · min_sep]‖², for a client as early and often as allowed."""
     total = np.zeros(schema.num_rounds)
     column = pad(coefficients, min(len(coefficients), schema.num_rounds))
     for participation in range(schema.effective_participations):
@@ -161,7 +168,7 @@ def earliest_pattern_norm_squared(coefficients: np.ndarray, schema: schema_lib.M
 
 
 def sensitivity(coefficients: np.ndarray, schema: schema_lib.MinSep) -> strategy.Sensitivity:
-    """Sensitivity of a lower-triangular Toeplitz C; exact where a theorem allows.
+    """Computes the sensitivity of a lower-triangular Toeplitz C; exact where a theorem allows.
 
     * One participation, or no more bands than `min_sep`: the columns of a pattern
       do not overlap, the first ones are longest: exact.
@@ -173,11 +180,11 @@ def sensitivity(coefficients: np.ndarray, schema: schema_lib.MinSep) -> strategy
       any direction.
 
     Args:
-      coefficients: c, shape [p]; any signs.
-      schema: The participation schema.
+      coefficients: Coefficients c, shape [p]; any signs.
+      schema: Participation schema.
 
     Returns:
-      The sensitivity for clip norm 1, saying whether it is exact.
+      The sensitivity for clip norm 1; its `exact` says whether it is exact.
 
     Raises:
       ValueError: If a coefficient is not finite.

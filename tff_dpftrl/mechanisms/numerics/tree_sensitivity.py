@@ -11,8 +11,8 @@ and B for the largest power of two with B <= b < 2 B.
    a complete block of B rounds adds log2(B) + 1 for the nodes inside that block,
    wherever in the block it is. So within such a block the earliest allowed round
    is at least as good as any other, whatever follows.
-3. What the rounds before a block mean to it is one number: the earliest allowed
-   offset p. What the block means to the rounds after it, beside its value, is the
+3. A block depends on the rounds before it through one number: the earliest allowed
+   offset p. The rounds after it depend on the block, besides its value, through the
    earliest allowed offset q in the next block. Smaller q is never worse. So for
    (size of the block, participations in it, p) it is enough to keep the pairs
    (q, value) that no other pair beats in both, and two halves are merged by trying
@@ -39,11 +39,11 @@ _MAX_WORK = 8_000_000
 
 
 class _OutOfBudgetError(Exception):
-    """The exact search needs more work than allowed."""
+    """Signal that the exact search needs more work than allowed."""
 
 
 def _pareto(pairs: list[tuple[int, int]]) -> _Frontier:
-    """Keeps the pairs no other pair beats: smaller offset, larger value."""
+    """Keeps the pairs that no other pair beats: smaller offset, larger value."""
     pairs.sort(key=lambda pair: (pair[0], -pair[1]))
     kept: _Frontier = []
     for offset, value in pairs:
@@ -62,12 +62,12 @@ class _Blocks:
         self._memo: dict[tuple[int, int, int], _Frontier] = {}
 
     def capacity(self, height: int, offset: int) -> int:
-        """Most participations in a block, the first one at `offset` or later."""
+        """Computes the most participations in a block, the first one at `offset` or later."""
         last = (1 << (self.base_level + height)) - 1
         return 0 if offset > last else 1 + (last - offset) // self.min_sep
 
     def frontier(self, height: int, count: int, offset: int) -> _Frontier:
-        """Pairs (next offset, value) for exactly `count` participations."""
+        """Computes pairs (next offset, value) for exactly `count` participations."""
         length = 1 << (self.base_level + height)
         if count == 0:
             return [(max(0, offset - length), 0)]
@@ -99,12 +99,12 @@ class _Blocks:
 
 
 def _dyadic_levels(num_rounds: int) -> list[int]:
-    """Levels of the maximal completed subtrees, in the order of time."""
+    """Lists the levels of the maximal completed subtrees, in the order of time."""
     return [h for h in range(num_rounds.bit_length() - 1, -1, -1) if num_rounds >> h & 1]
 
 
 def _exact(lengths: Sequence[int], min_sep: int, max_participations: int, max_work: int) -> int:
-    """The dynamic program over consecutive forests of the given lengths."""
+    """Runs the dynamic program over consecutive forests of the given lengths."""
     blocks = _Blocks(min_sep, max_work)
     frontiers: dict[int, _Frontier] = {0: [(0, 0)]}
     for length in lengths:
@@ -123,7 +123,7 @@ def _exact(lengths: Sequence[int], min_sep: int, max_participations: int, max_wo
 def _options(
     blocks: _Blocks, level: int, max_count: int, offset: int
 ) -> list[tuple[int, int, int]]:
-    """(participations, next offset, value) of one complete subtree."""
+    """Lists (participations, next offset, value) of one complete subtree."""
     if level < blocks.base_level:
         length = 1 << level
         options = [(0, max(0, offset - length), 0)]
@@ -139,9 +139,9 @@ def _options(
 
 
 def earliest_pattern_squared(num_rounds: int, min_sep: int, max_participations: int) -> int:
-    """Σ_nodes count² of the pattern 0, b, 2b, ...: a lower bound of S².
+    """Computes Σ_nodes count² of the pattern 0, b, 2b, ...: a lower bound of S².
 
-    It is what the sensitivity is often taken to be; for trees it is too low.
+    It is often taken for the squared sensitivity; for trees it is too low.
 
     Args:
       num_rounds: Number of rounds n.
@@ -162,7 +162,7 @@ def earliest_pattern_squared(num_rounds: int, min_sep: int, max_participations: 
 
 
 def upper_bound_squared(lengths: Sequence[int], min_sep: int, max_participations: int) -> int:
-    """A proven upper bound of S², level by level, in O(levels).
+    """Computes a proven upper bound of S², level by level, in O(levels).
 
     A node with 2^h leaves holds at most c_h = ⌈2^h / b⌉ participations, and the
     counts of one level sum to at most k. A sum of squares is convex, so under
@@ -190,7 +190,7 @@ def upper_bound_squared(lengths: Sequence[int], min_sep: int, max_participations
 def squared(
     lengths: Sequence[int], min_sep: int, max_participations: int, max_work: int = _MAX_WORK
 ) -> tuple[int, bool]:
-    """S² of tree aggregation, possibly with restarts.
+    """Computes S² of tree aggregation, possibly with restarts.
 
     The schema runs across restarts: a client's participations keep their
     distance from one tree to the next, and their number is limited over all.
@@ -199,11 +199,11 @@ def squared(
       lengths: Number of rounds of each tree; one entry without restarts.
       min_sep: Stride b: two rounds i < j of one client satisfy j - i >= b.
       max_participations: Largest number k of rounds of one client.
-      max_work: Largest number of merged pairs before the search gives up and
-        the bound of `upper_bound_squared` is returned.
+      max_work: Largest number of merged pairs. If the search needs more, the bound of
+        `upper_bound_squared` is returned.
 
     Returns:
-      (S² for clip norm 1, True if it is exact and False if an upper bound).
+      A pair: S² for clip norm 1, and whether it is exact; if not, it is an upper bound.
     """
     num_rounds = sum(lengths)
     count = min(max_participations, -(-num_rounds // min_sep))

@@ -1,4 +1,4 @@
-"""Strategies kept with the package, each with a certificate that a test verifies.
+"""Ready-made strategies of the package, each with a certificate that a test verifies.
 
 A name says what the strategy was optimised for: "blt-n2000-b400-k5" is the BLT
 of four buffers with the least MaxLoss for 2,000 rounds, a stride of 400 and five
@@ -23,12 +23,12 @@ _FOLDER = pathlib.Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Names of all entries, sorted."""
+    """Lists the names of all entries, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
 def load(name: str) -> strategy_lib.Strategy:
-    """The strategy called `name`, such as "blt-n2000-b400-k5".
+    """Loads the strategy called `name`, such as "blt-n2000-b400-k5".
 
     Raises:
       ValueError: If there is no such entry.
@@ -37,7 +37,7 @@ def load(name: str) -> strategy_lib.Strategy:
 
 
 def load_certificate(name: str) -> certificate_lib.Certificate:
-    """The schema that the entry is meant for, and what it achieves there.
+    """Loads the certificate of an entry: its schema, and its losses there.
 
     Raises:
       ValueError: If there is no such entry.
