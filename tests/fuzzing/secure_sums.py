@@ -19,7 +19,7 @@ from google.protobuf import message as protobuf_message
 
 from tests.fuzzing import judging, mutations
 from tests.runtime.plans import secure_plans
-from tests.runtime.server import toy_secure
+from tests.runtime.server import example_secure_task
 from tests.secure_sums import conversations
 from tff_dpftrl.runtime.actors import actor, messages, roles, secure_aggregator
 from tff_dpftrl.runtime.device import secure_upload, session
@@ -281,11 +281,13 @@ class _Aggregator:
     """An Aggregator and its devices, of which some are hostile."""
 
     def __init__(self, drawn: random.Random):
-        task = toy_secure.task(4, threat_model=drawn.choice((toy_secure.HONEST, toy_secure.ACTIVE)))
+        task = example_secure_task.task(
+            4, threat_model=drawn.choice((example_secure_task.HONEST, example_secure_task.ACTIVE))
+        )
         self._drawn, self._demanded = drawn, task.secure_sum.parameters
         verify = None
-        if self._demanded.threat_model is toy_secure.ACTIVE:
-            trusting = toy_secure.Trusting()
+        if self._demanded.threat_model is example_secure_task.ACTIVE:
+            trusting = example_secure_task.Trusting()
             verify = lambda name, key, proof: trusting.verify(key, proof)  # noqa: E731
         self._actor = secure_aggregator.SecureAggregator(
             "sums", task, _ROLE, random.Random(0), lambda *_: (7.0, 9.0), verify
@@ -333,7 +335,7 @@ class _Aggregator:
                 case actor.After():
                     self._timers.append(effect.message)
                 case actor.Send(to=to, message=messages.Configure() as told):
-                    made = toy_secure.participant(told, (1, 2, 3), self._demanded)
+                    made = example_secure_task.participant(told, (1, 2, 3), self._demanded)
                     self._devices[to] = made
                     self._answer(to, made.advertise())
                 case actor.Send(to=to, message=messages.SecureSumAnswer() as told):

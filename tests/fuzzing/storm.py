@@ -26,7 +26,7 @@ import grpc
 from tests.fuzzing import judging, messages, mutations, plans
 from tests.runtime.device import wire_server
 from tests.runtime.plans import plain_plans
-from tests.runtime.server import toy_secure, toy_service
+from tests.runtime.server import example_secure_task, example_service
 from tff_dpftrl.runtime.device import (
     attester,
     device_runtime,
@@ -154,12 +154,12 @@ class _Attacker:
             raise asyncio.InvalidStateError
         challenge = wire_pb2.FromServer.FromString(raw).challenge
         nonce = session_stream.attested_nonce(
-            challenge.challenge, "localhost", toy_service.POPULATION
+            challenge.challenge, "localhost", example_service.POPULATION
         )
         check_in = wire_pb2.CheckIn(
-            population=toy_service.POPULATION,
+            population=example_service.POPULATION,
             protocol_version=1,
-            runtime_version=toy_service.NEWEST,
+            runtime_version=example_service.NEWEST,
             token=self._issuer.issue(nonce),
         )
         first = wire_pb2.FromDevice(check_in=check_in)
@@ -185,9 +185,9 @@ class _Attacker:
     async def _sum_securely(
         self, call: Any, told: wire_pb2.Configuration, drawn: random.Random
     ) -> None:
-        one = toy_secure.SecureDevice(toy_service.Stream(call, None), told, (1, 2, 3))
-        changed = drawn.randrange(toy_secure.NUM_STEPS)
-        for step in range(toy_secure.NUM_STEPS):
+        one = example_secure_task.SecureDevice(example_service.Stream(call, None), told, (1, 2, 3))
+        changed = drawn.randrange(example_secure_task.NUM_STEPS)
+        for step in range(example_secure_task.NUM_STEPS):
             content = one.message.SerializeToString()
             if step == changed:
                 content = mutations.protobuf(content, content, drawn)
@@ -210,21 +210,21 @@ async def _honest_round(
 ) -> float:
     """Devices that keep to the protocol, until a round more is committed."""
     begin = time.monotonic()
-    done = len(store.history(toy_service.POPULATION, "sum"))
+    done = len(store.history(example_service.POPULATION, "sum"))
 
     async def one() -> None:
-        while len(store.history(toy_service.POPULATION, "sum")) == done:
+        while len(store.history(example_service.POPULATION, "sum")) == done:
             with contextlib.suppress(grpc.aio.AioRpcError, EOFError):
-                stream = await toy_service.connect(channel)
+                stream = await example_service.connect(channel)
                 nonce = session_stream.attested_nonce(
-                    stream.challenge.challenge, "localhost", toy_service.POPULATION
+                    stream.challenge.challenge, "localhost", example_service.POPULATION
                 )
                 await stream.check_in(token=tokens.issue(nonce))
                 told = await stream.receive()
                 if not isinstance(told, wire_pb2.Configuration):
                     await asyncio.sleep(0.05)
                 elif is_secure:
-                    await toy_secure.SecureDevice(stream, told, (1, 2, 3)).finish()
+                    await example_secure_task.SecureDevice(stream, told, (1, 2, 3)).finish()
                 else:
                     await stream.report(told.attempt, b"1")
                     await stream.receive()
@@ -278,15 +278,15 @@ def storm_of_sessions(
     issuer = attestation.TokenIssuer(key, clock=time.time)
     times = {"reporting_timeout": 1.0, "selection_timeout": 1.0, "exchange_timeout": 5.0}
     if is_secure:
-        task = toy_secure.served(goal_count=4, step_timeout=1.0, **times)
+        task = example_secure_task.served(goal_count=4, step_timeout=1.0, **times)
     else:
-        task = toy_service.served(goal_count=3, least_fraction=0.3, **times)
-    store = toy_service.store_with(task)
+        task = example_service.served(goal_count=3, least_fraction=0.3, **times)
+    store = example_service.store_with(task)
     looks: list[Look] = []
 
     async def run() -> collections.Counter[str]:
         async with (
-            toy_service.running(
+            example_service.running(
                 folder,
                 [task],
                 store,
@@ -294,7 +294,7 @@ def storm_of_sessions(
                 server_names=["localhost"],
                 limits=limits.Limits(waiting_seconds=1.0, check_in_seconds=1.0),
             ) as server,
-            toy_service.channel_to(folder, server.address) as channel,
+            example_service.channel_to(folder, server.address) as channel,
         ):
             attacker = _Attacker(channel, is_secure, issuer)
             free = asyncio.Semaphore(_NUM_AT_ONCE)

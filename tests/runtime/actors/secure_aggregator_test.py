@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.runtime.server import toy_secure
+from tests.runtime.server import example_secure_task
 from tff_dpftrl.runtime.actors import actor, messages, roles, secure_aggregator
 from tff_dpftrl.runtime.actors.messages import Refusal
 from tff_dpftrl.secure_sums import secure_sum_pb2
@@ -19,7 +19,7 @@ class Group:
     """An Aggregator with its devices, which send scripted messages."""
 
     def __init__(self, task=None, least=3, role=ROLE):
-        self.task = task or toy_secure.task(5, least_devices=least)
+        self.task = task or example_secure_task.task(5, least_devices=least)
         self.demands = self.task.secure_sum.parameters
         self.actor = secure_aggregator.SecureAggregator(
             "sums", self.task, role, random.Random(0), lambda *_: (7.0, 9.0)
@@ -41,7 +41,7 @@ class Group:
     def _deliver_effect(self, to, message):
         if isinstance(message, messages.Configure):
             self.configured[to] = message
-            made = toy_secure.participant(message, NUMBERS[to], self.demands)
+            made = example_secure_task.participant(message, NUMBERS[to], self.demands)
             self.participants[to], self.to_send[to] = made, made.advertise()
         elif isinstance(message, messages.SecureSumAnswer):
             asked = secure_sum_pb2.ToDevice.FromString(message.content)
@@ -81,7 +81,9 @@ class Group:
         return part
 
     def sum_of(self, *devices):
-        total = [sum(NUMBERS[d][i] for d in devices) % toy_secure.MODULUS for i in range(3)]
+        total = [
+            sum(NUMBERS[d][i] for d in devices) % example_secure_task.MODULUS for i in range(3)
+        ]
         return [len(devices), *total]
 
     def refusal(self, device):
@@ -97,9 +99,9 @@ def closed():
     return Group().send().deliver(CLOSE)
 
 
-@pytest.mark.parametrize("threat_model", [toy_secure.HONEST, toy_secure.ACTIVE])
+@pytest.mark.parametrize("threat_model", [example_secure_task.HONEST, example_secure_task.ACTIVE])
 def test_the_sum_is_that_of_the_devices_and_they_are_accepted(threat_model):
-    made = Group(toy_secure.task(5, threat_model=threat_model)).send().deliver(CLOSE)
+    made = Group(example_secure_task.task(5, threat_model=threat_model)).send().deliver(CLOSE)
     for _ in range(made.task.secure_sum.num_steps):
         assert not any(isinstance(one, messages.PartialSum) for one in made.sent)
         made.send()
@@ -274,7 +276,7 @@ def test_a_report_in_the_clear_is_never_looked_at():
 
 def test_a_sum_that_is_not_of_its_devices_is_lost():
     made = Group()
-    made.participants["a"] = lying = toy_secure.participant(
+    made.participants["a"] = lying = example_secure_task.participant(
         made.configured["a"], NUMBERS["a"], made.demands, count=2
     )
     made.to_send["a"] = lying.advertise()

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests.runtime.cluster import ray_nodes, toy_cluster
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import events
 
 _QUICK = {"heartbeat_seconds": 0.5, "silence_seconds": 2.0, "lease_seconds": 6.0}
@@ -122,7 +122,7 @@ def test_rounds_go_on_when_a_process_is_killed(nodes, tmp_path, victim, secure):
             killed = running.processes()[victim]
             ray_nodes.kill(killed)
             took.append(await ray_nodes.progress(deployed, seen, 3))
-            await toy.until(lambda killed=killed: _is_back(running, victim, killed), 60)
+            await example.until(lambda killed=killed: _is_back(running, victim, killed), 60)
         assert set(running.processes()) == {*deployed.placement.permanent, "coordinator"}
 
     device = ray_nodes.secure_report if secure else None
@@ -145,7 +145,7 @@ def test_of_many_selectors_that_find_nobody_leads_one_coordinator_comes(nodes, t
         return sorted(
             actor["ActorID"]
             for actor in state.actors().values()
-            if actor["Name"] == f"{toy.POPULATION}/coordinator"
+            if actor["Name"] == f"{example.POPULATION}/coordinator"
         )
 
     async def story(running, devices, seen):
@@ -176,10 +176,10 @@ def test_a_coordinator_that_is_stopped_past_its_lease_is_replaced_and_fenced(nod
                 return len(seen.notes.of(events.Leading))
 
             async with (
-                toy.channel_to(tmp_path, running.addresses[0]) as one,
-                toy.channel_to(tmp_path, running.addresses[1]) as other,
+                example.channel_to(tmp_path, running.addresses[0]) as one,
+                example.channel_to(tmp_path, running.addresses[1]) as other,
             ):
-                streams = [await toy.connect(one), await toy.connect(other)]
+                streams = [await example.connect(one), await example.connect(other)]
                 for stream in streams:
                     await stream.check_in()
                 told = [await stream.receive() for stream in streams]
@@ -240,7 +240,7 @@ def test_another_program_goes_on_with_the_hosts_of_one_that_was_killed(nodes, tm
     with ray_nodes.connected(nodes):
         from tff_dpftrl.runtime.cluster import ray_hosts
 
-        before = ray_hosts.places(toy.POPULATION)
+        before = ray_hosts.places(example.POPULATION)
 
     async def refused():
         other = toy_cluster.deployment(tmp_path, times=_QUICK, num_workers=1)
@@ -272,7 +272,7 @@ def test_rounds_go_on_when_a_node_is_lost(nodes, tmp_path):
         took = await ray_nodes.progress(deployed, seen, 3)
         print(f"seconds to the next commit without {sorted(there)}: {took}")
         everybody = {*deployed.placement.permanent, "coordinator"}
-        await toy.until(lambda: set(running.processes()) == everybody, 60)
+        await example.until(lambda: set(running.processes()) == everybody, 60)
         assert lost.node_id not in {place.node for place in running.processes().values()}
         await ray_nodes.progress(deployed, seen, 3)
 

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from tests.runtime.cluster import toy_cluster
-from tests.runtime.server import toy_secure
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_secure_task
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import events, messages, roles
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import (
@@ -112,7 +112,7 @@ async def running(deployed):
     for name in deployed.placement.permanent:
         await network.start(name)
     selectors = [network.hosts[name] for name in deployed.placement.selectors]
-    await toy.until(lambda: all(one._service.opening.task for one in selectors), 60)
+    await example.until(lambda: all(one._service.opening.task for one in selectors), 60)
     try:
         yield network
     finally:
@@ -124,7 +124,7 @@ def play(folder, story, deployed):
     async def run():
         async with running(deployed) as network, contextlib.AsyncExitStack() as stack:
             channels = [
-                await stack.enter_async_context(toy.channel_to(folder, network.address(i)))
+                await stack.enter_async_context(example.channel_to(folder, network.address(i)))
                 for i in range(deployed.placement.num_selectors)
             ]
             await story(network, channels)
@@ -135,11 +135,11 @@ def play(folder, story, deployed):
 
 async def take_part_until_committed(deployed, channels, rounds):
     while len(rows(deployed)) < rounds:
-        await asyncio.gather(*(toy.take_part(one, b"5") for one in channels))
+        await asyncio.gather(*(example.take_part(one, b"5") for one in channels))
 
 
 async def checked_in(channel):
-    stream = await toy.connect(channel)
+    stream = await example.connect(channel)
     await stream.check_in()
     return stream
 
@@ -155,7 +155,7 @@ async def configured(*channels):
 
 def rows(deployed):
     with sql.SqlStore(deployed.store) as store:
-        return toy.released(store)
+        return example.released(store)
 
 
 def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
@@ -164,9 +164,9 @@ def test_rounds_go_over_hosts_and_nothing_of_a_device_is_in_the_clear(tmp_path):
 
     async def story(network, channels):
         for _ in range(2):
-            answers = await asyncio.gather(*(toy.take_part(one, sentinel) for one in channels))
+            answers = await asyncio.gather(*(example.take_part(one, sentinel) for one in channels))
             assert all(answer.accepted for _, answer in answers)
-        await toy.until(lambda: len(rows(deployed)) == 2)
+        await example.until(lambda: len(rows(deployed)) == 2)
 
     network = play(tmp_path, story, deployed)
     assert [row["total"] for row in rows(deployed)] == [2 * int(sentinel)] * 2
@@ -181,10 +181,10 @@ def test_secure_sums_go_over_hosts(tmp_path):
 
     async def story(network, channels):
         answers = await asyncio.gather(
-            *(toy_secure.take_part(channels[i % 2], (i, 0, 1)) for i in range(6))
+            *(example_secure_task.take_part(channels[i % 2], (i, 0, 1)) for i in range(6))
         )
         assert all(answer.accepted for answer in answers)
-        await toy.until(lambda: rows(deployed))
+        await example.until(lambda: rows(deployed))
 
     play(tmp_path, story, deployed)
     assert rows(deployed)[0]["total"] == [15, 0, 6]
@@ -225,7 +225,7 @@ def test_devices_do_not_wait_for_an_aggregator_that_cannot_be_made(tmp_path):
     async def story(network, channels):
         lost = deployed.placement.host_of("toys/coordinator/0/round/1/aggregator/0")
         await network.cut(lost)
-        for told, answer in await asyncio.gather(*(toy.take_part(one) for one in channels)):
+        for told, answer in await asyncio.gather(*(example.take_part(one) for one in channels)):
             assert told.reason == "the round was abandoned" and answer is None
         await network.start(lost)
         await take_part_until_committed(deployed, channels, 1)
@@ -243,11 +243,11 @@ def test_devices_of_a_selector_that_is_lost_are_not_waited_for(tmp_path):
         for stream in streams[::2]:
             await stream.report(attempt, b"1")
             assert (await stream.receive()).accepted
-        await toy.until(lambda: rows(deployed))
+        await example.until(lambda: rows(deployed))
         again = await network.start("selector-1")
         assert again.status().address == "127.0.0.1:" + network.kept["selector-1"]
         # It is told what devices are chosen for although that was said before.
-        await toy.until(lambda: again._service.opening == events.SelectionOpened("sum", 1))
+        await example.until(lambda: again._service.opening == events.SelectionOpened("sum", 1))
 
     play(tmp_path, story, deployed)
     (row,) = rows(deployed)
@@ -276,12 +276,12 @@ def test_another_coordinator_comes_when_the_first_is_lost(tmp_path):
     deployed = toy_cluster.deployment(tmp_path, times=times)
 
     async def story(network, channels):
-        await asyncio.gather(*(toy.take_part(one, b"5") for one in channels))
-        await toy.until(lambda: rows(deployed))
+        await asyncio.gather(*(example.take_part(one, b"5") for one in channels))
+        await example.until(lambda: rows(deployed))
         former = await network.cut("coordinator")
         leader = network.hosts["selector-0"].status().leader
-        await toy.until(lambda: network.hosts["selector-0"].status().leader != leader, 60)
-        await toy.until(lambda: "coordinator" in network.hosts)
+        await example.until(lambda: network.hosts["selector-0"].status().leader != leader, 60)
+        await example.until(lambda: "coordinator" in network.hosts)
         assert network.hosts["coordinator"].life > former.life
         await take_part_until_committed(deployed, channels, 2)
 
@@ -299,7 +299,7 @@ def test_a_coordinator_that_stops_tells_new_selectors_nothing(tmp_path):
         coordinator._is_stopping = True
         await network.cut("selector-0")
         life = (await network.start("selector-0")).life
-        await toy.until(lambda: not coordinator._outbox._queues, 60)
+        await example.until(lambda: not coordinator._outbox._queues, 60)
         for _ in range(2):  # Each answer would have it told again.
             coordinator._see("selector-0", life)
             assert not coordinator._outbox._queues
@@ -319,17 +319,17 @@ def test_devices_that_are_forwarded_before_who_waits_for_them_is_made(tmp_path, 
         worker._deliver("toys/coordinator/0/round/2", early)
         assert heard == []
         # Nobody comes: the device is sent away, and tries again.
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert isinstance(heard[0], messages.ComeBack) and heard[0].turns == (0.0,)
         # Somebody comes.
         worker._deliver("toys/coordinator/0/round/4", early)
         with sql.SqlStore(deployed.store) as store:
-            commit = store.last_commit(toy.POPULATION, "sum")
+            commit = store.last_commit(example.POPULATION, "sum")
         both = frozenset({"selector-0", "selector-1"})
         role = roles.MasterAggregatorRole("toys/coordinator/0", 1, commit, b"0", both)
         worker._begin_actor(mail.Begin("toys/coordinator/0/round/4", role, "toys/coordinator/0"))
         master = worker._engine._members["toys/coordinator/0/round/4"]
-        await toy.until(lambda: master.actor is not None and master.actor._devices)
+        await example.until(lambda: master.actor is not None and master.actor._devices)
         assert len(heard) == 1
 
     play(tmp_path, story, deployed)
@@ -426,12 +426,14 @@ def test_a_host_that_has_read_other_tasks_takes_part_in_nothing(tmp_path):
         network.deployed = dataclasses.replace(deployed, options=changed)
         other = await network.start("selector-1")
         for _ in range(2):  # The others go on, and one round is enough for it to be told of.
-            answers = await asyncio.gather(*(toy.take_part(channels[0], b"5") for _ in range(2)))
+            answers = await asyncio.gather(
+                *(example.take_part(channels[0], b"5") for _ in range(2))
+            )
             assert all(answer.accepted for _, answer in answers)
         assert other.status().leader == "" and not other._service.opening.task
         assert other.status().tasks != network.hosts["worker-0"].status().tasks
-        async with toy.channel_to(tmp_path, network.address(1)) as channel:
-            told, answer = await toy.take_part(channel, b"5")
+        async with example.channel_to(tmp_path, network.address(1)) as channel:
+            told, answer = await example.take_part(channel, b"5")
             assert told.reason == "no round is waiting for devices" and answer is None
         to_it = [sealed for _, to, sealed in network.carried if to == "selector-1"]
         with pytest.raises(mail.OtherTasks, match="worker-0|coordinator"):
@@ -469,7 +471,7 @@ def test_a_host_that_has_to_start_has_more_time_to_answer_at_its_second_start_to
         selector = network.hosts["selector-0"]
         assert selector._patience("worker-0") == 5.0
         await network.cut("worker-0")
-        await toy.until(lambda: selector._patience("worker-0") == 20.0, 60)
+        await example.until(lambda: selector._patience("worker-0") == 20.0, 60)
 
     play(tmp_path, story, deployed)
 
@@ -493,7 +495,7 @@ def test_mail_that_fails_while_a_host_starts_is_not_forgotten(tmp_path):
                 starting._engine.connect("device", heard.append)
                 forwarded = messages.DevicesForwarded("selector-0", ("device",))
                 starting.send("toys/coordinator/0/round/2", forwarded)
-                await toy.until(lambda: heard)
+                await example.until(lambda: heard)
                 assert not starting.status().is_serving
                 await start()
 

@@ -12,8 +12,8 @@ import signal
 import grpc
 import pytest
 
-from tests.runtime.server import toy_secure
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_secure_task
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import observed
 from tff_dpftrl.runtime.protocol import wire_pb2
@@ -71,7 +71,7 @@ class Devices:
         self._tasks: list[asyncio.Task] = []
 
     async def _report(self, channel, number):
-        configuration, answer = await toy.take_part(channel, str(number).encode())
+        configuration, answer = await example.take_part(channel, str(number).encode())
         if answer is not None and answer.accepted:
             self.accepted.setdefault(configuration.attempt, []).append(number)
 
@@ -79,7 +79,7 @@ class Devices:
         while True:
             address = self._running.addresses[place % len(self._running.addresses)]
             try:
-                async with toy.channel_to(self._folder, address) as channel:
+                async with example.channel_to(self._folder, address) as channel:
                     await asyncio.wait_for(self._story(channel, next(self._numbers)), 60)
             except (grpc.aio.AioRpcError, EOFError, asyncio.TimeoutError):
                 await asyncio.sleep(0.1)
@@ -99,12 +99,12 @@ class Devices:
 
 
 async def secure_report(channel, number):
-    """The story of a device of `toy_secure`."""
-    stream = await toy.connect(channel)
+    """The story of a device of `example_secure_task`."""
+    stream = await example.connect(channel)
     await stream.check_in()
     told = await stream.receive()
     if isinstance(told, wire_pb2.Configuration):
-        await toy_secure.SecureDevice(stream, told, (number % 100, 0, 1)).finish()
+        await example_secure_task.SecureDevice(stream, told, (number % 100, 0, 1)).finish()
 
 
 class Seen:
@@ -113,7 +113,7 @@ class Seen:
     def __init__(self, running):
         self._running = running
         self._reader = observed.Reader()
-        self.notes = toy.Notes()
+        self.notes = example.Notes()
 
     async def look(self):
         await self._reader.replay(await self._running.observed(), self.notes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.runtime.server import toy_secure
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_secure_task
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.cluster import deployment as deployment_lib
 from tff_dpftrl.runtime.store import sql
@@ -29,7 +29,7 @@ def build(deployed: deployment_lib.ClusterDeployment) -> deployment_lib.Parts:
 
 
 def _served(options):
-    make = toy_secure.served if options["secure"] else toy.served
+    make = example_secure_task.served if options["secure"] else example.served
     return [make(**of_task) for of_task in options["tasks"]]
 
 
@@ -43,14 +43,14 @@ def deployment(
     folder, tasks=({},), times=None, secure=False, **changes
 ) -> deployment_lib.ClusterDeployment:
     """A deployment of a store in a folder, which is made if there is none."""
-    paths = toy.certificate(folder)
+    paths = example.certificate(folder)
     place = str(folder / "store")
     options = {"tasks": tasks, "times": times or {}, "secure": secure}
     with sql.SqlStore(place) as store:
-        if not store.tasks(toy.POPULATION):
-            toy.store_with(*_served(options), store=store)
+        if not store.tasks(example.POPULATION):
+            example.store_with(*_served(options), store=store)
     given = {
-        "population": toy.POPULATION,
+        "population": example.POPULATION,
         "builder": "tests.runtime.cluster.toy_cluster:build",
         "store": place,
         "certificate": str(paths["certificate"]),

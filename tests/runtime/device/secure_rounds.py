@@ -13,7 +13,7 @@ import time
 
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
-from tests.runtime.server import toy_service
+from tests.runtime.server import example_service
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime.actors import events, population
@@ -106,7 +106,7 @@ def _make_server(folder, run):
         ),
         {"small": dataclasses.replace(run.task.served, task=member)},
         run.store,
-        **toy_service.certificate(folder),
+        **example_service.certificate(folder),
         attestation=None,
         observer=run.notes,
         pace=lambda now, randomness: (1.0,),
@@ -149,7 +149,7 @@ class Rounds:
 
     def __init__(self, task, compiled=None):
         self.task, self._compiled = task, compiled
-        self.store, self.notes = memory_store.MemoryStore(), toy_service.Notes()
+        self.store, self.notes = memory_store.MemoryStore(), example_service.Notes()
         self.sums = []
         self.seen = collections.Counter()
         self.reference = None if compiled is None else compiled.initialize()

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.runtime.device import wire_server
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import plain_plans
-from tests.runtime.server import toy_service
+from tests.runtime.server import example_service
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.device import (
     attester,
@@ -114,7 +114,7 @@ def _serve(folder, plan, store):
         ),
         {"plain": served},
         store,
-        **toy_service.certificate(folder),
+        **example_service.certificate(folder),
         attestation=attestation.SignedTokens(
             [_ISSUER.public_key(), _OTHER_ISSUER.public_key()], clock=time.time
         ),

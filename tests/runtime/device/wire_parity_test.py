@@ -14,7 +14,7 @@ import tree
 from tests.runtime.device import secure_rounds
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
-from tests.runtime.server import toy_service
+from tests.runtime.server import example_service
 from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime.actors import population
@@ -62,7 +62,7 @@ def _make_server(folder, task, store):
         ),
         {"small": served},
         store,
-        **toy_service.certificate(folder),
+        **example_service.certificate(folder),
         attestation=None,
         pace=lambda now, randomness: (1.0,),
     )

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import plain_plans
-from tests.runtime.server import toy_service
+from tests.runtime.server import example_service
 from tff_dpftrl.runtime import participation_histograms, signing_keys
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing, tensor_values
@@ -137,7 +137,7 @@ class Served:
         self, folder, *, pace=(0.3,), min_sep=1, threat_model=None, store=None, **settings
     ):
         self.store = memory_store.MemoryStore() if store is None else store
-        self.observer = toy_service.Notes()
+        self.observer = example_service.Notes()
         model = tensor_values.to_bytes(plain_plans.SCALE)
         self.store.add_task(POPULATION, "letters", model=model, state=b"-")
         if not (folder / "plans.pem").exists():
@@ -169,7 +169,7 @@ class Served:
             ),
             "tasks": {"letters": served_task.ServedTask(task, lambda version: content, 2000)},
             "store": self.store,
-            **toy_service.certificate(folder),
+            **example_service.certificate(folder),
             "attestation": attestation.SignedTokens([issuer], clock=time.time),
             "pace": lambda now, randomness: tuple(
                 seconds * (0.5 + randomness.random()) for seconds in pace

@@ -5,13 +5,13 @@ import threading
 
 import pytest
 
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import actor, events, factory, messages, population, roles
 from tff_dpftrl.runtime.server import engine
 
-TASK = toy.served().task
+TASK = example.served().task
 SERVED = population.Population(
-    toy.POPULATION, (TASK,), heartbeat_seconds=0.1, silence_seconds=0.3, lease_seconds=1.0
+    example.POPULATION, (TASK,), heartbeat_seconds=0.1, silence_seconds=0.3, lease_seconds=1.0
 )
 
 
@@ -68,7 +68,7 @@ def play(story, **changes):
         stage = Stage()
         heard = []
         made = engine.Engine(
-            stage, toy.store_with(), on_event=lambda now, event: heard.append(event), **changes
+            stage, example.store_with(), on_event=lambda now, event: heard.append(event), **changes
         )
         made.start()
         try:
@@ -82,7 +82,7 @@ def play(story, **changes):
 async def spawn(stage, made, address, role=lambda me: None):
     """Has the Selector spawn an actor."""
     made.deliver("selector", lambda me: me.spawn(address, role))
-    await toy.until(lambda: address in stage.made)
+    await example.until(lambda: address in stage.made)
 
 
 @pytest.mark.parametrize("where", ["selector", "store", "attempt"])
@@ -94,7 +94,7 @@ def test_an_actor_handles_one_message_after_the_other_in_order(where):
             made.deliver(where, lambda me, i=i: me.send(events.OBSERVER, i))
             if i % 300 == 0:
                 await asyncio.sleep(0.01)
-        await toy.until(lambda: len(heard) == 1000)
+        await example.until(lambda: len(heard) == 1000)
         assert heard == list(range(1000))
         # Only Selectors are so quick that they need no thread.
         is_on_loop = stage.made[where].threads == {threading.get_ident()}
@@ -113,7 +113,7 @@ def test_effects_are_carried_out_after_the_step_in_which_they_were_said():
             me.send("device", 2)
 
         made.deliver("selector", step)
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert heard == [1, 2]
 
     play(story)
@@ -158,10 +158,10 @@ def test_who_spawned_an_actor_that_fails_is_told(caplog):
             heard.append((me.address, message))
 
         await spawn(stage, made, "attempt", lambda me: me.spawn("attempt/sum", lambda me: None))
-        await toy.until(lambda: "attempt/sum" in stage.made)
+        await example.until(lambda: "attempt/sum" in stage.made)
         stage.made["attempt"]._receive = lambda message: note(stage.made["attempt"], message)
         made.deliver("attempt/sum", fail)
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert heard == [("attempt", messages.Lost("attempt/sum"))]
 
     play(story)
@@ -176,7 +176,7 @@ def test_who_spawned_an_actor_that_cannot_be_built_is_told(caplog):
             m(stage.made["attempt"]) if callable(m) else (heard.append(m))
         )
         made.deliver("attempt", lambda me: me.spawn("attempt/sum", None))
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert heard == [messages.Lost("attempt/sum")]
 
     play(story)
@@ -188,7 +188,7 @@ def test_selectors_hear_of_a_coordinator_that_fails():
         await spawn(stage, made, "leader", roles.CoordinatorRole())
         stage.made["selector"]._receive = heard.append
         made.deliver("leader", fail)
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert heard == [messages.Lost("leader")]
 
     play(story)
@@ -201,11 +201,11 @@ def test_selector_and_store_actor_come_back_when_they_fail(monkeypatch):
     async def story(stage, made, heard):
         made.deliver("selector", fail)
         made.deliver("store", fail)
-        await toy.until(lambda: len(stage.starts) == 4)
+        await example.until(lambda: len(stage.starts) == 4)
         assert sorted(stage.starts) == ["selector", "selector", "store", "store"]
         assert lost == ["selector"]  # Whose devices nobody knows any more.
         made.deliver("selector", lambda me: me.send(events.OBSERVER, "is back"))
-        await toy.until(lambda: heard == ["is back"])
+        await example.until(lambda: heard == ["is back"])
 
     play(story, on_selector_lost=lost.append)
 
@@ -222,12 +222,12 @@ def test_a_report_to_somebody_who_is_gone_is_late():
             await spawn(stage, made, f"sum {i}")
             made.deliver(f"sum {i}", end)
             made.deliver(f"sum {i}", report)
-            await toy.until(lambda i=i: len(heard) == i + 2)
+            await example.until(lambda i=i: len(heard) == i + 2)
         # And the one that it has failed at.
         await spawn(stage, made, "sum 2")
         stage.made["sum 2"]._receive = lambda message: fail(stage.made["sum 2"])
         made.deliver("sum 2", report)
-        await toy.until(lambda: len([m for m in heard if m == late]) == 4)
+        await example.until(lambda: len([m for m in heard if m == late]) == 4)
 
     play(story)
 
@@ -250,7 +250,7 @@ def test_answers_of_an_actor_that_another_one_has_stopped_still_arrive():
         made.deliver("selector", lambda me: me.stop("sum"))
         await asyncio.sleep(0.02)
         go_on.set()
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert heard == ["in the sum"] and "child" not in stage.made
 
     play(story)
@@ -261,7 +261,7 @@ def test_a_device_that_is_gone_before_its_configuration_is_not_waited_for():
         await spawn(stage, made, "sum")
         stage.made["sum"]._receive = heard.append
         made.deliver("device", messages.Configure("device", "sum", "attempt", "task", 0, b""))
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         assert heard == [messages.DeviceGone("device")]
 
     play(story)
@@ -316,7 +316,7 @@ def test_what_is_not_here_is_left_to_who_has_it():
             me.stop("far/attempt")
 
         made.deliver("selector", step)
-        await toy.until(lambda: made.has("attempt"))
+        await example.until(lambda: made.has("attempt"))
         assert abroad.heard == [
             ("selector", "far/attempt"),
             ("selector", "attempt"),
@@ -347,7 +347,7 @@ def test_only_the_last_count_of_a_hop_is_delivered():
             made.deliver("sum", lambda me, i=i: count(me, i))
         go_on.set()
         last = messages.ReportsCounted("sum", 2, 0)
-        await toy.until(lambda: last in heard)
+        await example.until(lambda: last in heard)
         answers = [message for message in heard if isinstance(message, str)]
         assert answers == ["answer 0", "answer 1", "answer 2"]
         assert len(heard) - len(answers) < 3
@@ -361,13 +361,13 @@ def test_an_observer_that_fails_stops_nothing(caplog):
 
     async def run():
         stage = Stage()
-        made = engine.Engine(stage, toy.store_with(), on_event=on_event)
+        made = engine.Engine(stage, example.store_with(), on_event=on_event)
         made.start()
         heard = []
         made.connect("device", heard.append)
         made.deliver("selector", lambda me: me.send(events.OBSERVER, "event"))
         made.deliver("selector", lambda me: me.send("device", "goes on"))
-        await toy.until(lambda: heard)
+        await example.until(lambda: heard)
         await made.stop(1.0)
 
     asyncio.run(run())
@@ -375,20 +375,20 @@ def test_an_observer_that_fails_stops_nothing(caplog):
 
 
 def test_a_lease_that_was_granted_to_somebody_gone_is_given_back():
-    store = toy.store_with(toy.served())
+    store = example.store_with(example.served())
 
     async def run():
         real = factory.ActorFactory(SERVED, selectors=("selector",), pace=lambda *_: (0.0,))
         made = engine.Engine(real, store, on_event=lambda *_: None, randomness=random.Random(0))
         made.start()
-        await toy.until(lambda: made._coordinators)
+        await example.until(lambda: made._coordinators)
         (leader,) = made._coordinators
-        await toy.until(lambda: getattr(store.lease(toy.POPULATION), "owner", "") == leader)
+        await example.until(lambda: getattr(store.lease(example.POPULATION), "owner", "") == leader)
         made._end(made._members[leader])  # It has no chance to give it back by itself.
         await made.stop(1.0)
 
     asyncio.run(run())
-    lease = store.lease(toy.POPULATION)
+    lease = store.lease(example.POPULATION)
     assert lease.owner == "" and lease.epoch == 1
 
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.server import garbage
 
 
@@ -24,17 +24,17 @@ def test_what_is_alive_is_left_alone(thresholds):
 
 def test_sessions_leave_next_to_no_cycles_behind(tmp_path):
     """Which `settle` relies on: a server's memory would grow."""
-    task = toy.served(goal_count=20)
+    task = example.served(goal_count=20)
 
     async def story():
-        store = toy.store_with(task)
-        async with toy.running(tmp_path, [task], store) as server:
-            async with toy.channel_to(tmp_path, server.address) as channel:
+        store = example.store_with(task)
+        async with example.running(tmp_path, [task], store) as server:
+            async with example.channel_to(tmp_path, server.address) as channel:
 
                 async def a_round(number):
-                    got = await asyncio.gather(*(toy.take_part(channel) for _ in range(20)))
+                    got = await asyncio.gather(*(example.take_part(channel) for _ in range(20)))
                     assert all(answer.accepted for _, answer in got)
-                    await toy.until(lambda: len(toy.totals(store)) == number)
+                    await example.until(lambda: len(example.totals(store)) == number)
 
                 await a_round(1)
                 gc.collect()

@@ -9,9 +9,9 @@ import threading
 import grpc
 import pytest
 
-from tests.runtime.server import toy_secure
-from tests.runtime.server import toy_service as toy
-from tests.runtime.server.toy_service import play
+from tests.runtime.server import example_secure_task
+from tests.runtime.server import example_service as example
+from tests.runtime.server.example_service import play
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
@@ -22,7 +22,7 @@ NUMBERS = [(i, 100 * i, 999) for i in range(1, 5)]
 
 
 def sum_of(*numbers):
-    return [sum(column) % toy_secure.MODULUS for column in zip(*numbers, strict=True)]
+    return [sum(column) % example_secure_task.MODULUS for column in zip(*numbers, strict=True)]
 
 
 async def finish(devices):
@@ -32,7 +32,7 @@ async def finish(devices):
 
 async def configured(channel, numbers=NUMBERS, demands=None):
     return await asyncio.gather(
-        *(toy_secure.configured(channel, each, demands) for each in numbers)
+        *(example_secure_task.configured(channel, each, demands) for each in numbers)
     )
 
 
@@ -45,8 +45,8 @@ async def one_step(devices):
 
 
 async def committed(store, count=1):
-    await toy.until(lambda: len(toy.totals(store)) == count)
-    return toy.released(store)[-1]
+    await example.until(lambda: len(example.totals(store)) == count)
+    return example.released(store)[-1]
 
 
 async def round_goes_on(channel, store, *, done=0):
@@ -56,14 +56,14 @@ async def round_goes_on(channel, store, *, done=0):
     assert (await committed(store, done + 1))["total"] == sum_of(*NUMBERS)
 
 
-@pytest.mark.parametrize("threat_model", [toy_secure.HONEST, toy_secure.ACTIVE])
+@pytest.mark.parametrize("threat_model", [example_secure_task.HONEST, example_secure_task.ACTIVE])
 def test_rounds_are_sums_of_groups(tmp_path, threat_model):
     numbers = [(i, 7 * i, 999 - i) for i in range(8)]
-    served = toy_secure.served(8, threat_model=threat_model, devices_per_aggregator=4)
+    served = example_secure_task.served(8, threat_model=threat_model, devices_per_aggregator=4)
 
     async def story(channel, notes, store):
         for done in (1, 2):
-            devices = await configured(channel, numbers, toy_secure.demanded(threat_model))
+            devices = await configured(channel, numbers, example_secure_task.demanded(threat_model))
             sessions = {device.configuration.secure_sum_session for device in devices}
             assert len(sessions) == 2 and {device.configuration.task for device in devices} == {
                 "sum"
@@ -91,7 +91,7 @@ def test_a_device_that_goes_away_is_left_out_or_was_in_the_sum(tmp_path, step):
         assert row["total"] == sum_of(*left) and row["devices/reports"] == len(left)
         await round_goes_on(channel, store, done=1)
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 @pytest.mark.parametrize("step", range(1, 4))
@@ -102,18 +102,18 @@ def test_with_fewer_than_the_least_number_the_group_is_lost_and_nothing_is_revea
             await one_step(devices)
         for device in devices[:2]:
             device.stream.call.cancel()
-        await toy.until(lambda: notes.named("closed") == [("closed", "training")] * 2)
+        await example.until(lambda: notes.named("closed") == [("closed", "training")] * 2)
         answers = await finish(devices[2:])
         assert [(answer.accepted, answer.reason) for answer in answers] == [
             (False, "group lost")
         ] * 2
-        await toy.until(lambda: notes.of(events.RoundLost))
+        await example.until(lambda: notes.of(events.RoundLost))
         (lost,) = notes.of(events.RoundLost)
         assert lost.counts["lost_groups"] == 1 and lost.counts["reports"] == 0
-        assert not toy.totals(store)
+        assert not example.totals(store)
         await round_goes_on(channel, store)
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 def of(**message):
@@ -162,35 +162,35 @@ def test_what_is_wrong_in_a_step_is_refused_by_name_and_the_round_goes_on(
         left = NUMBERS if step == 3 else [NUMBERS[0], *NUMBERS[2:]]
         assert row["total"] == sum_of(*left) and row["devices/unusable"] == 1
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 async def with_one_of_another_session(channel, threat_model):
-    demands = toy_secure.demanded(threat_model)
+    demands = example_secure_task.demanded(threat_model)
     first, *others = await configured(channel, demands=demands)
     first.configuration.secure_sum_session = b"o" * 32
-    other = toy_secure.SecureDevice(first.stream, first.configuration, NUMBERS[0], demands)
+    other = example_secure_task.SecureDevice(first.stream, first.configuration, NUMBERS[0], demands)
     return await finish([other, *others])
 
 
 def test_keys_of_another_session_are_refused_where_they_are_signed(tmp_path):
     async def story(channel, notes, store):
-        replayed, *others = await with_one_of_another_session(channel, toy_secure.ACTIVE)
+        replayed, *others = await with_one_of_another_session(channel, example_secure_task.ACTIVE)
         assert replayed.reason == "unusable: Keys that are not signed for this session."
         assert all(answer.accepted for answer in others)
         assert (await committed(store))["total"] == sum_of(*NUMBERS[1:])
 
-    play(tmp_path, story, toy_secure.served(threat_model=toy_secure.ACTIVE))
+    play(tmp_path, story, example_secure_task.served(threat_model=example_secure_task.ACTIVE))
 
 
 def test_masks_of_another_session_are_a_lost_group_and_no_wrong_sum(tmp_path):
     async def story(channel, notes, store):
-        answers = await with_one_of_another_session(channel, toy_secure.HONEST)
+        answers = await with_one_of_another_session(channel, example_secure_task.HONEST)
         assert {answer.reason for answer in answers} == {"group lost"}
-        await toy.until(lambda: notes.of(events.RoundLost))
+        await example.until(lambda: notes.of(events.RoundLost))
         await round_goes_on(channel, store)
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 def test_a_report_in_the_clear_is_refused_and_not_looked_at(tmp_path):
@@ -206,21 +206,21 @@ def test_a_report_in_the_clear_is_refused_and_not_looked_at(tmp_path):
         assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
         assert row["devices/in the clear"] == 1
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 def test_a_secure_sum_is_unexpected_where_reports_are_in_the_clear(tmp_path):
     async def story(channel, notes, store):
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         await stream.check_in()
-        other = asyncio.create_task(toy.take_part(channel))
+        other = asyncio.create_task(example.take_part(channel))
         configuration = await stream.receive()
         assert not configuration.secure_sum_session
         await stream.send(secure_sum=of(key_advertisement={}))
         assert await stream.status() == (Status.INVALID_ARGUMENT, "a report was expected")
         other.cancel()
 
-    play(tmp_path, story, toy.served())
+    play(tmp_path, story, example.served())
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_what_is_no_step_ends_the_session(tmp_path, message, code, text):
         assert row["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
         assert row["devices/dropped"] == 1
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
@@ -255,7 +255,7 @@ def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
     numbers = [tuple([i] * 3000) for i in range(4)]
 
     async def story(channel, notes, store):
-        devices = await configured(channel, numbers, toy_secure.demanded(size=3000))
+        devices = await configured(channel, numbers, example_secure_task.demanded(size=3000))
         await one_step(devices)
         await devices[1].stream.send(secure_sum=bytes(most))
         code, text = await devices[1].stream.status()
@@ -263,11 +263,11 @@ def test_shares_may_be_as_large_as_the_group_and_no_larger(tmp_path):
         answers = await finish([devices[0], *devices[2:]])
         assert all(answer.accepted for answer in answers)
 
-    play(tmp_path, story, toy_secure.served(size=3000))
+    play(tmp_path, story, example_secure_task.served(size=3000))
 
 
 def test_who_comes_too_late_is_told_so(tmp_path):
-    served = toy_secure.served(3, over_selection=4 / 3, step_timeout=0.3)
+    served = example_secure_task.served(3, over_selection=4 / 3, step_timeout=0.3)
 
     async def story(channel, notes, store):
         devices = await configured(channel)
@@ -294,11 +294,13 @@ def test_large_vectors_come_in_parts_and_take_their_room_until_they_are_added(tm
     receiving = limits.Limits(receiving_bytes=2 * size + 100_000)
 
     async def story(channel, notes, store):
-        answers = await finish(await configured(channel, numbers, toy_secure.demanded(size=size)))
+        answers = await finish(
+            await configured(channel, numbers, example_secure_task.demanded(size=size))
+        )
         assert all(answer.accepted for answer in answers)
         assert (await committed(store))["total"] == [6] * size
 
-    play(tmp_path, story, toy_secure.served(size=size), limits=receiving)
+    play(tmp_path, story, example_secure_task.served(size=size), limits=receiving)
 
 
 def test_parts_that_end_in_something_else_are_refused(tmp_path):
@@ -314,7 +316,7 @@ def test_parts_that_end_in_something_else_are_refused(tmp_path):
         assert all(answer.accepted for answer in answers)
         assert (await committed(store))["total"] == sum_of(NUMBERS[0], *NUMBERS[2:])
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 @pytest.mark.parametrize("step", range(4))
@@ -332,11 +334,11 @@ def test_who_waits_for_an_actor_that_is_gone_is_told_so(tmp_path, killed, step):
         for device in devices[:3]:
             assert await device.receive() and device.answer.reason == "late"
         assert (await devices[3].finish()).reason == "late"
-        await toy.until(lambda: notes.of(events.RoundLost))
-        assert not toy.totals(store)
+        await example.until(lambda: notes.of(events.RoundLost))
+        assert not example.totals(store)
         await round_goes_on(channel, store)
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 def test_others_go_on_while_a_sum_is_unmasked(tmp_path, monkeypatch):
@@ -352,20 +354,20 @@ def test_others_go_on_while_a_sum_is_unmasked(tmp_path, monkeypatch):
 
     async def story(channel, notes, store):
         answers = asyncio.create_task(finish(await configured(channel)))
-        await toy.until(begun.is_set)
+        await example.until(begun.is_set)
         for _ in range(2):  # The Coordinator and the store.
-            ends = store.lease(toy.POPULATION).expires_at
-            await toy.until(lambda ends=ends: store.lease(toy.POPULATION).expires_at > ends)
+            ends = store.lease(example.POPULATION).expires_at
+            await example.until(lambda ends=ends: store.lease(example.POPULATION).expires_at > ends)
         waiting = len(notes.named("waiting"))
-        stream = await toy.connect(channel)  # The Selector.
+        stream = await example.connect(channel)  # The Selector.
         await stream.check_in()
-        await toy.until(lambda: len(notes.named("waiting")) == waiting + 1)
-        assert not toy.totals(store)
+        await example.until(lambda: len(notes.named("waiting")) == waiting + 1)
+        assert not example.totals(store)
         may_end.set()
         assert all(answer.accepted for answer in await answers)
         assert (await committed(store))["total"] == sum_of(*NUMBERS)
 
-    play(tmp_path, story, toy_secure.served())
+    play(tmp_path, story, example_secure_task.served())
 
 
 if __name__ == "__main__":

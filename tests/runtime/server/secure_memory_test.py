@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.runtime.server import toy_secure
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_secure_task
+from tests.runtime.server import example_service as example
 from verification.campaign import memory_search as search
 from verification.campaign.memory_search import found_in
 
@@ -50,7 +50,7 @@ def server(folder, mode):
 @pytest.fixture
 def numbers():
     rng = np.random.default_rng(20260101)
-    return rng.integers(0, toy_secure.MODULUS, (NUM_DEVICES, SIZE)).tolist()
+    return rng.integers(0, example_secure_task.MODULUS, (NUM_DEVICES, SIZE)).tolist()
 
 
 def test_no_vector_of_a_device_is_in_a_server_that_sums_securely(tmp_path, numbers):
@@ -60,14 +60,16 @@ def test_no_vector_of_a_device_is_in_a_server_that_sums_securely(tmp_path, numbe
         assert not found_in(memory(process.pid), wanted), when
 
     async def story(process, address):
-        async with toy.channel_to(tmp_path, address) as channel:
+        async with example.channel_to(tmp_path, address) as channel:
             devices = await asyncio.gather(
                 *(
-                    toy_secure.configured(channel, each, toy_secure.demanded(size=SIZE))
+                    example_secure_task.configured(
+                        channel, each, example_secure_task.demanded(size=SIZE)
+                    )
                     for each in numbers
                 )
             )
-            for step in range(toy_secure.NUM_STEPS):
+            for step in range(example_secure_task.NUM_STEPS):
                 await asyncio.gather(*(device.send() for device in devices))
                 ended = await asyncio.gather(*(device.receive() for device in devices))
                 if step > 1:  # Masked vectors have come; their sum is known.
@@ -77,7 +79,7 @@ def test_no_vector_of_a_device_is_in_a_server_that_sums_securely(tmp_path, numbe
     with server(tmp_path, "secure") as (process, address):
         asyncio.run(asyncio.wait_for(story(process, address), 60))
         # What is looked for is where it may be: the sum itself.
-        total = (np.array(numbers).sum(axis=0) % toy_secure.MODULUS).tolist()
+        total = (np.array(numbers).sum(axis=0) % example_secure_task.MODULUS).tolist()
         assert found_in(memory(process.pid), search.pieces(total))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not found_in((path.read_bytes() for path in files), wanted)
@@ -88,8 +90,8 @@ def test_the_search_finds_a_vector_where_reports_are_summed_in_the_clear(tmp_pat
     update = np.array(numbers[0], "<u2").tobytes()
 
     async def story(process, address):
-        async with toy.channel_to(tmp_path, address) as channel:
-            streams = [await toy.connect(channel) for _ in numbers]
+        async with example.channel_to(tmp_path, address) as channel:
+            streams = [await example.connect(channel) for _ in numbers]
             for stream in streams:
                 await stream.check_in()
             configuration = await streams[0].receive()

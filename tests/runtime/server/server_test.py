@@ -5,7 +5,7 @@ import sys
 import grpc
 import pytest
 
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import server
@@ -14,65 +14,65 @@ from verification import memory_store
 
 
 async def a_round(folder, address, num_devices=2):
-    async with toy.channel_to(folder, address) as channel:
-        return await asyncio.gather(*(toy.take_part(channel) for _ in range(num_devices)))
+    async with example.channel_to(folder, address) as channel:
+        return await asyncio.gather(*(example.take_part(channel) for _ in range(num_devices)))
 
 
 def test_rounds_go_on_where_the_last_server_has_stopped(tmp_path):
-    task = toy.served()
+    task = example.served()
 
     async def story():
         with sql.SqlStore(tmp_path / "store") as store:
-            toy.store_with(task, store=store)
+            example.store_with(task, store=store)
             for i in range(2):  # The second one starts at once: the lease was given back.
                 waits = []
-                async with toy.running(tmp_path, [task], store, progress=waits.append) as made:
+                async with example.running(tmp_path, [task], store, progress=waits.append) as made:
                     for configuration, answer in await a_round(tmp_path, made.address):
                         assert configuration.round_index == i
                         assert int(configuration.broadcast) == i * 1002
                         assert answer.accepted and list(answer.turns) == [5.0, 9.0]
-                    await toy.until(lambda i=i: len(toy.totals(store)) == i + 1)
+                    await example.until(lambda i=i: len(example.totals(store)) == i + 1)
                 assert not waits
-                assert store.lease(toy.POPULATION).owner == ""
-            assert toy.totals(store) == [2, 2]
+                assert store.lease(example.POPULATION).owner == ""
+            assert example.totals(store) == [2, 2]
 
     asyncio.run(story())
 
 
 def test_a_server_that_stops_sends_everybody_away(tmp_path):
-    task = toy.served(goal_count=2, over_selection=1.5)
-    notes = toy.Notes()
+    task = example.served(goal_count=2, over_selection=1.5)
+    notes = example.Notes()
 
     async def story():
-        store = toy.store_with(task)
-        async with toy.running(tmp_path, [task], store, observer=notes) as made:
-            async with toy.channel_to(tmp_path, made.address) as channel:
-                streams = [await toy.connect(channel) for _ in range(5)]
+        store = example.store_with(task)
+        async with example.running(tmp_path, [task], store, observer=notes) as made:
+            async with example.channel_to(tmp_path, made.address) as channel:
+                streams = [await example.connect(channel) for _ in range(5)]
                 for stream in streams[:3]:
                     await stream.check_in()
-                await toy.until(lambda: len(notes.named("configured")) == 3)
+                await example.until(lambda: len(notes.named("configured")) == 3)
                 await streams[3].check_in()  # For the next round.
-                await toy.until(lambda: len(notes.named("waiting")) == 4)
+                await example.until(lambda: len(notes.named("waiting")) == 4)
                 await made.stop()
                 away = await streams[3].receive()
                 statuses = [await stream.status() for stream in streams]
         assert isinstance(away, wire_pb2.ComeBack)
         assert away.reason == "the server stops" and list(away.turns) == [5.0, 9.0]
         assert sorted(code.name for code, _ in statuses) == ["OK"] + 4 * ["UNAVAILABLE"]
-        assert store.history(toy.POPULATION, "sum") == []
-        assert store.lease(toy.POPULATION).owner == ""
+        assert store.history(example.POPULATION, "sum") == []
+        assert store.lease(example.POPULATION).owner == ""
 
     asyncio.run(story())
 
 
 def test_two_servers_do_not_lead_one_population(tmp_path):
-    task = toy.served()
+    task = example.served()
 
     async def story():
-        store = toy.store_with(task)
-        async with toy.running(tmp_path, [task], store) as first:
+        store = example.store_with(task)
+        async with example.running(tmp_path, [task], store) as first:
             waits = []
-            second = toy.make(tmp_path, [task], store, progress=waits.append)
+            second = example.make(tmp_path, [task], store, progress=waits.append)
             with pytest.raises(server.ServerError, match="two servers for one population"):
                 await second.start()
             assert len(waits) == 1
@@ -82,27 +82,29 @@ def test_two_servers_do_not_lead_one_population(tmp_path):
 
 
 def test_a_server_waits_for_the_lease_of_one_that_has_crashed(tmp_path):
-    task = toy.served()
+    task = example.served()
 
     async def story():
-        store = toy.store_with(task)
+        store = example.store_with(task)
         now = asyncio.get_running_loop().time
-        store.acquire(toy.POPULATION, "crashed", now=now(), duration=0.5)
+        store.acquire(example.POPULATION, "crashed", now=now(), duration=0.5)
         waits = []
-        async with toy.running(tmp_path, [task], store, progress=waits.append, clock=now) as made:
+        async with example.running(
+            tmp_path, [task], store, progress=waits.append, clock=now
+        ) as made:
             assert "crashed" in waits[0] and len(waits) == 1
-            assert store.lease(toy.POPULATION).epoch == 2
+            assert store.lease(example.POPULATION).epoch == 2
             assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))
 
     asyncio.run(story())
 
 
 def test_a_port_in_use_is_one_line(tmp_path):
-    task = toy.served()
+    task = example.served()
 
     async def story():
-        async with toy.running(tmp_path, [task], toy.store_with(task)) as first:
-            second = toy.make(tmp_path, [task], toy.store_with(task), address=first.address)
+        async with example.running(tmp_path, [task], example.store_with(task)) as first:
+            second = example.make(tmp_path, [task], example.store_with(task), address=first.address)
             with pytest.raises(server.ServerError, match=f"Cannot listen on {first.address}"):
                 await second.start()
 
@@ -128,67 +130,67 @@ class FailingStore(memory_store.MemoryStore):
 
 
 def test_a_store_that_cannot_be_written_is_one_line(tmp_path):
-    task = toy.served()
-    store = toy.store_with(task, store=FailingStore())
+    task = example.served()
+    store = example.store_with(task, store=FailingStore())
     store.is_broken = True
     with pytest.raises(server.ServerError, match="the disk is full"):
-        asyncio.run(toy.make(tmp_path, [task], store).start())
+        asyncio.run(example.make(tmp_path, [task], store).start())
 
 
 def test_a_task_that_the_store_lacks_is_one_line(tmp_path):
     with pytest.raises(server.ServerError, match=r"no tasks \['sum'\]"):
-        asyncio.run(toy.make(tmp_path, [toy.served()], memory_store.MemoryStore()).start())
+        asyncio.run(example.make(tmp_path, [example.served()], memory_store.MemoryStore()).start())
 
 
 def test_a_store_that_fails_in_the_middle_costs_one_round_that_is_skipped(tmp_path):
-    task = toy.served()
-    notes = toy.Notes()
+    task = example.served()
+    notes = example.Notes()
 
     async def story():
-        store = toy.store_with(task, store=FailingStore())
-        async with toy.running(tmp_path, [task], store, observer=notes) as made:
+        store = example.store_with(task, store=FailingStore())
+        async with example.running(tmp_path, [task], store, observer=notes) as made:
             store.is_broken = True
             assert all(answer.accepted for _, answer in await a_round(tmp_path, made.address))
-            await toy.until(lambda: notes.of(events.RoundLost))
+            await example.until(lambda: notes.of(events.RoundLost))
             store.is_broken = False
             again = await a_round(tmp_path, made.address)
             # The next round, from the same model.
             assert all(c.round_index == 1 and c.broadcast == b"0" for c, _ in again)
-            await toy.until(lambda: toy.totals(store))
+            await example.until(lambda: example.totals(store))
         assert notes.of(events.StoreFailed)[0].reason.endswith("the disk is full.")
-        assert len(toy.totals(store)) == 1
+        assert len(example.totals(store)) == 1
 
     asyncio.run(story())
 
 
 def test_tasks_have_to_be_those_of_the_population(tmp_path):
-    task = toy.served()
+    task = example.served()
     other = dataclasses.replace(task, task=dataclasses.replace(task.task, name="other"))
-    made = toy.make(tmp_path, [task], memory_store.MemoryStore())
+    made = example.make(tmp_path, [task], memory_store.MemoryStore())
     with pytest.raises(ValueError, match="must have those of the population"):
         server.Server(
             made._population,
             {"sum": other},
             memory_store.MemoryStore(),
-            **toy.certificate(tmp_path),
+            **example.certificate(tmp_path),
             attestation=None,
             pace=lambda *_: (0.0,),
         )
     with pytest.raises(ValueError, match="chmod 600"):
         (tmp_path / "server.key").chmod(0o644)
-        toy.make(tmp_path, [task], memory_store.MemoryStore())
+        example.make(tmp_path, [task], memory_store.MemoryStore())
 
 
 def test_devices_trust_no_other_certificate(tmp_path):
-    task = toy.served()
+    task = example.served()
 
     async def story():
-        async with toy.running(tmp_path, [task], toy.store_with(task)) as made:
+        async with example.running(tmp_path, [task], example.store_with(task)) as made:
             (tmp_path / "other").mkdir()
-            toy.certificate(tmp_path / "other")
-            async with toy.channel_to(tmp_path / "other", made.address) as channel:
+            example.certificate(tmp_path / "other")
+            async with example.channel_to(tmp_path / "other", made.address) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as raised:
-                    await toy.connect(channel)
+                    await example.connect(channel)
                 assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(story())

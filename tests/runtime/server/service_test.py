@@ -8,8 +8,8 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from tests.runtime.server import toy_service as toy
-from tests.runtime.server.toy_service import play
+from tests.runtime.server import example_service as example
+from tests.runtime.server.example_service import play
 from tff_dpftrl.runtime.actors import events, messages
 from tff_dpftrl.runtime.protocol import attestation, session_stream, wire_pb2
 from tff_dpftrl.runtime.server import limits
@@ -19,19 +19,21 @@ Status = grpc.StatusCode
 
 async def a_round(channel, *updates, **check_in):
     updates = updates or (b"1", b"1")
-    return await asyncio.gather(*(toy.take_part(channel, update, **check_in) for update in updates))
+    return await asyncio.gather(
+        *(example.take_part(channel, update, **check_in) for update in updates)
+    )
 
 
 async def round_goes_on(channel, store):
     """A round of two honest devices is committed."""
-    done = len(toy.totals(store))
+    done = len(example.totals(store))
     assert all(answer.accepted for _, answer in await a_round(channel))
-    await toy.until(lambda: len(toy.totals(store)) == done + 1)
-    assert toy.totals(store)[-1] == 2
+    await example.until(lambda: len(example.totals(store)) == done + 1)
+    assert example.totals(store)[-1] == 2
 
 
 async def refused_at_check_in(channel, **check_in):
-    stream = await toy.connect(channel)
+    stream = await example.connect(channel)
     await stream.check_in(**check_in)
     return await stream.status()
 
@@ -66,7 +68,7 @@ def test_a_check_in_that_cannot_be_served_is_one_line(tmp_path, check_in, code, 
         got, details = await refused_at_check_in(channel, **check_in)
         assert got is code and text in details and "\n" not in details
         assert notes.named("refused") == [("refused", reason)]
-        await toy.until(lambda: notes.named("closed") == [("closed", "refused")])
+        await example.until(lambda: notes.named("closed") == [("closed", "refused")])
         await round_goes_on(channel, store)
 
     play(tmp_path, story)
@@ -86,7 +88,7 @@ def test_a_check_in_that_cannot_be_served_is_one_line(tmp_path, check_in, code, 
 )
 def test_who_begins_with_something_else_is_told_so(tmp_path, first, text):
     async def story(channel, notes, store):
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         await stream.call.write(first)
         assert await stream.status() == (Status.INVALID_ARGUMENT, text)
         await round_goes_on(channel, store)
@@ -97,7 +99,7 @@ def test_who_begins_with_something_else_is_told_so(tmp_path, first, text):
 def test_who_rests_leaves_after_the_challenge(tmp_path):
     async def story(channel, notes, store):
         await round_goes_on(channel, store)
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         assert stream.challenge.task and stream.challenge.round_index == 1
         await stream.call.done_writing()
         assert (await stream.status())[0] is Status.OK
@@ -120,7 +122,7 @@ def test_a_method_that_there_is_not_is_refused(tmp_path):
 def test_devices_get_the_plan_for_their_version(tmp_path):
     async def story(channel, notes, store):
         old, new = await asyncio.gather(
-            toy.take_part(channel, runtime_version=1), toy.take_part(channel)
+            example.take_part(channel, runtime_version=1), example.take_part(channel)
         )
         assert (old[0].plan, new[0].plan) == (b"plan of old", b"plan of now")
         assert old[0].attempt == new[0].attempt
@@ -143,8 +145,8 @@ def test_only_genuine_devices_take_part_and_each_token_counts_once(tmp_path):
     other = attestation.TokenIssuer(ed25519.Ed25519PrivateKey.generate(), clock=time.time)
     used = []
 
-    async def check_in(channel, issuer, host, population=toy.POPULATION):
-        stream = await toy.connect(channel)
+    async def check_in(channel, issuer, host, population=example.POPULATION):
+        stream = await example.connect(channel)
         nonce = session_stream.attested_nonce(stream.challenge.challenge, host, population)
         used.append(issuer.issue(nonce))
         await stream.check_in(token=used[-1])
@@ -182,7 +184,7 @@ def test_only_genuine_devices_take_part_and_each_token_counts_once(tmp_path):
 
 def test_challenges_differ(tmp_path):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(5)]
+        streams = [await example.connect(channel) for _ in range(5)]
         assert len({stream.challenge.challenge for stream in streams}) == 5
         assert all(list(s.challenge.protocol_versions) == [1] for s in streams)
 
@@ -201,7 +203,7 @@ def test_challenges_differ(tmp_path):
 )
 def test_a_report_that_does_not_count_is_refused_and_the_round_goes_on(tmp_path, bad, reason):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(3)]
+        streams = [await example.connect(channel) for _ in range(3)]
         for stream in streams:
             await stream.check_in()
         for i, stream in enumerate(streams):
@@ -210,10 +212,10 @@ def test_a_report_that_does_not_count_is_refused_and_the_round_goes_on(tmp_path,
         answers = [await stream.receive() for stream in streams]
         assert [answer.accepted for answer in answers] == [False, True, True]
         assert answers[0].reason == reason and list(answers[0].turns) == [5.0, 9.0]
-        await toy.until(lambda: toy.totals(store) == [2])
+        await example.until(lambda: example.totals(store) == [2])
         assert ("reported", reason.partition(":")[0]) in notes.calls
 
-    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+    play(tmp_path, story, example.served(goal_count=2, over_selection=1.5))
 
 
 def report_of(num_bytes):
@@ -240,7 +242,7 @@ def report_of(num_bytes):
 )
 def test_what_is_no_report_ends_the_session_and_the_round_goes_on(tmp_path, raw, code, text):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(3)]
+        streams = [await example.connect(channel) for _ in range(3)]
         for stream in streams:
             await stream.check_in()
         configurations = [await stream.receive() for stream in streams]
@@ -255,10 +257,10 @@ def test_what_is_no_report_ends_the_session_and_the_round_goes_on(tmp_path, raw,
             if i != mine:
                 await stream.report(configurations[i].attempt, b"1")
                 assert (await stream.receive()).accepted
-        await toy.until(lambda: toy.totals(store, "small") == [2])
+        await example.until(lambda: example.totals(store, "small") == [2])
 
-    small = toy.served("small", goal_count=2, over_selection=1.5)
-    large = toy.served("large", goal_count=2, largest=20_000, weight=1e-6)
+    small = example.served("small", goal_count=2, over_selection=1.5)
+    large = example.served("large", goal_count=2, largest=20_000, weight=1e-6)
     play(tmp_path, story, small, large)
 
 
@@ -273,7 +275,7 @@ def long_number(num_bytes):
 
 async def configured(channel, count):
     """Streams of so many devices, and the attempt they are asked to take part in."""
-    streams = [await toy.connect(channel) for _ in range(count)]
+    streams = [await example.connect(channel) for _ in range(count)]
     for stream in streams:
         await stream.check_in()
     return streams, [(await stream.receive()).attempt for stream in streams][0]
@@ -291,9 +293,9 @@ def test_a_large_update_comes_in_parts(tmp_path):
         for stream in streams:
             assert (await stream.receive()).accepted
             assert await stream.status() == (Status.OK, "")
-        await toy.until(lambda: toy.totals(store) == [2])
+        await example.until(lambda: example.totals(store) == [2])
 
-    play(tmp_path, story, toy.served(largest=3 * MIB))
+    play(tmp_path, story, example.served(largest=3 * MIB))
 
 
 @pytest.mark.parametrize(
@@ -341,9 +343,9 @@ def test_parts_that_make_no_update_end_the_session(tmp_path, parts, last, code, 
         for stream in streams[1:]:
             await stream.report(attempt, b"1")
             assert (await stream.receive()).accepted
-        await toy.until(lambda: toy.totals(store) == [2])
+        await example.until(lambda: example.totals(store) == [2])
 
-    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5, largest=5 * MIB // 2))
+    play(tmp_path, story, example.served(goal_count=2, over_selection=1.5, largest=5 * MIB // 2))
 
 
 def test_an_aggregator_hears_who_has_begun_to_send(tmp_path):
@@ -363,7 +365,7 @@ def test_an_aggregator_hears_who_has_begun_to_send(tmp_path):
         await streams[0].report(attempt, b"")
         assert (await streams[0].receive()).accepted
         await streams[1].report(attempt, b"1")
-        await toy.until(lambda: toy.totals(store) == [2])
+        await example.until(lambda: example.totals(store) == [2])
 
     play(tmp_path, story)
     assert heard == [messages.ReportBegun, messages.Report, messages.Report]
@@ -379,15 +381,15 @@ def test_large_updates_wait_for_room_and_not_for_ever(tmp_path):
         answers = [await stream.receive() for stream in streams]
         assert [answer.reason for answer in answers] == ["late", "", ""]
         assert [closed for _, closed in notes.named("closed")].index("training") == 0
-        await toy.until(lambda: toy.totals(store) == [2])
+        await example.until(lambda: example.totals(store) == [2])
 
     limit = limits.Limits(receiving_bytes=MIB, transfer_seconds=0.3)
-    play(tmp_path, story, toy.served(over_selection=1.5, largest=3 * MIB), limits=limit)
+    play(tmp_path, story, example.served(over_selection=1.5, largest=3 * MIB), limits=limit)
 
 
 def test_a_report_after_the_round_is_late(tmp_path):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(3)]
+        streams = [await example.connect(channel) for _ in range(3)]
         for stream in streams:
             await stream.check_in()
         attempts = [(await stream.receive()).attempt for stream in streams]
@@ -399,14 +401,14 @@ def test_a_report_after_the_round_is_late(tmp_path):
             else:
                 assert not answer.accepted and answer.reason == "late"
                 assert list(answer.turns) == [5.0, 9.0]
-            await toy.until(lambda i=i: toy.totals(store) == [2] * (i > 0))
+            await example.until(lambda i=i: example.totals(store) == [2] * (i > 0))
 
-    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+    play(tmp_path, story, example.served(goal_count=2, over_selection=1.5))
 
 
 def test_who_never_reports_is_told_that_it_is_late(tmp_path):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(2)]
+        streams = [await example.connect(channel) for _ in range(2)]
         for stream in streams:
             await stream.check_in()
             await asyncio.sleep(0)
@@ -416,16 +418,16 @@ def test_who_never_reports_is_told_that_it_is_late(tmp_path):
             answer = await stream.receive()
             assert (answer.accepted, answer.reason) == (False, "late")
         assert notes.of(events.RoundLost)[0].reason == "too few reports"
-        assert toy.totals(store) == []
+        assert example.totals(store) == []
 
-    quick = toy.served(reporting_timeout=0.2, exchange_timeout=0.05)
+    quick = example.served(reporting_timeout=0.2, exchange_timeout=0.05)
     notes = play(tmp_path, story, quick)
     assert notes.named("closed") == [("closed", "training")] * 2
 
 
 def test_a_second_report_is_not_read(tmp_path):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(2)]
+        streams = [await example.connect(channel) for _ in range(2)]
         for stream in streams:
             await stream.check_in()
         for stream in streams:
@@ -434,7 +436,7 @@ def test_a_second_report_is_not_read(tmp_path):
                 for _ in range(3):
                     await stream.report(attempt, b"1")
             assert (await stream.receive()).accepted
-        await toy.until(lambda: toy.totals(store) == [2])
+        await example.until(lambda: example.totals(store) == [2])
         await round_goes_on(channel, store)
 
     play(tmp_path, story)
@@ -445,12 +447,12 @@ def test_a_second_report_is_not_read(tmp_path):
 
 def test_who_goes_away_while_it_waits_is_not_selected(tmp_path):
     async def story(channel, notes, store):
-        await toy.connect(channel)  # And never checks in.
-        stream = await toy.connect(channel)
+        await example.connect(channel)  # And never checks in.
+        stream = await example.connect(channel)
         await stream.check_in()
-        await toy.until(lambda: notes.named("waiting"))
+        await example.until(lambda: notes.named("waiting"))
         stream.call.cancel()
-        await toy.until(lambda: ("closed", "waiting") in notes.calls)
+        await example.until(lambda: ("closed", "waiting") in notes.calls)
         await round_goes_on(channel, store)
         assert notes.of(events.RoundBegan)[0].devices == 2
 
@@ -459,7 +461,7 @@ def test_who_goes_away_while_it_waits_is_not_selected(tmp_path):
 
 def test_who_goes_away_while_it_trains_is_not_waited_for(tmp_path):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(3)]
+        streams = [await example.connect(channel) for _ in range(3)]
         for stream in streams:
             await stream.check_in()
         attempts = [(await stream.receive()).attempt for stream in streams]
@@ -467,20 +469,20 @@ def test_who_goes_away_while_it_trains_is_not_waited_for(tmp_path):
         await streams[1].report(attempts[1], b"5")
         # 30 seconds would be left to report.
         streams[2].call.cancel()
-        await toy.until(lambda: notes.of(events.RoundReleased) or notes.of(events.RoundLost))
+        await example.until(lambda: notes.of(events.RoundReleased) or notes.of(events.RoundLost))
         (lost,) = notes.of(events.RoundLost)
         assert lost.reason == "too few reports"
         assert lost.counts == {"reports": 1, "dropped": 2, "outstanding": 0, "lost_aggregators": 0}
         assert notes.named("closed").count(("closed", "training")) == 2
 
-    play(tmp_path, story, toy.served(goal_count=2, over_selection=1.5))
+    play(tmp_path, story, example.served(goal_count=2, over_selection=1.5))
 
 
 def test_who_goes_away_as_it_is_selected_is_not_waited_for(tmp_path):
     async def story(channel, notes, store):
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         await stream.check_in()
-        await toy.until(lambda: notes.named("waiting"))
+        await example.until(lambda: notes.named("waiting"))
         # Both in one turn of the event loop: its session never comes to know the attempt.
         engine, sessions = notes.server._engine, notes.server._service._sessions
         (address,) = sessions
@@ -488,7 +490,7 @@ def test_who_goes_away_as_it_is_selected_is_not_waited_for(tmp_path):
         engine.connect("sums", gone.append)
         engine.deliver(address, messages.Configure(address, "sums", "attempt", "sum", 0, b""))
         sessions[address]._coroutine.cancel()
-        await toy.until(lambda: gone)
+        await example.until(lambda: gone)
         assert gone == [messages.DeviceGone(address)]
 
     play(tmp_path, story)
@@ -498,24 +500,24 @@ def test_who_does_not_read_its_configuration_makes_room_for_others(tmp_path, cap
     async def story(channel, notes, store):
         # A connection of its own, which holds less than the model.
         options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
-        async with toy.channel_to(tmp_path, notes.server.address, options) as other:
-            stream = await toy.connect(other)
+        async with example.channel_to(tmp_path, notes.server.address, options) as other:
+            stream = await example.connect(other)
             await stream.check_in()
-            await toy.until(lambda: notes.named("waiting"))
-            _, answer = await toy.take_part(channel)
+            await example.until(lambda: notes.named("waiting"))
+            _, answer = await example.take_part(channel)
             assert answer.accepted
-            await toy.until(lambda: toy.totals(store) == [1])
+            await example.until(lambda: example.totals(store) == [1])
             assert ("closed", "training") in notes.calls
 
     limit = limits.Limits(sending_bytes=1, transfer_seconds=0.3)
     model = long_number(4 * MIB)
-    play(tmp_path, story, toy.served(least_fraction=0.5), model=model, limits=limit)
+    play(tmp_path, story, example.served(least_fraction=0.5), model=model, limits=limit)
     assert not caplog.records  # As of gRPC, if it is to send a status while it still sends.
 
 
 def test_who_does_not_check_in_is_sent_off(tmp_path):
     async def story(channel, notes, store):
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         code, details = await stream.status()
         assert (code, details) == (Status.DEADLINE_EXCEEDED, "no check-in within 0.1 seconds")
         await round_goes_on(channel, store)
@@ -526,7 +528,7 @@ def test_who_does_not_check_in_is_sent_off(tmp_path):
 
 def test_nobody_waits_for_ever(tmp_path):
     async def story(channel, notes, store):
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         await stream.check_in()
         away = await stream.receive()
         assert away.reason == "no round has begun" and list(away.turns) == [5.0, 9.0]
@@ -542,14 +544,14 @@ def test_nobody_waits_for_ever(tmp_path):
 
 def test_more_sessions_than_there_may_be_are_refused(tmp_path):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(3)]
+        streams = [await example.connect(channel) for _ in range(3)]
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await toy.connect(channel)
+            await example.connect(channel)
         assert raised.value.code() is Status.RESOURCE_EXHAUSTED
         assert raised.value.details() == "too many sessions at a time: try again later"
         for stream in streams:
             stream.call.cancel()
-        await toy.until(lambda: len(notes.named("closed")) == 4)
+        await example.until(lambda: len(notes.named("closed")) == 4)
         await round_goes_on(channel, store)
 
     play(tmp_path, story, limits=limits.Limits(sessions=3))
@@ -558,23 +560,23 @@ def test_more_sessions_than_there_may_be_are_refused(tmp_path):
 @pytest.mark.parametrize("what", ["address", "connection"])
 def test_one_host_cannot_take_all_places(tmp_path, what):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(2)]
+        streams = [await example.connect(channel) for _ in range(2)]
         with pytest.raises(grpc.aio.AioRpcError) as raised:
-            await toy.connect(channel)
+            await example.connect(channel)
         assert raised.value.code() is Status.RESOURCE_EXHAUSTED
         assert raised.value.details() == (
             f"this {what} has 2 sessions open, which is the limit: close one, or try again later"
         )
         own = [("grpc.use_local_subchannel_pool", 1)]  # Otherwise channels share a connection.
-        async with toy.channel_to(tmp_path, notes.server.address, own) as another:
+        async with example.channel_to(tmp_path, notes.server.address, own) as another:
             if what == "connection":
-                await toy.connect(another)
+                await example.connect(another)
             else:
                 with pytest.raises(grpc.aio.AioRpcError):
-                    await toy.connect(another)
+                    await example.connect(another)
         for stream in streams:
             stream.call.cancel()
-        await toy.until(lambda: len(notes.named("closed")) == 4)
+        await example.until(lambda: len(notes.named("closed")) == 4)
         await round_goes_on(channel, store)
 
     limit = limits.Limits(**{f"sessions_per_{what}": 2})
@@ -608,7 +610,7 @@ def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):
         reasons = [message.reason for message in away]
         assert reasons.count("too many devices check in") >= 10
         assert all(list(message.turns) == [5.0, 9.0] for message in away)
-        await toy.until(lambda: toy.totals(store))
+        await example.until(lambda: example.totals(store))
 
     play(tmp_path, story, limits=limits.Limits(check_ins_per_second=4.0, waiting_seconds=1.0))
 
@@ -618,7 +620,7 @@ def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):
 
 def test_a_failing_aggregator_costs_its_devices(tmp_path, caplog):
     async def story(channel, notes, store):
-        streams = [await toy.connect(channel) for _ in range(4)]
+        streams = [await example.connect(channel) for _ in range(4)]
         for stream in streams:
             await stream.check_in()
         attempts = [(await stream.receive()).attempt for stream in streams]
@@ -627,10 +629,10 @@ def test_a_failing_aggregator_costs_its_devices(tmp_path, caplog):
             await stream.report(attempts[i], b"crash" if i == 0 else b"1")
             answer = await stream.receive()
             assert answer.accepted == (i > 0) and answer.reason == ("" if i else "late")
-        await toy.until(lambda: toy.totals(store) == [3])
+        await example.until(lambda: example.totals(store) == [3])
 
     rounds = {"over_selection": 4 / 3, "devices_per_aggregator": 1}
-    play(tmp_path, story, toy.served(goal_count=3, **rounds))
+    play(tmp_path, story, example.served(goal_count=3, **rounds))
     assert "failed with ZeroDivisionError" in caplog.text and "secret" not in caplog.text
 
 
@@ -638,13 +640,13 @@ def test_a_failing_server_step_releases_nothing_and_the_round_is_skipped(tmp_pat
     async def story(channel, notes, store):
         got = await a_round(channel, b"-1", b"-1")
         assert all(answer.accepted for _, answer in got)
-        await toy.until(lambda: notes.of(events.RoundLost))
+        await example.until(lambda: notes.of(events.RoundLost))
         assert notes.of(events.RoundLost)[0].reason == "its Master Aggregator is lost"
-        assert toy.totals(store) == []
+        assert example.totals(store) == []
         ((configuration, _), _) = await a_round(channel)
         assert (configuration.round_index, configuration.broadcast) == (1, b"0")
-        await toy.until(lambda: toy.totals(store) == [2])
-        assert [row["round"] for row in toy.released(store)] == [1]
+        await example.until(lambda: example.totals(store) == [2])
+        assert [row["round"] for row in example.released(store)] == [1]
 
     play(tmp_path, story)
     assert "failed with ArithmeticError" in caplog.text and "secret" not in caplog.text
@@ -652,9 +654,9 @@ def test_a_failing_server_step_releases_nothing_and_the_round_is_skipped(tmp_pat
 
 def test_devices_that_a_failed_selector_has_forgotten_come_back(tmp_path, monkeypatch):
     async def story(channel, notes, store):
-        stream = await toy.connect(channel)
+        stream = await example.connect(channel)
         await stream.check_in()
-        await toy.until(lambda: notes.named("waiting"))
+        await example.until(lambda: notes.named("waiting"))
         monkeypatch.setattr("tff_dpftrl.runtime.server.engine._RESTART_SECONDS", 0.01)
         notes.server._engine.deliver("selector", "no message that it knows")
         away = await stream.receive()
@@ -670,7 +672,7 @@ def test_devices_that_a_failed_selector_has_forgotten_come_back(tmp_path, monkey
 
 def summary(**changes):
     given = {
-        "population": toy.POPULATION,
+        "population": example.POPULATION,
         "shape": "-v[]+^",
         "seconds": 12.0,
         "peak_memory_bytes": 10**9,
@@ -738,7 +740,7 @@ def test_nothing_of_a_device_is_logged(tmp_path, caplog):
         await refused_at_check_in(channel, token=word.encode() * 1000)
         await a_round(channel, word.encode(), b"crash")
         await tell(channel, summary(shape=word))
-        await toy.until(lambda: notes.of(events.RoundLost))
+        await example.until(lambda: notes.of(events.RoundLost))
         assert word not in repr(notes.events)
 
     play(tmp_path, story)

@@ -14,13 +14,13 @@ import sys
 
 import numpy as np
 
-from tests.runtime.server import toy_secure
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_secure_task
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import sql
 
 
-class PlainSum(toy_secure.VectorSum):
+class PlainSum(example_secure_task.VectorSum):
     """Sums the same vectors in the clear."""
 
     def accumulate(self, total, payload):
@@ -29,15 +29,15 @@ class PlainSum(toy_secure.VectorSum):
 
 async def serve(folder: pathlib.Path, mode: str, num_devices: int, size: int) -> None:
     """Serves one population until standard input ends."""
-    served = toy_secure.served(num_devices, size=size, step_timeout=30.0)
+    served = example_secure_task.served(num_devices, size=size, step_timeout=30.0)
     if mode == "plain":
         task = served.task
-        plain = toy_secure.population.Task(
-            task.name, task.rounds, PlainSum(size), toy_secure.Keep()
+        plain = example_secure_task.population.Task(
+            task.name, task.rounds, PlainSum(size), example_secure_task.Keep()
         )
         served = served_task.ServedTask(plain, served.plan_for, served.largest_report_bytes)
-    store = toy.store_with(served, store=sql.SqlStore(folder / "store"))
-    async with toy.running(folder, [served], store) as server:
+    store = example.store_with(served, store=sql.SqlStore(folder / "store"))
+    async with example.running(folder, [served], store) as server:
         print(server.address, flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     store.close()

@@ -5,7 +5,7 @@ import prometheus_client
 import pytest
 from prometheus_client import parser
 
-from tests.runtime.server import toy_secure
+from tests.runtime.server import example_secure_task
 from tests.runtime.status import watched
 from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.status import metrics
@@ -27,7 +27,9 @@ def value(found, name, **labels):
 
 
 def test_groups_of_secure_sums_are_counted():
-    told = watched.Watched(secure_sum=toy_secure.task().secure_sum, rounds=toy_secure.task().rounds)
+    told = watched.Watched(
+        secure_sum=example_secure_task.task().secure_sum, rounds=example_secure_task.task().rounds
+    )
     told.lead()
     told.begin()
     counts = {"devices/summed_groups": 2, "devices/lost_groups": 1}

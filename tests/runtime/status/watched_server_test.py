@@ -7,7 +7,7 @@ import sys
 import pytest
 import tornado.httpclient
 
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.status import observations, page
@@ -18,28 +18,28 @@ def levels(seen):
 
 
 def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
-    task = toy.served(goal_count=3, over_selection=2.0, least_fraction=1.0)
-    seen = observations.Observations(population.Population(toy.POPULATION, (task.task,)))
+    task = example.served(goal_count=3, over_selection=2.0, least_fraction=1.0)
+    seen = observations.Observations(population.Population(example.POPULATION, (task.task,)))
     figures = seen.tasks["sum"]
 
     async def story():
-        store = toy.store_with(task)
-        async with toy.running(tmp_path, [task], store, observer=seen) as made:
-            async with toy.channel_to(tmp_path, made.address) as channel:
-                stranger = await toy.connect(channel)
+        store = example.store_with(task)
+        async with example.running(tmp_path, [task], store, observer=seen) as made:
+            async with example.channel_to(tmp_path, made.address) as channel:
+                stranger = await example.connect(channel)
                 await stranger.check_in(population="elsewhere")
                 await stranger.status()
-                silent = await toy.connect(channel)
-                streams = [await toy.connect(channel) for _ in range(6)]
+                silent = await example.connect(channel)
+                streams = [await example.connect(channel) for _ in range(6)]
                 for stream in streams[:5]:
                     await stream.check_in()
-                await toy.until(lambda: levels(seen)[:2] == (7, 5))
+                await example.until(lambda: levels(seen)[:2] == (7, 5))
                 assert levels(seen) == (7, 5, 0)
                 await streams[5].check_in()
                 attempt = (await streams[0].receive()).attempt
                 for stream in streams[1:]:
                     await stream.receive()
-                await toy.until(lambda: levels(seen) == (7, 0, 6))
+                await example.until(lambda: levels(seen) == (7, 0, 6))
                 assert figures.phase == "reporting"
                 assert figures.attempt.devices == 6
                 silent.call.cancel()
@@ -48,19 +48,19 @@ def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
                 await streams[2].report(attempt, b"no integer")
                 for stream in streams[3:]:
                     await stream.report(attempt, b"1")
-                await toy.until(lambda: figures.committed == 1)
+                await example.until(lambda: figures.committed == 1)
                 for stream in streams[1:]:
                     await stream.status()
                 tell = channel.unary_unary(session_stream.TELL_METHOD)
                 summary = wire_pb2.SessionSummary(
-                    population=toy.POPULATION, shape="-v[]+^", seconds=2.0
+                    population=example.POPULATION, shape="-v[]+^", seconds=2.0
                 )
                 await tell(summary.SerializeToString())
-                await toy.until(lambda: levels(seen) == (0, 0, 0))
+                await example.until(lambda: levels(seen) == (0, 0, 0))
                 status = page.StatusServer(
                     seen,
                     privacy=lambda name: None,
-                    history=lambda name: store.history(toy.POPULATION, name),
+                    history=lambda name: store.history(example.POPULATION, name),
                 )
                 await status.start()  # Beside the server, on its loop.
                 try:
@@ -85,16 +85,18 @@ def test_what_devices_do_is_seen_and_what_they_leave_is_nothing(tmp_path):
 
 
 def test_who_is_sent_away_by_a_server_that_stops_has_left(tmp_path):
-    task = toy.served(goal_count=9)
-    seen = observations.Observations(population.Population(toy.POPULATION, (task.task,)))
+    task = example.served(goal_count=9)
+    seen = observations.Observations(population.Population(example.POPULATION, (task.task,)))
 
     async def story():
-        async with toy.running(tmp_path, [task], toy.store_with(task), observer=seen) as made:
-            async with toy.channel_to(tmp_path, made.address) as channel:
-                streams = [await toy.connect(channel) for _ in range(3)]
+        async with example.running(
+            tmp_path, [task], example.store_with(task), observer=seen
+        ) as made:
+            async with example.channel_to(tmp_path, made.address) as channel:
+                streams = [await example.connect(channel) for _ in range(3)]
                 for stream in streams[:2]:
                     await stream.check_in()
-                await toy.until(lambda: levels(seen) == (3, 2, 0))
+                await example.until(lambda: levels(seen) == (3, 2, 0))
                 await made.stop()
                 for stream in streams:
                     await stream.status()

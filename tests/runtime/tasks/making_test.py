@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
-from tests.runtime.server import toy_service
+from tests.runtime.server import example_service
 from tests.runtime.tasks import toy_task
 from tff_dpftrl.models import export
 from tff_dpftrl.runtime import signing_keys
@@ -240,7 +240,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     task = planned_task.load(tmp_path / "toy", small_tasks.KEYS)
     store = memory_store.MemoryStore()
     task.add_to(store)
-    observer = toy_service.Notes()
+    observer = example_service.Notes()
     options = {
         "population": population.Population(
             "tests",
@@ -251,7 +251,7 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
         ),
         "tasks": {"toy": task.served},
         "store": store,
-        **toy_service.certificate(tmp_path),
+        **example_service.certificate(tmp_path),
         "attestation": None,
         "pace": lambda now, randomness: (0.3 + 0.3 * randomness.random(), 2.0),
         "observer": observer,

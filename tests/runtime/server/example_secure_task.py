@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.runtime.server import toy_service as toy
+from tests.runtime.server import example_service as example
 from tff_dpftrl.runtime.actors import messages, population
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import served_task
@@ -88,7 +88,7 @@ def task(
 def served(*args, size=3, **options):
     made = task(*args, size=size, **options)
     largest = vectors.packed_bytes(layout(size))
-    return served_task.ServedTask(made, {toy.NEWEST: b"secure plan"}.get, largest)
+    return served_task.ServedTask(made, {example.NEWEST: b"secure plan"}.get, largest)
 
 
 def vector(numbers, count=1):
@@ -152,7 +152,7 @@ class SecureDevice:
 
 
 async def configured(channel, numbers, demands=None, **check_in):
-    stream = await toy.connect(channel)
+    stream = await example.connect(channel)
     await stream.check_in(**check_in)
     return SecureDevice(stream, await stream.receive(), numbers, demands)
 
