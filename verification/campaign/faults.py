@@ -29,7 +29,7 @@ _MESSAGES = {
         "SelectDevices",
         "ForwardDevices",
         "DeviceGone",
-        "check that somebody leads",
+        "check that a Coordinator leads",
     ),
     "Coordinator": ("heartbeat", "LeaseGranted", "DevicesWaiting", "RoundCommitted"),
     "MasterAggregator": ("start", "DevicesForwarded", "ReportsCounted", "PartialSum")
