@@ -40,7 +40,7 @@ def arrivals_over_need(num_devices, needed, period, *, days, step=600.0, is_stee
         while due.size:
             hours = turn[due] % DAY / 3600
             arrived += np.count_nonzero(rng.random(due.size) < np.interp(hours, range(25), curve))
-            # Who arrives is told the next turn; who is not available takes it as well.
+            # A device that arrives gets the next turn; one that is not available takes it too.
             now = start + step / 2
             turn[due] = now + pace.waits(now, rng.random(due.size), rng.random(due.size))
             due = due[turn[due] < start + step]
@@ -78,8 +78,8 @@ def test_a_small_population_comes_together(population_size):
         # They are sent away at any time, and meet at the next multiples of the period.
         turn = np.array(
             [
-                told + pace.waits(told, *rng.random(2))
-                for told in i * period * 7 + rng.uniform(0, period, 20)
+                at + pace.waits(at, *rng.random(2))
+                for at in i * period * 7 + rng.uniform(0, period, 20)
             ]
         )
         place = turn % period
@@ -133,16 +133,16 @@ def test_turns_of_many_devices_are_those_of_each():
 def test_turns_drawn_ahead_lose_the_time_that_has_passed_and_are_never_given_twice():
     pace = steering(population_size=200)  # Meetings, at multiples of 600 seconds.
     ahead = pace_steering.TurnsAhead(pace, 3)
-    told = [ahead(1000.0 + i / 100, random.Random(0)) for i in range(150)]
-    assert len(set(told)) == 150
-    for i, turns in enumerate(told):
+    drawn = [ahead(1000.0 + i / 100, random.Random(0)) for i in range(150)]
+    assert len(set(drawn)) == 150
+    for i, turns in enumerate(drawn):
         assert len(turns) == 3 and (np.diff(turns) > 0).all()
         places = (1000.0 + i / 100 + np.array(turns)) % 600
         assert (places <= 60 + 1e-6).all()
     assert ahead(5000.0, random.Random(0))[0] + 5000.0 >= 5400.0  # Nothing of an hour ago.
 
 
-def test_hours_with_nobody_have_an_end():
+def test_hours_without_devices_have_an_end():
     pace = steering(population_size=10**6, availability=(0.0,) * 23 + (1.0,))
     assert (pace.waits(1e9, np.linspace(0, 0.999, 50), 0.0) < 3000 * DAY).all()
 

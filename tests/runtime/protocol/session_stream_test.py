@@ -58,14 +58,19 @@ def test_other_messages_of_a_secure_sum_stay_what_they_are():
 
 
 def test_an_identity_is_of_one_session_population_and_key():
-    told = [(b"s", "p", b"k"), (b"t", "p", b"k"), (b"s", "q", b"k"), (b"s", "p", b"l")]
-    assert len({session_stream.identity_nonce(*each) for each in told}) == 4
+    arguments = [(b"s", "p", b"k"), (b"t", "p", b"k"), (b"s", "q", b"k"), (b"s", "p", b"l")]
+    assert len({session_stream.identity_nonce(*each) for each in arguments}) == 4
 
 
 def test_the_context_of_a_secure_sum_is_all_that_devices_are_told():
-    told = [("nwp", 3, b"model"), ("nwp", 3, b"other"), ("nwp", 4, b"model"), ("nwp2", 3, b"model")]
-    contexts = {session_stream.secure_sum_context(*each) for each in [*told, *told]}
-    assert len(contexts) == len(told) and {len(context) for context in contexts} == {32}
+    arguments = [
+        ("nwp", 3, b"model"),
+        ("nwp", 3, b"other"),
+        ("nwp", 4, b"model"),
+        ("nwp2", 3, b"model"),
+    ]
+    contexts = {session_stream.secure_sum_context(*each) for each in [*arguments, *arguments]}
+    assert len(contexts) == len(arguments) and {len(context) for context in contexts} == {32}
 
 
 if __name__ == "__main__":

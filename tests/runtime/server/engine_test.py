@@ -16,7 +16,7 @@ SERVED = population.Population(
 
 
 class Scripted(actor.Actor):
-    """Does what its messages, which are functions, say; notes in which thread."""
+    """Calls its messages, which are functions, and records the threads."""
 
     def __init__(self, address, begin=lambda me: None):
         super().__init__(address)
@@ -62,17 +62,20 @@ class Stage(factory.ActorFactory):
 
 
 def play(story, **changes):
-    """Runs a story of a stage, an engine and the list of all that devices hear."""
+    """Runs a story of a stage, an engine and the list of all that devices receive."""
 
     async def run():
         stage = Stage()
-        heard = []
+        received = []
         made = engine.Engine(
-            stage, example.store_with(), on_event=lambda now, event: heard.append(event), **changes
+            stage,
+            example.store_with(),
+            on_event=lambda now, event: received.append(event),
+            **changes,
         )
         made.start()
         try:
-            await story(stage, made, heard)
+            await story(stage, made, received)
         finally:
             await made.stop(1.0)
 
@@ -87,15 +90,15 @@ async def spawn(stage, made, address, role=lambda me: None):
 
 @pytest.mark.parametrize("where", ["selector", "store", "attempt"])
 def test_an_actor_handles_one_message_after_the_other_in_order(where):
-    async def story(stage, made, heard):
+    async def story(stage, made, received):
         if where == "attempt":
             await spawn(stage, made, where)
         for i in range(1000):
             made.deliver(where, lambda me, i=i: me.send(events.OBSERVER, i))
             if i % 300 == 0:
                 await asyncio.sleep(0.01)
-        await example.until(lambda: len(heard) == 1000)
-        assert heard == list(range(1000))
+        await example.until(lambda: len(received) == 1000)
+        assert received == list(range(1000))
         # Only Selectors are so quick that they need no thread.
         is_on_loop = stage.made[where].threads == {threading.get_ident()}
         assert is_on_loop == (where == "selector")
@@ -104,23 +107,23 @@ def test_an_actor_handles_one_message_after_the_other_in_order(where):
 
 
 def test_effects_are_carried_out_after_the_step_in_which_they_were_said():
-    async def story(stage, made, heard):
-        made.connect("device", heard.append)
+    async def story(stage, made, received):
+        made.connect("device", received.append)
 
         def step(me):
             me.send("device", 1)
-            assert not heard
+            assert not received
             me.send("device", 2)
 
         made.deliver("selector", step)
-        await example.until(lambda: heard)
-        assert heard == [1, 2]
+        await example.until(lambda: received)
+        assert received == [1, 2]
 
     play(story)
 
 
 def test_timers_ring_and_are_forgotten_with_their_actor():
-    async def story(stage, made, heard):
+    async def story(stage, made, received):
         def begin(me):
             me.after(0.02, lambda me: me.send(events.OBSERVER, "rang"))
             me.after(0.1, lambda me: me.send(events.OBSERVER, "rang too late"))
@@ -128,21 +131,21 @@ def test_timers_ring_and_are_forgotten_with_their_actor():
 
         await spawn(stage, made, "attempt", begin)
         await asyncio.sleep(0.2)
-        assert heard == ["rang"]
+        assert received == ["rang"]
         made.deliver("attempt", lambda me: me.send(events.OBSERVER, "is there"))
         await asyncio.sleep(0.02)
-        assert heard == ["rang"]
+        assert received == ["rang"]
 
     play(story)
 
 
 def test_nothing_is_handled_after_an_actor_has_stopped_itself():
-    async def story(stage, made, heard):
+    async def story(stage, made, received):
         await spawn(stage, made, "attempt")
         made.deliver("attempt", lambda me: me.stop(me.address))
         made.deliver("attempt", lambda me: me.send(events.OBSERVER, "after the end"))
         await asyncio.sleep(0.05)
-        assert heard == []
+        assert received == []
 
     play(story)
 
@@ -152,44 +155,44 @@ def fail(me):
     raise RuntimeError("secret words")
 
 
-def test_who_spawned_an_actor_that_fails_is_told(caplog):
-    async def story(stage, made, heard):
+def test_the_parent_of_an_actor_that_fails_is_notified(caplog):
+    async def story(stage, made, received):
         def note(me, message):
-            heard.append((me.address, message))
+            received.append((me.address, message))
 
         await spawn(stage, made, "attempt", lambda me: me.spawn("attempt/sum", lambda me: None))
         await example.until(lambda: "attempt/sum" in stage.made)
         stage.made["attempt"]._receive = lambda message: note(stage.made["attempt"], message)
         made.deliver("attempt/sum", fail)
-        await example.until(lambda: heard)
-        assert heard == [("attempt", messages.Lost("attempt/sum"))]
+        await example.until(lambda: received)
+        assert received == [("attempt", messages.Lost("attempt/sum"))]
 
     play(story)
     assert "attempt/sum failed with RuntimeError" in caplog.text
     assert "secret" not in caplog.text
 
 
-def test_who_spawned_an_actor_that_cannot_be_built_is_told(caplog):
-    async def story(stage, made, heard):
+def test_the_parent_of_an_actor_that_cannot_be_built_is_notified(caplog):
+    async def story(stage, made, received):
         await spawn(stage, made, "attempt")
         stage.made["attempt"]._receive = lambda m: (
-            m(stage.made["attempt"]) if callable(m) else (heard.append(m))
+            m(stage.made["attempt"]) if callable(m) else (received.append(m))
         )
         made.deliver("attempt", lambda me: me.spawn("attempt/sum", None))
-        await example.until(lambda: heard)
-        assert heard == [messages.Lost("attempt/sum")]
+        await example.until(lambda: received)
+        assert received == [messages.Lost("attempt/sum")]
 
     play(story)
     assert "MemoryError" in caplog.text and "secret" not in caplog.text
 
 
 def test_selectors_hear_of_a_coordinator_that_fails():
-    async def story(stage, made, heard):
+    async def story(stage, made, received):
         await spawn(stage, made, "leader", roles.CoordinatorRole())
-        stage.made["selector"]._receive = heard.append
+        stage.made["selector"]._receive = received.append
         made.deliver("leader", fail)
-        await example.until(lambda: heard)
-        assert heard == [messages.Lost("leader")]
+        await example.until(lambda: received)
+        assert received == [messages.Lost("leader")]
 
     play(story)
 
@@ -198,43 +201,43 @@ def test_selector_and_store_actor_come_back_when_they_fail(monkeypatch):
     monkeypatch.setattr(engine, "_RESTART_SECONDS", 0.05)
     lost = []
 
-    async def story(stage, made, heard):
+    async def story(stage, made, received):
         made.deliver("selector", fail)
         made.deliver("store", fail)
         await example.until(lambda: len(stage.starts) == 4)
         assert sorted(stage.starts) == ["selector", "selector", "store", "store"]
-        assert lost == ["selector"]  # Whose devices nobody knows any more.
+        assert lost == ["selector"]  # Its list of devices is lost.
         made.deliver("selector", lambda me: me.send(events.OBSERVER, "is back"))
-        await example.until(lambda: heard == ["is back"])
+        await example.until(lambda: received == ["is back"])
 
     play(story, on_selector_lost=lost.append)
 
 
-def test_a_report_to_somebody_who_is_gone_is_late():
-    async def story(stage, made, heard):
-        made.connect("device", heard.append)
+def test_a_report_to_an_actor_that_is_gone_is_late():
+    async def story(stage, made, received):
+        made.connect("device", received.append)
         report = messages.Report("device", "attempt", "numbers")
         late = messages.ReportRefused("device", "attempt", messages.Refusal.LATE)
         made.deliver("nobody", report)
-        assert heard == [late]
+        assert received == [late]
         # Also of those that wait in the mailbox of an actor that stops or fails.
         for i, end in enumerate([lambda me: me.stop(me.address), fail]):
             await spawn(stage, made, f"sum {i}")
             made.deliver(f"sum {i}", end)
             made.deliver(f"sum {i}", report)
-            await example.until(lambda i=i: len(heard) == i + 2)
+            await example.until(lambda i=i: len(received) == i + 2)
         # And the one that it has failed at.
         await spawn(stage, made, "sum 2")
         stage.made["sum 2"]._receive = lambda message: fail(stage.made["sum 2"])
         made.deliver("sum 2", report)
-        await example.until(lambda: len([m for m in heard if m == late]) == 4)
+        await example.until(lambda: len([m for m in received if m == late]) == 4)
 
     play(story)
 
 
 def test_answers_of_an_actor_that_another_one_has_stopped_still_arrive():
-    async def story(stage, made, heard):
-        made.connect("device", heard.append)
+    async def story(stage, made, received):
+        made.connect("device", received.append)
         await spawn(stage, made, "sum")
         begun, go_on = threading.Event(), threading.Event()
 
@@ -250,29 +253,29 @@ def test_answers_of_an_actor_that_another_one_has_stopped_still_arrive():
         made.deliver("selector", lambda me: me.stop("sum"))
         await asyncio.sleep(0.02)
         go_on.set()
-        await example.until(lambda: heard)
-        assert heard == ["in the sum"] and "child" not in stage.made
+        await example.until(lambda: received)
+        assert received == ["in the sum"] and "child" not in stage.made
 
     play(story)
 
 
 def test_a_device_that_is_gone_before_its_configuration_is_not_waited_for():
-    async def story(stage, made, heard):
+    async def story(stage, made, received):
         await spawn(stage, made, "sum")
-        stage.made["sum"]._receive = heard.append
+        stage.made["sum"]._receive = received.append
         made.deliver("device", messages.Configure("device", "sum", "attempt", "task", 0, b""))
-        await example.until(lambda: heard)
-        assert heard == [messages.DeviceGone("device")]
+        await example.until(lambda: received)
+        assert received == [messages.DeviceGone("device")]
 
     play(story)
 
 
-def test_devices_that_are_forwarded_to_somebody_who_is_gone_are_sent_away():
-    async def story(stage, made, heard):
+def test_devices_that_are_forwarded_to_an_actor_that_is_gone_are_sent_away():
+    async def story(stage, made, received):
         for device in ("one", "other"):
-            made.connect(device, heard.append)
+            made.connect(device, received.append)
         made.deliver("attempt", messages.DevicesForwarded("selector", ("one", "other")))
-        assert [(type(told), told.device) for told in heard] == [
+        assert [(type(message), message.device) for message in received] == [
             (messages.ComeBack, "one"),
             (messages.ComeBack, "other"),
         ]
@@ -280,35 +283,35 @@ def test_devices_that_are_forwarded_to_somebody_who_is_gone_are_sent_away():
     play(story)
 
 
-class Abroad(engine.RemoteActors):
+class FakeRemote(engine.RemoteActors):
     """Where all addresses that begin with "far" are."""
 
     def __init__(self):
-        self.heard = []
+        self.received = []
 
     def send(self, to, message):
-        self.heard.append((to, message))
+        self.received.append((to, message))
         return to.startswith("far")
 
     def spawn(self, parent, address, role):
-        self.heard.append((parent, address))
+        self.received.append((parent, address))
         return address.startswith("far")
 
     def end(self, address):
-        self.heard.append(("end", address))
+        self.received.append(("end", address))
 
 
 def test_what_is_not_here_is_left_to_who_has_it():
-    abroad = Abroad()
+    remote = FakeRemote()
 
-    async def story(stage, made, heard):
-        made.connect("device", heard.append)
+    async def story(stage, made, received):
+        made.connect("device", received.append)
         report = messages.Report("device", "attempt", "numbers")
         made.deliver("far/sum", report)
-        assert abroad.heard == [("far/sum", report)] and heard == []
+        assert remote.received == [("far/sum", report)] and received == []
         made.deliver("sum", report)  # It would be here.
-        assert [told.refusal for told in heard] == [messages.Refusal.LATE]
-        abroad.heard.clear()
+        assert [message.refusal for message in received] == [messages.Refusal.LATE]
+        remote.received.clear()
 
         def step(me):
             me.spawn("far/attempt", None)
@@ -317,7 +320,7 @@ def test_what_is_not_here_is_left_to_who_has_it():
 
         made.deliver("selector", step)
         await example.until(lambda: made.has("attempt"))
-        assert abroad.heard == [
+        assert remote.received == [
             ("selector", "far/attempt"),
             ("selector", "attempt"),
             ("end", "far/attempt"),
@@ -328,12 +331,12 @@ def test_what_is_not_here_is_left_to_who_has_it():
         made.end_children(lambda parent: parent.startswith("far"))
         assert made.has("attempt") and not made.has("attempt/sum")
 
-    play(story, remote=abroad, permanent=("selector",))
+    play(story, remote=remote, permanent=("selector",))
 
 
 def test_only_the_last_count_of_a_hop_is_delivered():
-    async def story(stage, made, heard):
-        made.connect("attempt", heard.append)
+    async def story(stage, made, received):
+        made.connect("attempt", received.append)
         await spawn(stage, made, "sum")
 
         def count(me, i):
@@ -347,10 +350,10 @@ def test_only_the_last_count_of_a_hop_is_delivered():
             made.deliver("sum", lambda me, i=i: count(me, i))
         go_on.set()
         last = messages.ReportsCounted("sum", 2, 0)
-        await example.until(lambda: last in heard)
-        answers = [message for message in heard if isinstance(message, str)]
+        await example.until(lambda: last in received)
+        answers = [message for message in received if isinstance(message, str)]
         assert answers == ["answer 0", "answer 1", "answer 2"]
-        assert len(heard) - len(answers) < 3
+        assert len(received) - len(answers) < 3
 
     play(story)
 
@@ -363,18 +366,18 @@ def test_an_observer_that_fails_stops_nothing(caplog):
         stage = Stage()
         made = engine.Engine(stage, example.store_with(), on_event=on_event)
         made.start()
-        heard = []
-        made.connect("device", heard.append)
+        received = []
+        made.connect("device", received.append)
         made.deliver("selector", lambda me: me.send(events.OBSERVER, "event"))
         made.deliver("selector", lambda me: me.send("device", "goes on"))
-        await example.until(lambda: heard)
+        await example.until(lambda: received)
         await made.stop(1.0)
 
     asyncio.run(run())
     assert "RuntimeError" in caplog.text and "secret" not in caplog.text
 
 
-def test_a_lease_that_was_granted_to_somebody_gone_is_given_back():
+def test_a_lease_that_was_granted_to_a_lost_coordinator_is_released():
     store = example.store_with(example.served())
 
     async def run():

@@ -97,7 +97,7 @@ def vector(numbers, count=1):
 
 
 class Trusting(device.Identity):
-    """An identity that everybody believes."""
+    """An identity whose proofs all devices accept."""
 
     def make_proof(self, identity_public_key):
         return b"genuine"
@@ -106,17 +106,23 @@ class Trusting(device.Identity):
         return proof == b"genuine"
 
 
-def participant(told, numbers, demands=None, count=1):
-    """A device's half of a sum; `told` is a message `Configure`, or the same from the wire."""
+def participant(configuration, numbers, demands=None, count=1):
+    """Makes a device's half of a sum, from a `Configure` or its message on the wire."""
     demands = demands or demanded(size=len(numbers))
     identity = Trusting() if demands.threat_model is ACTIVE else None
-    model = told.model if isinstance(told, messages.Configure) else told.broadcast
+    model = (
+        configuration.model
+        if isinstance(configuration, messages.Configure)
+        else configuration.broadcast
+    )
     return device.Participant(
         demands,
-        told.secure_sum_session,
+        configuration.secure_sum_session,
         vector(numbers, count),
         identity=identity,
-        context=session_stream.secure_sum_context(told.task, told.round_index, model),
+        context=session_stream.secure_sum_context(
+            configuration.task, configuration.round_index, model
+        ),
     )
 
 

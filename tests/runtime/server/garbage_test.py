@@ -43,10 +43,12 @@ def test_sessions_leave_next_to_no_cycles_behind(tmp_path):
                 return gc.collect()
 
     try:
-        found = asyncio.run(asyncio.wait_for(story(), 60))
+        num_objects = asyncio.run(asyncio.wait_for(story(), 60))
     finally:
         gc.enable()
-    assert found < 20 * 8  # The client's half included; a session in a cycle has more than 20.
+    assert (
+        num_objects < 20 * 8
+    )  # The client's half included; a session in a cycle has more than 20.
 
 
 if __name__ == "__main__":

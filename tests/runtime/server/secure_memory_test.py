@@ -106,8 +106,8 @@ def test_the_search_finds_a_vector_where_reports_are_summed_in_the_clear(tmp_pat
 @pytest.mark.parametrize("name", search.ENCODINGS)
 def test_pieces_are_found_in_a_whole_vector_of_every_encoding(name, numbers):
     whole = search.ENCODINGS[name](np.array(numbers[0]))
-    found = found_in([b"x" + whole], search.pieces(numbers[0]))
-    assert {f"{name}, from {start}" for start in (0, SIZE - search.WINDOW)} <= found
+    windows = found_in([b"x" + whole], search.pieces(numbers[0]))
+    assert {f"{name}, from {start}" for start in (0, SIZE - search.WINDOW)} <= windows
     assert not found_in([whole], search.pieces(numbers[1]))
 
 

@@ -112,7 +112,7 @@ def test_a_port_in_use_is_one_line(tmp_path):
 
 
 class FailingStore(memory_store.MemoryStore):
-    """Cannot be written while it is told so."""
+    """A store that cannot be written while it is set to fail."""
 
     is_broken = False
 

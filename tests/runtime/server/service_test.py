@@ -349,14 +349,14 @@ def test_parts_that_make_no_update_end_the_session(tmp_path, parts, last, code, 
 
 
 def test_an_aggregator_hears_who_has_begun_to_send(tmp_path):
-    heard = []
+    received = []
 
     async def story(channel, notes, store):
         deliver = notes.server._engine.deliver
 
         def listen(to, message):
             if type(message) in (messages.ReportBegun, messages.Report):
-                heard.append(type(message))
+                received.append(type(message))
             deliver(to, message)
 
         notes.server._engine.deliver = listen
@@ -368,7 +368,7 @@ def test_an_aggregator_hears_who_has_begun_to_send(tmp_path):
         await example.until(lambda: example.totals(store) == [2])
 
     play(tmp_path, story)
-    assert heard == [messages.ReportBegun, messages.Report, messages.Report]
+    assert received == [messages.ReportBegun, messages.Report, messages.Report]
 
 
 def test_large_updates_wait_for_room_and_not_for_ever(tmp_path):
@@ -567,8 +567,8 @@ def test_one_host_cannot_take_all_places(tmp_path, what):
         assert raised.value.details() == (
             f"this {what} has 2 sessions open, which is the limit: close one, or try again later"
         )
-        own = [("grpc.use_local_subchannel_pool", 1)]  # Otherwise channels share a connection.
-        async with example.channel_to(tmp_path, notes.server.address, own) as another:
+        options = [("grpc.use_local_subchannel_pool", 1)]  # Otherwise channels share a connection.
+        async with example.channel_to(tmp_path, notes.server.address, options) as another:
             if what == "connection":
                 await example.connect(another)
             else:
@@ -585,22 +585,22 @@ def test_one_host_cannot_take_all_places(tmp_path, what):
 
 
 def test_the_selector_is_told_a_hash_of_where_a_device_is(tmp_path):
-    heard = []
+    received = []
 
     async def story(channel, notes, store):
         deliver = notes.server._engine.deliver
 
         def listen(to, message):
             if type(message) is messages.CheckIn:
-                heard.append(message.peer)
+                received.append(message.peer)
             deliver(to, message)
 
         notes.server._engine.deliver = listen
         await round_goes_on(channel, store)
 
     play(tmp_path, story)
-    assert len(heard) > 1 and len(set(heard)) == 1
-    assert len(heard[0]) == 32 and "127" not in bytes.fromhex(heard[0]).decode("latin-1")
+    assert len(received) > 1 and len(set(received)) == 1
+    assert len(received[0]) == 32 and "127" not in bytes.fromhex(received[0]).decode("latin-1")
 
 
 def test_more_check_ins_than_there_may_be_are_told_to_come_back(tmp_path):
@@ -667,7 +667,7 @@ def test_devices_that_a_failed_selector_has_forgotten_come_back(tmp_path, monkey
     play(tmp_path, story)
 
 
-# What devices tell, and what is told of them.
+# Summaries that devices send.
 
 
 def summary(**changes):

@@ -10,7 +10,7 @@ from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import session, summaries
 
 
-def _told(shape):
+def _summary(shape):
     return wire_pb2.SessionSummary(shape=shape)
 
 
@@ -26,7 +26,7 @@ def test_each_session_leaves_room_for_one_summary():
     assert _taken(share) == 3
 
 
-def test_room_that_nobody_takes_is_forgotten():
+def test_room_that_is_not_taken_is_forgotten():
     now = [0.0]
     share = summaries.Share(10.0, lambda: now[0])
     share.add()
@@ -49,13 +49,13 @@ def test_sessions_with_a_plan_are_counted_apart():
     for _ in range(2):
         shares.session_opened()
     shares.session_configured()
-    shares.check(_told("-v[]+^"))
+    shares.check(_summary("-v[]+^"))
     with pytest.raises(session.Refused):
-        shares.check(_told("-v[]+^"))
-    shares.check(_told("-#"))
-    shares.check(_told(summaries.OTHER))
+        shares.check(_summary("-v[]+^"))
+    shares.check(_summary("-#"))
+    shares.check(_summary(summaries.OTHER))
     with pytest.raises(session.Refused):
-        shares.check(_told("-?"))
+        shares.check(_summary("-?"))
 
 
 if __name__ == "__main__":

@@ -158,10 +158,10 @@ class Server:
 def programs() -> pathlib.Path:
     """Where the newest PostgreSQL of this machine is; skips the test if there is none."""
     pytest.importorskip("psycopg2", reason="needs psycopg2: pip install 'tff_dpftrl[postgresql]'")
-    found = sorted(pathlib.Path("/").glob(f"{_PROGRAMS[1:]}/postgres"), key=_version)
+    folders = sorted(pathlib.Path("/").glob(f"{_PROGRAMS[1:]}/postgres"), key=_version)
     on_path = shutil.which("initdb")
-    if found:
-        return found[-1].parent
+    if folders:
+        return folders[-1].parent
     if on_path is None:
         pytest.skip("needs PostgreSQL's server: apt-get install postgresql")
     return pathlib.Path(on_path).parent
@@ -188,13 +188,13 @@ def _die_with_parent() -> None:
 
 
 @functools.cache
-def _shared(found: pathlib.Path) -> Server:
-    return Server(found, "fsync=off")  # Which a killed process does not need.
+def _shared(programs: pathlib.Path) -> Server:
+    return Server(programs, "fsync=off")  # A killed process needs no fsync.
 
 
 @pytest.fixture(scope="session")
 def server():
-    """One for all tests of the process; whoever kills it starts it again."""
+    """One server for all tests of the process; a test that kills it must start it again."""
     shared = _shared(programs())
     yield shared
     shared.stop()

@@ -78,7 +78,7 @@ def _faults(server, restarts):
         pid = _backend(connection)
         server.execute("SELECT pg_terminate_backend(%s)", pid)
         while server.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid):
-            pass  # It is told, and ends a moment later.
+            pass  # The server gets the signal, and ends a moment later.
 
     def killed(connection):
         server.kill()
@@ -201,7 +201,7 @@ def test_a_commit_whose_answer_is_lost_is_made_once(server, store):
             with pytest.raises(interface.StoreError, match="Cannot write to the store"):
                 _commit(other, 0)
             line.swallow = b""
-            # Whoever tries again is told that it has been done, and reads it.
+            # A retry is refused, since the commit has been made, and reads it.
             with pytest.raises(interface.RoundConflict, match="1 rounds are done"):
                 _commit(other, 0)
             assert _check_whole(other) == 1
@@ -244,8 +244,8 @@ def test_what_the_server_is_set_to_makes_no_commit_less_durable_or_isolated(serv
             ("lock_timeout", "30s"),
             ("idle_in_transaction_session_timeout", "30s"),
         ):
-            found = connection.execute(sqlalchemy.text(f"SHOW {setting}")).scalar()
-            assert found == value, setting
+            actual = connection.execute(sqlalchemy.text(f"SHOW {setting}")).scalar()
+            assert actual == value, setting
 
 
 def test_a_wrong_password_a_missing_database_and_a_server_that_is_not_there_are_one_line(server):
@@ -290,7 +290,7 @@ def test_what_is_written_is_not_in_the_server_s_log(server, store):
     assert _SECRET.hex() not in server.log()
 
 
-def test_whose_log_would_have_what_is_written_is_told(server, caplog):
+def test_a_log_that_quotes_statements_is_warned_of(server, caplog):
     url = server.new_database()
     sql.SqlStore(url).close()
     assert not caplog.records
@@ -324,7 +324,7 @@ def test_a_store_of_another_format_is_refused(server):
     assert server.password not in str(caught.value)
 
 
-def test_who_may_not_write_is_told(server):
+def test_a_user_without_rights_is_refused(server):
     url = server.new_database()
     sql.SqlStore(url).close()
     name = url.rpartition("/")[2]
