@@ -21,7 +21,7 @@ from tff_dpftrl.runtime.device import secure_upload, session
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, tensor_values
 from tff_dpftrl.runtime.protocol import attestation, wire_pb2
 from tff_dpftrl.runtime.server import received, summaries
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 from tff_dpftrl.runtime.tasks import task_state
 from tff_dpftrl.secure_sums import group, parameters, refusals, secure_sum_pb2, vectors
 

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from tff_dpftrl.runtime.server import limits, peers
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 
 HERE = "ipv4:127.0.0.1:5000"
 THERE = "ipv4:192.0.2.1:5000"

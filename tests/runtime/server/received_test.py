@@ -6,7 +6,7 @@ import pytest
 
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import received
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 
 REPORT = wire_pb2.FromDevice(report=wire_pb2.Report(attempt="a")).SerializeToString()
 

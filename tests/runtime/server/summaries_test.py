@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.server import session, summaries
+from tff_dpftrl.runtime.server import errors, summaries
 
 
 def _summary(shape):
@@ -50,11 +50,11 @@ def test_sessions_with_a_plan_are_counted_apart():
         shares.session_opened()
     shares.session_configured()
     shares.check(_summary("-v[]+^"))
-    with pytest.raises(session.Refused):
+    with pytest.raises(errors.Refused):
         shares.check(_summary("-v[]+^"))
     shares.check(_summary("-#"))
     shares.check(_summary(summaries.OTHER))
-    with pytest.raises(session.Refused):
+    with pytest.raises(errors.Refused):
         shares.check(_summary("-?"))
 
 

@@ -10,7 +10,7 @@ import grpc
 from tff_dpftrl.runtime.protocol import attestation as attestation_lib
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
 from tff_dpftrl.runtime.server import served_task
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 
 
 class Admission:

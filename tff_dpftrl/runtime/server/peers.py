@@ -12,7 +12,7 @@ from typing import NamedTuple
 import grpc
 
 from tff_dpftrl.runtime.server import limits as limits_lib
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 
 _IPV6_NETWORK = 64  # Bits: a host has all addresses of its network.
 

@@ -8,7 +8,7 @@ import grpc
 from google.protobuf import message as protobuf_message
 
 from tff_dpftrl.runtime.protocol import session_stream, wire_pb2
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 
 END: Any = grpc.aio.EOF  # pyright: ignore[reportAttributeAccessIssue]
 """Result of reading from a stream that the device has ended."""

@@ -31,7 +31,8 @@ from tff_dpftrl.runtime.server import engine as engine_lib
 from tff_dpftrl.runtime.server import limits as limits_lib
 from tff_dpftrl.runtime.server import observer as observer_lib
 from tff_dpftrl.runtime.server import peers as peers_lib
-from tff_dpftrl.runtime.server.session import Phase, Refused, Session, TimeIsOver
+from tff_dpftrl.runtime.server.errors import Refused, TimeIsOver
+from tff_dpftrl.runtime.server.session import Phase, Session
 
 _logger = logging.getLogger(__name__)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import collections
 import enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from tff_dpftrl.runtime.actors import messages
-
-if TYPE_CHECKING:
-    from tff_dpftrl.runtime.server import peers
+from tff_dpftrl.runtime.server import peers
 
 
 class Phase(str, enum.Enum):
@@ -24,27 +22,6 @@ class Phase(str, enum.Enum):
     SENT_AWAY = "sent away"
     TRAINING = "training"
     REPORTED = "reported"
-
-
-class Refused(Exception):
-    """The server refuses to go on with a session.
-
-    Attributes:
-      code: gRPC status with which the session ends.
-      text: Message for the device, one line.
-      reason: Reason for the observer, one of a fixed set.
-    """
-
-    def __init__(self, code: grpc.StatusCode, text: str, reason: str):
-        """Stores the status, the device's message and the observer's reason."""
-        super().__init__(text)
-        self.code = code
-        self.text = text
-        self.reason = reason
-
-
-class TimeIsOver(Exception):
-    """The session has taken longer than it may in its phase."""
 
 
 class Session:

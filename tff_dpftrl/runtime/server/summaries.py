@@ -16,7 +16,7 @@ from google.protobuf import message as protobuf_message
 from tff_dpftrl.runtime.device import session_shape
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import limits
-from tff_dpftrl.runtime.server.session import Refused
+from tff_dpftrl.runtime.server.errors import Refused
 from tff_dpftrl.runtime.status import session_table
 
 OTHER = "other"
