@@ -94,7 +94,7 @@ def from_device() -> list[bytes]:
 def _read_from_device(content: bytes) -> None:
     for kinds in (("check_in",), ("report", "update_part"), ("secure_sum", "report")):
         try:
-            received.read(content, kinds, _MOST_BYTES)
+            received.parse(content, kinds, _MOST_BYTES)
         except Refused as refused:
             last = refused
         else:
@@ -137,7 +137,7 @@ def _parts_kind() -> judging.Kind:
 
             async def read() -> None:
                 context = _Context(sent)
-                first = received.read(await context.read(), ("update_part",), _MOST_BYTES)
+                first = received.parse(await context.read(), ("update_part",), _MOST_BYTES)
                 await received.read_parts(context, first.update_part, _MOST_BYTES, "report")
 
             return judging.Case(lambda: asyncio.run(read()))
@@ -353,7 +353,7 @@ KINDS = (
     kind(
         "summary",
         summaries_of_devices,
-        lambda content: summaries.read(content, "toys"),
+        lambda content: summaries.parse(content, "toys"),
         refusals=(Refused,),
     ),
     kind(

@@ -109,7 +109,7 @@ class VectorSum(population.Summation):
         ]
 
     @override
-    def of_group(self, vector: vectors.Vector, num_devices: int) -> vectors.Vector:
+    def decode_group(self, vector: vectors.Vector, num_devices: int) -> vectors.Vector:
         if int(vector[0][0]) != num_devices:
             raise population.UnusableReport("it counts other devices")
         return vector

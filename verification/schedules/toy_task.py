@@ -102,7 +102,7 @@ class SecureNameSum(NameSum):
     """Sums lists of names, which groups of devices have summed securely."""
 
     @override
-    def of_group(self, vector: vectors.Vector, num_devices: int) -> list[str]:
+    def decode_group(self, vector: vectors.Vector, num_devices: int) -> list[str]:
         count, connections = vector
         devices = np.flatnonzero(connections)
         if int(count[0]) != num_devices or len(devices) != num_devices:

@@ -109,7 +109,7 @@ def test_rounds_that_fit_no_secure_sum_are_refused():
     with pytest.raises(ValueError, match="step_timeout"):
         secure(step_timeout=0.0)
     with pytest.raises(TypeError, match="NameSum sums no vectors"):
-        SERVED.task("training").summation.of_group([], 1)
+        SERVED.task("training").summation.decode_group([], 1)
 
 
 if __name__ == "__main__":

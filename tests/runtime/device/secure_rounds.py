@@ -87,9 +87,9 @@ class _Noted(summations.SecureSummation):
 
     sums = None
 
-    def of_group(self, vector, num_devices):
+    def decode_group(self, vector, num_devices):
         self.sums.append((vector, num_devices))
-        return super().of_group(vector, num_devices)
+        return super().decode_group(vector, num_devices)
 
 
 def _make_server(folder, run):

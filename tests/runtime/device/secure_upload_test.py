@@ -88,7 +88,7 @@ class _Vectors(population.Summation):
     def merge(self, total, other):
         return other
 
-    def of_group(self, vector, num_devices):
+    def decode_group(self, vector, num_devices):
         return [segment.tolist() for segment in vector]
 
 

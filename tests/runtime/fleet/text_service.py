@@ -70,7 +70,7 @@ class SecureTotal(population.Summation):
     def merge(self, total, other):
         return [a + b for a, b in zip(total, other, strict=True)]
 
-    def of_group(self, vector, num_devices):
+    def decode_group(self, vector, num_devices):
         counted, _, _, letters, texts = (part.astype(np.int64) for part in vector)
         if counted[0] != num_devices:
             raise population.UnusableReport("it is of other devices")

@@ -65,7 +65,7 @@ class _Game:
     def group(self, vector):
         """The sum of the first group, with a vector in the place of its first device's."""
         total = self.sum_of([vector, *self.honest[1:3]])
-        return self.task.served.task.summation.of_group(total, 3)
+        return self.task.served.task.summation.decode_group(total, 3)
 
     def committed(self, *groups):
         """What the step makes of the sums of groups."""
@@ -77,7 +77,7 @@ class _Game:
         return step.apply(total, 3 * len(groups), self.commit.model, self.commit.state)
 
     def other_group(self):
-        return self.task.served.task.summation.of_group(self.sum_of(self.honest[3:]), 3)
+        return self.task.served.task.summation.decode_group(self.sum_of(self.honest[3:]), 3)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_a_vector_of_zeros_shifts_the_sum_unnoticed(game):
     """As documented: it is a long update, and the others may have had short ones."""
     forged = game.changed(game.segment(_VECTOR), [0, 0, 0, 0])
     summation = game.task.served.task.summation
-    group = summation.of_group(game.sum_of([forged, game.idle, game.idle]), 3)
+    group = summation.decode_group(game.sum_of([forged, game.idle, game.idle]), 3)
     result = game.committed(group, game.other_group())
     assert all(np.isfinite(part).all() for part in _model(game, result))
 

@@ -36,7 +36,7 @@ class VectorSum(population.Summation):
         summed = [(a + b) % MODULUS for a, b in zip(total[1:], other[1:], strict=True)]
         return [count + other_count, *summed]
 
-    def of_group(self, vector, num_devices):
+    def decode_group(self, vector, num_devices):
         if int(vector[0][0]) != num_devices:
             raise population.UnusableReport("it counts other devices")
         return [num_devices, *vector[1].tolist()]

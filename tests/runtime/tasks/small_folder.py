@@ -202,7 +202,7 @@ class Rounds:
         summation = self.task.served.task.summation
         total = summation.zero()
         for vector, num_devices in sums:
-            total = summation.merge(total, summation.of_group(vector, num_devices))
+            total = summation.merge(total, summation.decode_group(vector, num_devices))
         return self.step(total, sum(num_devices for _, num_devices in sums))
 
     def step(self, total, num_reports):

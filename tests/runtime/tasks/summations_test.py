@@ -91,7 +91,7 @@ def test_sums_of_groups_are_added_modulo_and_travel(task, rounds):
     summation, reports = task.served.task.summation, _reports(task, rounds.commit, 5)
     sums = [_plain_sum(task, part) for part in (reports[:2], reports[2:])]
     groups = [
-        pickle.loads(pickle.dumps(summation.of_group(vector, num_devices)))
+        pickle.loads(pickle.dumps(summation.decode_group(vector, num_devices)))
         for vector, num_devices in zip(sums, (2, 3), strict=True)
     ]
     total = summation.merge(summation.merge(summation.zero(), groups[0]), groups[1])
@@ -106,7 +106,7 @@ def test_sums_of_groups_are_added_modulo_and_travel(task, rounds):
 def test_a_sum_with_a_wrong_count_is_not_decoded(task, rounds):
     vector = _plain_sum(task, _reports(task, rounds.commit, 2))
     with pytest.raises(population.UnusableReport, match="counts 2 devices, and 3 are in it"):
-        task.served.task.summation.of_group(vector, 3)
+        task.served.task.summation.decode_group(vector, 3)
 
 
 def test_no_more_devices_are_summed_than_there_is_room_for(task, rounds):
@@ -121,7 +121,7 @@ def test_a_device_that_hides_others_in_the_histograms_loses_its_group(task, roun
     strides = reports[0][1]
     strides[: len(lie)] = np.array(lie).astype(strides.dtype)
     with pytest.raises(population.UnusableReport, match="are not those of 3 devices"):
-        task.served.task.summation.of_group(_plain_sum(task, reports), 3)
+        task.served.task.summation.decode_group(_plain_sum(task, reports), 3)
 
 
 @pytest.mark.slow

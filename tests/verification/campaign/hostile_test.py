@@ -48,12 +48,12 @@ def test_no_sum_takes_a_vector_that_is_none_of_one_device(kind, is_usable):
         report = wire_pb2.Report(update=device._packed(vector))
         if is_usable:
             assert summation.accumulate(summation.zero(), report)[0] == 1
-            assert np.array_equal(summation.of_group(vector, 1)[2], vector[2])
+            assert np.array_equal(summation.decode_group(vector, 1)[2], vector[2])
             continue
         with pytest.raises(population.UnusableReport):
             summation.accumulate(summation.zero(), report)
         with pytest.raises(population.UnusableReport):
-            summation.of_group(vector, 1)
+            summation.decode_group(vector, 1)
 
 
 def _break_no_law(folder, num_faults, *, num_hostile, seed, store_url="", numbers=None):

@@ -27,7 +27,7 @@ class Summation(abc.ABC):
 
     Aggregators of one round may run in different processes, so that a total must be picklable.
     Reports are added as they come and not kept. In a secure sum, the server never sees a report:
-    groups of devices hand over sums (`of_group`). The Master Aggregator only sees totals and
+    groups of devices hand over sums (`decode_group`). The Master Aggregator only sees totals and
     counts in any case.
     """
 
@@ -66,7 +66,7 @@ class Summation(abc.ABC):
     def merge(self, total: Any, other: Any) -> Any:
         """Adds two sums; both may be changed in place."""
 
-    def of_group(self, vector: vectors.Vector, num_devices: int) -> Any:
+    def decode_group(self, vector: vectors.Vector, num_devices: int) -> Any:
         """Decodes the secure sum of a group of devices.
 
         Args:

@@ -195,7 +195,7 @@ class SecureAggregator(reporting.Reporting):
     def _hand_over(self) -> None:
         survivors = tuple(map(str, self._group.survivors))
         try:
-            total = self._task.summation.of_group(self._group.total(), len(survivors))
+            total = self._task.summation.decode_group(self._group.total(), len(survivors))
         except population.UnusableReport:
             self._lose_group()
             return

@@ -69,7 +69,7 @@ class Limits:
             if field.type == "float":
                 validation.positive(field.name, getattr(self, field.name))
 
-    def of_peer(self, is_loopback: bool) -> tuple[int | None, int | None]:
+    def session_limits(self, is_loopback: bool) -> tuple[int | None, int | None]:
         """Returns the session limits of one address and of one connection; None is no limit.
 
         Args:

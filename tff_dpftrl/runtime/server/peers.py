@@ -70,7 +70,7 @@ class Peers:
         """
         address, is_loopback = network(peer)
         names = Peer(self._name(address), self._name(peer), is_loopback)
-        most = self._limits.of_peer(is_loopback)
+        most = self._limits.session_limits(is_loopback)
         for name, limit, what in zip(names[:2], most, ("address", "connection"), strict=True):
             if limit is not None and self._open[name] >= limit:
                 raise Refused(

@@ -17,7 +17,7 @@ _PART_TAG = wire_pb2.FromDevice.UPDATE_PART_FIELD_NUMBER << 3 | 2  # Tag of a fi
 _LEAST_PART = 16  # Bytes of the smallest message that is parsed without a copy.
 
 
-def read(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
+def parse(raw: Any, kinds: tuple[str, ...], most_bytes: int) -> wire_pb2.FromDevice:
     """Parses a message of a device.
 
     Args:
@@ -83,7 +83,7 @@ async def read_parts(
         raw = await context.read()
         part = _part(raw, most_bytes - num_bytes)
         if part is None:
-            message = read(raw, (last, "update_part"), most_bytes - num_bytes)
+            message = parse(raw, (last, "update_part"), most_bytes - num_bytes)
             if message.WhichOneof("message") == last:
                 return message, b"".join(parts)
             part = message.update_part

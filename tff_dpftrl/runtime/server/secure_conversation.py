@@ -97,7 +97,7 @@ class SecureConversation:
         if self._session.has_mail:  # The group went on without this message.
             return await self._session.next_message()
         kinds = ("secure_sum", "report", *(("update_part",) if step == _VECTOR else ()))
-        message = received.read(raw, kinds, self._limit(step))
+        message = received.parse(raw, kinds, self._limit(step))
         self.num_bytes += len(raw)
         match message.WhichOneof("message"):
             case "secure_sum":

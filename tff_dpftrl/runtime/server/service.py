@@ -274,7 +274,7 @@ class Service:
             self._engine.deliver(self._selector, messages.DeviceRests())
             self._observer.sent_away("it has to rest", False)
             return
-        check_in = received.read(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
+        check_in = received.parse(raw, ("check_in",), limits_lib.CHECK_IN_BYTES).check_in
         if not self._check_ins.take():
             await self._send_away(session, context, self._turns(), "too many devices check in")
             return
@@ -320,7 +320,7 @@ class Service:
     ) -> None:
         limit = self._tasks[task].largest_report_bytes + limits_lib.MESSAGE_MARGIN_BYTES
         raw = await context.read()
-        message = received.read(raw, ("report", "update_part"), limit)
+        message = received.parse(raw, ("report", "update_part"), limit)
         if message.WhichOneof("message") == "report":
             await self._sum(session, context, task, message.report, len(raw))
             return
@@ -461,7 +461,7 @@ class Service:
                     "too many summaries at a time: do not try again",
                     "too many summaries",
                 )
-            summary = summaries.read(raw, self._population)
+            summary = summaries.parse(raw, self._population)
             self._shares.check(summary)
             self._observer.session_summarized(summary)
         except Refused as refused:

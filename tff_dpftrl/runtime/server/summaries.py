@@ -28,7 +28,7 @@ _MOST_VERSIONS = 8
 _NAME = re.compile(r"[\w.+-]{1,32}", re.ASCII)
 
 
-def read(raw: bytes, population: str) -> wire_pb2.SessionSummary:
+def parse(raw: bytes, population: str) -> wire_pb2.SessionSummary:
     """Parses a summary.
 
     Args:
@@ -135,7 +135,7 @@ class Shares:
         """Takes the room of a summary.
 
         Args:
-          summary: Summary that `read` returned.
+          summary: Summary that `parse` returned.
 
         Raises:
           Refused: If as many summaries of its kind were counted as there were sessions.

@@ -61,7 +61,7 @@ def _encoded(value: Any) -> tuple[bytes, bytes | memoryview]:
     return (b"n", b"") if value is None else (b"b", value)
 
 
-def of_content(model: bytes | memoryview, state: bytes | memoryview) -> dict[str, str]:
+def content_digests(model: bytes | memoryview, state: bytes | memoryview) -> dict[str, str]:
     """Computes the digests of a serialised model and of a serialised state of the aggregator.
 
     Returns:
@@ -70,12 +70,12 @@ def of_content(model: bytes | memoryview, state: bytes | memoryview) -> dict[str
     return {"model_digest": digest("model", model), "state_digest": digest("state", state)}
 
 
-def of_task(population: str, task: str, model_digest: str, state_digest: str) -> str:
+def task_digest(population: str, task: str, model_digest: str, state_digest: str) -> str:
     """Computes the first digest of a task's chain, before any round."""
     return digest("task", population, task, model_digest, state_digest)
 
 
-def of_round(row: Mapping[str, Any], previous: str) -> str:
+def round_digest(row: Mapping[str, Any], previous: str) -> str:
     """Computes the digest of a round.
 
     Args:
@@ -88,7 +88,7 @@ def of_round(row: Mapping[str, Any], previous: str) -> str:
     return digest("round", *(row[name] for name in _ROUND), previous)
 
 
-def of_lease(population: str, owner: str, epoch: int, expires_at: float) -> str:
+def lease_digest(population: str, owner: str, epoch: int, expires_at: float) -> str:
     """Computes the digest of a lease."""
     return digest("lease", population, owner, epoch, expires_at)
 
@@ -99,7 +99,7 @@ def check_lease(row: Any) -> None:
     Raises:
       DamagedRow: If its digest does not match its values.
     """
-    if row.digest != of_lease(row.population, row.owner, row.epoch, row.ends_at):
+    if row.digest != lease_digest(row.population, row.owner, row.epoch, row.ends_at):
         raise DamagedRow(f"the lease of the population {row.population!r} is not what was written")
 
 
@@ -112,12 +112,12 @@ def check_content(head: Any) -> None:
     Raises:
       DamagedRow: If model or state does not match its digest.
     """
-    actual = of_content(head.model, head.state)
+    actual = content_digests(head.model, head.state)
     for name in ("model", "state"):
         if actual[f"{name}_digest"] != head._mapping[f"{name}_digest"]:
             raise DamagedRow(
-                f"the {name} of {_of_task(head)} after round {head.rounds_done} is not what was "
-                "committed"
+                f"the {name} of {_task_clause(head)} after round {head.rounds_done} is not what "
+                "was committed"
             )
 
 
@@ -144,7 +144,7 @@ def check_count(head: Any) -> None:
       DamagedRow: If it is not.
     """
     if not isinstance(head.rounds_done, int):
-        raise DamagedRow(f"the number of rounds of {_of_task(head)} is not what was written")
+        raise DamagedRow(f"the number of rounds of {_task_clause(head)} is not what was written")
 
 
 def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
@@ -165,14 +165,16 @@ def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
     for index, row in enumerate(rows, start):
         previous = head.first_digest if last is None else last.digest
         is_trusted = last is None and start > 0
-        if row.round != index or not (is_trusted or row.digest == of_round(row._mapping, previous)):
+        if row.round != index or not (
+            is_trusted or row.digest == round_digest(row._mapping, previous)
+        ):
             raise DamagedRow(
-                f"round {index + 1} of {_of_task(head)} is missing or not what was committed"
+                f"round {index + 1} of {_task_clause(head)} is missing or not what was committed"
             )
         last = row
     actual = (head.rounds_done, head.epoch, head.metrics, head.digest)
     if last is None:
-        first = of_task(head.population, head.task, head.model_digest, head.state_digest)
+        first = task_digest(head.population, head.task, head.model_digest, head.state_digest)
         expected = (0, 0, _NO_METRICS, first, first)
         actual = (*actual, head.first_digest)
     else:
@@ -181,9 +183,9 @@ def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
         actual = (*actual, head.model_digest, head.state_digest)
     if digest("head", *actual) != digest("head", *expected):
         raise DamagedRow(
-            f"the last commit of {_of_task(head)} is not what was written with its last round"
+            f"the last commit of {_task_clause(head)} is not what was written with its last round"
         )
 
 
-def _of_task(head: Any) -> str:
+def _task_clause(head: Any) -> str:
     return f"the task {head.task!r} of the population {head.population!r}"

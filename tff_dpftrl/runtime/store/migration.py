@@ -31,7 +31,7 @@ def add_digests(connection: sql.engine.Connection) -> None:
                 connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
     for lease in tables.execute(connection, sql.select(tables.LEASES)).all():
         _check_types("a lease", lease, owner=str, epoch=int, ends_at=float)
-        digest = digests.of_lease(lease.population, lease.owner, lease.epoch, lease.ends_at)
+        digest = digests.lease_digest(lease.population, lease.owner, lease.epoch, lease.ends_at)
         _update(connection, tables.LEASES, lease, digest=digest)
     tasks = sql.select(tables.COMMITS.c.population, tables.COMMITS.c.task)
     for population, task in tables.execute(connection, tasks).all():
@@ -43,16 +43,18 @@ def add_digests(connection: sql.engine.Connection) -> None:
 def _add_to_task(connection: sql.engine.Connection, head: sql.engine.Row) -> None:
     content = dict.fromkeys(("model", "state"), (bytes, memoryview))
     _check_types("the last commit of a task", head, rounds_done=int, epoch=int, **content)
-    of_last = digests.of_content(head.model, head.state)
-    of_others = dict.fromkeys(of_last, "")
-    known = of_others if head.rounds_done else of_last
-    digest = first_digest = digests.of_task(head.population, head.task, **known)
+    last_digests = digests.content_digests(head.model, head.state)
+    no_digests = dict.fromkeys(last_digests, "")
+    known = no_digests if head.rounds_done else last_digests
+    digest = first_digest = digests.task_digest(head.population, head.task, **known)
     for row in tables.execute(connection, tables.rounds_of(head)).all():
         _check_types("a round", row, round=int, epoch=int, committed_at=float)
-        known = of_last if row.round == head.rounds_done - 1 else of_others
-        digest = digests.of_round({**row._asdict(), **known}, digest)
+        known = last_digests if row.round == head.rounds_done - 1 else no_digests
+        digest = digests.round_digest({**row._asdict(), **known}, digest)
         _update(connection, tables.ROUNDS, row, digest=digest, **known)
-    _update(connection, tables.COMMITS, head, digest=digest, first_digest=first_digest, **of_last)
+    _update(
+        connection, tables.COMMITS, head, digest=digest, first_digest=first_digest, **last_digests
+    )
 
 
 def _check_types(what: str, row: sql.engine.Row, **types: Any) -> None:

@@ -104,8 +104,8 @@ class SqlStore(interface.Store):
     def add_task(
         self, population: str, task: str, *, model: bytes, state: bytes
     ) -> interface.Commit:
-        known = digests.of_content(model, state)
-        digest = digests.of_task(population, task, **known)
+        known = digests.content_digests(model, state)
+        digest = digests.task_digest(population, task, **known)
         row = {
             "population": population,
             "task": task,
@@ -166,7 +166,7 @@ class SqlStore(interface.Store):
         interface.check_commit(round_index, epoch)
         round_index, epoch = int(round_index), int(epoch)  # The types that a digest covers.
         text = interface.metrics_text(metrics)
-        known = {"epoch": epoch, "metrics": text, **digests.of_content(model, state)}
+        known = {"epoch": epoch, "metrics": text, **digests.content_digests(model, state)}
         with self._writing() as connection:
             latest = _locked_lease(connection, population).epoch
             if epoch != latest:
@@ -181,7 +181,7 @@ class SqlStore(interface.Store):
                 "committed_at": float(now) + 0.0,  # A database may drop the sign of a zero.
                 **known,
             }
-            digest = digests.of_round(row, last.digest)
+            digest = digests.round_digest(row, last.digest)
             swap = (
                 _COMMITS.update()
                 .where(is_task, _COMMITS.c.rounds_done == round_index)
@@ -255,7 +255,7 @@ def _locked_lease(connection: sql.engine.Connection, population: str) -> interfa
 
 def _lease_row(lease: interface.Lease) -> dict[str, Any]:
     values = {"owner": lease.owner, "epoch": lease.epoch, "ends_at": float(lease.expires_at) + 0.0}
-    digest = digests.of_lease(lease.population, *values.values())
+    digest = digests.lease_digest(lease.population, *values.values())
     return {"population": lease.population, **values, "digest": digest}
 
 

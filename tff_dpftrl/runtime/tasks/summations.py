@@ -119,7 +119,7 @@ class SecureSummation(population_lib.Summation):
         del total, payload
         raise population_lib.UnusableReport("reports of this task are summed by their devices")
 
-    def of_group(self, vector: vectors.Vector, num_devices: int) -> Total:
+    def decode_group(self, vector: vectors.Vector, num_devices: int) -> Total:
         """See the base class; nothing is decoded of a sum that no honest devices can make."""
         try:
             read = secure_report.read_total(self._work.plan, vector, num_devices)
