@@ -44,6 +44,18 @@ _ALLOWED = {
         "runtime",
     ),
 }
+# What runs on text have in common: options, corpus, models in folders. None of it trains a round.
+_TEXT_OF_TRAINING = (
+    "corpus",
+    "language_config",
+    "options",
+    "pretraining",
+    "report",
+    "startup",
+    "text_task",
+    "trained_model",
+    "warm_start",
+)
 _AT_THE_TOP = ("version", "validation", "durable_files", "json_text", "array_files")
 # Parts of the runtime that a device starts with, or a server without TensorFlow.
 _LIGHT_RUNTIME = ("actors", "device", "fleet", "protocol", "server", "status", "store")
@@ -118,6 +130,21 @@ def test_numerics_is_machinery_of_the_mechanisms(path):
     if path.relative_to(_PACKAGE).parts[0] != "mechanisms":
         inside = [name for name in _imports(path) if "mechanisms.numerics" in name]
         assert not inside, f"{_label(path)} imports {inside}; ask a strategy instead."
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_fine_tuning_has_its_rounds_from_the_kernel(path):
+    if path.relative_to(_PACKAGE).parts[0] == "finetuning":
+        prefix = "tff_dpftrl.training."
+        ours = {name.removeprefix(prefix) for name in _imports(path) if name.startswith(prefix)}
+        assert ours <= {*_TEXT_OF_TRAINING}, f"{_label(path)} imports {ours} of training."
+
+
+@pytest.mark.parametrize("path", _modules(), ids=_label)
+def test_the_kernel_of_a_run_knows_no_text_and_no_options(path):
+    if path.relative_to(_PACKAGE).parts[0] == "runs":
+        assert _ours(path) <= {"runs", *_AT_THE_TOP, *_MATHS, "private_round"}
+        assert not any(name.endswith((".config", ".options")) for name in _imports(path))
 
 
 @pytest.mark.parametrize("path", _modules(), ids=_label)

@@ -23,14 +23,18 @@ def configs(monkeypatch):
     seen = []
     text = argparse.Namespace(train=range(1000))
 
-    def fake_train(config, output, *, text, placement):
-        assert len(text.train) == 1000 and not placement.uses_ray
-        seen.append(config)
+    def fake_train(opened):
+        assert len(opened.text.train) == 1000 and not opened.placement.uses_ray
+        seen.append(opened.config)
         return argparse.Namespace(summary="done")
 
-    monkeypatch.setattr(run_lib, "train", fake_train)
+    monkeypatch.setattr(run_lib, "train_opened", fake_train)
     monkeypatch.setattr(corpus, "read", lambda config: text)
     return seen
+
+
+def _resolved(**options):
+    return config_lib.TrainingConfig(**options).with_model_sizes()
 
 
 def _main(*arguments):
@@ -47,9 +51,7 @@ def test_flags_overrule_the_file(configs, tmp_path, capsys):
     arguments = ["--rounds", "9", "--target-epsilon", "2", "--no-lower-case"]
     assert _main("--config", str(path), *arguments, "--output", output) == 0
     (config,) = configs
-    assert config == config_lib.TrainingConfig(
-        mechanism="tree", num_rounds=9, target_epsilon=2.0, lower_case=False
-    )
+    assert config == _resolved(mechanism="tree", num_rounds=9, target_epsilon=2.0, lower_case=False)
     assert f"Results are in {output}/" in capsys.readouterr().out
 
 
@@ -82,7 +84,7 @@ def test_mechanism_none_overrules_the_noise_of_the_file(configs, tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("noise_multiplier = 1.0")
     _main("--config", str(path), "--mechanism", "none", "--output", "out")
-    assert configs == [config_lib.TrainingConfig(mechanism="none")]
+    assert configs == [_resolved(mechanism="none")]
 
 
 def test_every_option_has_a_flag(configs):
@@ -91,7 +93,7 @@ def test_every_option_has_a_flag(configs):
         if field.default is not None and not isinstance(field.default, bool):
             flags += [f"--{field.name.replace('_', '-')}", str(field.default)]
     _main(*flags, "--output", "out")
-    assert configs == [config_lib.TrainingConfig(noise_multiplier=1.0)]
+    assert configs == [_resolved(noise_multiplier=1.0)]
 
 
 def test_a_model_is_named_and_sized(configs):
@@ -106,16 +108,17 @@ def test_a_model_is_named_and_sized(configs):
         "num_heads": 2,
         "feed_forward_size": 9,
     }
-    assert (cifg.model, cifg.model_sizes) == ("gboard-cifg", {"tie_embeddings": True})
+    assert (cifg.model, cifg.tie_embeddings) == ("gboard-cifg", True)
 
 
 def test_resume_takes_no_options(configs, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="leave out --num-rounds"):
         _main("--resume", "--rounds", "3", "--output", str(tmp_path))
-    began = manifest.Manifest(config_lib.TrainingConfig(mechanism="none").to_dict(), {}, {}, {})
-    monkeypatch.setattr(manifest, "read", lambda output: began)
+    began = _resolved(mechanism="none", num_rounds=7)
+    known = manifest.Manifest(began.to_dict(), {}, {}, {})
+    monkeypatch.setattr(manifest, "read", lambda output: known)
     assert _main("--resume", "--output", str(tmp_path)) == 0
-    assert configs == [None]
+    assert configs == [began]
 
 
 _BLOCKED = """

@@ -73,10 +73,7 @@ def test_what_does_not_fit_together_is_refused_by_name(given, message):
         config.FinetuningConfig(**_NEEDED | given)
 
 
-def test_its_steps_are_the_rounds_of_its_books():
-    made = config.FinetuningConfig(**_NEEDED, num_steps=7, warmup_steps=0)
-    assert made.num_rounds == 7 and made.unit == "step"
-    assert config.is_finetuning(made.to_dict())
+def test_rounds_are_no_option_of_it():
     with pytest.raises(ValueError, match="unknown option 'num_rounds'"):
         options.config_from_mapping({"num_rounds": 3}, "x.toml", config.FinetuningConfig)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_dpftrl.cli import main
 from tff_dpftrl.finetuning import contributions, own_run, plan
 
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -130,6 +131,36 @@ def test_a_run_that_ended_early_is_charged_as_a_whole_one(tmp_path):
         _finetune(tmp_path / "run", made=made, crash_at=3)
     told = json.loads((tmp_path / "run" / "privacy_statement.json").read_text())
     assert told["epsilon"] == made.epsilon > made.epsilon_after(2)
+
+
+def test_a_budget_ends_a_run_and_pays_for_what_was_run(tmp_path):
+    made = _plan(_table())
+    budget = (made.epsilon_after(3) + made.epsilon_after(4)) / 2
+    results = _finetune(tmp_path / "run", made=made, max_epsilon=budget)
+    assert len(results.rows) == 3 and results.statement.epsilon == made.epsilon_after(3)
+    assert results.rows[-1]["eval_error"] is not None  # The last model is measured in any case.
+    assert "Stopped after 3 of 5 steps: the next one would bring ε to" in results.summary
+    assert _finetune(tmp_path / "run", made=made, max_epsilon=budget).rows == results.rows
+    with pytest.raises(ValueError, match="began with max_epsilon"):
+        _finetune(tmp_path / "run", made=made)
+    with pytest.raises(ValueError, match="does not pay for one step"):
+        _finetune(tmp_path / "none", made=made, max_epsilon=made.epsilon_after(1) / 2)
+    assert not (tmp_path / "none").exists()
+
+
+def test_an_interrupted_run_is_reported_without_its_data(tmp_path, capsys):
+    with pytest.raises(_Crash):
+        _finetune(tmp_path / "run", crash_at=4)
+    (tmp_path / "run" / "weights.npz").unlink()
+    reported = own_run.write_report(tmp_path / "run")
+    assert len(reported.rows) == 3
+    assert "3 of 5 steps are done; go on with the call of finetuning.own_run" in reported.summary
+    assert (tmp_path / "run" / "weights.npz").exists()
+    assert main.main(["report", str(tmp_path / "run"), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["statement"]["epsilon"] == reported.statement.epsilon
+    assert main.main(["finetune", "--resume", "--output", str(tmp_path / "run")]) == 2
+    assert "is one of finetuning.own_run.finetune, not of tff-dpftrl" in capsys.readouterr().err
+    assert len(_finetune(tmp_path / "run").rows) == _STEPS
 
 
 @pytest.mark.parametrize(

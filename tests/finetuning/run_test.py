@@ -17,14 +17,15 @@ from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     contributions,
     group_size,
+    opening,
     private_steps,
     run,
     step_trainer,
     trained_part,
 )
 from tff_dpftrl.models import export, low_rank
-from tff_dpftrl.runs import committed_rounds, manifest
-from tff_dpftrl.training import committed_run, corpus, report, trained_model
+from tff_dpftrl.runs import committed_rounds, loop, manifest
+from tff_dpftrl.training import corpus, report, trained_model
 
 toy = toy_finetuning.toy
 _DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
@@ -66,7 +67,7 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
     config = toy_finetuning.config(toy, initial_weights=str(pretrained), **_KINDS[kind])
     whole = _finetune(config, tmp_path / "whole")
     assert [row["round"] for row in whole.rows] == list(range(1, toy_finetuning.NUM_STEPS + 1))
-    train, publish = step_trainer.StepTrainer.train, committed_run.CommittedRun._publish
+    train, publish = step_trainer.StepTrainer.train, loop.Loop._publish
 
     class Killed(BaseException):
         pass
@@ -88,7 +89,7 @@ def test_a_run_killed_at_any_point_goes_on_with_the_same_batches_and_noise(
             _finetune(config, tmp_path / "killed")
     shutil.rmtree(pretrained)  # The run's folder has all that is needed of it.
     with monkeypatch.context() as patch:
-        patch.setattr(committed_run.CommittedRun, "_publish", killed_after_commit)
+        patch.setattr(loop.Loop, "_publish", killed_after_commit)
         with pytest.raises(Killed):
             _finetune(None, tmp_path / "killed")
     reported = run.write_report(tmp_path / "killed")
@@ -426,8 +427,8 @@ def test_other_data_or_a_training_run_is_refused(toy, tmp_path):
     with pytest.raises(ValueError, match="already holds a run"):
         _finetune(config, tmp_path / "run")
     with pytest.raises(ValueError, match="one of tff-dpftrl train"):
-        run.config_of(dataclasses.replace(manifest.read(tmp_path / "run"), config={}), tmp_path)
-    with pytest.raises(ValueError, match="is of a run of tff-dpftrl finetune"):
+        opening.config_of(dataclasses.replace(manifest.read(tmp_path / "run"), config={}), tmp_path)
+    with pytest.raises(ValueError, match="is one of tff-dpftrl finetune"):
         report.report(tmp_path / "run")
 
 

@@ -300,7 +300,7 @@ def _write_manifest(folder: pathlib.Path, number: int) -> None:
 
 
 def _read_manifest(folder: pathlib.Path) -> None:
-    manifest.read(folder).check_identity("training users", ["a", "b"], remedy="restore them")
+    manifest.read(folder).check_identities({"training users": ["a", "b"]}, remedy="restore them")
 
 
 def _state(number: int) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_what_was_changed_is_named_in_one_line(tmp_path):
 def test_a_manifest_may_lack_an_identity():
     made = manifest.Manifest({}, {}, {}, {})
     with pytest.raises(ValueError, match="no longer those"):
-        made.check_identity("training users", [], remedy="restore them")
+        made.check_identities({"training users": []}, remedy="restore them")
 
 
 @pytest.mark.parametrize("content", ["[]", "[1]", '{"task": 5}', '{"task": ["a"]}', _DEEP])

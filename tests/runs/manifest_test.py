@@ -42,6 +42,39 @@ def test_round_trip(output):
     assert read.digest == _manifest().digest
 
 
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"num_rounds": 3}, manifest.TRAINING),
+        ({"num_steps": 3}, manifest.FINETUNING),
+        ({"own_model": True}, manifest.CUSTOM_FINETUNING),
+    ],
+)
+def test_a_run_from_before_kinds_were_recorded_is_told_by_its_options(tmp_path, config, kind):
+    (tmp_path / "private").mkdir()
+    older = _manifest(config=config)
+    older.write(tmp_path)
+    assert "kind" not in json.loads((tmp_path / "config.json").read_text())
+    assert manifest.read(tmp_path).kind == kind
+    assert manifest.read(tmp_path).digest == older.digest  # Its checkpoints are bound to it.
+    newer = _manifest(config=config, recorded_kind=kind)
+    assert newer.digest != older.digest
+    newer.write(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["kind"] == kind
+    assert manifest.read(tmp_path) == newer
+    newer.check_kind(kind, tmp_path)
+    other = manifest.FINETUNING if kind == manifest.TRAINING else manifest.TRAINING
+    with pytest.raises(ValueError, match=f"resume it by .* {tmp_path}, or report it by tff-dpftrl"):
+        newer.check_kind(other, tmp_path)
+
+
+def test_a_kind_of_a_later_version_is_refused(tmp_path):
+    (tmp_path / "private").mkdir()
+    _manifest(recorded_kind="distillation").write(tmp_path)
+    with pytest.raises(ValueError, match="its kind is unknown. Restore it, or use the version"):
+        manifest.read(tmp_path)
+
+
 def test_users_are_identified_in_private_only(output):
     digest = _manifest().identities["training users"]
     assert digest not in (output / "config.json").read_text()
@@ -120,10 +153,10 @@ def test_what_is_no_manifest_is_refused(output, text):
 
 def test_other_users_are_refused_and_their_order_counts(output):
     known = manifest.read(output)
-    known.check_identity("training users", ["a", "b"], remedy="restore the data")
+    known.check_identities({"training users": ["a", "b"]}, remedy="restore the data")
     for users in (["b", "a"], ["a", "b", "c"], ["a\nb"]):
         with pytest.raises(ValueError, match="training users are no longer .* restore the data"):
-            known.check_identity("training users", users, remedy="restore the data")
+            known.check_identities({"training users": users}, remedy="restore the data")
 
 
 def test_a_folder_is_free_or_refused(output, tmp_path):

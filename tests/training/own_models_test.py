@@ -15,9 +15,9 @@ import tensorflow_federated as tff
 from tests.training import toy_run
 from tff_dpftrl.cli import main
 from tff_dpftrl.models import word_lstm
-from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import loop
+from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import (
-    committed_run,
     own_models,
     pretraining,
     report,
@@ -25,8 +25,6 @@ from tff_dpftrl.training import (
     saved_model,
     trained_model,
 )
-from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import options as options_lib
 
 _SIZES = {"embedding_size": None, "lstm_size": None}
 _PEER = word_lstm.WordLstm(
@@ -142,8 +140,7 @@ def test_what_its_weights_may_tell_is_stated(private_run):
     assert "initial weights were trained on: not recorded; they are those of the caller's" in text
     facts = own_models.weights_facts("nothing")
     assert "nothing (so the operator says" in facts["initial_weights_source"]
-    config = options_lib.of_begun_run(manifest.read(output).config, "")
-    assert report._headline_caveats(config, facts) == ()
+    assert report._headline_caveats("docs", facts) == ()
 
 
 def _assert_trained_as_the_config_s_model(corpus, folder, output):
@@ -175,7 +172,7 @@ def test_a_keras_model_trains_as_the_config_s_and_resumes_to_the_same_weights(
             raise toy_run.Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr(committed_run.CommittedRun, "_warn_of_dropped", crash)
+        patch.setattr(loop.Loop, "_warn_of_dropped", crash)
         with pytest.raises(toy_run.Crash):
             run.train(config, output, model=_twin())
     reported = report.report(output)
@@ -273,9 +270,8 @@ def test_user_errors_leave_nothing_behind(corpus, tmp_path, options, arguments, 
 
 
 def test_a_model_beside_a_run_of_the_config_s_is_refused(tmp_path):
-    config = config_lib.TrainingConfig(mechanism="none")
     with pytest.raises(ValueError, match="is of the model 'word-lstm': leave it out"):
-        own_models.check_resumed(config, _bigrams(), None, tmp_path)
+        own_models.check_resumed("word-lstm", _bigrams(), None, tmp_path)
     with pytest.raises(ValueError, match="initial_weights has no meaning with a model of your own"):
         config_lib.TrainingConfig(mechanism="none", model="own", initial_weights="folder")
     own = config_lib.TrainingConfig(mechanism="none", model="own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import pytest
@@ -11,7 +12,8 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.participation import schema
-from tff_dpftrl.training import config, report
+from tff_dpftrl.runs import reporting
+from tff_dpftrl.training import report
 
 
 def test_a_delta_that_protects_nobody_is_not_quoted_alone():
@@ -20,22 +22,20 @@ def test_a_delta_that_protects_nobody_is_not_quoted_alone():
     )
     with pytest.warns(UserWarning, match="not below 1 / 27"):
         flattering = statement_lib.dp_ftrl_statement(claim, unit_of_privacy="user", num_users=27)
-    promise = report._promise(flattering)
+    promise = reporting.promise(flattering)
     assert promise.startswith("Privacy: ε = 0 at δ = 0.5")
-    title = report._title(config.TrainingConfig(noise_multiplier=9.0), flattering)
+    title = report._title("docs", flattering)
     assert title.endswith("with a caveat: see privacy_statement.md")
     assert promise.endswith(flattering.headline_caveats[0])
 
 
 def test_a_private_vocabulary_is_said_beside_epsilon():
-    private = config.TrainingConfig(noise_multiplier=9.0, vocabulary="private")
-    (caveat,) = report._headline_caveats(private, {})
+    (caveat,) = report._headline_caveats("private", {})
     assert "vocabulary were counted on the training users without noise" in caveat
-    public = config.TrainingConfig(noise_multiplier=9.0)
-    assert report._headline_caveats(public, {}) == ()
+    assert report._headline_caveats("docs", {}) == ()
     # Text that was given in memory has words of its own, whatever the config says.
-    assert report._headline_caveats(public, {"vocabulary_is_public": False}) == (caveat,)
-    assert report._headline_caveats(public, {"vocabulary_is_public": True}) == ()
+    assert report._headline_caveats("docs", {"vocabulary_is_public": False}) == (caveat,)
+    assert report._headline_caveats("docs", {"vocabulary_is_public": True}) == ()
 
 
 @pytest.mark.parametrize(
@@ -48,14 +48,24 @@ def test_a_private_vocabulary_is_said_beside_epsilon():
     ],
 )
 def test_weights_that_may_tell_of_people_are_said_beside_epsilon(facts, is_said):
-    options = config.TrainingConfig(noise_multiplier=9.0)
     expected = (sentences.INITIAL_WEIGHTS,) if is_said else ()
-    assert report._headline_caveats(options, facts) == expected
+    assert report._headline_caveats("docs", facts) == expected
 
 
 def test_what_tells_of_a_cohort_is_not_for_publishing():
     exact = [column.name for column in report.COLUMNS if column.is_exact]
     assert exact == ["loss", "top1", "clients", "seconds"]
+
+
+@pytest.mark.parametrize(
+    "losses, failed",
+    [([math.log(34)], False), ([9.0, 2.0], False), ([2.0, 3.6], True), ([], False)],
+)
+def test_a_model_that_is_worse_than_a_guess_is_called_so(losses, failed):
+    warning = report.failure([{"eval_loss": loss} for loss in losses], vocabulary_size=34)
+    assert (warning is not None) == failed
+    if failed:
+        assert "3.6, that of taking all words for equally likely is 3.526" in warning
 
 
 if __name__ == "__main__":

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
-import shlex
 import sys
 
-from tff_dpftrl import validation
 from tff_dpftrl.cli import train
 from tff_dpftrl.finetuning import config as config_lib
-from tff_dpftrl.runs import manifest
-from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import warm_start
 
 _DESCRIPTION = """\
 Fine-tune a pretrained language model on the texts of many users, held in one place, with a
@@ -59,22 +55,12 @@ def add_parser(subparsers) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(run=run, what_is_left=what_is_left)
+    parser.set_defaults(
+        run=run,
+        what_is_left=functools.partial(train.what_is_left, command="finetune", unit="step"),
+    )
     train.add_folder_and_source(parser)
     train.add_options(parser, config_lib.FinetuningConfig)
-
-
-def what_is_left(args: argparse.Namespace) -> str:
-    """What the results folder holds after an interruption, and what can be done with it."""
-    if not manifest.exists(pathlib.Path(args.output)):
-        return "No run had begun: there is nothing to resume."
-    output = shlex.quote(args.output)
-    return (
-        "Every committed step is kept. Go on with:\n"
-        f"  tff-dpftrl finetune --resume --output {output}\n"
-        "or get the privacy statement and the model of what was committed with:\n"
-        f"  tff-dpftrl report {output}"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,38 +68,17 @@ def run(args: argparse.Namespace) -> int:
 
     What is wrong with options and files is found before TensorFlow is imported.
     """
-    output = pathlib.Path(args.output)
-    flags = train.given_options(args, config_lib.FinetuningConfig)
-    new_config = None
-    if not args.resume:
-        options = options_lib.read_toml(args.config) if args.config else {}
-        new_config = options_lib.config_from_mapping(
-            options_lib.overrule(options, flags),
-            args.config or "the command line",
-            config_lib.FinetuningConfig,
-        ).with_absolute_paths()
-        manifest.check_is_free(output)
-        warm_start.find(new_config.initial_weights)
-    elif flags or args.config:
-        raise validation.UsageError(
-            "--resume goes on with the options that the run began with: leave out "
-            f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
-        )
-    else:
-        manifest.read(output)
-    text = None
-    if new_config is not None:
-        from tff_dpftrl.training import corpus  # Not needed by --help.
+    from tff_dpftrl.finetuning import opening  # Not needed by --help.
 
-        print("Reading the data ...", file=sys.stderr)
-        text = corpus.read_users(new_config)
+    output = pathlib.Path(args.output)
+    if args.resume:
+        train.check_nothing_given(args, config_lib.FinetuningConfig)
+        opened = opening.open_begun(output)
+    else:
+        opened = opening.open_new(train.config_from(args, config_lib.FinetuningConfig), output)
     train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.finetuning import run as run_lib
 
-    results = run_lib.finetune(new_config, output, text=text)
-    print(
-        f"\n{results.summary}\nResults are in {output}/\nType half a sentence and get words: "
-        f'tff-dpftrl predict {shlex.quote(str(output))} "..."'
-    )
+    train.print_summary(run_lib.finetune_opened(opened).summary, output)
     return 0

@@ -6,11 +6,13 @@ import argparse
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_dpftrl.cli import output, train
-from tff_dpftrl.finetuning import config as finetuning_config
 from tff_dpftrl.runs import manifest
+
+if TYPE_CHECKING:
+    from tff_dpftrl.training import report as report_lib
 
 _DESCRIPTION = """\
 Write the privacy statement, the curves and the model of what a training run has committed
@@ -51,29 +53,39 @@ def run(args: argparse.Namespace) -> int:
     folder = pathlib.Path(args.run_folder)
     known = manifest.read(folder)  # Refuses what is no run before TensorFlow is imported.
     train.silence_tensorflow()
-    if finetuning_config.is_finetuning(known.config):
-        from tff_dpftrl.finetuning import run as finetuning_run
+    baselines, held_out = {}, None
+    if known.kind == manifest.CUSTOM_FINETUNING:
+        from tff_dpftrl.finetuning import own_run
 
-        results = finetuning_run.write_report(folder)
+        results = own_run.write_report(folder)
     else:
-        from tff_dpftrl.training import report as report_lib
-
-        results = report_lib.report(folder)
+        results = _report_on_text(known.kind, folder)
+        baselines, held_out = dict(results.baselines), results.held_out
     if args.format == "json":
         output.print_json(
             {
                 "statement": json.loads(results.statement.to_json()),
                 "last_round": results.rows[-1],
-                "baselines": dict(results.baselines),
-                "held_out": results.held_out,
+                "baselines": baselines,
+                "held_out": held_out,
                 "summary": results.summary,
             }
         )
     else:
         print(f"{results.summary}\nStatement, curves and model are in {folder}/")
-        if results.held_out is not None:
-            _print_head_words(results.held_out["head_words"])
+        if held_out is not None:
+            _print_head_words(held_out["head_words"])
     return 0
+
+
+def _report_on_text(kind: manifest.Kind, folder: pathlib.Path) -> report_lib.TrainingResults:
+    if kind == manifest.FINETUNING:
+        from tff_dpftrl.finetuning import run as finetuning_run
+
+        return finetuning_run.write_report(folder)
+    from tff_dpftrl.training import report
+
+    return report.report(folder)
 
 
 def _print_head_words(head_words: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from tff_dpftrl import validation
 from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
-from tff_dpftrl.training import language_config, own_models, warm_start
+from tff_dpftrl.training import language_config
 from tff_dpftrl.training import options as options_lib
 from tff_dpftrl.training import placement as placement_lib
 
@@ -199,14 +199,23 @@ def _leave_cores_to_clients(config: config_lib.TrainingConfig) -> None:
             execution.limit_operation_threads(config.clients_per_round)
 
 
-def what_is_left(args: argparse.Namespace) -> str:
-    """What the results folder holds after an interruption, and what can be done with it."""
+def what_is_left(args: argparse.Namespace, command: str = "train", unit: str = "round") -> str:
+    """Returns what the results folder holds after an interruption, and what can be done with it.
+
+    Args:
+      args: Arguments of the command.
+      command: Name of the command.
+      unit: Name of what its runs commit: "round" or "step".
+
+    Returns:
+      A few lines.
+    """
     if not manifest.exists(pathlib.Path(args.output)):
         return "No run had begun: there is nothing to resume."
     output = shlex.quote(args.output)
     return (
-        "Every committed round is kept. Go on with:\n"
-        f"  tff-dpftrl train --resume --output {output}\n"
+        f"Every committed {unit} is kept. Go on with:\n"
+        f"  tff-dpftrl {command} --resume --output {output}\n"
         "or get the privacy statement and the model of what was committed with:\n"
         f"  tff-dpftrl report {output}"
     )
@@ -235,41 +244,68 @@ def run(args: argparse.Namespace) -> int:
     What is wrong with options, files and population is found before TensorFlow is
     imported, which takes several seconds.
     """
+    from tff_dpftrl.training import opening  # Not needed by --help.
+
     output = pathlib.Path(args.output)
-    flags = given_options(args)
     placement = placement_from(args)
-    if not args.resume:
-        options = merged_options(args.config, flags)
-        source = args.config or "the command line"
-        config = new_config = options_lib.config_from_mapping(options, source).with_absolute_paths()
-        manifest.check_is_free(output)
-    elif flags or args.config:
-        raise validation.UsageError(
-            "--resume goes on with the config that the run began with: leave out "
-            f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
-        )
+    if args.resume:
+        check_nothing_given(args)
+        opened = opening.open_begun(output, placement=placement)
     else:
-        new_config = None
-        config = options_lib.of_begun_run(manifest.read(output).config, str(output / "config.json"))
-    own_models.refuse_here(config.model, output if args.resume else None)
-    placement.check(config.engine)
-    if new_config is not None and new_config.initial_weights is not None:
-        warm_start.find(new_config.initial_weights)
-    from tff_dpftrl.training import corpus  # Not needed by --help.
-
-    print("Reading the data ...", file=sys.stderr)
-    text = corpus.read(config)
-    if new_config is not None:  # A resumed run does not need the strategy's file any more.
-        new_config.privacy().check(len(text.train))
-
+        opened = opening.open_new(config_from(args), output, placement=placement)
     silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
-    _leave_cores_to_clients(config)
+    _leave_cores_to_clients(opened.config)
     from tff_dpftrl.training import run as run_lib
 
-    results = run_lib.train(new_config, output, text=text, placement=placement)
+    print_summary(run_lib.train_opened(opened).summary, output)
+    return 0
+
+
+def config_from(
+    args: argparse.Namespace,
+    kind: type[options_lib.Config] = config_lib.TrainingConfig,
+) -> options_lib.Config:
+    """Returns the config of a new run, from the file of options and the flags.
+
+    Args:
+      args: Arguments of the command.
+      kind: Class of the config.
+
+    Returns:
+      The config.
+
+    Raises:
+      UsageError: If the file cannot be read, or an option cannot be used.
+    """
+    options = merged_options(args.config, given_options(args, kind))
+    return options_lib.config_from_mapping(options, args.config or "the command line", kind)
+
+
+def check_nothing_given(
+    args: argparse.Namespace,
+    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
+) -> None:
+    """Refuses options beside --resume.
+
+    Args:
+      args: Arguments of the command.
+      kind: Class of the config whose fields are the options.
+
+    Raises:
+      UsageError: If an option or a file of options is given.
+    """
+    flags = given_options(args, kind)
+    if flags or args.config:
+        raise validation.UsageError(
+            "--resume goes on with the options that the run began with: leave out "
+            f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
+        )
+
+
+def print_summary(summary: str, output: pathlib.Path) -> None:
+    """Prints the outcome of a run, and what can be done with its folder."""
     print(
-        f"\n{results.summary}\nResults are in {output}/\nType half a sentence and get words: "
+        f"\n{summary}\nResults are in {output}/\nType half a sentence and get words: "
         f'tff-dpftrl predict {shlex.quote(str(output))} "..."'
     )
-    return 0

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
@@ -38,8 +37,6 @@ class FinetuningConfig(language_config.TextConfig):
     Attributes carry their meaning, unit and group in their field metadata, which is what
     `tff-dpftrl finetune --help` prints. Model and vocabulary are those of `initial_weights`.
     """
-
-    unit: ClassVar[str] = "step"
 
     initial_weights: str | None = _option(
         None,
@@ -322,24 +319,9 @@ class FinetuningConfig(language_config.TextConfig):
                 f"{self.sampling!r}, whose noise is independent: leave it out."
             )
 
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of the run's books: its steps."""
-        return self.num_steps
-
-    @property
-    def vocabulary(self) -> str:
-        """Where the words are from, for the report: never from the users of this run."""
-        return "pretrained"
-
     def statement_parameters(self) -> dict[str, statement.Scalar]:
         """What the privacy statement says of the options, besides what the plan says."""
         return {
             "optimizer": self.optimizer,
             "normalised_clipping": self.normalised_clipping,
         }
-
-
-def is_finetuning(options: Mapping[str, Any]) -> bool:
-    """Whether the options in a run's manifest are those of a fine-tuning run."""
-    return "num_steps" in options

@@ -50,7 +50,7 @@ class PrivateSteps:
     """What a step does to the weights, as a function of its state and its batch.
 
     The state is a dictionary in the layout of a run's checkpoints
-    (`training.released_model`): weights, what the optimizer and the average of the models
+    (`runs.released_model`): weights, what the optimizer and the average of the models
     keep, and, as its part "aggregator", what decides the noise. It is secret.
     """
 

@@ -1,11 +1,13 @@
-"""A fine-tuning run from its options to its results folder, and its resumption.
+"""Fine-tuning with a user-level guarantee, from its options to its results folder.
 
 Its folder is that of a training run (`training.run`); its rounds are steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import shlex
@@ -14,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from tff_dpftrl import durable_files, validation
+from tff_dpftrl import validation
 from tff_dpftrl.data import sequences, split
 from tff_dpftrl.finetuning import (
     choosing,
     contributions,
     ghost,
+    opening,
     optimizers,
     private_steps,
     proxies,
@@ -30,18 +33,16 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import manifest, privacy
+from tff_dpftrl.runs import manifest, prepared, privacy, released_model, stopping
+from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
-    committed_run,
-    corpus,
     report,
     startup,
-    stopping,
     text_task,
     trained_model,
     warm_start,
 )
-from tff_dpftrl.training import options as options_lib
 
 
 def finetune(
@@ -49,9 +50,9 @@ def finetune(
     output: str | pathlib.Path,
     *,
     text: split.UserSplit | None = None,
-    progress: committed_run.Progress = committed_run.to_stderr,
+    progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> report.TrainingResults:
-    """Fine-tunes a model with a user-level guarantee, and writes all there is to know.
+    """Fine-tunes a model with a user-level guarantee, and writes all results to a folder.
 
     Each step is committed before the next one begins, as in `training.run.train`: a run
     killed at any moment goes on with the same batch and the same noise.
@@ -61,100 +62,178 @@ def finetune(
       output: Folder of the run; created for a new one.
       text: The users, as `training.corpus.read_users` returns them for the config; they are
         read now if None.
-      progress: Receives the facts of the run as soon as each is known, and warnings.
+      progress: Callback for progress lines and warnings; prints to standard error by default.
 
     Returns:
       Metrics, statement and summary, which are also in the folder.
 
     Raises:
-      ValueError: If an option, the data, the model or the folder cannot be used; nothing has
+      UsageError: If an option, the data, the model or the folder cannot be used; nothing has
         been written then.
       OSError: If a file cannot be written; every committed step is kept.
     """
-    output, is_new = pathlib.Path(output), config is not None
-    if is_new:
-        manifest.check_is_free(output)
-        config = config.with_absolute_paths()
-    else:
-        known = manifest.read(output)
-        config = config_of(known, output)
-    if text is None:
-        progress("Reading the data ...")
-        text = corpus.read_users(config)
-    elif is_new:
-        corpus.check_named(config, text.train)
-    initial = _initial(config, output, None if is_new else known)
-    part = trained_part.TrainedPart.of(config, initial)
-    task = _task(config, text, initial)
-    for line in startup.describe_task(task):
-        progress(line)
+    output, given = pathlib.Path(output), {"text": text, "progress": progress}
+    if config is None:
+        return finetune_opened(opening.open_begun(output, **given), progress)
+    return finetune_opened(opening.open_new(config, output, **given), progress)
+
+
+def finetune_opened(
+    opened: opening.OpenedRun, progress: progress_lib.Progress = progress_lib.to_stderr
+) -> report.TrainingResults:
+    """Fine-tunes in a run that `opening` has opened, to its end.
+
+    Args:
+      opened: The run.
+      progress: Callback for progress lines and warnings; prints to standard error by default.
+
+    Returns:
+      Metrics, statement and summary, which are also in the folder.
+
+    Raises:
+      UsageError: If the model or the data cannot be used.
+      OSError: If a file cannot be written; every committed step is kept.
+    """
+    if opened.known is None:
+        return run_lib.begin(opened.output, lambda: _new(opened, progress), progress)
+    return run_lib.resume(opened.output, lambda known: _begun(opened, known, progress), progress)
+
+
+def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
+    """Prepares a new run: chooses what it samples, how much of it, and its noise."""
+    config = opened.config
+    folder = pathlib.Path(config.initial_weights)
+    initial = warm_start.find(folder).load()
+    part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
+    task = _task(opened, initial, progress)
     users = users_of(task)
-    if is_new:
-        # Also refuses held-out text without words, before anything is written.
-        pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
-        source, weights_are_public = warm_start.source(pathlib.Path(config.initial_weights))
-        progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
-        for line in part.describe():
-            progress(line)
-        trained = dataclasses.replace(initial, model=part.model, weights=part.weights)
-        chosen = _choose(config, users, trained, progress)
-        plan = chosen.privacy
-        facts = {
-            "pretrained_top1": pretrained,
-            "initial_weights_source": source,
-            "initial_weights_are_public": weights_are_public,
-        }
-        known = _manifest(config, chosen, task, users, part, facts)
-    else:
-        _check_identities(known, _identities(task, users, part))
-        plan = plan_of(known, config)
-    group_size = known.derived["group_size"]
-    if config.max_epsilon is not None and plan.epsilon_after(1) > config.max_epsilon:
-        # What it costs may depend on the private median, which is not told before it is kept.
-        raise validation.UsageError(
-            f"max_epsilon={config.max_epsilon:g} does not pay for one step: raise it."
-        )
-    steps = steps_of(config, plan, group_size, part.model, part.weights)
-    state = steps.initial_state()
-    with committed_run.open_rounds(
-        output, plan, known, state, max_epsilon=config.max_epsilon, is_new=is_new
-    ) as rounds:
-        durable_files.remove_leftovers(output)
-        part.keep(output)
-        trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
-        # Not before the choice is kept: who starts anew until a private median pleases has
-        # looked at it each time.
-        for line in chosen.reasons if is_new else ():
-            progress(line)
-        for line in startup.describe_plan(
-            plan, part.model.num_parameters, unit=config.unit, swamped=run_privacy.SWAMPED
-        ):
-            progress(line)
-        progress(f"Results: {output}/, {rounds.rounds_done} of {plan.num_rounds} steps done.")
-        public_seed = config.seed
-        if config.deterministic_noise_seed is not None:
-            public_seed = config.deterministic_noise_seed
-        seed = committed_run.sampling_seed(output, plan, public_seed)
-        batches = batches_of(plan, users, group_size, seed)
-        trainer = step_trainer.StepTrainer(users.ids, batches, steps, _reader(task.train))
-        if rounds.rounds_done < plan.num_rounds:
-            progress(
-                "Compiling the step: the first one takes seconds, of a large model minutes ..."
+    # Also refuses held-out text without words, before anything is written.
+    pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
+    source, weights_are_public = warm_start.source(folder)
+    progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
+    for line in part.describe():
+        progress(line)
+    chosen = _choose(
+        config,
+        users,
+        dataclasses.replace(initial, model=part.model, weights=part.weights),
+        progress,
+    )
+    facts = {
+        "pretrained_top1": pretrained,
+        "initial_weights_source": source,
+        "initial_weights_are_public": weights_are_public,
+    }
+    known = _manifest(config, chosen, task, users, part, facts)
+    run = _prepared(opened, known, chosen.privacy, part, task, users, progress)
+    # What a step costs may depend on the private median. It is not shown before the choice is
+    # kept, and neither are the reasons: who starts anew until a private median pleases has looked
+    # at it each time.
+    run.report.schedule.check_budget(chosen.privacy, show_cost=False)
+    return dataclasses.replace(run, announcement=(*chosen.reasons, *run.announcement))
+
+
+def _begun(
+    opened: opening.OpenedRun, known: manifest.Manifest, progress: progress_lib.Progress
+) -> prepared.Prepared:
+    """Prepares a run to go on with; refuses other data, and another model."""
+    config = opened.config
+    initial = _kept_initial(config, opened.output, known)
+    part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
+    task = _task(opened, initial, progress)
+    users = users_of(task)
+    known.check_identities(_identities(task, users, part), remedy=_REMEDY)
+    plan = plan_of(known, config)
+    run = _prepared(opened, known, plan, part, task, users, progress)
+    run.report.schedule.check_budget(plan)
+    return run
+
+
+def _prepared(
+    opened: opening.OpenedRun,
+    known: manifest.Manifest,
+    plan: privacy.PrivacyPlan,
+    part: trained_part.TrainedPart,
+    task: text_task.TextTask,
+    users: contributions.Users,
+    progress: progress_lib.Progress,
+) -> prepared.Prepared:
+    config, group_size = opened.config, known.derived["group_size"]
+    seed = config.deterministic_noise_seed
+    return prepared.Prepared(
+        report=_reportable(config, opened.output, known, plan, part.whole),
+        trainer=contextlib.nullcontext(
+            step_trainer.StepTrainer(
+                users.ids,
+                functools.partial(batches_of, plan, users, group_size),
+                steps_of(config, plan, group_size, part.model, part.weights),
+                _reader(task.train),
+                progress=progress,
             )
-        before = {stopping.PRETRAINED: known.facts["pretrained_top1"]}
-        committed_run.CommittedRun(
-            config,
-            output,
-            task,
-            plan,
-            trainer,
-            rounds,
-            progress,
-            baselines=before,
-            whole=part.whole,
-        ).run(state)
-        go_on = how_to_go_on(output, config.data)
-        return report.write(output, known, config, plan, rounds, go_on=go_on, whole=part.whole)
+        ),
+        evaluator=report.TextEvaluator(task, {report.PRETRAINED: known.facts["pretrained_top1"]}),
+        public_seed=config.seed if seed is None else seed,
+        keep=functools.partial(_keep, part, task),
+        announcement=startup.describe_plan(
+            plan, part.model.num_parameters, unit="step", swamped=run_privacy.SWAMPED
+        ),
+    )
+
+
+def _reportable(
+    config: config_lib.FinetuningConfig,
+    output: pathlib.Path,
+    known: manifest.Manifest,
+    plan: privacy.PrivacyPlan,
+    whole: released_model.Whole,
+) -> prepared.Reportable:
+    return prepared.Reportable(
+        known=known,
+        plan=plan,
+        facts=report.facts_of(known, config.statement_parameters()),
+        schedule=stopping.Schedule(
+            "step", config.eval_every, config.max_epsilon, config.stop_at_accuracy
+        ),
+        released=functools.partial(released_model.weights, config.iterate_averaging, whole=whole),
+        presentation=report.TextPresentation(known, "step"),
+        go_on=how_to_go_on(output, config.data),
+    )
+
+
+def write_report(output: pathlib.Path) -> report.TrainingResults:
+    """Writes statement, curves and model of what a fine-tuning run has committed so far.
+
+    The run may be interrupted or finished, but not under way. It can be resumed afterwards.
+
+    Args:
+      output: Folder of the run.
+
+    Returns:
+      Metrics, statement and summary, which are also in the folder.
+
+    Raises:
+      UsageError: If there is no such run, another process has it open, its files were changed,
+        or none of its steps has been committed yet.
+      OSError: If a file cannot be written.
+    """
+
+    def reportable(known: manifest.Manifest) -> prepared.Reportable:
+        config = opening.config_of(known, output)
+
+        def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+            if config.adapter_rank is None:
+                return list(weights)
+            initial = _kept_initial(config, output, known)
+            part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
+            known.check_identities(part.identities(), remedy=_REMEDY)
+            return part.whole(weights)
+
+        return _reportable(config, output, known, plan_of(known, config), whole)
+
+    return run_lib.report(output, reportable)
+
+
+_REMEDY = "restore data and model"
 
 
 def steps_of(
@@ -164,14 +243,14 @@ def steps_of(
     model: Any,
     weights: Sequence[np.ndarray],
 ) -> private_steps.PrivateSteps:
-    """The steps of a run, for whoever runs them without a results folder.
+    """Returns the steps of a run. They need no results folder.
 
     Args:
       config: Options of the run.
-      plan: Its privacy, as `choosing.choose` returns it.
-      group_size: G.
-      model: What is trained: the model, or its adapters (`trained_part`).
-      weights: Where it begins.
+      plan: Privacy of the run, as `choosing.choose` returns it.
+      group_size: Group size G, a number of examples.
+      model: The trained model, or its adapters (`trained_part`).
+      weights: Initial weights of `model`, float32.
 
     Returns:
       The steps.
@@ -195,16 +274,16 @@ def steps_of(
 def batches_of(
     plan: privacy.PrivacyPlan, users: contributions.Users, group_size: int, seed: int
 ) -> Callable[[int], contributions.Batch]:
-    """What is in a step, as a function of it.
+    """Returns the batches of a run.
 
     Args:
-      plan: The privacy of a run, as `choosing.choose` returns it.
-      users: Its users.
-      group_size: G.
-      seed: Of the samples; secret unless `plan` says that cohorts need not be.
+      plan: Privacy of the run, as `choosing.choose` returns it.
+      users: The users of the run.
+      group_size: Group size G, a number of examples.
+      seed: Seed of the samples; secret unless `plan` says that cohorts need not be.
 
     Returns:
-      From a step, from 0, to its batch, the same one each time.
+      A function from a step, counted from 0, to its batch, the same one each time.
     """
     if isinstance(plan, run_privacy.SampledFinetuning):
         return plan.plan.contributions(users, seed).batch
@@ -218,24 +297,8 @@ def batches_of(
     return turns
 
 
-def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
-    """The options of a run that was begun.
-
-    Raises:
-      ValueError: If it is a training run.
-    """
-    if not config_lib.is_finetuning(known.config):
-        raise validation.UsageError(
-            f"The run in {output} is one of tff-dpftrl train: go on with it by tff-dpftrl train "
-            f"--resume --output {shlex.quote(str(output))}."
-        )
-    return options_lib.config_from_mapping(
-        known.config, str(output / "config.json"), config_lib.FinetuningConfig
-    )
-
-
 def plan_of(known: manifest.Manifest, config: config_lib.FinetuningConfig) -> privacy.PrivacyPlan:
-    """The privacy of a run that was begun, from its manifest."""
+    """Returns the privacy of a run that has begun, from its manifest."""
     if "plan" in known.derived:
         return run_privacy.SampledFinetuning.resumed(
             known.derived, deterministic_seed=config.deterministic_noise_seed
@@ -246,35 +309,18 @@ def plan_of(known: manifest.Manifest, config: config_lib.FinetuningConfig) -> pr
 
 
 def how_to_go_on(output: pathlib.Path, data: str) -> str:
-    """The command, or the call in Python, that goes on with a run.
+    """Returns the command, or the call in Python, that resumes a run.
 
     Args:
       output: Folder of the run.
-      data: The config's.
+      data: Corpus of the run, as its config names it.
 
     Returns:
-      What to type; text that was in memory has to be given again.
+      The command; text that was in memory has to be given again.
     """
     if data != config_lib.FinetuningConfig.data and not os.path.exists(data):
         return f"finetuning.run.finetune(None, {str(output)!r}, text=...)"
     return f"tff-dpftrl finetune --resume --output {shlex.quote(str(output))}"
-
-
-def write_report(output: pathlib.Path) -> report.TrainingResults:
-    """Writes statement, curves and model of what a run has committed; see `report.report`."""
-    known = manifest.read(output)
-    config = config_of(known, output)
-    plan = plan_of(known, config)
-
-    def whole(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-        if config.adapter_rank is None:
-            return list(weights)
-        part = trained_part.TrainedPart.of(config, _initial(config, output, known))
-        _check_identities(known, part.identities())
-        return part.whole(weights)
-
-    go_on = how_to_go_on(output, config.data)
-    return report.of_rounds(output, known, config, plan, go_on=go_on, whole=whole)
 
 
 def _manifest(
@@ -301,16 +347,15 @@ def _manifest(
             "model": table.describe(task.model),
             "num_parameters": part.model.num_parameters,
         },
-        identities={
-            name: manifest.identity(names) for name, names in _identities(task, users, part).items()
-        },
+        identities=manifest.identities(_identities(task, users, part)),
+        recorded_kind=manifest.FINETUNING,
     )
 
 
 def _identities(
     task: text_task.TextTask, users: contributions.Users, part: trained_part.TrainedPart
 ) -> dict[str, Sequence[str]]:
-    """What must not change while a run lasts, by name."""
+    """Returns what must not change while a run lasts, by name."""
     return {
         "training users": users.ids,
         "numbers of the users' examples": list(map(str, users.num_examples)),
@@ -319,53 +364,56 @@ def _identities(
     }
 
 
-def _check_identities(known: manifest.Manifest, found: Mapping[str, Sequence[str]]) -> None:
-    for name, names in found.items():
-        known.check_identity(name, names, remedy="restore data and model")
+def _keep(part: trained_part.TrainedPart, task: text_task.TextTask, output: pathlib.Path) -> None:
+    """Writes what a resumption reads in the folder instead of that of the initial weights."""
+    part.keep(output)
+    trained_model.write_vocabulary(output, task.words, task.train.corpus.is_tokenized)
 
 
-def _initial(
-    config: config_lib.FinetuningConfig, output: pathlib.Path, known: manifest.Manifest | None
+def _kept_initial(
+    config: config_lib.FinetuningConfig, output: pathlib.Path, known: manifest.Manifest
 ) -> trained_model.TrainedModel:
-    """The model to begin with; of a run that goes on, what it kept of it is enough."""
-    folder = pathlib.Path(config.initial_weights)
-    if known is None:
-        warm_start.refuse_protected(folder, config.data)
-    elif trained_model.has_vocabulary(output):  # Else it crashed before step 1.
+    """Returns the model that a run began with, as far as it matters for the rest of the run."""
+    kept = None
+    if trained_model.has_vocabulary(output):  # Else it crashed before step 1.
         if config.adapter_rank is not None:
             kept = trained_part.kept(output)
-        else:
+        else:  # All weights are in the checkpoint.
             model = table.from_description(known.facts["model"])
             shapes = model.weight_shapes.values()
             kept = model, [np.zeros(shape, np.float32) for shape in shapes]
-        if kept is not None:
-            return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
-    return warm_start.find(folder).load()
+    if kept is None:
+        return warm_start.find(pathlib.Path(config.initial_weights)).load()
+    return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
 
 
 def _task(
-    config: config_lib.FinetuningConfig,
-    text: split.UserSplit,
+    opened: opening.OpenedRun,
     initial: trained_model.TrainedModel,
+    progress: progress_lib.Progress,
 ) -> text_task.TextTask:
-    return text_task.TextTask(
+    text = opened.text
+    task = text_task.TextTask(
         **text_task.sequences_of(
             text.train,
             text.validation,
             initial.words,
             proxies.sequence_spec(initial.model),
-            max_held_out=config.eval_sequences,
+            max_held_out=opened.config.eval_sequences,
         ),
         num_untouched_users=len(text.test),
         model=initial.model,
     )
+    for line in startup.describe_task(task):
+        progress(line)
+    return task
 
 
 def users_of(task: text_task.TextTask) -> contributions.Users:
-    """The users who have examples.
+    """Returns the users who have examples.
 
     Args:
-      task: The text, all of which is split into words now.
+      task: Text of the run, all of which is split into words now.
 
     Returns:
       The users.
@@ -387,7 +435,7 @@ def _choose(
     config: config_lib.FinetuningConfig,
     users: contributions.Users,
     trained: trained_model.TrainedModel,
-    progress: committed_run.Progress,
+    progress: progress_lib.Progress,
 ) -> choosing.Chosen:
     public = None
     if choosing.needs_proxies(config):

@@ -1,20 +1,23 @@
-"""A step of fine-tuning as what the books of a run take: who is in it, and what it comes to."""
+"""Steps of fine-tuning, as the kernel of a run trains them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from tff_dpftrl.finetuning import clipped_sums, contributions, private_steps
-from tff_dpftrl.training import committed_run
+from tff_dpftrl.runs import prepared
+from tff_dpftrl.runs import progress as progress_lib
 
 ReadExamples = Callable[[Sequence[tuple[str, int]]], clipped_sums.Rows]
-"""From (user id, number of the example among the user's, from 0) of some rows to the rows."""
+"""Function from (user id, index of one of the user's examples, from 0) pairs to their rows."""
 
 
-class StepTrainer(committed_run.Trainer):
-    """Batches and steps of ELS, ULS or passes."""
+class StepTrainer(prepared.Trainer):
+    """Trains steps on batches of ELS, ULS or passes."""
 
     too_fast = "learning_rate"
     unit = "users or examples"
@@ -22,35 +25,56 @@ class StepTrainer(committed_run.Trainer):
     def __init__(
         self,
         user_ids: Sequence[str],
-        batches: Callable[[int], contributions.Batch],
+        sample: Callable[[int], Callable[[int], contributions.Batch]],
         steps: private_steps.PrivateSteps,
         read_examples: ReadExamples,
+        *,
+        progress: progress_lib.Progress | None = None,
     ):
         """Keeps its arguments.
 
         Args:
           user_ids: Ids of the users, as `contributions.Users` has them.
-          batches: From a step to its batch, the same one each time.
-          steps: The steps.
+          sample: Function from a seed to a function from a step to its batch, the same one each
+            time.
+          steps: Steps of the optimizer.
           read_examples: Reads examples, in the order asked for.
+          progress: Callback for a line before the first step, which takes long; None for no line.
         """
         self._user_ids = user_ids
-        self._batches = batches
+        self._sample = sample
         self._steps = steps
         self._read_examples = read_examples
+        self._progress = progress
+        self._batches: Callable[[int], contributions.Batch] | None = None
         self._drawn: tuple[int, contributions.Batch] | None = None
+
+    @override
+    def initial_state(self) -> Any:
+        return self._steps.initial_state()
+
+    @override
+    def sample_with(self, seed: int) -> None:
+        self._batches = self._sample(seed)
 
     def _batch(self, step: int) -> contributions.Batch:
         if self._drawn is None or self._drawn[0] != step:
+            if self._batches is None:
+                raise RuntimeError("sample_with was not called.")
             self._drawn = step, self._batches(step)
         return self._drawn[1]
 
-    def members(self, round_index):
-        """As the base class says."""
+    @override
+    def members(self, round_index: int) -> list[str]:
         return [self._user_ids[user] for user in np.unique(self._batch(round_index).unit_users)]
 
-    def train(self, state, round_index, members):
-        """As the base class says."""
+    @override
+    def train(self, state: Any, round_index: int, members: Sequence[str]) -> prepared.Trained:
+        if self._progress is not None:
+            self._progress(
+                "Compiling the step: the first one takes seconds, of a large model minutes ..."
+            )
+            self._progress = None
         batch = self._batch(round_index)
         owners = batch.row_users
 
@@ -65,4 +89,4 @@ class StepTrainer(committed_run.Trainer):
         state, units = self._steps.step(state, batch.row_splits, read_rows)
         counts = np.isfinite(units.norms)  # All units of a batch have rows.
         loss = float(np.mean(units.losses[counts])) if counts.any() else None
-        return committed_run.Trained(state, loss, None, int(np.sum(~counts)))
+        return prepared.Trained(state, loss, None, int(np.sum(~counts)))

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tff_dpftrl.accounting import statement
-from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.models import export, language_model, low_rank
 from tff_dpftrl.runs import checkpoint
 from tff_dpftrl.training import trained_model
@@ -38,13 +37,14 @@ class TrainedPart:
 
     @classmethod
     def of(
-        cls, config: config_lib.FinetuningConfig, initial: trained_model.TrainedModel
+        cls, initial: trained_model.TrainedModel, adapter_rank: int | None, *, seed: int
     ) -> TrainedPart:
-        """What a run trains.
+        """Selects the trained part of a model.
 
         Args:
-          config: Its options.
           initial: The model to begin with.
+          adapter_rank: Rank of the adapters; None to train all weights.
+          seed: Seed of the first adapters.
 
         Returns:
           The part.
@@ -52,10 +52,10 @@ class TrainedPart:
         Raises:
           ValueError: If the model cannot have adapters of that rank.
         """
-        if config.adapter_rank is None:
+        if adapter_rank is None:
             return cls(initial, initial.model, initial.weights)
-        adapted = low_rank.LowRank(initial.model, initial.weights, config.adapter_rank)
-        return cls(initial, adapted, adapted.initial_weights(config.seed))
+        adapted = low_rank.LowRank(initial.model, initial.weights, adapter_rank)
+        return cls(initial, adapted, adapted.initial_weights(seed))
 
     @property
     def _has_adapters(self) -> bool:

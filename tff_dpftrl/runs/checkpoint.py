@@ -37,7 +37,7 @@ class Snapshot:
     """A state taken apart into its tensors, each of which is hashed only once.
 
     Attributes:
-      paths: Where each tensor is in the state, like "aggregator/noise/0".
+      paths: Path of each tensor in the state, like "aggregator/noise/0".
       tensors: The tensors, in the same order; not copied.
     """
 
@@ -46,10 +46,10 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: Any) -> Snapshot:
-        """Takes a nested structure of arrays and numbers apart."""
-        found = tree.flatten_with_path(state)
-        paths = tuple("/".join(map(str, path)) for path, _ in found)
-        return cls(paths, tuple(np.asarray(leaf) for _, leaf in found))
+        """Makes a snapshot of a nested structure of arrays and numbers."""
+        leaves = tree.flatten_with_path(state)
+        paths = tuple("/".join(map(str, path)) for path, _ in leaves)
+        return cls(paths, tuple(np.asarray(leaf) for _, leaf in leaves))
 
     @functools.cached_property
     def _digests(self) -> tuple[bytes, ...]:
@@ -61,7 +61,7 @@ class Snapshot:
             return tuple(pool.map(_digest, self.tensors))
 
     def part(self, name: str) -> list[np.ndarray]:
-        """The tensors of one part of the state, like "aggregator"."""
+        """Returns the tensors of one part of the state, like "aggregator"."""
         return [
             tensor
             for path, tensor in zip(self.paths, self.tensors, strict=True)
@@ -69,11 +69,11 @@ class Snapshot:
         ]
 
     def fingerprint(self, *, part: str = "", binding: str = "") -> str:
-        """BLAKE2b digest (hex, 32 characters) of the state.
+        """Computes the BLAKE2b digest (hex, 32 characters) of the state.
 
         Args:
-          part: Which part is covered, like "aggregator"; all if empty.
-          binding: What is covered besides, like the digest of a manifest.
+          part: Name of the part that is covered, like "aggregator"; all parts if empty.
+          binding: Text that is covered besides, like the digest of a manifest.
 
         Returns:
           The digest; it depends on values, types, shapes and order of the tensors.
@@ -114,7 +114,7 @@ def _digest(tensor: np.ndarray) -> bytes:
 
 
 def _bytes(tensor: np.ndarray) -> np.ndarray:
-    """The bytes of a tensor in C order, not copied if that is how they lie."""
+    """Returns the bytes of a tensor in C order, without a copy if they lie in this order."""
     return np.asarray(tensor, order="C").reshape(-1).view(np.uint8)
 
 
@@ -123,7 +123,7 @@ def _is_within(path: str, part: str) -> bool:
 
 
 class CheckpointFolder:
-    """The checkpoints of one run: the one the ledger committed to, and the next one.
+    """Checkpoints of one run: the one that the ledger committed to, and the next one.
 
     A file's name holds the number of rounds done and the fingerprint of the
     state, which is what the ledger commits to.
@@ -133,9 +133,9 @@ class CheckpointFolder:
         """Names the folder; nothing is read or written.
 
         Args:
-          folder: It is made when the first checkpoint is saved.
-          binding: What every fingerprint covers besides the state, like the digest of
-            the run's manifest: with another one no checkpoint can be read.
+          folder: Folder of the checkpoints; made when the first one is saved.
+          binding: Text that every fingerprint covers besides the state, like the digest of
+            the run's manifest. With another one no checkpoint can be read.
         """
         self.folder = folder
         self._binding = binding
@@ -149,7 +149,7 @@ class CheckpointFolder:
         Args:
           rounds_done: Number of rounds that the state has seen.
           snapshot: State of the run.
-          saved: What to keep with it, like the metrics of the last round;
+          saved: Values to keep with the state, like the metrics of the last round;
             JSON-compatible.
 
         Returns:
@@ -175,7 +175,7 @@ class CheckpointFolder:
 
         Args:
           rounds_done: Number of rounds that the state to keep has seen.
-          fingerprint: What `save` returned for it.
+          fingerprint: Fingerprint of that state, as `save` returned it.
         """
         kept = self._path(rounds_done, fingerprint)
         for path in self.folder.glob("round_*.npz"):
@@ -187,10 +187,10 @@ class CheckpointFolder:
 
         Args:
           rounds_done: Number of rounds that the state has seen.
-          fingerprint: What `save` returned.
+          fingerprint: Fingerprint of the state, as `save` returned it.
 
         Returns:
-          The state, and what was kept with it.
+          The state, and the values that were kept with it.
 
         Raises:
           CheckpointError: If the file is missing or damaged, or belongs to a run with

@@ -28,7 +28,7 @@ def create(private: pathlib.Path) -> int:
 
 
 def read(private: pathlib.Path) -> int:
-    """The seed that `create` kept.
+    """Reads the seed that `create` kept.
 
     Raises:
       ValueError: If its file is missing or damaged.

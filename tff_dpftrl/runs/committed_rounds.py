@@ -36,12 +36,12 @@ class CommittedRounds:
 
     def __init__(
         self,
-        book: ledger.Ledger,
+        participation: ledger.Ledger,
         checkpoints: checkpoint.CheckpointFolder,
         noise_part: str | None,
     ):
         """Internal; use `CommittedRounds.create` or `CommittedRounds.open`."""
-        self._ledger = book
+        self._ledger = participation
         self._checkpoints = checkpoints
         self._noise_part = noise_part
         self._fingerprint: str | None = None
@@ -70,14 +70,13 @@ class CommittedRounds:
         Args:
           folder: A folder for this run only; made, for the owner only, if missing.
           declared: The participation schema that the run promises.
-          state: What round 0 continues from, a nested structure of arrays.
-          saved: What to keep with it; JSON-compatible.
+          state: State before round 0, a nested structure of arrays.
+          saved: Values to keep with the state; JSON-compatible.
           noise_part: The part of the state that decides the noise of the next round,
             and differs in every round; None if there is no noise.
-          binding: What every state is bound to, besides the version of the noise: a
-            run can only be opened with the binding that it began with. Like a digest of
-            all its options.
-          budget_guard: Asked before every new round.
+          binding: Text that every state is bound to besides the version of the noise, like a
+            digest of all options. A run can only be opened with the binding that it began with.
+          budget_guard: Function that is asked before every new round whether it may begin.
 
         Returns:
           The rounds, open.
@@ -95,10 +94,10 @@ class CommittedRounds:
         snapshot = checkpoint.Snapshot.of(state)
         fingerprint = checkpoints.save(0, snapshot, saved)
         path = folder / _LEDGER
-        book = ledger.Ledger.create(
+        participation = ledger.Ledger.create(
             path, declared, initial_checkpoint=fingerprint, budget_guard=budget_guard
         )
-        rounds = cls(book, checkpoints, noise_part)
+        rounds = cls(participation, checkpoints, noise_part)
         rounds._remember(snapshot, fingerprint)
         return rounds
 
@@ -112,20 +111,20 @@ class CommittedRounds:
         binding: str = "",
         budget_guard: ledger.BudgetGuard | None = None,
     ) -> CommittedRounds:
-        """Opens the rounds of a run to go on with it; see `create`.
+        """Opens the rounds of a run to go on with it; arguments as for `create`.
 
-        What a killed process left unfinished in the folder is removed.
+        Files that a killed process left unfinished in the folder are removed.
 
         Raises:
           ValueError: If there is no run, it is in use by another process, or it
             declared another schema.
           OSError: If the ledger cannot be used.
         """
-        book = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
+        participation = ledger.Ledger.open(folder / _LEDGER, declared, budget_guard=budget_guard)
         durable_files.remove_leftovers(folder)
         durable_files.remove_leftovers(folder / _CHECKPOINTS)
         checkpoints = _checkpoints(folder, binding)
-        return cls(book, checkpoints, noise_part)
+        return cls(participation, checkpoints, noise_part)
 
     def close(self) -> None:
         """Closes the ledger; another process may then open it."""
@@ -144,14 +143,14 @@ class CommittedRounds:
         return 0 if last is None else last + 1
 
     def observed(self) -> observed.ObservedParticipation:
-        """Who took part how often so far; a round that was begun counts."""
+        """Returns who took part how often so far; a round that was begun counts."""
         return self._ledger.observed()
 
     def restore(self) -> tuple[checkpoint.Snapshot, dict[str, Any]]:
         """Reads the only state that the run may go on from.
 
         Returns:
-          The state that the ledger committed to last, and what was kept with it.
+          The state that the ledger committed to last, and the values that were kept with it.
 
         Raises:
           checkpoint.CheckpointError: If it is missing or damaged, or bound to something
@@ -203,8 +202,8 @@ class CommittedRounds:
 
         Args:
           round_index: The round that was begun.
-          state: What the next round continues from.
-          saved: What to keep with it; JSON-compatible.
+          state: State that the next round continues from.
+          saved: Values to keep with the state; JSON-compatible.
           contributed: Ids of the users whose updates entered the sum; the whole cohort
             if None.
 

@@ -35,7 +35,7 @@ def draw(
       title: Title of the figure.
       baselines: Top-1 accuracies of simpler models, counted on the training users and
         measured on the same held-out users: horizontal lines, by label.
-      unit: What the entries "round" of `rows` count.
+      unit: Name of a round: "round", "step" or "epoch".
 
     Returns:
       A `matplotlib.figure.Figure`, with the footnote `EXACT` where it is due.

@@ -21,19 +21,19 @@ from tff_dpftrl.runs import privacy, simulated_run
 
 
 @dataclasses.dataclass(frozen=True)
-class DpFtrlPrivacy:
-    """Asks for correlated noise under a participation schema; no sampling assumption.
+class DpFtrlPrivacy(privacy.Privacy):
+    """Request for correlated noise under a participation schema, without sampling assumptions.
 
     Attributes:
       num_rounds: Number of rounds.
-      clients_per_round: Size of a cohort.
+      clients_per_round: Number of clients in a cohort.
       clip_norm: L2 norm that a client's update is clipped to, the first one if adaptive.
       delta: δ of the (ε, δ) statement.
       mechanism: A key of `mechanisms.table.MECHANISMS`; None for no clipping and no
         noise.
-      options: What is asked of the mechanism.
-      strategy_file: Instead of a mechanism: a file with a strategy for a block.
-      starts: First rounds of the blocks between restarts, the first one 0.
+      options: Options of the mechanism.
+      strategy_file: Path of a file with a strategy for a block, instead of a mechanism.
+      starts: First rounds of the blocks between restarts of the noise, the first one 0.
       noise_multiplier: z; None if `target_epsilon` is given instead, or without
         mechanism.
       target_epsilon: The largest ε that the whole run may spend.
@@ -42,8 +42,8 @@ class DpFtrlPrivacy:
       adaptive_clipping: Whether the clip norm is learned under the same z.
       secagg_bits: Bits a parameter of secure aggregation; None without it.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
-      deployment: The larger run to simulate, which mechanism, noise and participation are then
-        of; None if this run stands for itself.
+      deployment: Larger run to simulate; None if this run stands for itself. Mechanism, noise
+        and participation are then those of the larger run.
       data_in_one_place: Whether there are no clients: one party holds everybody's data.
     """
 
@@ -65,20 +65,15 @@ class DpFtrlPrivacy:
     deployment: simulated_run.Deployment | None = None
     data_in_one_place: bool = False
 
+    @override
     def check(self, num_clients: int) -> None:
-        """See `privacy.Privacy`."""
         self._wanted_schema(num_clients)
         _sampler(num_clients, self.clients_per_round, self._own_schema(num_clients), seed=0)
         if self.strategy_file is not None:
             serialization.load(self.strategy_file)
 
+    @override
     def plan(self, num_clients: int, num_parameters: int) -> DpFtrlPlan:
-        """See `privacy.Privacy`.
-
-        Raises:
-          ValueError: If the population cannot keep `min_sep`, the strategy's file
-            cannot be read, or its strategy has too few rounds.
-        """
         schema = self._wanted_schema(num_clients)
         strategy = self._strategy(schema)
         noise_multiplier = self.noise_multiplier or 0.0
@@ -88,10 +83,10 @@ class DpFtrlPrivacy:
             )
         return self._with(num_clients, num_parameters, schema, noise_multiplier, strategy)
 
+    @override
     def resumed(
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
     ) -> DpFtrlPlan:
-        """See `privacy.Privacy`."""
         strategy = derived["strategy"]
         return self._with(
             num_clients,
@@ -102,7 +97,7 @@ class DpFtrlPrivacy:
         )
 
     def _wanted_schema(self, num_clients: int) -> schema_lib.MinSep:
-        """The schema of the run that ε is wanted for."""
+        """Returns the schema of the run that ε is wanted for."""
         if self.deployment is None:
             privacy.check_population(num_clients, self.clients_per_round)
             clients_per_round = self.clients_per_round
@@ -127,14 +122,14 @@ class DpFtrlPrivacy:
         return schema
 
     def _own_schema(self, num_clients: int) -> schema_lib.MinSep:
-        """The schema of this run's own cohorts."""
+        """Returns the schema of this run's cohorts, also if it simulates a larger run."""
         if self.deployment is None:
             return self._wanted_schema(num_clients)
         privacy.check_population(num_clients, self.clients_per_round)
         return _largest_schema(num_clients, self.clients_per_round, self.num_rounds)
 
     def _strategy(self, schema: schema_lib.MinSep) -> strategy_lib.Strategy | None:
-        """The strategy of the whole run, restarts included."""
+        """Returns the strategy of the whole run, restarts included."""
         if self.strategy_file is not None:
             base = serialization.load(self.strategy_file)
             return restarts.whole_run(base, self.num_rounds, self.starts)
@@ -150,7 +145,7 @@ class DpFtrlPrivacy:
         noise_multiplier: float,
         strategy: strategy_lib.Strategy | None,
     ) -> DpFtrlPlan:
-        """The plan; schema and noise multiplier are of the run that ε is wanted for."""
+        """Returns the plan; schema and noise multiplier are of the run that ε is wanted for."""
         scale, simulated = 1.0, None
         if self.deployment is not None:
             scale = self.deployment.scale(self.clients_per_round)
@@ -195,7 +190,7 @@ class DpFtrlPrivacy:
 
 
 def _largest_schema(num_clients: int, clients_per_round: int, num_rounds: int) -> schema_lib.MinSep:
-    """The rarest participation that a population allows."""
+    """Returns the schema with the rarest participation that a population allows."""
     feasible = cohorts.largest_feasible_min_sep(num_clients, clients_per_round)
     return schema_lib.MinSep.as_many_as_fit(num_rounds, min(feasible, num_rounds))
 
@@ -220,11 +215,12 @@ def _sampler(
 
 @dataclasses.dataclass(frozen=True)
 class DpFtrlPlan(privacy.FederatedPlan):
-    """DP-FTRL: correlated noise and a participation schema, no sampling assumption.
+    """Plan of DP-FTRL: correlated noise and a participation schema, no sampling assumption.
 
     Attributes:
       schema: The declared participation schema.
-      wanted_schema: That of the run that was asked for: the simulated one, if there is one.
+      wanted_schema: Participation schema of the run that was asked for: the simulated run, if
+        there is one.
       strategy: The strategy matrix, restarts included; None without clipping and
         noise.
       encoding: Grid of the secure aggregation; None without it.
@@ -271,11 +267,10 @@ class DpFtrlPlan(privacy.FederatedPlan):
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
         return self._claim(seen.as_schema()).epsilon
 
+    @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        """See the base class: the noise of the last prefix sum, row n - 1 of B = A C⁻¹.
-
-        With adaptive clipping it is a little more, since z is that of both streams.
-        """
+        # The noise of the last prefix sum, row n - 1 of B = A C⁻¹. With adaptive clipping it is a
+        # little more, since z is that of both streams.
         if self.strategy is None:
             return 0.0
         rounds = self.schema.num_rounds

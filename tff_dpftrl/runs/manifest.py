@@ -1,4 +1,4 @@
-"""`config.json`: what a run was told, what it derived, and what it ran on.
+"""`config.json`: kind of a run, its options, what was derived from them, and versions.
 
 A run is bound to its manifest: a copy lies with the run's secrets, and every
 checkpoint's fingerprint, hence every commit in the ledger, covers the copy's digest. A
@@ -15,14 +15,28 @@ import json
 import os
 import pathlib
 import platform
+import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tff_dpftrl import durable_files, json_text, private_round, validation, version
 
 FORMAT = 2
 """Raise it when a run that was begun before can no longer be resumed."""
 
+Kind = Literal["training", "finetuning", "custom finetuning"]
+"""Kind of a run: of `tff-dpftrl train`, `tff-dpftrl finetune` or `finetuning.own_run.finetune`."""
+
+TRAINING: Kind = "training"
+FINETUNING: Kind = "finetuning"
+CUSTOM_FINETUNING: Kind = "custom finetuning"
+
+# What runs of a kind are begun with, and how they are resumed.
+_COMMANDS: dict[Kind, tuple[str, str]] = {
+    TRAINING: ("tff-dpftrl train", "tff-dpftrl train --resume --output"),
+    FINETUNING: ("tff-dpftrl finetune", "tff-dpftrl finetune --resume --output"),
+    CUSTOM_FINETUNING: ("finetuning.own_run.finetune", "the same call in Python, with the folder"),
+}
 _NAME = "config.json"
 _MODEL = "model.npz"
 _COPY = pathlib.PurePath("private", "manifest.json")
@@ -32,25 +46,56 @@ _SHOWN = 3
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What a run is, fixed when it begins.
+    """Description of a run, fixed when it begins.
 
     Attributes:
-      config: The resolved options, JSON-compatible; what they mean is the caller's.
-      derived: What was derived from them; see `PrivacyPlan.derived`.
-      facts: What the run's report has to say besides, like where its vocabulary is from.
+      config: Resolved options of the run, JSON-compatible. Only its kind gives them a meaning.
+      derived: Values that were derived from the options, as `PrivacyPlan.derived` returns them.
+      facts: Further facts for the run's report, such as the source of its vocabulary.
       identities: Digests of what must not change, by name; they are kept private. A
         digest of the users' names would tell somebody who knows all of them but one
         whether that one took part.
+      recorded_kind: Kind of the run; None for a run that began before kinds were recorded.
     """
 
     config: Mapping[str, Any]
     derived: Mapping[str, Any]
     facts: Mapping[str, Any]
     identities: Mapping[str, str]
+    recorded_kind: Kind | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Kind of the run, told by its options if it was not recorded."""
+        if self.recorded_kind is not None:
+            return self.recorded_kind
+        if "own_model" in self.config:
+            return CUSTOM_FINETUNING
+        return FINETUNING if "num_steps" in self.config else TRAINING
+
+    def check_kind(self, kind: Kind, output: pathlib.Path) -> None:
+        """Refuses a run of another kind.
+
+        Args:
+          kind: Kind of the run that is expected.
+          output: Folder of the run, for the message.
+
+        Raises:
+          UsageError: If the run is of another kind.
+        """
+        if self.kind != kind:
+            began_with, resumed_by = _COMMANDS[self.kind]
+            raise validation.UsageError(
+                f"The run in {output} is one of {began_with}, not of {_COMMANDS[kind][0]}: resume "
+                f"it by {resumed_by} {shlex.quote(str(output))}, or report it by tff-dpftrl "
+                "report."
+            )
 
     def _public(self) -> dict[str, Any]:
+        kind = {} if self.recorded_kind is None else {"kind": self.recorded_kind}
         return {
             "format": FORMAT,
+            **kind,
             "noise_version": private_round.NOISE_VERSION,
             "config": dict(self.config),
             "derived": dict(self.derived),
@@ -77,28 +122,34 @@ class Manifest:
         _write(output / _COPY, public | {"identities": dict(self.identities)}, private=True)
         _write(output / _NAME, public | {"versions": _versions()}, private=False)
 
-    def check_identity(self, name: str, names: Sequence[str], *, remedy: str) -> None:
-        """Refuses to go on with other users, words or whatever `name` is.
+    def check_identities(self, present: Mapping[str, Sequence[str]], *, remedy: str) -> None:
+        """Refuses to go on with other users, words or whatever else has an identity.
 
         Args:
-          name: The key of `identities`.
-          names: What there is now.
-          remedy: What to do, ending the sentence "restore the data ...".
+          present: Names of the users, words and so on that there are now, by the key of
+            `identities`.
+          remedy: What to do, as the beginning of the sentence "restore the data, or ...".
 
         Raises:
-          ValueError: If it is not what the run began with.
+          UsageError: If they are not those that the run began with.
         """
-        if self.identities.get(name) != identity(names):
-            raise validation.UsageError(
-                f"The {name} are no longer those that the run began with, so its privacy "
-                f"cannot be accounted for: {remedy}, or start a new run."
-            )
+        for name, names in present.items():
+            if self.identities.get(name) != identity(names):
+                raise validation.UsageError(
+                    f"The {name} are no longer those that the run began with, so its privacy "
+                    f"cannot be accounted for: {remedy}, or start a new run."
+                )
 
 
 def identity(names: Sequence[str]) -> str:
     """A digest (hex) of names and their order; whoever knows them can compute it."""
     text = json.dumps(list(names))
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()
+
+
+def identities(present: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Returns the digests that `Manifest.check_identities` compares, by name."""
+    return {name: identity(names) for name, names in present.items()}
 
 
 def exists(output: pathlib.Path) -> bool:
@@ -172,11 +223,13 @@ def read(output: pathlib.Path) -> Manifest:
             "run."
         )
     parts = [copy.get(name) for name in ("config", "derived", "facts", "identities")]
-    if not all(isinstance(part, dict) for part in parts):
+    kind = copy.get("kind")
+    if not all(isinstance(part, dict) for part in parts) or kind not in (None, *_COMMANDS):
         raise validation.UsageError(
-            f"{output / _COPY} is not the manifest of a run: a part of it is missing."
+            f"{output / _COPY} is not the manifest of a run of this version: a part of it is "
+            "missing, or its kind is unknown. Restore it, or use the version that began the run."
         )
-    return Manifest(*parts)
+    return Manifest(*parts, recorded_kind=kind)
 
 
 def _bound(content: Mapping[str, Any]) -> dict[str, Any]:

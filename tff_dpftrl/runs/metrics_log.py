@@ -22,8 +22,8 @@ class Column:
     """A column of the table.
 
     Attributes:
-      name: Its name in the header.
-      meaning: What it is, in a few words.
+      name: Name of the column, in the header.
+      meaning: Meaning of the column, in a few words.
       is_exact: Whether it is an exact figure of data that the run protects, computed
         without noise, which no privacy statement covers.
     """
@@ -34,7 +34,7 @@ class Column:
 
 
 class MetricsLog:
-    """The table of one run's rounds.
+    """Table of the metrics of one run, a row for each round.
 
     The first row after opening rewrites the table atomically, without rows beyond the last
     committed round. Each later row is appended. A line that a crash cut short has no end of

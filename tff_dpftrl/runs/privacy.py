@@ -1,4 +1,4 @@
-"""What one place derives of a run's privacy: mechanism, noise, cohorts, ε, statement.
+"""The privacy plan of a run: mechanism, noise, cohorts, ε and statement, all in one place.
 
 A run describes the privacy it wants in a small frozen `Privacy`, which makes a
 `PrivacyPlan` for a population. Everything that concerns privacy is asked of the plan:
@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
@@ -51,11 +51,12 @@ def check_population(num_clients: int, clients_per_round: int) -> None:
         )
 
 
-class Privacy(Protocol):
-    """The privacy that a run asks for, before its population is known."""
+class Privacy(abc.ABC):
+    """Request for privacy, before the population of the run is known."""
 
+    @abc.abstractmethod
     def check(self, num_clients: int) -> None:
-        """Refuses in no time what `plan` or its sampler would refuse for the population.
+        """Refuses, without long computations, a population that `plan` would refuse.
 
         Args:
           num_clients: Number of training users.
@@ -65,6 +66,7 @@ class Privacy(Protocol):
             holds no strategy.
         """
 
+    @abc.abstractmethod
     def plan(self, num_clients: int, num_parameters: int) -> FederatedPlan:
         """Chooses mechanism and noise for a new run.
 
@@ -79,27 +81,37 @@ class Privacy(Protocol):
           ValueError: If the population cannot keep what is asked for.
         """
 
+    @abc.abstractmethod
     def resumed(
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
     ) -> FederatedPlan:
-        """The plan of a run that is under way, from what `PrivacyPlan.derived` recorded."""
+        """Makes the plan of a run that has begun.
+
+        Args:
+          num_clients: Number of training users.
+          num_parameters: Number of trainable weights.
+          derived: Values that `PrivacyPlan.derived` recorded when the run began.
+
+        Returns:
+          The plan.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyPlan(abc.ABC):
-    """What a run promises, and what keeps the promise.
+    """Plan of a run's privacy: its promise, and the mechanism that keeps it.
 
     Attributes:
       noise_multiplier: z, standard deviation of the noise per unit of sensitivity
         of one client's contribution to one round; 0 for none.
       clip_norm: L2 norm that a client's update is clipped to.
-      clients_per_round: Size of a cohort, the expected one if it is sampled.
+      clients_per_round: Number of clients in a cohort, the expected one if it is sampled.
       num_clients: Number of training users.
-      num_rounds: Number of rounds, at most.
+      num_rounds: Largest number of rounds.
       delta: δ of the (ε, δ) statement.
-      deterministic_seed: Seed of the noise if the user gave one (not private).
-      simulated: The larger run whose noise, scaled down with the cohort, this one has; None
-        if it stands for itself. Everything else here is about this one.
+      deterministic_seed: Seed of the noise if the user gave one; the run is not private then.
+      simulated: Larger run whose noise, scaled down with the cohort, this run has; None if the
+        run stands for itself. All other attributes are those of this run.
     """
 
     noise_multiplier: float
@@ -113,7 +125,7 @@ class PrivacyPlan(abc.ABC):
 
     @property
     def wanted_noise_multiplier(self) -> float:
-        """Z of the run that was asked for: the simulated one, if there is one."""
+        """Noise multiplier z of the run that was asked for: the simulated one, if there is one."""
         return self.noise_multiplier if self.simulated is None else self.simulated.noise_multiplier
 
     @property
@@ -139,18 +151,18 @@ class PrivacyPlan(abc.ABC):
     @property
     @abc.abstractmethod
     def declared(self) -> schema_lib.MinSep:
-        """What the ledger holds the run to."""
+        """Participation schema that the ledger enforces."""
 
     @abc.abstractmethod
     def epsilon_after(self, rounds_done: int) -> float | None:
-        """ε at δ of the models of the first `rounds_done` rounds; None without guarantee."""
+        """Returns ε at δ of the models of the first rounds; None without guarantee."""
 
     @abc.abstractmethod
     def epsilon_of(self, seen: observed.ObservedParticipation) -> float:
-        """ε at δ of the rounds that were observed; inf without guarantee."""
+        """Returns ε at δ of the rounds that were observed; inf without guarantee."""
 
     def budget_guard(self, max_epsilon: float | None) -> ledger.BudgetGuard | None:
-        """The ledger's last check before a round begins, on what it has observed."""
+        """Returns the ledger's last check before a round begins, on the observed participation."""
         if max_epsilon is None:
             return None
 
@@ -166,7 +178,7 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def noise_to_signal(self, num_parameters: int) -> float:
-        """How much noise there is in what the whole run learns.
+        """Computes the ratio of noise to signal in the sum of all rounds.
 
         Args:
           num_parameters: Number of trainable weights.
@@ -179,7 +191,7 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> list[str]:
-        """Mechanism, noise and participation in a few lines, for the start of a run."""
+        """Returns mechanism, noise and participation in a few lines, for the start of a run."""
 
     @abc.abstractmethod
     def statement(
@@ -189,7 +201,7 @@ class PrivacyPlan(abc.ABC):
         *,
         charge_all_rounds: bool,
     ) -> statement.PrivacyStatement:
-        """The statement of what was run, for the participation that was observed.
+        """Makes the statement of a run, for the participation that was observed.
 
         Args:
           seen: Rounds, stride and participations that the ledger recorded.
@@ -203,7 +215,7 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def derived(self) -> dict[str, Any]:
-        """What was derived, as JSON-compatible values; see `Privacy.resumed`."""
+        """Returns what was derived, as JSON-compatible values for `Privacy.resumed`."""
 
 
 class FederatedPlan(PrivacyPlan):
@@ -211,4 +223,4 @@ class FederatedPlan(PrivacyPlan):
 
     @abc.abstractmethod
     def sampler(self, seed: int) -> cohorts.CohortSampler:
-        """The cohorts; they never break `declared`."""
+        """Returns the sampler of the cohorts, which never break `declared`."""

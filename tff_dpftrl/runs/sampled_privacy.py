@@ -27,21 +27,21 @@ _ESTIMATORS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class SampledPrivacy:
-    """Asks for independent noise, amplified by secret Poisson sampling.
+class SampledPrivacy(privacy.Privacy):
+    """Request for independent noise, amplified by secret Poisson sampling.
 
     Attributes:
-      algorithm: What statements call it, like "dp-fedavg".
+      algorithm: Name of the algorithm in statements, like "dp-fedavg".
       num_rounds: Number of rounds.
-      clients_per_round: Expected size of a cohort.
+      clients_per_round: Expected number of clients in a cohort.
       clip_norm: L2 norm that a client's update is clipped to.
       delta: δ of the (ε, δ) statement.
       noise_multiplier: z; None if `target_epsilon` is given instead.
       target_epsilon: The largest ε that the whole run may spend.
       deterministic_seed: Seed of the noise, for debugging; the run is not private then.
-      deployment: The larger run to simulate, which `noise_multiplier` or `target_epsilon` is
-        then of; None if this run stands for itself.
-      estimator: `FIXED` or `CLIPPED`.
+      deployment: Larger run to simulate; None if this run stands for itself. `noise_multiplier`
+        or `target_epsilon` is then that of the larger run.
+      estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`.
       per_layer_clipping: Whether each tensor of an update is clipped by itself.
     """
 
@@ -57,14 +57,14 @@ class SampledPrivacy:
     estimator: str = FIXED
     per_layer_clipping: bool = False
 
+    @override
     def check(self, num_clients: int) -> None:
-        """See `privacy.Privacy`."""
         privacy.check_population(num_clients, self.clients_per_round)
         if self.deployment is not None:
             self.deployment.scale(self.clients_per_round)
 
+    @override
     def plan(self, num_clients: int, num_parameters: int) -> SampledPlan:
-        """See `privacy.Privacy`; the number of parameters does not matter."""
         del num_parameters
         self.check(num_clients)
         noise_multiplier = self.noise_multiplier
@@ -77,21 +77,21 @@ class SampledPrivacy:
             )
         return self._with(num_clients, noise_multiplier)
 
+    @override
     def resumed(
         self, num_clients: int, num_parameters: int, derived: Mapping[str, Any]
     ) -> SampledPlan:
-        """See `privacy.Privacy`; the number of parameters does not matter."""
         del num_parameters
         return self._with(num_clients, derived["noise_multiplier"])
 
     def _sampling_probability(self, num_clients: int) -> float:
-        """Of the run that ε is wanted for."""
+        """Returns the sampling probability of the run that ε is wanted for."""
         if self.deployment is None:
             return self.clients_per_round / num_clients
         return self.deployment.report_goal / self.deployment.population
 
     def _with(self, num_clients: int, noise_multiplier: float) -> SampledPlan:
-        """The plan; `noise_multiplier` is of the run that ε is wanted for."""
+        """Returns the plan; `noise_multiplier` is of the run that ε is wanted for."""
         scale, simulated = 1.0, None
         if self.deployment is not None:
             scale = self.deployment.scale(self.clients_per_round)
@@ -121,15 +121,16 @@ class SampledPrivacy:
 
 @dataclasses.dataclass(frozen=True)
 class SampledPlan(privacy.FederatedPlan):
-    """Every client takes part in a round with one probability, independently.
+    """Plan of a run in which every client takes part in a round with one probability.
+
+    Clients are sampled independently of each other and of other rounds.
 
     The guarantee is amplified by the secrecy of the cohorts (McMahan et al. 2018).
 
     Attributes:
-      algorithm: What statements call it.
-      estimator: `FIXED` or `CLIPPED`: what the sum of a cohort is divided by. The latter
-        takes twice the noise for the same noise multiplier, which is relative to its
-        sensitivity.
+      algorithm: Name of the algorithm in statements.
+      estimator: Denominator of a cohort's sum, `FIXED` or `CLIPPED`. The latter takes twice the
+        noise for the same noise multiplier, which is relative to its sensitivity.
       per_layer_clipping: Whether each tensor of an update is clipped by itself.
     """
 
@@ -169,8 +170,9 @@ class SampledPlan(privacy.FederatedPlan):
         epsilon = self.epsilon_after(seen.num_rounds)
         return math.inf if epsilon is None else epsilon
 
+    @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        """See the base class: z √(d n) over the n rounds' expected clients."""
+        # z √(d n) over the n rounds' expected clients.
         rounds = math.sqrt(self.num_rounds)
         per_round = self.noise_multiplier * math.sqrt(num_parameters) / self.clients_per_round
         per_round *= 2.0 if self.estimator == CLIPPED else 1.0

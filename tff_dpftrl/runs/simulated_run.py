@@ -23,8 +23,8 @@ class Deployment:
     """The size of the run that a simulation stands for.
 
     Attributes:
-      report_goal: Its clients a round, R; the expected number if they are sampled.
-      population: Number of its clients.
+      report_goal: Number of clients in a round, R; the expected number if they are sampled.
+      population: Number of clients.
     """
 
     report_goal: int
@@ -35,7 +35,7 @@ class Deployment:
         validation.integer("population", self.population, minimum=self.report_goal)
 
     def scale(self, clients_per_round: int) -> float:
-        """What the noise multiplier is multiplied with for a smaller cohort, n / R.
+        """Returns the factor n / R of the noise multiplier for a smaller cohort.
 
         Raises:
           ValueError: If the cohort is not smaller.
@@ -53,12 +53,12 @@ class SimulatedRun:
     """The run that a simulation stands for, and what it would promise.
 
     Attributes:
-      deployment: Its size.
-      num_rounds: Number of its rounds.
-      participation: How often a client takes part in it, as a clause.
-      noise_multiplier: Its z.
-      epsilon: Its ε at `delta`, for all its rounds; inf if it would have no guarantee.
-      delta: Of the (ε, δ) statement.
+      deployment: Size of the run.
+      num_rounds: Number of rounds.
+      participation: Frequency with which a client takes part, as a clause.
+      noise_multiplier: Noise multiplier z of the run.
+      epsilon: ε at `delta` for all rounds; inf if the run would have no guarantee.
+      delta: δ of the (ε, δ) statement.
     """
 
     deployment: Deployment
@@ -69,7 +69,7 @@ class SimulatedRun:
     delta: float
 
     def promise(self) -> str:
-        """What the run that is simulated would have, in a clause."""
+        """Returns the guarantee that the simulated run would have, as a clause."""
         would_have = (
             f"ε = {display.round_up(self.epsilon)} at δ = {self.delta:g}"
             if math.isfinite(self.epsilon)
@@ -82,7 +82,7 @@ class SimulatedRun:
         )
 
     def caveats(self) -> tuple[str, ...]:
-        """What nobody should quote the simulation's ε, or accuracy, without."""
+        """Returns the caveats that belong to every quote of the simulation's ε or accuracy."""
         return (
             f"Simulation: its noise is scaled down with its cohorts. With the noise of this one, "
             f"{self.promise()}; the users of this simulation have only the ε above.",
@@ -90,7 +90,7 @@ class SimulatedRun:
         )
 
     def parameters(self) -> dict[str, statement.Scalar]:
-        """Figures for the statement's parameters."""
+        """Returns the parameters that the statement reports of the simulated run."""
         return {
             "simulated_report_goal": self.deployment.report_goal,
             "simulated_population": self.deployment.population,

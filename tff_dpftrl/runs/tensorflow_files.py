@@ -14,7 +14,7 @@ def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turns TensorFlow's errors about a full disk, or one that is read-only, into one line.
 
     Args:
-      path: What is written, for the message.
+      path: Path of the file that is written, for the message.
 
     Yields:
       Nothing.

@@ -8,7 +8,7 @@ cannot drift apart.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import defaults
@@ -60,8 +60,6 @@ class TrainingConfig(language_config.LanguageConfig):
     Attributes carry their meaning, unit and group in their field metadata, which
     is what `tff-dpftrl train --help` prints.
     """
-
-    unit: ClassVar[str] = "round"
 
     batch_size: int = _option(8, "Sequences in a client's batch.", "data", 1)
     max_sequences_per_client: int = _option(

@@ -1,4 +1,4 @@
-"""What runs the rounds of a run: its process, compiled or in TFF's executor."""
+"""Engines that run the rounds of a run: TensorFlow functions in this process, or TFF's executor."""
 
 from __future__ import annotations
 
@@ -9,38 +9,39 @@ from typing import Any, TypeAlias
 import tensorflow_federated as tff
 
 from tff_dpftrl import execution
-from tff_dpftrl.runs import privacy
-from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import placement as placement_lib
-from tff_dpftrl.training import process, task
+from tff_dpftrl.training import task
 
 Process: TypeAlias = tff.learning.templates.LearningProcess | execution.CompiledProcess
 ClientValue: TypeAlias = Callable[[str, int], Any]
-"""From a user and a round to what the process takes as that client's data."""
+"""Function from a user and a round to the client's data, as the process takes it."""
 
 
 @contextlib.contextmanager
 def open_engine(
-    config: config_lib.TrainingConfig,
-    plan: privacy.PrivacyPlan,
+    name: str,
+    build: Callable[[], tff.learning.templates.LearningProcess],
     language_task: task.LanguageTask,
     placement: placement_lib.Placement,
+    *,
+    secure_sums: bool,
 ) -> Iterator[tuple[Process, ClientValue]]:
-    """Builds the process of a run where it will run.
+    """Builds the process of a run in the engine that runs it.
 
     Args:
-      config: Options of the run; `engine` says what runs it.
-      plan: The run's privacy.
-      language_task: Model and data.
-      placement: Where clients work, checked for the engine.
+      name: Name of the engine: "compiled" or "tff".
+      build: Function that builds the process.
+      language_task: Model and text of the run.
+      placement: Placement of the clients, checked for the engine.
+      secure_sums: Whether the process sums with secure aggregation.
 
     Yields:
-      The process, with the methods of a learning process, and what makes its clients'
-      values. What was started for it is ended afterwards.
+      The process, with the methods of a learning process, and the function that makes its
+      clients' values. Everything that was started for it is ended afterwards.
     """
-    with _context(config), _clients(placement) as clients:
-        built = process.build_process(plan, config.learning, language_task.functional_model())
-        if config.engine == "tff":
+    with _context(name, secure_sums), _clients(placement) as clients:
+        built = build()
+        if name == "tff":
             yield built, language_task.client_dataset
             return
         compiled = execution.compile_process(
@@ -58,14 +59,13 @@ def open_engine(
 def _clients(
     placement: placement_lib.Placement,
 ) -> contextlib.AbstractContextManager[execution.ClientRunner | None]:
-    """What runs clients elsewhere; it starts while the process is built."""
+    """Returns the runner of clients elsewhere, which starts while the process is built."""
     if not placement.uses_ray:
         return contextlib.nullcontext()
     return execution.RayClients(placement.ray_workers, address=placement.ray_address)
 
 
-def _context(config: config_lib.TrainingConfig) -> contextlib.AbstractContextManager[Any]:
-    secure_sums = config.secagg_bits is not None
-    if config.engine == "compiled":
+def _context(name: str, secure_sums: bool) -> contextlib.AbstractContextManager[Any]:
+    if name == "compiled":
         return execution.compiled_only()
     return execution.secure_sum_simulation() if secure_sums else execution.local()

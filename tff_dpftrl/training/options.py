@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from tff_dpftrl import validation
+from tff_dpftrl.runs import manifest
 from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
-_Config = TypeVar("_Config", bound=language_config.TextConfig)
+Config = TypeVar("Config", bound=language_config.TextConfig)
 
 # Two ways to say how much noise there is: whoever gives one does not want the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
@@ -21,8 +23,8 @@ NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
 
 
 def config_from_mapping(
-    values: Mapping[str, Any], source: str, kind: type[_Config] = config_lib.TrainingConfig
-) -> _Config:
+    values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
+) -> Config:
     """Builds a config, refusing unknown keys.
 
     Args:
@@ -41,7 +43,7 @@ def config_from_mapping(
 
 
 def check_names(
-    values: Mapping[str, Any], source: str, kind: type[_Config] = config_lib.TrainingConfig
+    values: Mapping[str, Any], source: str, kind: type[Config] = config_lib.TrainingConfig
 ) -> None:
     """Refuses unknown keys; arguments and errors as for `config_from_mapping`."""
     known = {field.name for field in dataclasses.fields(kind)}
@@ -75,25 +77,37 @@ def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
 
 
 def of_begun_run(values: Mapping[str, Any], source: str) -> config_lib.TrainingConfig:
-    """The config of a run that was begun, perhaps by an earlier version of this package.
+    """Returns the config of a training run, perhaps of an earlier version of this package.
 
     Args:
-      values: As its manifest has them.
-      source: Where they come from, for error messages.
+      values: Options of the run, as its manifest has them.
+      source: Name of the manifest, for error messages.
 
     Returns:
       The config.
 
     Raises:
-      ValueError: If a key is unknown or a value cannot be used.
+      UsageError: If a key is unknown or a value cannot be used.
     """
-    if "num_steps" in values:  # `finetuning` has the options of its runs.
-        raise validation.UsageError(
-            f"{source} is of a run of tff-dpftrl finetune: go on with it by tff-dpftrl finetune "
-            "--resume, and report it by tff-dpftrl report."
-        )
     # Before there was a choice, TFF's executor ran every run.
     return config_from_mapping({"engine": "tff"} | dict(values), source)
+
+
+def of_manifest(known: manifest.Manifest, output: pathlib.Path) -> config_lib.TrainingConfig:
+    """Returns the config of the training run in a folder.
+
+    Args:
+      known: Manifest of the run.
+      output: Folder of the run.
+
+    Returns:
+      The config.
+
+    Raises:
+      UsageError: If the run is of another kind, or its options cannot be used.
+    """
+    known.check_kind(manifest.TRAINING, output)
+    return of_begun_run(known.config, str(output / "config.json"))
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ TensorFlow and TFF are imported only where there is such a model.
 
 from __future__ import annotations
 
-import dataclasses
 import pathlib
 import shlex
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import table
-from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import language_config
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -58,46 +57,44 @@ def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> own_model
     )
 
 
-def named_in(
-    config: config_lib.TrainingConfig, model: Own | None, trained_on: str | None
-) -> config_lib.TrainingConfig:
-    """Returns the config of a new run, which says whether the model is the caller's own.
+def name_of(named: str, model: Own | None, trained_on: str | None) -> str:
+    """Returns the name of the model of a new run.
 
     Args:
-      config: As it was given; its `model` may be left at the default.
-      model: The caller's own model, if there is one.
-      trained_on: What it was trained on, as for `train`.
+      named: Name of the model in the run's config, perhaps the default.
+      model: The caller's own model; None for a model of this package.
+      trained_on: Public text that the caller's model was trained on; None if unknown.
 
     Returns:
-      The config.
+      The name; `table.OWN` for the caller's own model.
 
     Raises:
-      ValueError: If the config says otherwise.
+      UsageError: If the config names another model, or `trained_on` does not fit.
     """
     if model is None:
         if trained_on is not None:
             raise validation.UsageError(
                 "model_trained_on is about a model of your own: give model too."
             )
-        refuse_here(config.model, None)
-        return config
-    if config.model not in (table.OWN, config_lib.TrainingConfig.model):
+        refuse_here(named, None)
+        return named
+    if named not in (table.OWN, language_config.LanguageConfig.model):
         raise validation.UsageError(
-            f"config names the model {config.model!r}, but one of your own is given: leave one of "
+            f"config names the model {named!r}, but one of your own is given: leave one of "
             "them out."
         )
     if trained_on is not None and not trained_on.strip():
         raise validation.UsageError(
             'model_trained_on must name a text, or be "nothing"; got an empty one.'
         )
-    return dataclasses.replace(config, model=table.OWN)
+    return table.OWN
 
 
 def refuse_here(model: str, output: pathlib.Path | None) -> None:
     """Refuses to do without the caller's own model where a run has one.
 
     Args:
-      model: The config's.
+      model: Name of the model in the run's config.
       output: Folder of the run if it has begun, for the message; else None.
 
     Raises:
@@ -114,14 +111,14 @@ def refuse_here(model: str, output: pathlib.Path | None) -> None:
 
 
 def how_to_go_on(model: str, output: pathlib.Path) -> str:
-    """The command, or the call in Python, that goes on with the run in a folder.
+    """Returns the command, or the call in Python, that resumes the run in a folder.
 
     Args:
-      model: The config's.
+      model: Name of the model in the run's config.
       output: Folder of the run.
 
     Returns:
-      What to type.
+      The command or the call.
     """
     if model == table.OWN:
         return f"tff_dpftrl.train(None, {str(output)!r}, model=...)"
@@ -129,7 +126,7 @@ def how_to_go_on(model: str, output: pathlib.Path) -> str:
 
 
 def check_resumed(
-    config: config_lib.TrainingConfig,
+    named: str,
     model: Own | None,
     trained_on: str | None,
     output: pathlib.Path,
@@ -137,9 +134,9 @@ def check_resumed(
     """Refuses to go on with a run without its own model, or with one that it does not have.
 
     Args:
-      config: The run's.
-      model: The caller's own model, if there is one.
-      trained_on: What was said of it now, which a run cannot take back.
+      named: Name of the run's model.
+      model: The caller's own model; None if it was not given.
+      trained_on: Public text that is named for it now, which must be None: a run has recorded it.
       output: Folder of the run.
 
     Raises:
@@ -150,10 +147,10 @@ def check_resumed(
             "model_trained_on is recorded when a run begins: leave it out to go on with it."
         )
     if model is None:
-        refuse_here(config.model, output)
-    elif config.model != table.OWN:
+        refuse_here(named, output)
+    elif named != table.OWN:
         raise validation.UsageError(
-            f"model is given, but the run in {output} is of the model {config.model!r}: leave it "
+            f"model is given, but the run in {output} is of the model {named!r}: leave it "
             "out to go on with it."
         )
 
@@ -178,8 +175,8 @@ def of_file(
     """Returns the model that can use the weights of a file.
 
     Args:
-      found: What the file says of its model.
-      model: The caller's own, if there is one.
+      found: Model that the file describes.
+      model: The caller's own model; None if it was not given.
       path: The file, for messages.
 
     Returns:
@@ -212,10 +209,10 @@ def of_file(
 
 
 def weights_facts(trained_on: str | None) -> dict[str, Any]:
-    """What a run records of the weights that its own model came with.
+    """Returns what a run records of the initial weights of the caller's own model.
 
     Args:
-      trained_on: What they were trained on, as for `train`.
+      trained_on: Public text that they were trained on; None if unknown.
 
     Returns:
       `initial_weights_source` and `initial_weights_are_public`, as for a warm start.

@@ -1,4 +1,4 @@
-"""What a run has to say, at any time, from what it has committed.
+"""The report of a run on text: statement, curves, model, and how it does on held-out users.
 
 Nothing is trained and no data is read: manifest, ledger, last checkpoint and metrics
 are enough for the privacy statement, the curves and the model. TFF is not needed.
@@ -7,20 +7,39 @@ are enough for the privacy statement, the curves and the model. TFF is not neede
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from tff_dpftrl import durable_files, json_text, validation
+import numpy as np
+from typing_extensions import override
+
+from tff_dpftrl import durable_files, json_text
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.accounting import statement_sentences as sentences
 from tff_dpftrl.models import export, table
-from tff_dpftrl.runs import committed_rounds, curves, manifest, metrics_log, privacy
+from tff_dpftrl.runs import (
+    curves,
+    manifest,
+    metrics_log,
+    prepared,
+    privacy,
+    released_model,
+    reporting,
+    run,
+    stopping,
+)
+from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import options as options_lib
-from tff_dpftrl.training import own_models, released_model, stopping
+from tff_dpftrl.training import own_models
+
+if TYPE_CHECKING:
+    from tff_dpftrl.training import text_task
 
 EVALUATION_METRICS = {
     "loss": "cross-entropy, nats per word",
@@ -73,6 +92,9 @@ COLUMNS = (
 )
 """Columns of `metrics.csv`."""
 
+PRETRAINED = "pretrained"
+"""Name of the model that fine-tuning begins with, among the baselines."""
+
 _HELD_OUT_NOTE = (
     "Exact figures of held-out users, who never train: no privacy statement covers them. Row 10 of "
     "the histograms, say, has the shares of words where 0, 1, 2 ... of the model's likeliest words "
@@ -84,33 +106,15 @@ _HELD_OUT = "held_out.json"
 _NOT_AS_WRITTEN = (ArithmeticError, AttributeError, KeyError, TypeError, ValueError)
 
 
-class ReportedConfig(stopping.StoppingConfig, Protocol):
-    """What a report has to know of the options of a run, besides when it ends.
-
-    Attributes:
-      data: The corpus of the users who are protected.
-      vocabulary: Source of the words; "private" if they were counted on these users.
-      iterate_averaging: Decay of the average of the models that is kept; None if the last one
-        is.
-    """
-
-    data: str
-    vocabulary: str
-    iterate_averaging: float | None
-
-    def statement_parameters(self) -> dict[str, statement_lib.Scalar]:
-        """What the statement says of the options, besides what the plan says."""
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainingResults:
-    """What a run has to say.
+    """Results of a run on text.
 
     Attributes:
       rows: One row of metrics for each committed round.
       baselines: Top-1 accuracy of n-gram models on the same held-out users; empty if
         the run has not ended yet.
-      held_out: What `LanguageTask.examine` measured on the held-out users after the last
+      held_out: Metrics that `TextTask.examine` measured on the held-out users after the last
         round; None if the run has not ended yet.
       statement: The privacy statement.
       summary: The outcome in a few lines.
@@ -124,7 +128,7 @@ class TrainingResults:
 
 
 def report(output: pathlib.Path) -> TrainingResults:
-    """Writes statement, curves and model of what a run has committed so far.
+    """Writes statement, curves and model of what a training run has committed so far.
 
     The run may be interrupted or finished, but not under way. It can be resumed
     afterwards.
@@ -134,131 +138,164 @@ def report(output: pathlib.Path) -> TrainingResults:
         `model.npz` in it are replaced.
 
     Returns:
-      What was written, and a summary.
+      The results, which are also in the folder.
 
     Raises:
-      ValueError: If there is no run, another process has it open, its files were
+      UsageError: If there is no run, another process has it open, its files were
         changed, or none of its rounds has been committed yet.
       OSError: If a file cannot be written.
     """
-    known = manifest.read(output)
-    config = options_lib.of_begun_run(known.config, str(output / "config.json"))
-    plan = config.privacy().resumed(
-        known.facts["training_users"], known.facts["num_parameters"], known.derived
-    )
-    go_on = own_models.how_to_go_on(config.model, output)
-    return of_rounds(output, known, config, plan, go_on=go_on)
+
+    def reportable(known: manifest.Manifest) -> prepared.Reportable:
+        config = options_lib.of_manifest(known, output)
+        plan = config.privacy().resumed(
+            known.facts["training_users"], known.facts["num_parameters"], known.derived
+        )
+        return of_training(config, output, known, plan)
+
+    return run.report(output, reportable)
 
 
-def of_rounds(
+def of_training(
+    config: config_lib.TrainingConfig,
     output: pathlib.Path,
     known: manifest.Manifest,
-    config: ReportedConfig,
     plan: privacy.PrivacyPlan,
-    *,
-    go_on: str,
-    whole: released_model.Whole = list,
-) -> TrainingResults:
-    """Does what `report` says for a run of whatever kind; arguments as for `write`."""
-    with committed_rounds.CommittedRounds.open(
-        output / "private", plan.declared, binding=known.digest
-    ) as rounds:
-        durable_files.remove_leftovers(output)
-        return write(output, known, config, plan, rounds, go_on=go_on, whole=whole)
-
-
-def write(
-    output: pathlib.Path,
-    known: manifest.Manifest,
-    config: ReportedConfig,
-    plan: privacy.PrivacyPlan,
-    rounds: committed_rounds.CommittedRounds,
-    *,
-    go_on: str,
-    whole: released_model.Whole = list,
-) -> TrainingResults:
-    """Does what `report` says for a run, of whatever kind, that this process has open.
+) -> prepared.Reportable:
+    """Returns what the report on a training run is made of.
 
     Args:
+      config: Options of the run.
       output: Folder of the run.
-      known: Its manifest.
-      config: Its options.
-      plan: Its privacy.
-      rounds: Its rounds.
-      go_on: The command, or the call, that goes on with the run.
-      whole: From the weights that the run trains to its model's; the same by default.
+      known: Manifest of the run.
+      plan: Privacy of the run.
 
     Returns:
-      See `report`.
-
-    Raises:
-      ValueError: If no round has been committed yet.
-      OSError: If a file cannot be written.
+      The material of the report.
     """
-    done = rounds.rounds_done
-    if done == 0:
-        raise validation.UsageError(
-            f"The run in {output} has not committed a round yet: there is nothing to report. Go on "
-            f"with {go_on}."
-        )
-    snapshot, saved = rounds.restore()
-    rows = metrics_log.read_rows(output, done)
-    if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
-        rows.append({column.name: saved.get(column.name) for column in COLUMNS})
-    ended = stopping.reason(config, plan, rows, done)
-    statement = plan.statement(
-        rounds.observed(),
-        _facts(config, known),
-        # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
-        # depends on the data: then all rounds are charged that it might have run.
-        charge_all_rounds=config.stop_at_accuracy is not None or ended is None,
+    return prepared.Reportable(
+        known=known,
+        plan=plan,
+        facts=facts_of(known, config.statement_parameters()),
+        schedule=stopping.Schedule(
+            "round", config.eval_every, config.max_epsilon, config.stop_at_accuracy
+        ),
+        released=functools.partial(released_model.weights, config.iterate_averaging),
+        presentation=TextPresentation(known, "round"),
+        go_on=own_models.how_to_go_on(config.model, output),
     )
-    write_statement(output, statement)
-    model = table.from_description(known.facts["model"])
-    weights = released_model.weights(config.iterate_averaging, snapshot, whole=whole)
-    export.write(output / "model.npz", model, weights)
-    baselines = _read_baselines(output)
-    curves.write(
-        output / "curves.png",
-        rows,
-        title=_title(config, statement),
-        baselines=baselines,
-        unit=config.unit,
-    )
-    held_out = _read_held_out(output, done)
-    summary = [
-        _accuracy(rows, baselines, config.unit),
-        _on_held_out_users(held_out) if held_out else None,
-        ended
-        or f"{done} of {config.num_rounds} {config.unit}s are done; go on with {go_on}. The "
-        "statement charges all of them: whoever ends a run early has seen how it went.",
-        stopping.failure(rows, known.facts["vocabulary_size"], baselines),
-        _promise(statement),
-    ]
-    return TrainingResults(rows, baselines, held_out, statement, "\n".join(filter(None, summary)))
 
 
-def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:
-    """Writes a run's privacy statement, for programs and for people.
+def facts_of(
+    known: manifest.Manifest, parameters: Mapping[str, statement_lib.Scalar]
+) -> facts_lib.Facts:
+    """Returns the facts that the statement of a run on text reports.
+
+    Args:
+      known: Manifest of the run.
+      parameters: Options that the statement names, besides those of the privacy plan.
+
+    Returns:
+      The facts.
+    """
+    source = known.facts.get("initial_weights_source")
+    trained_on = f"Text that the initial weights were trained on: {source}."
+    return facts_lib.Facts(
+        parameters={
+            **parameters,
+            **known.facts.get("choices", {}),
+            "data": _name(known),
+            "user": known.facts["user_unit"],
+        },
+        vocabulary_source=known.facts["vocabulary_source"],
+        # Older runs did not record it.
+        vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
+        headline_caveats=_headline_caveats(known.config.get("vocabulary"), known.facts),
+        not_covered=(
+            *([] if source is None else [trained_on]),
+            *known.facts.get("not_covered", ()),
+        ),
+    )
+
+
+class TextPresentation(prepared.Presentation):
+    """Model, curves and summary of a run on text."""
+
+    columns = COLUMNS
+
+    def __init__(self, known: manifest.Manifest, unit: str):
+        """Initialises the presentation.
+
+        Args:
+          known: Manifest of the run.
+          unit: Name of a round: "round" or "step".
+        """
+        self._known = known
+        self._unit = unit
+        self._model = table.from_description(known.facts["model"])
+
+    @override
+    def write_best(self, output, weights):
+        export.write(output / "best_model.npz", self._model, weights)
+
+    @override
+    def write(self, output: pathlib.Path, outcome: prepared.Outcome) -> TrainingResults:
+        rows, statement, unit = outcome.rows, outcome.statement, self._unit
+        export.write(output / "model.npz", self._model, outcome.weights)
+        baselines = _read_baselines(output)
+        title = _title(_name(self._known), statement)
+        curves.write(output / "curves.png", rows, title=title, baselines=baselines, unit=unit)
+        held_out = _read_held_out(output, rows[-1]["round"])
+        summary = [
+            _accuracy(rows, baselines, unit),
+            _on_held_out_users(held_out) if held_out else None,
+            outcome.progress,
+            failure(rows, self._known.facts["vocabulary_size"], baselines),
+            reporting.promise(statement),
+        ]
+        text = "\n".join(filter(None, summary))
+        return TrainingResults(rows, baselines, held_out, statement, text)
+
+
+class TextEvaluator(prepared.Evaluator):
+    """Judges models of text on held-out users, and against simpler models."""
+
+    def __init__(self, task: text_task.TextTask, baselines: Mapping[str, float] | None = None):
+        """Initialises the evaluator.
+
+        Args:
+          task: Model and text of the run.
+          baselines: Top-1 accuracies of models to compare with besides n-grams, by name.
+        """
+        self._task = task
+        self._baselines = baselines or {}
+
+    @override
+    def evaluate(self, weights: list[np.ndarray]) -> dict[str, float]:
+        measured = self._task.evaluate(weights)
+        return {f"eval_{name}": measured[name] for name in EVALUATION_METRICS}
+
+    @override
+    def examine(self, output, rounds_done, weights):
+        write_held_out(output, rounds_done, self._task.examine(weights))
+        # Counted on the training users, and so among the run's secrets.
+        text = json.dumps({**self._baselines, **self._task.baselines()}, indent=2) + "\n"
+        durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
+
+
+def write_held_out(output: pathlib.Path, rounds_done: int, measured: Mapping[str, Any]) -> None:
+    """Writes what `TextTask.examine` measured after the last round.
 
     Args:
       output: Folder of the run.
-      statement: The statement.
+      rounds_done: Number of rounds that the measured model has seen.
+      measured: The metrics.
 
     Raises:
-      OSError: If a file cannot be written.
+      OSError: If the file cannot be written.
     """
-    for name, text in (
-        ("privacy_statement.json", statement.to_json() + "\n"),
-        ("privacy_statement.md", statement.to_markdown()),
-    ):
-        durable_files.write(output / name, text.encode("utf-8"))
-
-
-def write_baselines(output: pathlib.Path, baselines: Mapping[str, float]) -> None:
-    """Keeps the accuracies of simpler models for the curves, with the run's secrets."""
-    text = json.dumps(dict(baselines), indent=2) + "\n"
-    durable_files.write(output / _BASELINES, text.encode("utf-8"), private=True)
+    text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **measured}, indent=2) + "\n"
+    durable_files.write(output / _HELD_OUT, text.encode("utf-8"))
 
 
 def _read_baselines(output: pathlib.Path) -> dict[str, float]:
@@ -266,8 +303,8 @@ def _read_baselines(output: pathlib.Path) -> dict[str, float]:
     if not path.exists():
         return {}
     try:
-        found = json_text.parse(path.read_text(encoding="utf-8"))
-        return {name: float(accuracy) for name, accuracy in found.items()}
+        baselines = json_text.parse(path.read_text(encoding="utf-8"))
+        return {name: float(accuracy) for name, accuracy in baselines.items()}
     except _NOT_AS_WRITTEN:
         raise _damaged(path) from None
 
@@ -276,46 +313,31 @@ def _damaged(path: pathlib.Path) -> ValueError:
     return ValueError(f"{path} is damaged: restore it, or remove it to report without it.")
 
 
-def write_held_out(output: pathlib.Path, rounds_done: int, found: Mapping[str, Any]) -> None:
-    """Keeps what `LanguageTask.examine` measured after the last round.
-
-    Args:
-      output: Folder of the run.
-      rounds_done: Number of rounds after which it was measured.
-      found: What was measured.
-
-    Raises:
-      OSError: If the file cannot be written.
-    """
-    text = json.dumps({"note": _HELD_OUT_NOTE, "round": rounds_done, **found}, indent=2) + "\n"
-    durable_files.write(output / _HELD_OUT, text.encode("utf-8"))
-
-
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:
     path = output / _HELD_OUT
     if not path.exists():
         return None
     try:
-        found = json_text.parse(path.read_text(encoding="utf-8"))
-        if found["round"] != rounds_done:
+        measured = json_text.parse(path.read_text(encoding="utf-8"))
+        if measured["round"] != rounds_done:
             return None
-        _on_held_out_users(found)  # It reads all that is needed.
+        _on_held_out_users(measured)  # It reads all that is needed.
     except _NOT_AS_WRITTEN:
         raise _damaged(path) from None
-    return found
+    return measured
 
 
-def _on_held_out_users(found: Mapping[str, Any]) -> str:
-    """How accuracy differs between users, and how many proposals are frequent words."""
+def _on_held_out_users(measured: Mapping[str, Any]) -> str:
+    """Returns how accuracy differs between users, and how many proposals are frequent words."""
     lines = []
-    by_user = found["accuracy_by_user"]["top1_in_vocab"]
+    by_user = measured["accuracy_by_user"]["top1_in_vocab"]
     if by_user["users"]:
         low, _, middle, _, high = (f"{q:.1%}" for q in by_user["quantiles"].values())
         lines.append(
             f"Of {by_user['users']} held-out users, half have a top-1 accuracy above {middle}, one "
             f"in twenty below {low}, one in twenty above {high}."
         )
-    head = found["head_words"]
+    head = measured["head_words"]
     means = {
         size: sum(count * share for count, share in enumerate(shares))
         for size, shares in head["histograms"].items()
@@ -328,48 +350,64 @@ def _on_held_out_users(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _facts(config: ReportedConfig, known: manifest.Manifest) -> facts_lib.Facts:
-    return facts_lib.Facts(
-        parameters={
-            **config.statement_parameters(),
-            **known.facts.get("choices", {}),
-            "data": pathlib.PurePath(config.data).name,
-            "user": known.facts["user_unit"],
-        },
-        vocabulary_source=known.facts["vocabulary_source"],
-        # Older runs did not record it.
-        vocabulary_is_public=known.facts.get("vocabulary_is_public", False),
-        headline_caveats=_headline_caveats(config, known.facts),
-        not_covered=_not_covered(known),
+def failure(
+    rows: Sequence[Mapping[str, Any]],
+    vocabulary_size: int,
+    baselines: Mapping[str, float] | None = None,
+) -> str | None:
+    """Returns a warning if the model is worse than no training at all.
+
+    Args:
+      rows: Metrics of the committed rounds.
+      vocabulary_size: Number of ids that the model chooses from.
+      baselines: Top-1 accuracies of simpler models, `PRETRAINED` perhaps among them.
+
+    Returns:
+      A sentence if the last held-out accuracy is below that of the pretrained model, or the
+      loss above that of a guess that takes all words for equally likely, which is what an
+      untrained model makes; else None.
+    """
+    accuracies = [row[stopping.ACCURACY] for row in rows if row.get(stopping.ACCURACY) is not None]
+    before = (baselines or {}).get(PRETRAINED)
+    if before is not None and accuracies and accuracies[-1] < before:
+        return (
+            f"Warning: the model is worse than the one it began with: {accuracies[-1]:.2%}, which "
+            f"was {before:.2%}. Either the noise outweighs what is learned (more steps, a larger "
+            "compute_budget or a larger ε help), or the learning rate is too large."
+        )
+    losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
+    guess = math.log(vocabulary_size)
+    if not losses or losses[-1] <= guess:
+        return None
+    return (
+        f"Warning: the model is worse than before training: its held-out loss is "
+        f"{losses[-1]:.4g}, that of taking all words for equally likely is {guess:.4g}. Either "
+        "the noise outweighs what the clients send (more clients a round, more rounds or a larger "
+        "ε help), or a learning rate is too large."
     )
 
 
-def _headline_caveats(config: ReportedConfig, facts: Mapping[str, Any]) -> tuple[str, ...]:
+def _headline_caveats(vocabulary: str | None, facts: Mapping[str, Any]) -> tuple[str, ...]:
     # Text in memory brings its own words, whatever the config says; older runs did not record it.
-    is_public = config.vocabulary != "private" and facts.get("vocabulary_is_public", True)
+    is_public = vocabulary != "private" and facts.get("vocabulary_is_public", True)
     caveats = () if is_public else (sentences.PRIVATE_VOCABULARY,)
     if facts.get("initial_weights_source") and not facts.get("initial_weights_are_public"):
         caveats += (sentences.INITIAL_WEIGHTS,)
     return caveats
 
 
-def _not_covered(known: manifest.Manifest) -> tuple[str, ...]:
-    source = known.facts.get("initial_weights_source")
-    weights = (
-        () if source is None else (f"Text that the initial weights were trained on: {source}.",)
-    )
-    return (*weights, *known.facts.get("not_covered", ()))
+def _name(known: manifest.Manifest) -> str:
+    """Returns the name of the run's data."""
+    return pathlib.PurePath(known.config["data"]).name
 
 
-def _title(config: ReportedConfig, statement: statement_lib.PrivacyStatement) -> str:
-    promised = (
-        f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
-        if statement.has_guarantee
-        else "no privacy guarantee"
-    )
-    if statement.has_guarantee and statement.headline_caveats:
-        promised += ", with a caveat: see privacy_statement.md"
-    return f"{pathlib.PurePath(config.data).name}: {statement.mechanism}, {promised}"
+def _title(data: str, statement: statement_lib.PrivacyStatement) -> str:
+    promised = "no privacy guarantee"
+    if statement.epsilon is not None:
+        promised = f"ε = {display.round_up(statement.epsilon, 3)} at δ = {statement.delta:g}"
+        if statement.headline_caveats:
+            promised += ", with a caveat: see privacy_statement.md"
+    return f"{data}: {statement.mechanism}, {promised}"
 
 
 def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float], unit: str) -> str:
@@ -381,15 +419,3 @@ def _accuracy(rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float],
         f"After {evaluated[-1]['round']} {unit}s: top-1 accuracy on held-out users "
         f"{evaluated[-1][stopping.ACCURACY]:.2%}{f' ({others})' if others else ''}."
     )
-
-
-def _promise(statement: statement_lib.PrivacyStatement) -> str:
-    if not statement.has_guarantee:
-        return "Privacy: NO guarantee. " + " ".join(statement.no_guarantee)
-    rho = statement.rho_zcdp
-    promise = (
-        f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
-        + (f"ρ-zCDP {display.round_up(rho)}, " if rho is not None else "")
-        + "per user; see privacy_statement.md."
-    )
-    return " ".join([promise, *statement.headline_caveats])

@@ -18,13 +18,13 @@ from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.data import sequences
 from tff_dpftrl.mechanisms import strategy as strategy_lib
 from tff_dpftrl.models import evaluation, export, metrics, table
-from tff_dpftrl.runs import checkpoint, curves
+from tff_dpftrl.runs import checkpoint, curves, released_model, reporting
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
 from tff_dpftrl.runtime.tasks import privacy, summation_sentences, task_folder, task_state
-from tff_dpftrl.training import corpus, released_model, text_task, trained_model
+from tff_dpftrl.training import corpus, text_task, trained_model
 from tff_dpftrl.training import report as training_report
 
 METRICS = "metrics.csv"
@@ -177,7 +177,7 @@ def write(
     statement = accounting.statement(
         state.observed, others=others(store, terms.population, terms.task)
     )
-    training_report.write_statement(output, statement)
+    reporting.write_statement(output, statement)
     model, weights = _released(folder, state)
     export.write(output / "model.npz", model, weights)
     trained_model.write_vocabulary(output, folder.words, folder.rule.is_tokenized)

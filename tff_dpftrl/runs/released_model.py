@@ -1,4 +1,4 @@
-"""Which weights of a run's state are its model: the last round's, or their average."""
+"""Selects the weights of a run's state that are its model: the last round's, or their average."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _LAST = "global_model_weights/trainable"  # Of TFF's LearningAlgorithmState.
 _AVERAGE = "finalizer/average"  # Of `learning.iterate_averaging`, which needs TFF.
 
 Whole: TypeAlias = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-"""From the weights that a run trains, as they are in its state, to all of its model's."""
+"""Function from the weights that a run trains, as its state has them, to those of the model."""
 
 
 def weights(
     iterate_averaging: float | None, snapshot: checkpoint.Snapshot, *, whole: Whole = list
 ) -> list[np.ndarray]:
-    """Returns what a run evaluates, keeps and publishes.
+    """Returns the weights that a run evaluates, keeps and publishes.
 
     Args:
-      iterate_averaging: Decay of the average that the run is of; None if there is none.
-      snapshot: Its state after a round.
-      whole: Makes a model of what the run trains; by default that is all of it.
+      iterate_averaging: Decay of the average of the rounds' models; None if the run has none.
+      snapshot: State of the run after a round.
+      whole: Function from the trained weights to those of the model; the identity by default.
 
     Returns:
-      The model's weights; before the first round an average is zero.
+      Weights of the model. Before the first round an average is zero.
     """
     averaged = iterate_averaging is not None
     return whole(snapshot.part(_AVERAGE) if averaged else last_weights(snapshot))

@@ -1,0 +1,112 @@
+"""Opens a fine-tuning run: checks and reads everything that does not need TensorFlow.
+
+TensorFlow takes seconds to import. What is wrong with options or files is found here, before that,
+for the command and for `finetuning.run.finetune` alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from tff_dpftrl.data import split
+from tff_dpftrl.finetuning import config as config_lib
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.training import corpus, options, warm_start
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """A fine-tuning run that can go on as far as could be checked without TensorFlow.
+
+    Attributes:
+      output: Folder of the run.
+      config: Resolved options of the run.
+      known: Manifest of a run that has begun; None for a new run.
+      text: Users of the run and their text.
+    """
+
+    output: pathlib.Path
+    config: config_lib.FinetuningConfig
+    known: manifest.Manifest | None
+    text: split.UserSplit
+
+
+def open_new(
+    config: config_lib.FinetuningConfig,
+    output: pathlib.Path,
+    *,
+    text: split.UserSplit | None = None,
+    progress: progress_lib.Progress = progress_lib.to_stderr,
+) -> OpenedRun:
+    """Opens a new run; nothing is written.
+
+    Args:
+      config: Options of the run.
+      output: Folder of the run, which must be free.
+      text: Users and their text; read from the files that the config names if None.
+      progress: Callback for progress lines.
+
+    Returns:
+      The opened run.
+
+    Raises:
+      UsageError: If an option, a file or the folder cannot be used.
+    """
+    manifest.check_is_free(output)
+    config = config.with_absolute_paths()
+    warm_start.find(config.initial_weights)
+    warm_start.refuse_protected(pathlib.Path(config.initial_weights), config.data)
+    if text is None:
+        progress("Reading the data ...")
+        text = corpus.read_users(config)
+    else:
+        corpus.check_named(config, text.train)
+    return OpenedRun(output, config, None, text)
+
+
+def open_begun(
+    output: pathlib.Path,
+    *,
+    text: split.UserSplit | None = None,
+    progress: progress_lib.Progress = progress_lib.to_stderr,
+) -> OpenedRun:
+    """Opens a run that has begun.
+
+    Args:
+      output: Folder of the run.
+      text: Users and their text; read from the files that its config names if None.
+      progress: Callback for progress lines.
+
+    Returns:
+      The opened run.
+
+    Raises:
+      UsageError: If there is no fine-tuning run in the folder, or its data cannot be read.
+    """
+    known = manifest.read(output)
+    config = config_of(known, output)
+    if text is None:
+        progress("Reading the data ...")
+        text = corpus.read_users(config)
+    return OpenedRun(output, config, known, text)
+
+
+def config_of(known: manifest.Manifest, output: pathlib.Path) -> config_lib.FinetuningConfig:
+    """Returns the options of the fine-tuning run in a folder.
+
+    Args:
+      known: Manifest of the run.
+      output: Folder of the run.
+
+    Returns:
+      The options.
+
+    Raises:
+      UsageError: If the run is of another kind, or its options cannot be used.
+    """
+    known.check_kind(manifest.FINETUNING, output)
+    return options.config_from_mapping(
+        known.config, str(output / "config.json"), config_lib.FinetuningConfig
+    )

@@ -1,0 +1,208 @@
+"""A run that has been prepared: everything that the kernel of a run needs, and no options.
+
+Training, fine-tuning and the fine-tuning of a custom model turn their options into a `Prepared`
+once. `run.begin`, `run.resume` and `run.report` take it from there, for all of them alike.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_dpftrl.accounting import facts as facts_lib
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.runs import checkpoint, manifest, metrics_log, privacy, stopping
+
+
+class Trained(NamedTuple):
+    """The outcome of a round.
+
+    Attributes:
+      state: State that the next round continues from, in TFF's layout (see `released_model`).
+      loss: Mean loss on the round's training data; None if there was no data.
+      top1: Accuracy on the round's training data; None if it was not measured.
+      num_not_finite: Number of contributions that were not finite and counted as zero.
+    """
+
+    state: Any
+    loss: float | None
+    top1: float | None
+    num_not_finite: int
+
+
+class Trainer(abc.ABC):
+    """Trains the rounds of a run.
+
+    Attributes:
+      too_fast: Names of the options to lower if training diverges.
+      unit: Name of what contributes to a round, in the plural: "clients".
+    """
+
+    too_fast: str
+    unit: str
+
+    @abc.abstractmethod
+    def initial_state(self) -> Any:
+        """Returns the state before the first round, with a new seed of the noise."""
+
+    @abc.abstractmethod
+    def sample_with(self, seed: int) -> None:
+        """Sets the seed of the cohorts, once, before the first call of `members`.
+
+        Args:
+          seed: The seed; the same one in every process of the run.
+        """
+
+    @abc.abstractmethod
+    def members(self, round_index: int) -> Sequence[str]:
+        """Returns the ids of the users in a round, the same ones if it is repeated."""
+
+    @abc.abstractmethod
+    def train(self, state: Any, round_index: int, members: Sequence[str]) -> Trained:
+        """Trains a round that has begun.
+
+        Args:
+          state: State before the round.
+          round_index: Number of the round, from 0.
+          members: Ids that `members` returned for the round.
+
+        Returns:
+          The outcome.
+        """
+
+
+class Evaluator(abc.ABC):
+    """Judges the models of a run on held-out data."""
+
+    @abc.abstractmethod
+    def evaluate(self, weights: list[np.ndarray]) -> Mapping[str, float]:
+        """Measures a model.
+
+        Args:
+          weights: Weights of the model.
+
+        Returns:
+          Values by column of `metrics.csv`, all named "eval_..."; empty if there is no
+          held-out data.
+        """
+
+    def examine(self, output: pathlib.Path, rounds_done: int, weights: list[np.ndarray]) -> None:
+        """Measures and writes what is measured only once, after the last round.
+
+        Args:
+          output: Folder of the run.
+          rounds_done: Number of rounds that the model has seen.
+          weights: Weights of the model.
+
+        Raises:
+          OSError: If a file cannot be written.
+        """
+        del output, rounds_done, weights
+
+
+class Outcome(NamedTuple):
+    """What a run has come to, for its presentation.
+
+    Attributes:
+      rows: One row of metrics for each committed round.
+      weights: Weights of the model that is published.
+      statement: The privacy statement.
+      progress: A sentence on why the run ended, or on how to resume it.
+    """
+
+    rows: list[metrics_log.Row]
+    weights: list[np.ndarray]
+    statement: statement_lib.PrivacyStatement
+    progress: str
+
+
+class Presentation(abc.ABC):
+    """Writes the model, the curves and the summary of a run. It needs no data.
+
+    Attributes:
+      columns: Columns of `metrics.csv`.
+      has_events: Whether the rows are written as TensorBoard events too.
+      is_renewed: Whether the report is written at every evaluation, not only at the end.
+    """
+
+    columns: tuple[metrics_log.Column, ...]
+    has_events: bool = True
+    is_renewed: bool = False
+
+    def write_best(self, output: pathlib.Path, weights: list[np.ndarray]) -> None:
+        """Writes the model with the best held-out accuracy so far.
+
+        Args:
+          output: Folder of the run.
+          weights: Weights of the model.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        del output, weights
+
+    @abc.abstractmethod
+    def write(self, output: pathlib.Path, outcome: Outcome) -> Any:
+        """Writes model and curves.
+
+        Args:
+          output: Folder of the run.
+          outcome: What the run has come to.
+
+        Returns:
+          The results, for the caller of the run.
+
+        Raises:
+          OSError: If a file cannot be written.
+        """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reportable:
+    """What a report on a run is made of: its manifest, and nothing that needs data.
+
+    Attributes:
+      known: Manifest of the run.
+      plan: Privacy of the run.
+      facts: Facts of the run that its statement reports.
+      schedule: When the run is evaluated, and when it ends.
+      released: Function from the state of the run to the weights that are published.
+      presentation: Writes the model and the curves.
+      go_on: Command, or call in Python, that resumes the run.
+    """
+
+    known: manifest.Manifest
+    plan: privacy.PrivacyPlan
+    facts: facts_lib.Facts
+    schedule: stopping.Schedule
+    released: Callable[[checkpoint.Snapshot], list[np.ndarray]]
+    presentation: Presentation
+    go_on: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A run that can begin or go on.
+
+    Attributes:
+      report: What a report on the run is made of.
+      trainer: Context in which the rounds are trained.
+      evaluator: Judges the models.
+      public_seed: Seed of the cohorts where they need not be secret.
+      keep: Function that writes to the run's folder what a report or a resumption reads there,
+        such as the vocabulary.
+      announcement: Progress lines that follow once the folder holds the run.
+    """
+
+    report: Reportable
+    trainer: contextlib.AbstractContextManager[Trainer]
+    evaluator: Evaluator
+    public_seed: int
+    keep: Callable[[pathlib.Path], None] = lambda output: None
+    announcement: Sequence[str] = ()

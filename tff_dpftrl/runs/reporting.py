@@ -1,0 +1,88 @@
+"""Statement, curves and model of what a run has committed."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from tff_dpftrl import durable_files, validation
+from tff_dpftrl.accounting import display
+from tff_dpftrl.accounting import statement as statement_lib
+from tff_dpftrl.runs import committed_rounds, metrics_log
+from tff_dpftrl.runs import prepared as prepared_lib
+
+
+def write(
+    output: pathlib.Path,
+    run: prepared_lib.Reportable,
+    rounds: committed_rounds.CommittedRounds,
+) -> Any:
+    """Writes the report of a run that this process has open.
+
+    Args:
+      output: Folder of the run; statement, curves and model in it are replaced.
+      run: What the report is made of.
+      rounds: The open rounds of the run.
+
+    Returns:
+      The results, as the run's presentation makes them.
+
+    Raises:
+      UsageError: If no round has been committed yet.
+      OSError: If a file cannot be written.
+    """
+    done, plan, schedule = rounds.rounds_done, run.plan, run.schedule
+    if done == 0:
+        raise validation.UsageError(
+            f"The run in {output} has not committed a {schedule.unit} yet: there is nothing to "
+            f"report. Go on with {run.go_on}."
+        )
+    snapshot, saved = rounds.restore()
+    rows = metrics_log.read_rows(output, done)
+    if not rows or rows[-1]["round"] < done:  # The crash came between the commit and the row.
+        rows.append({column.name: saved.get(column.name) for column in run.presentation.columns})
+    ended = schedule.reason_to_end(plan, rows, done)
+    statement = plan.statement(
+        rounds.observed(),
+        run.facts,
+        # When a run ends at an accuracy, or because somebody who has seen its metrics ends it,
+        # depends on the data: then all rounds are charged that it might have run.
+        charge_all_rounds=schedule.stop_at_accuracy is not None or ended is None,
+    )
+    write_statement(output, statement)
+    progress = ended or (
+        f"{done} of {plan.num_rounds} {schedule.unit}s are done; go on with {run.go_on}. The "
+        "statement charges all of them: whoever ends a run early has seen how it went."
+    )
+    outcome = prepared_lib.Outcome(rows, run.released(snapshot), statement, progress)
+    return run.presentation.write(output, outcome)
+
+
+def write_statement(output: pathlib.Path, statement: statement_lib.PrivacyStatement) -> None:
+    """Writes a privacy statement, for programs and for people.
+
+    Args:
+      output: Folder of the run.
+      statement: The statement.
+
+    Raises:
+      OSError: If a file cannot be written.
+    """
+    for name, text in (
+        ("privacy_statement.json", statement.to_json() + "\n"),
+        ("privacy_statement.md", statement.to_markdown()),
+    ):
+        durable_files.write(output / name, text.encode("utf-8"))
+
+
+def promise(statement: statement_lib.PrivacyStatement) -> str:
+    """Returns the guarantee of a statement in a sentence, with its headline caveats."""
+    if statement.epsilon is None:
+        return "Privacy: NO guarantee. " + " ".join(statement.no_guarantee)
+    rho = statement.rho_zcdp
+    sentence = (
+        f"Privacy: ε = {display.round_up(statement.epsilon)} at δ = {statement.delta:g}, "
+        + (f"ρ-zCDP {display.round_up(rho)}, " if rho is not None else "")
+        + "per user; see privacy_statement.md."
+    )
+    return " ".join([sentence, *statement.headline_caveats])

@@ -1,0 +1,185 @@
+"""A run from its beginning to its report: the steps that all kinds of runs have in common.
+
+The folder of a run:
+
+    config.json                 kind of the run, resolved options, what was derived from them,
+                                versions
+    metrics.csv, metrics_README.md, curves.png
+    privacy_statement.json, .md
+    private/ledger.sqlite       who took part when, and which state was committed
+    private/checkpoints/        state of the process, with seed and noise buffers
+    private/manifest.json       what config.json said when the run began
+
+Each round is committed before the next one begins: its cohort to the ledger before it is
+trained, then state and metrics to a checkpoint, then the checkpoint's fingerprint to the ledger. A
+run that is killed at any moment goes on with the same cohort and the same noise.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from tff_dpftrl import durable_files
+from tff_dpftrl.runs import (
+    cohort_seed,
+    committed_rounds,
+    loop,
+    manifest,
+    privacy,
+    reporting,
+)
+from tff_dpftrl.runs import prepared as prepared_lib
+from tff_dpftrl.runs import progress as progress_lib
+
+
+def begin(
+    output: pathlib.Path,
+    prepare: Callable[[], prepared_lib.Prepared],
+    progress: progress_lib.Progress,
+) -> Any:
+    """Begins a run and trains it to its end.
+
+    Args:
+      output: Folder of the run, which is made if it is missing.
+      prepare: Function that prepares the run; it is called once the folder is known to be free,
+        and writes nothing.
+      progress: Callback for progress lines.
+
+    Returns:
+      The results, as the run's presentation makes them.
+
+    Raises:
+      UsageError: If the folder, an option or the data cannot be used; nothing has been written
+        then.
+      OSError: If a file cannot be written; every committed round is kept.
+    """
+    manifest.check_is_free(output)
+    prepared = prepare()
+    with prepared.trainer as trainer:
+        state = trainer.initial_state()
+        with _created_rounds(output, prepared.report, state) as rounds:
+            return _run(output, prepared, trainer, rounds, state, progress)
+
+
+def resume(
+    output: pathlib.Path,
+    prepare: Callable[[manifest.Manifest], prepared_lib.Prepared],
+    progress: progress_lib.Progress,
+) -> Any:
+    """Goes on with a run, perhaps with none of its rounds, and trains it to its end.
+
+    Args:
+      output: Folder of the run.
+      prepare: Function that prepares the run from its manifest. It refuses data, or a model,
+        that the run did not begin with.
+      progress: Callback for progress lines.
+
+    Returns:
+      The results, as the run's presentation makes them.
+
+    Raises:
+      UsageError: If there is no run, another process has it open, or its files or data were
+        changed.
+      OSError: If a file cannot be written; every committed round is kept.
+    """
+    prepared = prepare(manifest.read(output))
+    with prepared.trainer as trainer:
+        state = trainer.initial_state()
+        with _opened_rounds(output, prepared.report) as rounds:
+            return _run(output, prepared, trainer, rounds, state, progress)
+
+
+def report(
+    output: pathlib.Path, reportable: Callable[[manifest.Manifest], prepared_lib.Reportable]
+) -> Any:
+    """Writes statement, curves and model of what a run has committed so far.
+
+    The run may be interrupted or finished, but not under way. It can be resumed afterwards.
+
+    Args:
+      output: Folder of the run.
+      reportable: Function from the manifest of the run to what its report is made of.
+
+    Returns:
+      The results, as the run's presentation makes them.
+
+    Raises:
+      UsageError: If there is no run, another process has it open, its files were changed, or
+        none of its rounds has been committed yet.
+      OSError: If a file cannot be written.
+    """
+    run = reportable(manifest.read(output))
+    with committed_rounds.CommittedRounds.open(
+        output / "private", run.plan.declared, binding=run.known.digest
+    ) as rounds:
+        durable_files.remove_leftovers(output)
+        return reporting.write(output, run, rounds)
+
+
+def _run(
+    output: pathlib.Path,
+    prepared: prepared_lib.Prepared,
+    trainer: prepared_lib.Trainer,
+    rounds: committed_rounds.CommittedRounds,
+    state: Any,
+    progress: progress_lib.Progress,
+) -> Any:
+    """Runs the rounds that are left, and reports."""
+    run = prepared.report
+    durable_files.remove_leftovers(output)
+    prepared.keep(output)
+    for line in prepared.announcement:
+        progress(line)
+    progress(
+        f"Results: {output}/, {rounds.rounds_done} of {run.plan.num_rounds} "
+        f"{run.schedule.unit}s done."
+    )
+    seed = prepared.public_seed
+    if _has_secret_cohorts(run.plan):
+        seed = cohort_seed.read(output / "private")
+    trainer.sample_with(seed)
+    loop.Loop(output, prepared, trainer, rounds, progress).run(state)
+    return reporting.write(output, run, rounds)
+
+
+def _created_rounds(
+    output: pathlib.Path, run: prepared_lib.Reportable, state: Any
+) -> committed_rounds.CommittedRounds:
+    """Makes the folder of a new run, and opens its rounds."""
+    private = output / "private"
+    shutil.rmtree(private, ignore_errors=True)  # Of a run that never got as far as round 1.
+    output.mkdir(parents=True, exist_ok=True)
+    rounds = committed_rounds.CommittedRounds.create(
+        private, run.plan.declared, state, {}, **_ledger_options(run)
+    )
+    try:
+        if _has_secret_cohorts(run.plan):
+            cohort_seed.create(private)
+        run.known.write(output)  # Last of all files: from now on the folder holds a run.
+    except BaseException:
+        rounds.close()
+        raise
+    return rounds
+
+
+def _opened_rounds(
+    output: pathlib.Path, run: prepared_lib.Reportable
+) -> committed_rounds.CommittedRounds:
+    private = output / "private"
+    return committed_rounds.CommittedRounds.open(private, run.plan.declared, **_ledger_options(run))
+
+
+def _ledger_options(run: prepared_lib.Reportable) -> dict[str, Any]:
+    return {
+        "noise_part": "aggregator" if run.plan.has_noise else None,
+        "binding": run.known.digest,
+        "budget_guard": run.plan.budget_guard(run.schedule.max_epsilon),
+    }
+
+
+def _has_secret_cohorts(plan: privacy.PrivacyPlan) -> bool:
+    # A run with a known noise seed is not private, and is meant to be repeatable.
+    return plan.needs_secret_cohorts and plan.deterministic_seed is None

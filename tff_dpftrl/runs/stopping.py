@@ -1,0 +1,94 @@
+"""The schedule of a run: when its model is evaluated, and when it ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tff_dpftrl import validation
+from tff_dpftrl.accounting import display
+from tff_dpftrl.runs import privacy
+
+ACCURACY = "eval_top1_in_vocab"
+"""Column of `metrics.csv` that decides about `stop_at_accuracy` and the best model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """When a run is evaluated, and when it ends.
+
+    Attributes:
+      unit: Name of a round in messages: "round", or "step" in fine-tuning.
+      eval_every: Number of rounds between evaluations.
+      max_epsilon: ε above which no round begins; None for no such budget.
+      stop_at_accuracy: Held-out accuracy at which the run ends; None if accuracy never ends it.
+    """
+
+    unit: str
+    eval_every: int
+    max_epsilon: float | None = None
+    stop_at_accuracy: float | None = None
+
+    def check_budget(self, plan: privacy.PrivacyPlan, *, show_cost: bool = True) -> None:
+        """Refuses a budget that does not pay for the first round.
+
+        Args:
+          plan: Privacy of the run.
+          show_cost: Whether the message may have the cost of a round. It may not while this
+            reveals a private choice that has not been recorded yet.
+
+        Raises:
+          UsageError: If the first round costs more than `max_epsilon`.
+        """
+        if self.max_epsilon is None:
+            return
+        cost = plan.epsilon_after(1)
+        if cost is not None and cost > self.max_epsilon:
+            shown = f", which costs {display.round_up(cost)}" if show_cost else ""
+            also = " or noise_multiplier" if show_cost else ""
+            raise validation.UsageError(
+                f"max_epsilon={self.max_epsilon:g} does not pay for one {self.unit}{shown}: raise "
+                f"it{also}."
+            )
+
+    def is_evaluated(self, rounds_done: int, num_rounds: int) -> bool:
+        """Returns whether the model after `rounds_done` rounds is evaluated."""
+        return rounds_done % self.eval_every == 0 or rounds_done == num_rounds
+
+    def reason_to_end(
+        self, plan: privacy.PrivacyPlan, rows: Sequence[Mapping[str, Any]], rounds_done: int
+    ) -> str | None:
+        """Returns why no further round may begin.
+
+        Args:
+          plan: Privacy of the run.
+          rows: Metrics of the committed rounds.
+          rounds_done: Number of committed rounds.
+
+        Returns:
+          A sentence; None if rounds are left.
+        """
+        if rounds_done == plan.num_rounds:
+            return f"All {rounds_done} {self.unit}s are done."
+        of_all = f"{rounds_done} of {plan.num_rounds} {self.unit}s"
+        if self.max_epsilon is not None:
+            following = plan.epsilon_after(rounds_done + 1)
+            if following is not None and following > self.max_epsilon:
+                return (
+                    f"Stopped after {of_all}: the next one would bring ε to "
+                    f"{display.round_up(following)}, above max_epsilon={self.max_epsilon:g}."
+                )
+        best = best_accuracy(rows)
+        if best is not None and self.stop_at_accuracy is not None and best >= self.stop_at_accuracy:
+            return (
+                f"Stopped after {of_all}: the held-out accuracy reached {best:.2%}, and "
+                f"stop_at_accuracy is {self.stop_at_accuracy:.2%}."
+            )
+        return None
+
+
+def best_accuracy(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Returns the best held-out accuracy of some rows; None before the first evaluation."""
+    accuracies = [row[ACCURACY] for row in rows if row.get(ACCURACY) is not None]
+    return max(accuracies, default=None)

@@ -1,0 +1,104 @@
+"""Rounds of federated learning, as the kernel of a run trains them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow_federated as tff
+from typing_extensions import override
+
+from tff_dpftrl.participation import cohorts
+from tff_dpftrl.runs import prepared, privacy
+from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.training import engine, task
+from tff_dpftrl.training import placement as placement_lib
+
+
+class FederatedTrainer(prepared.Trainer):
+    """Trains rounds with cohorts of clients."""
+
+    too_fast = "client_learning_rate or server_learning_rate"
+    unit = "clients"
+
+    def __init__(
+        self,
+        user_ids: Sequence[str],
+        plan: privacy.FederatedPlan,
+        process: engine.Process,
+        client_value: engine.ClientValue,
+    ):
+        """Keeps its arguments.
+
+        Args:
+          user_ids: Ids of the training users.
+          plan: Privacy of the run, which draws the cohorts.
+          process: The learning process.
+          client_value: Function from a user and a round to the client's data.
+        """
+        self._user_ids = user_ids
+        self._plan = plan
+        self._process = process
+        self._client_value = client_value
+        self._sampler: cohorts.CohortSampler | None = None
+
+    @override
+    def initial_state(self) -> Any:
+        return self._process.initialize()
+
+    @override
+    def sample_with(self, seed: int) -> None:
+        self._sampler = self._plan.sampler(seed)
+
+    @override
+    def members(self, round_index: int) -> list[str]:
+        if self._sampler is None:
+            raise RuntimeError("sample_with was not called.")
+        return [self._user_ids[index] for index in self._sampler.cohort(round_index)]
+
+    @override
+    def train(self, state: Any, round_index: int, members: Sequence[str]) -> prepared.Trained:
+        client_data = [self._client_value(user, round_index) for user in members]
+        output = self._process.next(state, client_data)
+        trained = output.metrics["client_work"]["train"]
+        aggregated = output.metrics["aggregator"] if output.metrics else {}
+        # A cohort without text has neither: TFF's quotients of nothing are 0.
+        return prepared.Trained(
+            state=output.state,
+            loss=float(trained["loss"]) if trained["num_targets"] else None,
+            top1=float(trained["top1_in_vocab"]) if trained["num_in_vocab"] else None,
+            num_not_finite=int(aggregated.get("non_finite_clients", 0)) if aggregated else 0,
+        )
+
+
+@contextlib.contextmanager
+def open_trainer(
+    build: Callable[[], tff.learning.templates.LearningProcess],
+    plan: privacy.FederatedPlan,
+    language_task: task.LanguageTask,
+    *,
+    engine_name: str,
+    secure_sums: bool,
+    placement: placement_lib.Placement,
+    progress: progress_lib.Progress,
+) -> Iterator[FederatedTrainer]:
+    """Builds the learning process of a run where it will run.
+
+    Args:
+      build: Function that builds the process.
+      plan: Privacy of the run.
+      language_task: Model and text of the run.
+      engine_name: Name of the engine: "compiled" or "tff".
+      secure_sums: Whether the process sums with secure aggregation.
+      placement: Placement of the clients.
+      progress: Callback for progress lines.
+
+    Yields:
+      The trainer. Everything that was started for it is ended afterwards.
+    """
+    progress("Building the computations ...")
+    with engine.open_engine(
+        engine_name, build, language_task, placement, secure_sums=secure_sums
+    ) as (process, client_value):
+        yield FederatedTrainer(language_task.train.user_ids, plan, process, client_value)

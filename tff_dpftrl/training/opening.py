@@ -1,0 +1,118 @@
+"""Opens a training run: checks and reads everything that does not need TensorFlow.
+
+TensorFlow takes seconds to import. What is wrong with options, files or population is found here,
+before that, for the command and for `training.run.train` alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+from tff_dpftrl.runs import manifest
+from tff_dpftrl.runs import progress as progress_lib
+from tff_dpftrl.training import config as config_lib
+from tff_dpftrl.training import corpus, options, own_models, warm_start
+from tff_dpftrl.training import placement as placement_lib
+
+IN_THIS_PROCESS = placement_lib.Placement()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OpenedRun:
+    """A run that can be trained as far as could be checked without TensorFlow.
+
+    Attributes:
+      output: Folder of the run.
+      config: Resolved options of the run.
+      known: Manifest of a run that has begun; None for a new run.
+      text: Text and vocabulary of the run.
+      model: The caller's own model; None if the config names one.
+      model_trained_on: Public text that the caller's model was trained on; None if unknown.
+      placement: Where the clients work.
+    """
+
+    output: pathlib.Path
+    config: config_lib.TrainingConfig
+    known: manifest.Manifest | None
+    text: corpus.RunText
+    model: own_models.Own | None
+    model_trained_on: str | None
+    placement: placement_lib.Placement
+
+
+def open_new(
+    config: config_lib.TrainingConfig,
+    output: pathlib.Path,
+    *,
+    text: corpus.RunText | None = None,
+    model: own_models.Own | None = None,
+    model_trained_on: str | None = None,
+    progress: progress_lib.Progress = progress_lib.to_stderr,
+    placement: placement_lib.Placement = IN_THIS_PROCESS,
+) -> OpenedRun:
+    """Opens a new run; nothing is written.
+
+    Args:
+      config: Options of the run.
+      output: Folder of the run, which must be free.
+      text: Text and vocabulary of the run; read from the files that the config names if None.
+      model: The caller's own model; None if the config names one.
+      model_trained_on: Public text that the caller's model was trained on; None if unknown.
+      progress: Callback for progress lines.
+      placement: Where the clients work; in this process by default.
+
+    Returns:
+      The opened run.
+
+    Raises:
+      UsageError: If an option, a file, the folder or the population cannot be used.
+    """
+    manifest.check_is_free(output)
+    name = own_models.name_of(config.model, model, model_trained_on)
+    config = dataclasses.replace(config, model=name).with_absolute_paths().with_model_sizes()
+    placement.check(config.engine)
+    if config.initial_weights is not None:
+        warm_start.find(config.initial_weights)
+    if text is None:
+        progress("Reading the data ...")
+        text = corpus.read(config)
+    else:
+        corpus.check_named(config, text.train)
+    config.privacy().check(len(text.train))
+    return OpenedRun(output, config, None, text, model, model_trained_on, placement)
+
+
+def open_begun(
+    output: pathlib.Path,
+    *,
+    text: corpus.RunText | None = None,
+    model: own_models.Own | None = None,
+    model_trained_on: str | None = None,
+    progress: progress_lib.Progress = progress_lib.to_stderr,
+    placement: placement_lib.Placement = IN_THIS_PROCESS,
+) -> OpenedRun:
+    """Opens a run that has begun.
+
+    Args:
+      output: Folder of the run.
+      text: Text and vocabulary of the run; read from the files that its config names if None.
+      model: The caller's own model, if the run began with one.
+      model_trained_on: Must be None: a run has recorded it when it began.
+      progress: Callback for progress lines.
+      placement: Where the clients work; in this process by default.
+
+    Returns:
+      The opened run.
+
+    Raises:
+      UsageError: If there is no training run in the folder, or it cannot go on like this.
+    """
+    known = manifest.read(output)
+    config = options.of_manifest(known, output)
+    own_models.check_resumed(config.model, model, model_trained_on, output)
+    placement.check(config.engine)
+    if text is None:
+        progress("Reading the data ...")
+        text = corpus.read(config)
+    return OpenedRun(output, config, known, text, model, None, placement)
