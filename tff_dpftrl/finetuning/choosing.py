@@ -1,4 +1,4 @@
-"""What to sample and how much of it: the plan of a run from its options."""
+"""Chooses the sampling, group size and clip norm that the options of a run leave open."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _POOL_LOOKED_AT = (
 
 @dataclasses.dataclass(frozen=True)
 class Chosen:
-    """How a run samples and noises.
+    """Sampling and noise of a run.
 
     Attributes:
-      privacy: The plan that its books take.
-      group_size: G.
-      reasons: Why, line by line; exact figures of the users may be in them.
-      facts: What the statement says of the choices.
-      not_covered: What was looked at for them that ε does not cover.
+      privacy: The privacy plan.
+      group_size: Group size G, a number of examples.
+      reasons: Reasons of the choices, line by line; exact figures of the users may be in them.
+      facts: Parameters that the statement reports of the choices.
+      not_covered: Data accesses for the choices that ε does not cover, a sentence each.
     """
 
     privacy: privacy.PrivacyPlan
@@ -42,12 +42,12 @@ class Chosen:
 
 
 def needs_proxies(config: config_lib.FinetuningConfig) -> bool:
-    """Whether anything is left to choose that gradients of public text decide."""
+    """Returns whether gradients of public text decide anything that the options leave open."""
     return config.clip_norm is None or config.splits_budget
 
 
 def largest_group(config: config_lib.FinetuningConfig, num_users: int) -> int:
-    """The largest group size whose gradients may have to be known."""
+    """Returns the largest group size whose gradients may have to be known."""
     if config.sampling == "example":
         return 1
     if config.group_size is not None:
@@ -69,7 +69,7 @@ def choose(
     Args:
       config: Options of the run.
       users: The protected users.
-      public: What public users' gradients are like; None if `needs_proxies` says no.
+      public: Norms of public users' gradients; None if `needs_proxies` returned False.
       num_parameters: Number of weights that are trained.
 
     Returns:
@@ -92,7 +92,7 @@ def choose(
 def _better(
     config: config_lib.FinetuningConfig, users: contributions.Users, public: proxies.Proxies
 ) -> Chosen:
-    """ELS or ULS, by the noise of the average over the gradients' size."""
+    """Chooses ELS or ULS by the noise of the average, relative to the gradients' size."""
     median = _median(config, users)
     choice, cohort, why = _group_and_cohort(config, users, public)
     # Whichever is taken, the median was looked at.
@@ -224,7 +224,7 @@ def _sampled(
 def _clip_norm(
     config: config_lib.FinetuningConfig, public: proxies.Proxies | None, rows: int
 ) -> tuple[float, str]:
-    """The clip norm, and where it is from."""
+    """Returns the clip norm and its source."""
     if config.clip_norm is not None:
         return config.clip_norm, "given"
     # Few digits say as much as it is worth.
@@ -259,14 +259,14 @@ def _passes(
 def asked_of_passes(
     config: config_lib.FinetuningConfig, *, clip_norm: float
 ) -> dp_ftrl_privacy.DpFtrlPrivacy:
-    """What a run with sampling 'passes' asks of privacy.
+    """Returns the privacy that a run with sampling 'passes' requests.
 
     Args:
-      config: Its options.
+      config: Options of the run.
       clip_norm: L2 norm that a user's gradient is clipped to.
 
     Returns:
-      What the plan of a new run, or of one to go on with, is made of.
+      The request; the plan of a new run, or of one that goes on, is made of it.
     """
     return dp_ftrl_privacy.DpFtrlPrivacy(
         num_rounds=config.num_steps,

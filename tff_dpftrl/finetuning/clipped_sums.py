@@ -101,9 +101,9 @@ def language_losses(
 
     Args:
       model: The model.
-      weights: Its weights.
+      weights: Weights of the model.
       rows: Words and targets.
-      **recorded: What else `model.compact_logits` is given: a record of its uses of weights.
+      **recorded: Further arguments of `model.compact_logits`: a record of its uses of weights.
 
     Returns:
       float32, shape [n].
@@ -236,7 +236,7 @@ def sum_in_chunks(
     of one chunk, and the same batch has the same bits every time. Nothing is left out.
 
     Args:
-      clipped_sum: What to do with a chunk; compiled here, once.
+      clipped_sum: Function that sums a chunk; it is compiled here, once.
       units_per_chunk: Units in each chunk but the last one.
 
     Returns:

@@ -32,14 +32,14 @@ from tff_dpftrl.participation import cohorts
 
 @dataclasses.dataclass(frozen=True)
 class Users:
-    """Whose examples they are: all that sampling needs to know of the data.
+    """Users and the numbers of their examples: all that sampling needs to know of the data.
 
     A user without examples is refused, not dropped: how many users there are decides
     the sampling probability, and the accounting takes that number for public.
 
     Attributes:
       ids: Distinct names, in any order that stays the same.
-      num_examples: How many examples each of them has, int64, shape [users], at least 1.
+      num_examples: Number of examples of each user, int64, shape [users], at least 1.
     """
 
     ids: tuple[str, ...]
@@ -240,8 +240,9 @@ class ExampleSampling(Contributions):
         return len(self._pool)
 
     @property
+    @override
     def expected_gradients(self) -> float:
-        """See the base class: p · |D_sub|."""
+        # p · |D_sub|.
         return self.sampling_probability * self.pool_size
 
     @override
@@ -262,8 +263,9 @@ class UserSampling(Contributions):
     """
 
     @property
+    @override
     def expected_gradients(self) -> float:
-        """See the base class: q · Σ min(n_u, G)."""
+        # q · Σ min(n_u, G).
         return self.sampling_probability * self.users.pool_size(self.group_size)
 
     @override
@@ -278,13 +280,13 @@ class UserSampling(Contributions):
 
 
 def batch_of_users(users: Users, members: np.ndarray, group_size: int, stream: str) -> Batch:
-    """Some examples of each of the users who are in a step.
+    """Draws some examples of each of the users who are in a step.
 
     Args:
-      users: The users.
-      members: Indices of those in the step, distinct, int64.
+      users: All users.
+      members: Indices of the users in the step, distinct, int64.
       group_size: G, the largest number of examples of one user.
-      stream: What their examples are drawn for; see `random_examples`.
+      stream: Name of the random stream, with the secret seed, like "turns/<seed>/<step>".
 
     Returns:
       The batch, whose units are the users in the order of `users`.
@@ -313,13 +315,13 @@ def check_group_size(group_size: int) -> int:
 
 
 def random_examples(stream: str, user_id: str, num_examples: int, limit: int) -> np.ndarray:
-    """Some of one user's examples, uniformly at random without replacement.
+    """Draws some of one user's examples, uniformly at random without replacement.
 
     Args:
-      stream: What they are drawn for, with the secret seed, like "pool/<seed>".
-      user_id: The user.
-      num_examples: n_u, how many there are.
-      limit: G, how many are wanted.
+      stream: Name of the random stream, with the secret seed, like "pool/<seed>".
+      user_id: Id of the user.
+      num_examples: Number n_u of the user's examples.
+      limit: Largest number G of examples to draw.
 
     Returns:
       min(n_u, G) indices below n_u, increasing, int64: a function of the arguments only.

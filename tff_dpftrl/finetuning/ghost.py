@@ -46,7 +46,7 @@ def fastest_clipped_sum(
     Args:
       model: The model.
       rows_per_unit: The most rows a unit has: 1 where units are examples, else G.
-      normalised: As for `clipped_sums.looped`.
+      normalised: Whether the clipped gradients are divided by the clip norm.
 
     Returns:
       `booked` for short units of a model that reports its uses of weights, else
@@ -72,7 +72,7 @@ def booked(
     Args:
       model: A model that reports its uses of weights (`LanguageModel.reports_uses`).
       rows_per_unit: The most rows a unit has.
-      normalised: As for `clipped_sums.looped`.
+      normalised: Whether the clipped gradients are divided by the clip norm.
 
     Returns:
       The function, for the rows of `clipped_sums.language_rows`. It raises

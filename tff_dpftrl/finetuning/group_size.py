@@ -26,13 +26,13 @@ SMALLEST_COHORT = 32
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A group size, and what statements must say of it.
+    """A group size, and what statements must report of its choice.
 
     Attributes:
-      group_size: G.
-      source: Where it comes from, a phrase like "declared before the run".
-      epsilon: What choosing it cost, in pure differential privacy (δ = 0); 0 if nothing
-        was looked at, or if it is not covered.
+      group_size: Group size G, a number of examples.
+      source: Source of the group size, a phrase like "declared before the run".
+      epsilon: Cost of the choice in pure differential privacy (δ = 0); 0 if no data was looked
+        at, or if the choice is not covered.
       looked_at_users: Whether it was computed from the protected users' data without
         noise: the guarantee does not cover it then.
     """
@@ -127,13 +127,13 @@ def median_probabilities(
 def probe(
     users: contributions.Users, *, largest_group: int, seed: int, num_users: int = 128
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Whose gradients L(G) is estimated from, for all group sizes at once.
+    """Draws the users whose gradients L(G) is estimated from, for all group sizes at once.
 
     Args:
       users: Public or held-out users, so that L(G) costs no privacy; else it is not covered.
       largest_group: The largest G in question.
       seed: Non-negative integer; the sample depends on it.
-      num_users: How many users, 128 in the paper; all if there are fewer.
+      num_users: Number of users, 128 in the paper; all users if there are fewer.
 
     Returns:
       Indices of users, int64, increasing; and for each of them its examples in random
@@ -240,13 +240,13 @@ class Doubling:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """How a compute budget is spent on group size and cohort.
+    """Split of a compute budget into group size and cohort.
 
     Attributes:
-      group_size: G.
-      cohort_size: M.
+      group_size: Group size G, a number of examples.
+      cohort_size: Cohort size M, a number of users.
       noise: L(G) · σ(M) / M, the noise of the average for an L(G) of the gradient.
-      doublings: How Estimate-and-Double got there; empty for other ways to choose.
+      doublings: Steps of Estimate-and-Double; empty for other ways to choose.
     """
 
     group_size: int

@@ -33,15 +33,15 @@ TEXT_OPTIONS = ("data", "pretokenized", "sqlite_text_feature", "sqlite_split")
 
 @dataclasses.dataclass(frozen=True)
 class PersonalisationConfig:
-    """How users train, and how many of them.
+    """Options of personalisation: how the users train, and how many of them.
 
     Attributes:
-      learning_rates: Of SGD; each is tried on all users.
+      learning_rates: Learning rates of SGD; each is tried on all users.
       epochs: Passes over the first half of a user's examples, each in another order.
-      batch_size: Examples in a batch.
-      min_examples: Users with fewer are left out.
-      max_users: Users at most.
-      seed: Of the choice of users and of the order of their examples. The same users take
+      batch_size: Number of examples in a batch.
+      min_examples: Smallest number of examples; users with fewer are left out.
+      max_users: Largest number of users.
+      seed: Seed of the choice of users and of the order of their examples. The same users take
         part whatever the model is.
     """
 
@@ -90,16 +90,16 @@ class Mean(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How the second halves of the users' examples are predicted.
+    """Quality of the predictions for the second halves of the users' examples.
 
     Attributes:
-      learning_rate: Of the training before; None if there was none.
-      loss: Nats per word; the end of an example and unknown words count.
-      loss_gain: How much the training lowered it; its standard error is that of the
+      learning_rate: Learning rate of the users' training; None if they did not train.
+      loss: Cross-entropy in nats per word; the end of an example and unknown words count.
+      loss_gain: Decrease of the loss by the training; its standard error is that of the
         users' differences. None if there was no training.
       top1: Share of the words of the vocabulary that are guessed, over the users who have
         any.
-      top1_gain: How much the training raised it; None if there was none.
+      top1_gain: Increase of `top1` by the training; None if there was no training.
     """
 
     learning_rate: float | None

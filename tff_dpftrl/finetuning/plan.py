@@ -1,4 +1,4 @@
-"""What a fine-tuning run does to be private, and what it promises: ELS or ULS.
+"""The privacy plan of fine-tuning by sampling, ELS or ULS, and its promise.
 
 Both add independent Gaussian noise to a sum of clipped gradients and divide by a constant,
 the *expected* number of what was clipped: never by how many were sampled, which depends
@@ -23,7 +23,7 @@ from tff_dpftrl.finetuning import group_size as group_sizes
 from tff_dpftrl.mechanisms import strategy
 
 EXAMPLE, USER = "example", "user"
-"""What is sampled: examples of a pool (ELS), or users (ULS)."""
+"""Unit of sampling: examples of a pool (ELS), or users (ULS)."""
 
 _NO_FACTS = facts_lib.Facts()
 _NAMES = {EXAMPLE: "example-level sampling (ELS)", USER: "user-level sampling (ULS)"}
@@ -37,17 +37,17 @@ class Plan:
       sampling: `EXAMPLE` or `USER`.
       group_size: G, the largest number of examples of one user in the pool (ELS) or in a
         step (ULS).
-      num_users: N.
-      num_units: What the samples are drawn from: the size of the pool (ELS) or N (ULS).
+      num_users: Number of users, N.
+      num_units: Number of units to sample from: the size of the pool (ELS) or N (ULS).
       units_are_declared: Whether `num_units` was declared, not counted on the data.
       expected_units: B examples (ELS) or M users (ULS), expected in a step: the constant
         that the noised sum is divided by.
-      num_steps: T.
+      num_steps: Number of steps, T.
       noise_multiplier: σ, the noise's standard deviation per unit of the clip norm.
-      delta: δ.
-      num_examples: n, all examples of all users, if δ is the default n^−1.1; else None.
-      group_size_source: Where G comes from, a phrase.
-      group_size_epsilon: What choosing G cost, part of `epsilon`.
+      delta: δ of the (ε, δ) statement.
+      num_examples: Number n of all examples of all users, if δ is the default n^−1.1; else None.
+      group_size_source: Source of G, a phrase.
+      group_size_epsilon: Cost in ε of choosing G, part of `epsilon`.
       group_size_is_exact: Whether G was computed from the users' data without noise.
       users_scale: 1, or how many times as many users the noise was calibrated for: the
         paper's comparisons "scale the users in the accounting". `epsilon` is that of the
@@ -90,10 +90,10 @@ class Plan:
         return self.epsilon_after(self.num_steps)
 
     def epsilon_after(self, num_steps: int) -> float:
-        """ε of the first steps, the choice of G included.
+        """Computes ε of the first steps, the choice of G included.
 
         Args:
-          num_steps: How many were done, 0 … T.
+          num_steps: Number of steps that were done, 0 … T.
 
         Returns:
           ε at `delta`; inf without noise.
@@ -120,7 +120,7 @@ class Plan:
         return strategy.counted(self.group_size, "example")
 
     def contributions(self, users: contributions.Users, seed: int) -> contributions.Contributions:
-        """Who contributes what in which step.
+        """Samples the contributions to each step.
 
         Args:
           users: The users that the plan was made for.
@@ -169,7 +169,7 @@ class Plan:
         return float(used.sum() / sizes.sum())
 
     def what_if(self) -> WhatIf | None:
-        """What σ was calibrated for where `users_scale` is not 1; else None."""
+        """Returns what σ was calibrated for if `users_scale` is not 1; else None."""
         if self.users_scale == 1.0:
             return None
         delta = self.delta
@@ -185,7 +185,7 @@ class Plan:
         return WhatIf(self.users_scale, self.users_scale * self.num_users, epsilon, delta)
 
     def describe(self) -> list[str]:
-        """What is done, in a few lines for people."""
+        """Returns sampling, group size and noise in a few lines for people."""
         unit = _units(self.sampling)
         of_user = "in the pool" if self.sampling == EXAMPLE else "in a step, drawn anew each time"
         spent = (
@@ -208,7 +208,7 @@ class Plan:
         steps_done: int | None = None,
         seed_is_known: bool = False,
     ) -> statement.PrivacyStatement:
-        """The run's privacy statement.
+        """Makes the privacy statement of the run.
 
         Args:
           facts: Facts of the run that the plan does not have, such as the clip norm; none by
@@ -313,13 +313,13 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class WhatIf:
-    """What a run would promise if there were more users: no guarantee for anybody.
+    """Hypothetical promise of a run with more users: no guarantee for anybody.
 
     Attributes:
-      users_scale: How many times as many users there would be, with as many examples each.
-      num_users: How many that is.
-      epsilon: ε then, at
-      delta: δ then.
+      users_scale: Factor of the number of users, each with as many examples.
+      num_users: Hypothetical number of users.
+      epsilon: ε of the hypothetical run at `delta`.
+      delta: δ of the hypothetical run.
     """
 
     users_scale: float
@@ -329,7 +329,7 @@ class WhatIf:
 
     @property
     def sentence(self) -> str:
-        """What may be said of it."""
+        """Sentence about the hypothetical run, for caveats."""
         return (
             f"What if: with {self.users_scale:g} times as many users, {self.num_users:g}, and the "
             f"same expected batch, the noise would give ε = "
@@ -361,20 +361,21 @@ def make_plan(
     declared_units: int | None = None,
     users_scale: float = 1.0,
 ) -> Plan:
-    """The plan of a run that meets a target, or adds a given noise.
+    """Makes the plan of a run that meets a target, or adds a given noise.
 
     Args:
       users: The users.
       sampling: `EXAMPLE` (ELS) or `USER` (ULS).
       group_size: G, declared; or a choice of `group_size`, whose ε is composed.
       expected_units: B, examples expected in a step (ELS), or M, users (ULS).
-      num_steps: T.
-      target_epsilon: ε that choice and run together may spend; or
-      noise_multiplier: σ, 0 for no noise and no guarantee. Exactly one of the two.
-      delta: δ; `default_delta` of the users' examples if None.
+      num_steps: Number of steps, T.
+      target_epsilon: ε that choice and run together may spend; None if `noise_multiplier` is given.
+      noise_multiplier: σ, 0 for no noise and no guarantee; None if `target_epsilon` is given.
+      delta: δ of the (ε, δ) statement; `default_delta` of the users' examples if None.
       declared_units: A size of the pool (ELS) or a number of users (ULS) to compute the
         probability from, fixed without a look at the data; counted on the data if None.
-      users_scale: See `Plan`; with `target_epsilon` only.
+      users_scale: Factor of the number of users that the noise is calibrated for, at least 1;
+        with `target_epsilon` only.
 
     Returns:
       The plan; its ε was evaluated and is not above the target (unless `users_scale`

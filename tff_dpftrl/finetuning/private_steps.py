@@ -22,17 +22,17 @@ from tff_dpftrl.private_round import clipping, fixed_clip, interface
 from tff_dpftrl.runs import privacy
 
 ReadRows = Callable[[int, int], clipped_sums.Rows]
-"""From the first row of a piece of a batch, and the row after its last, to the rows."""
+"""Function from the first row of a piece of a batch, and the row after its last, to the rows."""
 
 
 def round_of(
     plan: privacy.PrivacyPlan, strategy: strategy_lib.Strategy
 ) -> fixed_clip.FixedClipRound:
-    """The clip and the noise of a run's steps.
+    """Returns the clipping and the noise of a run's steps.
 
     Args:
       plan: The run's privacy.
-      strategy: Of the noise: the identity where units are sampled.
+      strategy: Strategy of the noise: the identity where units are sampled.
 
     Returns:
       The private round, whose clients are units.
@@ -47,7 +47,7 @@ def round_of(
 
 
 class PrivateSteps:
-    """What a step does to the weights, as a function of its state and its batch.
+    """Steps of the optimizer, as functions of a state and a batch.
 
     The state is a dictionary in the layout of a run's checkpoints
     (`runs.released_model`): weights, what the optimizer and the average of the models
@@ -72,13 +72,14 @@ class PrivateSteps:
           private_round: Clip norm, noise and denominator: the number of units expected in a
             step.
           clipped_sum: Sums the clipped gradients of a piece of a batch.
-          optimizer: Of Keras, not yet built.
-          weights: Where the model begins, float32.
+          optimizer: Keras optimizer, not yet built.
+          weights: Initial weights of the model, float32.
           units_at_once: Units in a piece of a batch.
           normalised: Whether gradients are divided by the clip norm, noise and all.
           iterate_averaging: Decay of the average of the steps' models that the state
             keeps; None for none.
-          learning_rate: From a step, from 0, to its rate; the optimizer's own if None.
+          learning_rate: Function from a step, counted from 0, to its learning rate; the
+            optimizer's own rate if None.
         """
         self._round = private_round
         self._clip_norm = private_round.clipping.constant_norm

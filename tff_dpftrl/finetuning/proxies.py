@@ -24,12 +24,12 @@ _LARGEST_CLIP_NORM = 1e6  # Nothing is clipped: norms are all that is wanted.
 
 @dataclasses.dataclass(frozen=True)
 class Proxies:
-    """What public users' gradients are like.
+    """Norms of public users' gradients.
 
     Attributes:
-      gradient_norms: L(G).
-      num_users: How many of them were measured.
-      source: What they are, for statements.
+      gradient_norms: Norm L(G) for each group size G.
+      num_users: Number of public users that were measured.
+      source: Source of their text, for statements.
     """
 
     gradient_norms: group_size.GradientNorms
@@ -75,17 +75,17 @@ def of_model(
 
     Args:
       trained: The model, and the words of its ids.
-      name: The public text; see `read`.
-      protected: The corpus of the run.
-      largest_group: See `measure`.
-      is_tokenized: See `read`.
-      seed: See `measure`.
+      name: Name of the public text: `pretraining.STANDARD_LIBRARY` or a file.
+      protected: Corpus of the run, which the public text must not be.
+      largest_group: Largest group size that is needed.
+      is_tokenized: Whether the texts are words separated by white space already.
+      seed: Seed of the choice of users and examples.
 
     Returns:
-      What `finetune` decides by.
+      The norms.
 
     Raises:
-      ValueError: As for `read` and `measure`.
+      UsageError: If the public text cannot be read, is the protected one, or is too little.
     """
     text, source = read(name, is_tokenized=is_tokenized, protected=protected)
     spec = sequence_spec(trained.model)
@@ -100,7 +100,7 @@ def of_model(
 
 
 def sequence_spec(model: language_model.LanguageModel) -> sequences.SequenceSpec:
-    """How text is encoded: an example is what its user counts as one, however long it is."""
+    """Returns the encoding of text: an example is what its user counts as one, of any length."""
     return sequences.SequenceSpec(model.sequence_length, split_long_texts=False)
 
 
@@ -118,11 +118,11 @@ def measure(
     Args:
       corpus: Public text, encoded as what is fine-tuned on.
       model: The model.
-      weights: Its pretrained weights.
-      largest_group: The largest group size wanted; what is measured ends with the power
+      weights: Pretrained weights of the model.
+      largest_group: Largest group size that is needed; the last one that is measured is the power
         of two that is not below it.
-      seed: Of the choice of users and examples.
-      source: What statements call the text.
+      seed: Seed of the choice of users and examples.
+      source: Source of the text, for statements.
 
     Returns:
       Medians over at most 128 users.

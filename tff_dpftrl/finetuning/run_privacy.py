@@ -1,4 +1,4 @@
-"""The plan of fine-tuning by sampling, as the books of a run take it."""
+"""The plan of fine-tuning by sampling, as the kernel of a run takes it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ of passes (1.62: ε = 1, 64 users) by 0.17. Nothing noisier was tried.
 
 @dataclasses.dataclass(frozen=True)
 class SampledFinetuning(privacy.PrivacyPlan):
-    """ELS or ULS. Its rounds are steps, its clients users.
+    """Plan of ELS or ULS as that of a run. Its rounds are steps, its clients users.
 
     Attributes:
-      plan: What is sampled, noised and promised.
+      plan: Sampling, noise and promise of the run.
     """
 
     plan: plan_lib.Plan
@@ -52,7 +52,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
     def of(
         cls, plan: plan_lib.Plan, *, clip_norm: float, deterministic_seed: int | None
     ) -> SampledFinetuning:
-        """The privacy of a run.
+        """Makes the plan of a run.
 
         Args:
           plan: Sampling and noise.
@@ -88,8 +88,9 @@ class SampledFinetuning(privacy.PrivacyPlan):
         epsilon = self.epsilon_after(seen.num_rounds)
         return math.inf if epsilon is None else epsilon
 
+    @override
     def noise_to_signal(self, num_parameters: int) -> float:
-        """See the base class: σ √(d T) over the T steps' expected units."""
+        # σ √(d T) over the T steps' expected units.
         return self.plan.noise_of_average * math.sqrt(num_parameters / self.num_rounds)
 
     @override
@@ -121,7 +122,7 @@ class SampledFinetuning(privacy.PrivacyPlan):
     def resumed(
         cls, derived: Mapping[str, Any], *, deterministic_seed: int | None
     ) -> SampledFinetuning:
-        """The privacy of a run that is under way, from what `derived` recorded."""
+        """Makes the plan of a run that has begun, from what `derived` recorded."""
         return cls.of(
             plan_lib.Plan(**derived["plan"]),
             clip_norm=derived["clip_norm"],

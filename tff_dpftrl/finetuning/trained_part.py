@@ -1,4 +1,4 @@
-"""What of a model a run trains: all of its weights, or low-rank adapters of its kernels."""
+"""The trained part of a model: all of its weights, or low-rank adapters of its kernels."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class TrainedPart:
 
     Attributes:
       initial: The model to begin with.
-      model: Its scores as a function of what is trained.
-      weights: What is trained, at the beginning.
+      model: Model whose weights are the trained ones.
+      weights: Initial values of the trained weights.
     """
 
     initial: trained_model.TrainedModel
@@ -62,11 +62,11 @@ class TrainedPart:
         return isinstance(self.model, low_rank.LowRank)
 
     def whole(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """From weights of this part to all weights of the model."""
+        """Returns all weights of the model for weights of this part."""
         return self.model.merged(weights) if self._has_adapters else list(weights)
 
     def keep(self, output: pathlib.Path) -> None:
-        """Writes to a run's folder what `kept` reads there, if anything stays as it is.
+        """Writes the fixed weights, if there are any, to a run's folder, where `kept` reads them.
 
         Raises:
           OSError: If the file cannot be written.
@@ -75,14 +75,14 @@ class TrainedPart:
             export.write(output / _FIXED, self.initial.model, self.initial.weights)
 
     def identities(self) -> dict[str, Sequence[str]]:
-        """What must not change while a run lasts, by name."""
+        """Returns what must not change while a run lasts, by name."""
         if not self._has_adapters:
             return {}
         fixed = checkpoint.Snapshot.of(tuple(self.initial.weights))
         return {f"fixed weights ({_FIXED})": [fixed.fingerprint()]}
 
     def facts(self) -> Mapping[str, statement.Scalar]:
-        """What the statement says of it."""
+        """Returns the parameters that the statement reports of the trained part."""
         if not self._has_adapters:
             return {}
         return {
@@ -92,7 +92,7 @@ class TrainedPart:
         }
 
     def describe(self) -> list[str]:
-        """What a person should know of it before the first step."""
+        """Returns progress lines about the trained part, before the first step."""
         if not self._has_adapters:
             return []
         return [
