@@ -83,8 +83,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
         Args:
           client_data: The clients and their datasets, the same in every round.
-          sampler: See `__init__`.
-          on_cohort: See `__init__`.
+          sampler: Draws the cohorts.
+          on_cohort: Callback for a round and the ids of its clients, before their data is read.
 
         Returns:
           The data source.

@@ -1,4 +1,4 @@
-"""The text of a run: who trains, who is held out, and which words there are.
+"""The text of a run: training users, held-out users and the vocabulary.
 
 Everything that can be wrong with the files of a run is found here, without TensorFlow,
 whose import takes longer (but SQLite is parsed by it).
@@ -12,7 +12,6 @@ import tqdm
 
 from tff_dpftrl import validation
 from tff_dpftrl.data import sources, split, user_text, vocabulary
-from tff_dpftrl.training import config as config_lib
 from tff_dpftrl.training import language_config
 
 
@@ -33,7 +32,7 @@ class RunText:
     num_untouched: int = 0
 
 
-def read(config: config_lib.TrainingConfig) -> RunText:
+def read(config: language_config.LanguageConfig) -> RunText:
     """Reads the corpus and the vocabulary that a config names.
 
     Args:

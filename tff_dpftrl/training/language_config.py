@@ -1,4 +1,4 @@
-"""Which text, which words, which model: what pretraining, training and fine-tuning are told.
+"""Options of pretraining, training and fine-tuning for text, vocabulary and model.
 
 Options are fields of frozen dataclasses, whose metadata says what they mean and which flags,
 keys of a TOML file and entries of a run's `config.json` they are.
@@ -41,12 +41,12 @@ FILES = {
 
 
 def option(default: Any, help: str, group: str, minimum: float | None = None) -> Any:
-    """A field of a config.
+    """Makes a field of a config.
 
     Args:
-      default: Its value if not given.
-      help: What it means, with its unit.
-      group: Options that `--help` lists together.
+      default: Value of the option if it is not given.
+      help: Meaning of the option, with its unit.
+      group: Name of the group of options in `--help`.
       minimum: The smallest value; None for no bound.
 
     Returns:

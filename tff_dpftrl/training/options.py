@@ -19,7 +19,7 @@ Config = TypeVar("Config", bound=language_config.TextConfig)
 # Two ways to say how much noise there is: whoever gives one does not want the other.
 _NOISE = {"noise_multiplier": "target_epsilon", "target_epsilon": "noise_multiplier"}
 NOISY = (*_NOISE, "simulate_report_goal", "simulate_population")
-"""What says how much noise there is, and has no meaning with the mechanism 'none'."""
+"""Options for the amount of noise, which have no meaning with the mechanism 'none'."""
 
 
 def config_from_mapping(
@@ -29,7 +29,7 @@ def config_from_mapping(
 
     Args:
       values: Field names and values.
-      source: Where they come from, for error messages.
+      source: Name of the file or the command line that they are from, for error messages.
       kind: Class of the config.
 
     Returns:
@@ -58,14 +58,14 @@ def check_names(
 
 
 def overrule(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a file, say, overruled by flags.
+    """Overrules the options of a file, say, by flags.
 
     Naming `noise_multiplier` takes `target_epsilon` away, and the other way round;
     the mechanism 'none' takes both away, and the larger run whose noise is simulated.
 
     Args:
       options: Field names of `TrainingConfig` and values; nothing is validated.
-      given: The same of what overrules them; None stands for "not given".
+      given: Field names and values that overrule them; None stands for "not given".
 
     Returns:
       All of them, fit for `config_from_mapping`.

@@ -36,17 +36,17 @@ Progress = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class PretrainingConfig:
-    """How a model is trained centrally.
+    """Options of central training.
 
     Attributes:
       data: Public text: "standard-library"; "docs", with the docstrings of the installed
         packages, for a run that trains on something else; or a file as `train` reads it.
         That it is public is the operator's word; no privacy statement covers it.
-      epochs: Passes over the text; the learning rate falls to zero over them.
+      epochs: Number of passes over the text; the learning rate falls to zero over them.
       patience: Epochs without improvement on held-out text after which it ends.
-      batch_size: Sequences in a batch.
-      learning_rate: Adam's, at the beginning.
-      seed: Of the initial weights and of the order of the text.
+      batch_size: Number of sequences in a batch.
+      learning_rate: Learning rate of Adam at the beginning.
+      seed: Seed of the initial weights and of the order of the text.
     """
 
     data: str = STANDARD_LIBRARY
@@ -68,10 +68,10 @@ class PublicText:
     """Public text in two parts, and the vocabulary.
 
     Attributes:
-      train: Whose text is trained on.
-      held_out: Whose text decides which epoch is best.
+      train: Users whose text is trained on.
+      held_out: Users whose text decides which epoch is best.
       words: The vocabulary.
-      source: What the privacy statement of a later run says of the text.
+      source: Source of the text, for the privacy statement of a later run.
     """
 
     train: user_text.UserText
@@ -84,9 +84,9 @@ def read(config: PretrainingConfig, options: language_config.LanguageConfig) -> 
     """Reads public text and vocabulary, without TensorFlow.
 
     Args:
-      config: Names the text.
-      options: Of the run to come: its vocabulary, and its users' data, which the public text
-        must not be.
+      config: Options of the pretraining, which name the text.
+      options: Options of the later run: its vocabulary, and its users' data, which the public
+        text must not be.
 
     Returns:
       The text. About one user in ten, by a hash of their id, is held out.
@@ -188,11 +188,11 @@ def pretrain(
     """Trains a model, and keeps the best one of the epochs done at any time.
 
     Args:
-      config: How it is trained, and on what.
-      options: Of the run that is to go on with it: model, vocabulary, sequence length.
+      config: Options of the pretraining.
+      options: Options of the later run: model, vocabulary, sequence length.
       output: An empty or new folder.
-      text: What `read` returned; it is read now if None.
-      progress: Receives the outcome of every epoch.
+      text: Text and vocabulary, as `read` returned them; they are read now if None.
+      progress: Callback for progress lines.
 
     Returns:
       The outcome in a line.

@@ -37,7 +37,7 @@ def build_process(
       plan: Mechanism, noise and clipping.
       options: Optimizers and their learning rates.
       model: The model, with its initial weights.
-      metrics_aggregator: How the clients' training metrics are aggregated.
+      metrics_aggregator: Function that builds the aggregation of the clients' training metrics.
 
     Returns:
       TFF's own unweighted federated averaging, with our aggregator, or DP-FedAvg or

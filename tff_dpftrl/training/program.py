@@ -77,10 +77,10 @@ class CommittedStateManager(tff.program.ProgramStateManager):
         Args:
           folder: Folder of one run.
           declared: The participation schema that the run promises.
-          binding: What decides the noise and the claim, such as
+          binding: Text that identifies the noise and the claim, such as
             `str(aggregator.guarantee(schema, delta))`: with another one, or with another
             version of this package's noise, the run cannot go on.
-          budget_guard: As for `ledger.Ledger`.
+          budget_guard: Function that is asked before every new round whether it may begin.
 
         Raises:
           ValueError: If the ledger in the folder is in use or declares another schema.

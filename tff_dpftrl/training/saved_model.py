@@ -54,7 +54,7 @@ class _NextWords(tf.Module):
         ],
     )
     def predict(self, texts, top):
-        """See `write`."""
+        """Predicts the next words of texts; `write` describes the results."""
         trained = self._trained
         texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8", errors="replace")
         ids = tf.ragged.map_flat_values(self._ids.lookup, trained.rule.split(texts))

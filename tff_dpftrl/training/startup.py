@@ -1,4 +1,4 @@
-"""What a person should know about a run before its first round."""
+"""Progress lines that describe a run before its first round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tff_dpftrl.training import text_task
 
 
 def describe_task(language_task: text_task.TextTask) -> list[str]:
-    """Users, their text and the vocabulary: exact figures, for the operator's eyes only."""
+    """Describes users, text and vocabulary: exact figures, for the operator's eyes only."""
     words, text = language_task.words, language_task.training_text
     without = f" ({text.num_users_without_text} of them without text)"
     return [
@@ -27,16 +27,16 @@ def describe_plan(
     unit: str = "round",
     swamped: float = privacy.SWAMPED,
 ) -> list[str]:
-    """Participation, noise, the ε to come, and how the noise compares with the signal.
+    """Describes participation, noise, the ε to come, and the ratio of noise to signal.
 
     Args:
-      plan: The run's privacy.
+      plan: Privacy of the run.
       num_parameters: Number of trainable weights.
-      unit: What people call its rounds.
-      swamped: `PrivacyPlan.noise_to_signal` above which it is warned of.
+      unit: Name of a round: "round" or "step".
+      swamped: Ratio `PrivacyPlan.noise_to_signal` above which a warning is added.
 
     Returns:
-      One line for each, and a warning where the noise outweighs all there is to learn.
+      One line for each, and a warning if the noise outweighs everything there is to learn.
     """
     lines = plan.describe()
     epsilon = plan.epsilon_after(plan.num_rounds)

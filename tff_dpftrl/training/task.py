@@ -17,12 +17,12 @@ from tff_dpftrl.training import corpus, own_models, text_task
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LanguageTask(text_task.TextTask):
-    """Text, model and what clients do of one federated run.
+    """Text, model and client work of a federated run.
 
     Attributes:
-      client_spec: What a client does with its sequences in a round.
+      client_spec: Batches and epochs of a client in a round.
       seed: Seed of the initial model and of the order of a client's sequences.
-      initial_weights: Where the model begins; drawn with `seed` if None.
+      initial_weights: Initial weights of the model; drawn with `seed` if None.
     """
 
     client_spec: client_datasets.ClientSpec
@@ -30,15 +30,15 @@ class LanguageTask(text_task.TextTask):
     initial_weights: tuple[np.ndarray, ...] | None = None
 
     def functional_model(self) -> tff.learning.models.FunctionalModel:
-        """The model, with its initial weights."""
+        """Returns the model with its initial weights."""
         return functional_model.build(self.model, self.special, self.seed, self.initial_weights)
 
     def client_rows(self, user_id: str, round_index: int) -> np.ndarray:
-        """One client's sequences for one round, the same ones if it is repeated.
+        """Draws one client's sequences for one round, the same ones if it is repeated.
 
         Args:
-          user_id: One of the training users.
-          round_index: The round.
+          user_id: Id of a training user.
+          round_index: Number of the round, from 0.
 
         Returns:
           Word ids, int32, shape [n, sequence_length + 1].
@@ -52,11 +52,11 @@ class LanguageTask(text_task.TextTask):
         return tf.TensorSpec([None, self.model.sequence_length + 1], tf.int32)
 
     def batches(self, rows: np.ndarray | tf.Tensor) -> tf.data.Dataset:
-        """The batches of `client_rows`, which the model trains on."""
+        """Returns the batches of `client_rows`, which the model trains on."""
         return client_datasets.batches(rows, self.client_spec)
 
     def client_dataset(self, user_id: str, round_index: int) -> tf.data.Dataset:
-        """One client's batches for one round, the same ones if it is repeated."""
+        """Returns one client's batches for one round, the same ones if it is repeated."""
         return self.batches(self.client_rows(user_id, round_index))
 
 
@@ -69,8 +69,8 @@ def build_language_task(
 
     Args:
       config: Options of the run.
-      text: What `corpus.read` returned for it; read now if None.
-      model: The caller's own model, if the config names none of ours.
+      text: Text and vocabulary of the run; read now if None.
+      model: The caller's own model; None if the config names one of this package.
 
     Returns:
       The task.

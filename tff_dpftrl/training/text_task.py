@@ -13,7 +13,7 @@ from tff_dpftrl.data import sequences, user_text, vocabulary
 from tff_dpftrl.models import evaluation, held_out, language_model, metrics, ngrams
 
 _EVALUATION_SEED = 0
-"""Of the choice of held-out sequences: the same for all seeds of a run, which are compared."""
+"""Seed of the choice of held-out sequences: the same for all seeds of a run, to compare them."""
 
 _BY_USER = {"top1_in_vocab": False, "top1_oov_wrong": True}
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -26,8 +26,8 @@ class TextFacts:
 
     Attributes:
       num_users: Number of training users.
-      num_users_without_text: Number of those who have no word, and so train on nothing.
-      num_sequences: Number of their sequences.
+      num_users_without_text: Number of training users without a word, who train on nothing.
+      num_sequences: Number of sequences of the training users.
       num_words: Number of words in the sequences.
       oov_share: Share of the words that are not in the vocabulary.
     """
@@ -46,8 +46,8 @@ class TextTask:
     Attributes:
       train: Sequences of the training users, the ones who are protected.
       held_out: Word ids of users who never train, int32, [n, sequence_length + 1].
-      held_out_users: Number of the user whom each of these rows is from, int64, [n].
-      num_held_out_users: Number of users that these are from, or were sampled from.
+      held_out_users: Number of the user of each held-out row, int64, [n].
+      num_held_out_users: Number of users that the held-out rows were taken from.
       num_untouched_users: Number of users who are kept for a test, and not used.
       words: The vocabulary.
       model: The model.
@@ -151,8 +151,8 @@ def sequences_of(
       train: Text of the training users.
       held_out: Text of users who never train.
       words: The vocabulary.
-      spec: How texts become sequences.
-      max_held_out: Number of held-out sequences, at most.
+      spec: Length of the sequences, and whether long texts are split.
+      max_held_out: Largest number of held-out sequences.
 
     Returns:
       The attributes of `TextTask` that are made of these, by name.
@@ -170,8 +170,8 @@ def sequences_of(
 
 
 def _quantiles(values: np.ndarray) -> dict[str, float]:
-    """Quantiles by their level; none of no values."""
+    """Returns quantiles by their level; none of no values."""
     if len(values) == 0:
         return {}
-    found = np.quantile(values, _QUANTILES).tolist()
-    return dict(zip(map(str, _QUANTILES), found, strict=True))
+    quantiles = np.quantile(values, _QUANTILES).tolist()
+    return dict(zip(map(str, _QUANTILES), quantiles, strict=True))

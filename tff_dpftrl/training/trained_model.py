@@ -31,7 +31,7 @@ _MODELS: dict[Which, str] = {"last": "model.npz", "best": "best_model.npz"}
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What may come after a text.
+    """Prediction of the words after a text.
 
     Attributes:
       next_words: Words of the vocabulary and their probabilities, best first.
@@ -49,13 +49,13 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedModel:
-    """Weights, and what is needed to use them on text.
+    """A model with its weights, vocabulary and tokenizer.
 
     Attributes:
       model: The model.
       weights: One array for each entry of its `weight_shapes`.
       words: The vocabulary.
-      rule: How text becomes words.
+      rule: Tokenizer that splits text into words.
     """
 
     model: language_model.LanguageModel
@@ -133,7 +133,7 @@ class TrainedFiles:
     Attributes:
       model_path: The file of the model.
       words: The vocabulary.
-      rule: How text becomes words.
+      rule: Tokenizer that splits text into words.
     """
 
     model_path: pathlib.Path

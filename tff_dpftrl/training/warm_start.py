@@ -25,8 +25,8 @@ class InitialWeights:
 
     Attributes:
       weights: One array for each entry of the model's `weight_shapes`.
-      source: Where they are from, for the privacy statement.
-      is_public: Whether they are recorded to be of public text alone.
+      source: Source of the weights, for the privacy statement.
+      is_public: Whether the weights are recorded to be of public text alone.
       num_known_words: Number of words of the vocabulary that the earlier model knew.
     """
 
@@ -88,7 +88,7 @@ def refuse_protected(folder: pathlib.Path, protected: str) -> None:
 
     Args:
       folder: Folder of the weights.
-      protected: The corpus of the run, the config's `data`.
+      protected: Corpus of the run, as its config names it.
 
     Raises:
       ValueError: If they were.
@@ -115,9 +115,9 @@ def read(
       folder: Folder that `pretrain` or `train` wrote to.
       model: The model that is to begin with them. Only its vocabulary, and a sequence
         length that decides no shape, may be another.
-      words: Its vocabulary. Words that the earlier model did not know begin at random.
-      seed: Of those.
-      protected: The corpus of the run, the config's `data`.
+      words: Vocabulary of the model. Words that the earlier model did not know begin at random.
+      seed: Seed of the weights that begin at random.
+      protected: Corpus of the run, as its config names it.
 
     Returns:
       The weights.
