@@ -1,18 +1,19 @@
-"""From a private round in TensorFlow to a TFF aggregation process, for all rounds alike.
+"""Builds a TFF aggregation process around any private round.
 
-Everything private happens in `private_round`; here clients and server are put around it.
+Everything private happens in `private_round`; clients and server are added here.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_dpftrl.aggregators import inner_sum, release_registry, updates
+from tff_dpftrl.aggregators import computations, inner_sum, release_registry, updates
 from tff_dpftrl.private_round import interface
 
 
@@ -28,16 +29,16 @@ def build_process(
     """Builds the process that runs a private round on updates of one type.
 
     Args:
-      private_round: The round.
-      value_type: A floating-point tensor or any nesting of such tensors.
-      sums: The sums of the fields of its contributions, in their order. The measurements
-        of the first are passed on.
-      state_type: NamedTuple of the process's state: the fields of the round's state,
-        then the state of each sum. One level, because TFF copies its state once more
-        for every level.
-      weight_type: Type of the clients' weights, for a round that weighs them.
-      report_non_finite_clients: Whether to measure their exact number, which no noise
-        covers.
+      private_round: Mechanism of the process.
+      value_type: Type of an update, a floating-point tensor or any nesting of such tensors.
+      sums: Sums of the fields of a contribution, in the order of the fields. The
+        measurements of the first sum become the process's.
+      state_type: NamedTuple type of the process's state: the fields of the round's state,
+        then the state of each sum. It has one level, because TFF copies its state once
+        more for every level.
+      weight_type: Type of the clients' weights, for a round that weighs clients.
+      report_non_finite_clients: Whether to measure the exact number of clients whose
+        update is not finite. No noise covers that number.
 
     Returns:
       The process.
@@ -48,7 +49,7 @@ def build_process(
     """
     update = updates.UpdateType(value_type)
 
-    @tff.tensorflow.computation
+    @computations.tensorflow
     def initial_round_state():
         return tuple(private_round.initial_state(update.shapes))
 
@@ -59,7 +60,7 @@ def build_process(
     if weight_type is not None:
         client_types.append(weight_type)
 
-    @tff.tensorflow.computation(tff.StructType(client_types))
+    @computations.tensorflow(tff.StructType(client_types))
     def clip_client(client):
         value, broadcast, *weight = client
         (tensors, *scalars), is_finite = private_round.clip_client(
@@ -77,7 +78,7 @@ def build_process(
         for one_sum, summed_type in zip(sums, contribution_types, strict=True)
     ]
 
-    @tff.tensorflow.computation(tff.StructType(round_state_types + contribution_types))
+    @computations.tensorflow(tff.StructType(round_state_types + contribution_types))
     def release(state_and_totals):
         release_registry.note_seed(private_round.deterministic_seed)
         parts = list(state_and_totals)
@@ -100,10 +101,11 @@ def build_process(
         deterministic_seed=private_round.deterministic_seed,
     )
 
-    @tff.federated_computation
+    @computations.federated
     def initialize():
-        own = tff.federated_eval(initial_round_state, tff.SERVER)
-        return tff.federated_zip(state_type(*own, *[process.initialize() for process in processes]))
+        round_state = tff.federated_eval(initial_round_state, tff.SERVER)
+        sum_states = [process.initialize() for process in processes]
+        return tff.federated_zip(state_type(*round_state, *sum_states))
 
     def run_round(state, value, *weight):
         state = list(state)
@@ -131,44 +133,46 @@ def build_process(
     value_at_clients = tff.FederatedType(value_type, tff.CLIENTS)
     if weight_type is None:
 
-        @tff.federated_computation(state_at_server, value_at_clients)
-        def next_fn(state, value):
+        @computations.federated(state_at_server, value_at_clients)
+        def next_unweighted(state, value):
             return run_round(state, value)
 
-    else:
+        return tff.templates.AggregationProcess(initialize, next_unweighted)
 
-        @tff.federated_computation(
-            state_at_server, value_at_clients, tff.FederatedType(weight_type, tff.CLIENTS)
-        )
-        def next_fn(state, value, weight):
-            return run_round(state, value, weight)
+    @computations.federated(
+        state_at_server, value_at_clients, tff.FederatedType(weight_type, tff.CLIENTS)
+    )
+    def next_weighted(state, value, weight):
+        return run_round(state, value, weight)
 
-    return tff.templates.AggregationProcess(initialize, next_fn)
+    return tff.templates.AggregationProcess(initialize, next_weighted)
 
 
 def _count_non_finite(is_finite: tff.Value) -> tff.Value:
-    """Number of clients whose `is_finite` is False, exact and so not private; int32."""
+    """Counts the clients whose `is_finite` is False: an exact int32, which is not private."""
 
-    @tff.tensorflow.computation(np.bool_)
+    @computations.tensorflow(np.bool_)
     def as_count(finite):
         return tf.cast(tf.logical_not(finite), tf.int32)
 
     return tff.federated_sum(tff.federated_map(as_count, is_finite))
 
 
-def _join(own: tff.Value, others: tff.Value) -> tff.Value:
-    """One flat dictionary at the server; `others` under "sum" if they have no names."""
+def _join(measured: Any, others: Any) -> tff.Value:
+    """Joins measurements at the server in one dictionary; `others` is "sum" if without names."""
     others_type = others.type_signature.member
     if isinstance(others_type, tff.StructType) and len(others_type) == 0:
-        return own
+        return measured
     has_names = isinstance(others_type, tff.StructType) and all(
         name is not None for name, _ in tff.structure.iter_elements(others_type)
     )
 
-    @tff.tensorflow.computation(own.type_signature.member, others_type)
-    def join(own, others):
+    @computations.tensorflow(measured.type_signature.member, others_type)
+    def join(measured, others):
         if isinstance(others, tff.structure.Struct):
             others = tff.structure.to_odict_or_tuple(others)
-        return collections.OrderedDict(own, **(others if has_names else {"sum": others}))
+        joined = collections.OrderedDict(measured)
+        joined.update(others if has_names else {"sum": others})
+        return joined
 
-    return tff.federated_map(join, (own, others))
+    return tff.federated_map(join, (measured, others))

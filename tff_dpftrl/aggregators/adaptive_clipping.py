@@ -29,16 +29,16 @@ class ExpensiveClippingWarning(UserWarning):
 
 
 class AdaptiveDPFTRLState(NamedTuple):
-    """State of the aggregator between rounds; enough to go on after a crash.
+    """State of the aggregator between rounds, complete for resuming after a crash.
 
     Secret, but for `clip`: it lets a reader subtract the noise.
 
     Attributes:
-      round_index: int64 scalar, the next round.
+      round_index: int64 scalar, the index of the next round.
       seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise on the updates as `noise_stream.NoiseStream` keeps it.
-      count_buffer: Past noise on the counts, likewise.
-      clip: A `private_round.adaptive_clipping.ClipState`.
+      buffer: Past noise on the updates, from `noise_stream.NoiseStream`.
+      count_buffer: Past noise on the counts, from `noise_stream.NoiseStream`.
+      clip: Clip norms, a `private_round.adaptive_clipping.ClipState`.
       sum_state: State of the inner sum.
       count_state: State of the inner sum of counts.
     """
@@ -53,7 +53,7 @@ class AdaptiveDPFTRLState(NamedTuple):
 
 
 class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Creates the processes of `build_adaptive_dp_ftrl_aggregator`, see there.
+    """TFF factory of DP-FTRL with adaptive clipping; `build_adaptive_dp_ftrl_aggregator` makes it.
 
     Attributes:
       private_round: The mechanism, with its strategy, noise multipliers and clipping. It runs
@@ -73,11 +73,12 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
         Args:
           private_round: The mechanism.
-          inner_sum: Sums the clipped updates; TFF's plain sum if None. If it is not
-            exact, updates have to be handed over divided by the active clip norm:
+          inner_sum: Sum of the clipped updates; TFF's plain sum if None. One that is not
+            exact needs updates divided by the active clip norm, so that
             `private_round.unit_inflation` is not None.
-          count_sum: Sums the clients' bits; TFF's plain sum if None.
-          report_non_finite_clients: As in `dp_ftrl.build_dp_ftrl_aggregator`.
+          count_sum: Sum of the clients' bits; TFF's plain sum if None.
+          report_non_finite_clients: Whether the measurement "non_finite_clients" counts
+            updates dropped as not finite. No noise covers that exact count.
 
         Raises:
           ValueError: If a client can add more to a sum than the noise is scaled to.
@@ -106,7 +107,7 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @property
     def expensive_clipping(self) -> str | None:
-        """What estimating the clip norm costs, in a sentence, if it is much; else None."""
+        """Sentence about the cost of estimating the clip norm, None if the cost is small."""
         stddev, cost = self.private_round.clipped_count_stddev, self.private_round.estimation_cost
         if cost <= _EXPENSIVE:
             return None
@@ -117,17 +118,17 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         )
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
-        """What a run with this aggregator guarantees, the released clip norms included.
+        """Computes the guarantee of a run, the released clip norms included.
 
         Neighbours differ by zeroing out one client: its updates and its bits.
 
         Args:
-          schema: Who may take part how often; all its rounds are charged.
-          delta: The δ to state ε for.
+          schema: Participation schema of the clients; all its rounds are charged.
+          delta: Parameter δ for which ε is stated.
 
         Returns:
-          The guarantee of the total noise multiplier z. It knows whether the seed of
-          the noise was given; then there is none, and a statement made of it says so.
+          The guarantee of the total noise multiplier z. If the seed of the noise was
+          given, the run has none, and a statement made of the guarantee says so.
 
         Raises:
           ValueError: If an argument is out of range, or the strategy is not defined
@@ -146,7 +147,8 @@ class AdaptiveDPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         """Creates the process for updates of one type.
 
         Args:
-          value_type: A floating-point tensor or any nesting of such tensors.
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
 
         Returns:
           The process; its state is an `AdaptiveDPFTRLState`.
@@ -176,13 +178,13 @@ def build_adaptive_dp_ftrl_aggregator(
     unit_inflation: float | None = None,
     report_non_finite_clients: bool = False,
 ) -> AdaptiveDPFTRLFactory:
-    """DP-FTRL with adaptive clipping and restarts, for any strategy.
+    """Builds DP-FTRL with adaptive clipping and restarts, for any strategy.
 
-    With S the sensitivity of `strategy`, restarts included, under the schema the
+    With S the sensitivity of `strategy`, restarts included, under the schema that the
     cohorts keep to, the run satisfies ρ-zCDP with ρ = S² / (2 noise_multiplier²)
     against zeroing out one client, its bits included, as `guarantee` of the factory
-    says: the estimation of the clip norm is inside, its price is more noise on the
-    updates (`update_noise_multiplier`). It replaces
+    says. The estimation of the clip norm is inside; its price is more noise on the
+    updates (`private_round.update_noise_multiplier`). It replaces
     `tff.aggregators.DifferentiallyPrivateFactory.tree_adaptive`.
 
     Measurements, all of them covered by the guarantee: "clip_norm" (active in the
@@ -195,24 +197,29 @@ def build_adaptive_dp_ftrl_aggregator(
     1 / (2 clients_per_round), whatever it sends, for up to 200,000 clients in the round.
 
     Args:
-      strategy: The strategy C of both streams. Its restarts are the rounds that
+      strategy: Strategy C of both streams. Its restarts are the rounds that
         take over the estimate, and restart both noises; without restarts the
         estimate is released but never used. The paper's schedule is
         `restarts.Restarted(base, (0, *range(128, num_rounds, 1024)))`.
-      noise_multiplier: z, of both streams together.
-      clients_per_round: The number both noised sums are divided by: the report goal.
-      clipping: How the clip norm is estimated.
-      deterministic_seed: As in `dp_ftrl.build_dp_ftrl_aggregator`.
-      sum_factory: As in `dp_ftrl.build_dp_ftrl_aggregator`. Any but TFF's plain one is
-        handed updates divided by the active clip norm, of norm at most 1, and its sum
-        is multiplied by it again.
-      count_sum_factory: Sums the clients' bits, scalars of ±1/2 or 0; TFF's
-        plain `SumFactory` if None. Use a secure one where `sum_factory` is secure.
+      noise_multiplier: Noise multiplier z of both streams together. With 0 there is no
+        noise and no privacy.
+      clients_per_round: Report goal, by which both noised sums are divided whatever the
+        number of clients that reported.
+      clipping: Settings of the estimation of the clip norm.
+      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
+        run with a known seed is not private. From the operating system if None.
+      sum_factory: Factory of the sum of clipped updates; TFF's plain `SumFactory` if None.
+        Any other one receives updates divided by the active clip norm, of norm at most 1,
+        and its sum is multiplied by it again.
+      count_sum_factory: Factory of the sum of the clients' bits, scalars of ±1/2 or 0;
+        TFF's plain `SumFactory` if None. Use a secure one where `sum_factory` is secure.
         It has to be exact, or to declare a `contribution_norm` of 1/2.
-      unit_inflation: L2 norm that one client's contribution of norm 1 can have in the
-        sum. It is required if `sum_factory` is not known to keep the norm that clients
-        send, and does not declare it; the noise is scaled by it.
-      report_non_finite_clients: As in `dp_ftrl.build_dp_ftrl_aggregator`.
+      unit_inflation: Largest L2 norm in the sum of a contribution of norm 1, by which the
+        noise is scaled. It is required if `sum_factory` may lengthen what clients send,
+        and does not declare its `contribution_norm`.
+      report_non_finite_clients: Whether the measurement "non_finite_clients" counts
+        updates dropped as not finite. No noise covers this exact count, so it is
+        outside the privacy guarantee; show it to the operator only.
 
     Returns:
       The factory.

@@ -1,9 +1,9 @@
-"""Finds what clients tell the server of a TFF process other than through a private release.
+"""Finds client values that reach the server of a TFF process without a private release.
 
 `model_aggregator=` of a learning process covers the model update and nothing else.
-What else is aggregated (training metrics, weights of clients, gradients for the client
-work, the estimates of a wrapper) reaches the state or the metrics exactly, however
-large the noise. `check_process` walks the compiled process and names it.
+Other aggregates (training metrics, weights of clients, gradients for the client work,
+the estimates of a wrapper) reach the state or the metrics exactly, however large the
+noise. `check_process` walks the compiled process and names them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MAX_TYPE_LENGTH = 80
 
 
 class LeakKind(enum.Enum):
-    """In what form client values reach the server; the value says it in words."""
+    """Form in which client values reach the server; the value describes it."""
 
     EXACT = "aggregated without noise"
     METRICS = "metrics: exact, not covered"
@@ -70,12 +70,12 @@ class Leak:
     """Client values that reach the server other than through a private release.
 
     Attributes:
-      kind: In what form.
-      paths: Where they end up in the result of the process's `next`, as in
+      kind: Form in which the values reach the server.
+      paths: Places of the values in the result of the process's `next`, such as
         "state.client_work"; () if no output depends on them.
-      value_type: Type of what one client sends.
-      how: The aggregation by which they got there, such as "federated_sum".
-      remedy: What to do about it, a sentence or two.
+      value_type: Type of one client's value.
+      how: Name of the aggregation, such as "federated_sum".
+      remedy: Advice on what to change, a sentence or two.
     """
 
     kind: LeakKind
@@ -94,24 +94,24 @@ class Leak:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessCheck:
-    """What `check_process` found.
+    """Result of `check_process`.
 
     Attributes:
-      leaks: What no release of this package covers.
-      releases: The private releases of one round. Each is a mechanism of its own: a
-        guarantee for the process has to account for all of them.
+      leaks: Client values that no release of this package covers.
+      releases: Private releases of one round. Each is a separate mechanism: a guarantee
+        for the process has to account for all of them.
     """
 
     leaks: tuple[Leak, ...]
     releases: tuple[dataflow.PrivateRelease, ...]
 
     def not_allowed(self, allow: Collection[str] = ()) -> tuple[Leak, ...]:
-        """The leaks that end up elsewhere than under the paths in `allow`.
+        """Returns the leaks that reach other places than the paths in `allow`.
 
         Args:
           allow: Paths of the result that may hold exact client values, because only the
             operator sees them: `["metrics.client_work"]` allows all below it. "" allows
-            what no output depends on.
+            aggregates that no output depends on.
 
         Returns:
           The other leaks, in order.
@@ -120,7 +120,7 @@ class ProcessCheck:
             leak
             for leak in self.leaks
             if not all(_is_below(path, allow) for path in leak.paths or ("",))
-            # It has no path of its own: it is in what both releases return.
+            # Such a leak has no path: it is in the results of both releases.
             or (not leak.paths and leak.kind is not LeakKind.NOT_KEPT)
         )
 
@@ -128,10 +128,11 @@ class ProcessCheck:
         """Raises if the process leaks.
 
         Args:
-          allow: As in `not_allowed`.
+          allow: Paths of the result that may hold exact client values, such as
+            "metrics.client_work"; "" allows aggregates that no output depends on.
 
         Raises:
-          ValueError: If there is a leak that is not allowed, with all of them and the remedies.
+          ValueError: If a leak is not allowed; the message lists all such leaks with remedies.
         """
         leaks = self.not_allowed(allow)
         if leaks:
@@ -153,22 +154,22 @@ def check_process(process: Any) -> ProcessCheck:
     It follows the clients' values through the compiled computation `process.next`. A sum
     counts as private only if each client's part comes from the clipping of one of this
     package's aggregators, and nothing but the release of the same aggregator depends on
-    it; both are recognised by their exact TensorFlow graphs. What cannot be told is
-    reported. So are sums that TFF's own `DifferentiallyPrivateFactory` adds noise to, as
-    `LeakKind.OTHER_NOISE`.
+    it; both are recognised by their exact TensorFlow graphs. Cases that the check cannot
+    decide are reported. So are sums to which TFF's `DifferentiallyPrivateFactory` adds
+    noise, as `LeakKind.OTHER_NOISE`.
 
     The aggregators must have been built in this Python process; one that was loaded from
     a file is reported as if it were not private. No leak does not mean that a guarantee
-    holds: it means that those of the releases found are all that is needed. Nothing is
-    known of what a computation does besides returning its result, such as printing; of a
-    `sum_factory` that a private aggregator was given, beyond where its results go; and of
-    whether the state that an aggregator returns is kept for its next round, without which
-    it repeats its noise. Two releases of one round that are handed the same state are named.
+    holds. It means that the guarantees of the releases found are all that is needed. The
+    check does not cover side effects of a computation, such as printing. Of a private
+    aggregator's `sum_factory` it follows the results only. It cannot see whether the
+    state that an aggregator returns is kept for the next round; if not, the noise repeats.
+    Two releases of one round with the same state are named.
 
     Args:
-      process: A `tff.learning.templates.LearningProcess`, an aggregation process or any
-        other with a computation `next`; or a `tff.Computation`. Arguments placed at the
-        clients are their data.
+      process: Process with a computation `next`, such as a
+        `tff.learning.templates.LearningProcess` or an aggregation process; or a
+        `tff.Computation`. Arguments placed at the clients are their data.
 
     Returns:
       The leaks and the private releases.
@@ -198,7 +199,7 @@ def check_process(process: Any) -> ProcessCheck:
 
 
 def _source(label: labels_lib.Label) -> tuple[Any, ...]:
-    """What labels of the same finding have in common."""
+    """Returns the key that the labels of one leak have in common."""
     match label:
         case labels_lib.Aggregate():
             return "aggregation", label.aggregation, label.depends_on_data
@@ -212,16 +213,16 @@ def _leak(
     paths: Collection[tuple[str | int, ...]],
     trace: dataflow.Trace,
 ) -> Leak:
-    """The finding about one source of labels."""
+    """Describes the leak of one source of labels."""
     only_metrics = all(_is_metric(path) for path in paths)
     kind = LeakKind.METRICS if only_metrics else LeakKind.EXACT
     label, reason = next(iter(labels)), None
     how, value_type = "a value at the clients", tff.StructType([])
     if isinstance(label, labels_lib.Total):
         how, value_type = "sum of clipped values", trace.contributions[label.call]
-        reasons = {total.not_private_because for total in labels}
+        reasons = {x.not_private_because for x in labels if isinstance(x, labels_lib.Total)}
         if None not in reasons:
-            kind, reason = LeakKind.NOT_PRIVATE, " and ".join(sorted(reasons))
+            kind, reason = LeakKind.NOT_PRIVATE, " and ".join(sorted(filter(None, reasons)))
     elif isinstance(label, labels_lib.Aggregate):
         aggregation = trace.aggregations[label.aggregation]
         how, value_type = aggregation.intrinsic, aggregation.value_type
@@ -237,7 +238,7 @@ def _leak(
 
 
 def _has_only_noised(aggregation: int, trace: dataflow.Trace) -> bool:
-    """Whether random numbers came in on every way into an output that is no metric."""
+    """Checks whether random numbers came in on every way into an output that is no metric."""
     return all(
         label.is_randomised
         for path, labels in trace.outputs.items()
@@ -250,7 +251,7 @@ def _has_only_noised(aggregation: int, trace: dataflow.Trace) -> bool:
 
 
 def _unseen(trace: dataflow.Trace, reached: Collection[tuple[Any, ...]]) -> Iterator[Leak]:
-    """Findings about aggregations that no output depends on."""
+    """Yields the leaks that show in no output's labels."""
     remedy = _REMEDIES[LeakKind.NOT_KEPT]
     for number, aggregation in enumerate(trace.aggregations):
         if aggregation.has_data and ("aggregation", number, True) not in reached:
@@ -275,7 +276,7 @@ def _remedy(paths: Sequence[str]) -> str:
 def _shown(
     paths: Collection[tuple[str | int, ...]], all_paths: Collection[tuple[str | int, ...]]
 ) -> Iterator[str]:
-    """Paths in words; where all below a part of the state is meant, the part's."""
+    """Writes paths with dots; a part of the state stands for all paths below it."""
     paths = set(paths)
 
     def visit(prefix: tuple[str | int, ...]) -> Iterator[str]:

@@ -23,14 +23,14 @@ from tff_dpftrl.private_round import fixed_clip
 
 
 class DPFTRLState(NamedTuple):
-    """State of the aggregator between rounds; enough to go on after a crash.
+    """State of the aggregator between rounds, complete for resuming after a crash.
 
     Secret: it lets a reader subtract the noise.
 
     Attributes:
-      round_index: int64 scalar, the next round.
+      round_index: int64 scalar, the index of the next round.
       seed: int64 tensor of shape [2], the root seed of all noise.
-      buffer: Past noise as `noise_stream.NoiseStream` keeps it; () for many strategies.
+      buffer: Past noise, from `noise_stream.NoiseStream`; () for many strategies.
       sum_state: State of the inner sum.
     """
 
@@ -41,7 +41,7 @@ class DPFTRLState(NamedTuple):
 
 
 class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Creates the processes of `build_dp_ftrl_aggregator`, see there.
+    """TFF factory of DP-FTRL with a fixed clip norm; `build_dp_ftrl_aggregator` makes it.
 
     Attributes:
       private_round: The mechanism, with its strategy, noise multiplier and clip norm. It runs
@@ -60,8 +60,9 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
 
         Args:
           private_round: The mechanism.
-          inner_sum: Sums the clipped updates; TFF's plain sum if None.
-          report_non_finite_clients: As in `build_dp_ftrl_aggregator`.
+          inner_sum: Sum of the clipped updates; TFF's plain sum if None.
+          report_non_finite_clients: Whether the measurement "non_finite_clients" counts
+            updates dropped as not finite. No noise covers that exact count.
 
         Raises:
           ValueError: If a client can add more to the sum than the noise is scaled to.
@@ -78,15 +79,15 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         self._report_non_finite_clients = report_non_finite_clients
 
     def guarantee(self, schema: schema_lib.MinSep, delta: float) -> guarantee_lib.Guarantee:
-        """What a run with this aggregator guarantees, against zeroing out one client.
+        """Computes the guarantee of a run with this aggregator, for zeroing out one client.
 
         Args:
-          schema: Who may take part how often; all its rounds are charged.
-          delta: The δ to state ε for.
+          schema: Participation schema of the clients; all its rounds are charged.
+          delta: Parameter δ for which ε is stated.
 
         Returns:
-          The guarantee. It knows whether the seed of the noise was given; then there
-          is none, and a statement made of it says so.
+          The guarantee. If the seed of the noise was given, the run has none, and a
+          statement made of the guarantee says so.
 
         Raises:
           ValueError: If an argument is out of range, or the strategy is not defined
@@ -105,7 +106,8 @@ class DPFTRLFactory(tff.aggregators.UnweightedAggregationFactory):
         """Creates the process for updates of one type.
 
         Args:
-          value_type: A floating-point tensor or any nesting of such tensors.
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
 
         Returns:
           The process; its state is a `DPFTRLState`.
@@ -135,7 +137,7 @@ def build_dp_ftrl_aggregator(
     encoded_norm: float | None = None,
     report_non_finite_clients: bool = False,
 ) -> DPFTRLFactory:
-    """DP-FTRL as the `model_aggregator` of any unweighted TFF learning process.
+    """Builds DP-FTRL as the `model_aggregator` of any unweighted TFF learning process.
 
     With S the sensitivity of the strategy under the participation schema that the
     cohorts keep to, the run satisfies ρ-zCDP with ρ = S² / (2 noise_multiplier²)
@@ -151,29 +153,28 @@ def build_dp_ftrl_aggregator(
     their dtypes at the end. The draws of the noise are float32.
 
     Args:
-      strategy: The strategy C that correlates the noise of different rounds.
+      strategy: Strategy C that correlates the noise of different rounds.
       noise_multiplier: Standard deviation of z for clip norm 1. With 0 there is no
         noise and no privacy.
-      clients_per_round: The number the noised sum is divided by, whatever the
-        number of clients that reported: the report goal.
+      clients_per_round: Report goal, by which the noised sum is divided whatever the
+        number of clients that reported.
       clip_norm: L2 norm that one client's update is clipped to.
-      clipping: In place of `clip_norm`, how it is clipped: a
-        `clipping.PerLayerClipping` bounds every tensor on its own (McMahan et al.
+      clipping: Rule of clipping in place of `clip_norm`. A
+        `clipping.PerLayerClipping` bounds every tensor separately (McMahan et al.
         2018). The norm has to be the same in all rounds.
-      deterministic_seed: Only for tests: an integer in [0, 2^128) that all noise
-        is made from. Whoever knows it can remove the noise, so the run is not private.
+      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only.
+        A reader who knows it can remove the noise, so the run is not private.
         If None, `initialize` takes 128 bits from the operating system each time
         it runs.
-      sum_factory: Sums the clipped updates, nested like the updates; TFF's plain
-        `SumFactory`, in float64, if None. Another one is handed float32 unless it asks
-        for other numbers (`inner_sum`). Its measurements are passed on as they are.
-      encoded_norm: L2 norm that one client's contribution can have in the sum. It is
-        required if `sum_factory` is not known to keep the norm that clients send, and
-        does not declare it; the noise is scaled by it.
-      report_non_finite_clients: If True, the measurement "non_finite_clients"
-        counts updates dropped as not finite. It is an exact count that no noise
-        covers and so is outside the privacy guarantee; leave it off unless only
-        the operator sees it.
+      sum_factory: Factory of the sum of clipped updates, nested like the updates; TFF's
+        plain `SumFactory`, in float64, if None. Another one receives float32 unless it
+        has an attribute `sum_dtype`. Its measurements become the aggregator's.
+      encoded_norm: Largest L2 norm of one client's contribution to the sum, by which the
+        noise is scaled. It is required if `sum_factory` may lengthen what clients send,
+        and does not declare its `contribution_norm`.
+      report_non_finite_clients: Whether the measurement "non_finite_clients" counts
+        updates dropped as not finite. No noise covers this exact count, so it is
+        outside the privacy guarantee; show it to the operator only.
 
     Returns:
       The factory.
@@ -181,13 +182,13 @@ def build_dp_ftrl_aggregator(
     Raises:
       ValueError: If an argument is out of range.
     """
-    if (clip_norm is None) == (clipping is None):
+    if clip_norm is not None and clipping is None:
+        clipping = clipping_lib.FlatClipping(clip_norm)
+    elif clip_norm is not None or clipping is None:
         raise validation.UsageError(
             f"Give either clip_norm or clipping, got clip_norm={clip_norm!r} and "
             f"clipping={clipping!r}."
         )
-    if clipping is None:
-        clipping = clipping_lib.FlatClipping(clip_norm)
     inner_sum = inner_sum_lib.InnerSum.of(
         sum_factory, clipping.constant_norm, stated_norm=encoded_norm
     )

@@ -1,21 +1,23 @@
-"""The sums inside a private aggregator: which are exact, and what the others may do.
+"""Sums inside a private aggregator, and the bounds of one client's contribution to them.
 
-Noise is scaled to the L2 norm of what one client contributes to a sum. TFF's own
-`SumFactory` adds up what the clients send, so that the clip bounds it. Any other sum may
-encode it, and a quantised vector can be longer than it was. Such a factory has to say
-by how much, or whoever hands it over has to. It says so by an attribute
+Noise is scaled to the L2 norm of one client's contribution to a sum. TFF's `SumFactory`
+adds up the clients' values as they are, so that the clip bounds a contribution. Any other
+sum may encode them, and a quantised vector can be longer than the original. The caller of
+such a factory gives the bound, or the factory declares it by an attribute
 
-    contribution_norm: float    # L2 norm that one client adds at most, whatever it sends
+    contribution_norm: float    # Largest L2 norm that one client can add, whatever it sends.
 
-and may ask by another, `sum_dtype` (np.float32 unless given), for the dtype in which it
-is handed the clipped updates, and has to return their sum.
+An optional attribute `sum_dtype` (np.float32 by default) is the dtype of the clipped
+updates that the factory receives, and of the sum that it returns.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
@@ -24,12 +26,12 @@ from tff_dpftrl.private_round import clipping, summation
 
 @dataclasses.dataclass(frozen=True)
 class InnerSum:
-    """A sum over clients, with what it may do to one client's contribution.
+    """Sum over clients, with a bound of one client's contribution.
 
     Attributes:
-      factory: The factory of the sum.
-      contribution_norm: L2 norm of what one client can add to the sum.
-      is_exact: Whether it is TFF's plain sum, or another without encoding.
+      factory: TFF factory of the sum.
+      contribution_norm: Largest L2 norm that one client can add to the sum.
+      is_exact: Whether the factory is TFF's plain `SumFactory`, which encodes nothing.
     """
 
     factory: tff.aggregators.UnweightedAggregationFactory
@@ -46,23 +48,23 @@ class InnerSum:
         factory_name: str = "sum_factory",
         stated_name: str = "encoded_norm",
     ) -> InnerSum:
-        """Takes in a factory, with the norm that it declares or that is stated for it.
+        """Wraps a factory, with the norm that it declares or that the caller states.
 
         Args:
-          factory: The factory; `tff.aggregators.SumFactory` if None.
-          sent_norm: L2 norm that what a client hands to it does not exceed.
-          stated_norm: What the caller states as `contribution_norm`; None if nothing.
-          factory_name: Name of the caller's argument for `factory`.
-          stated_name: Name of the caller's argument for `stated_norm`.
+          factory: TFF factory of the sum; `tff.aggregators.SumFactory` if None.
+          sent_norm: Largest L2 norm of the value that a client gives to the sum.
+          stated_norm: The caller's `contribution_norm`; None if the caller states none.
+          factory_name: Name of the caller's argument for `factory`, for messages.
+          stated_name: Name of the caller's argument for `stated_norm`, for messages.
 
         Returns:
           The sum.
 
         Raises:
           ValueError: If the factory is not known to be exact, and neither it nor the
-            caller says what a client can contribute; if what it declares is no positive
-            number; if the caller states less than the factory declares, or than what
-            is sent; or if the factory asks for numbers coarser than float32.
+            caller bounds a client's contribution; if the declared norm is no positive
+            number; if the stated norm is below the declared one or `sent_norm`; or if
+            the factory's `sum_dtype` is coarser than float32.
         """
         if factory is None:
             factory = tff.aggregators.SumFactory()
@@ -98,17 +100,17 @@ class InnerSum:
         return cls(factory, norm, is_exact)
 
     @property
-    def dtype(self) -> type[np.floating]:
-        """In what the sum is handed contributions: `summation.DTYPE` if it is exact."""
+    def dtype(self) -> tf.DType:
+        """Dtype in which the sum receives contributions: `summation.DTYPE` if it is exact."""
         if self.is_exact:
-            return summation.DTYPE.as_numpy_dtype
-        return getattr(self.factory, "sum_dtype", np.float32)
+            return summation.DTYPE
+        return tf.as_dtype(getattr(self.factory, "sum_dtype", tf.float32))
 
     def create(self, summed_type: tff.Type) -> tff.templates.AggregationProcess:
-        """Creates the process and checks that it returns what it is given.
+        """Creates the process of the sum, and checks the type of its result.
 
         Args:
-          summed_type: The type of one client's contribution.
+          summed_type: Type of one client's contribution.
 
         Returns:
           The process.
@@ -116,7 +118,8 @@ class InnerSum:
         Raises:
           ValueError: If the type of the sum differs from `summed_type`.
         """
-        process = self.factory.create(summed_type)
+        factory: Any = self.factory  # TFF's annotation of `create` excludes general types.
+        process = factory.create(summed_type)
         result_type = process.next.type_signature.result.result.member
         if not summed_type.is_equivalent_to(result_type):
             raise validation.UsageError(
@@ -127,7 +130,7 @@ class InnerSum:
 
 
 def _declared_norm(factory: tff.aggregators.UnweightedAggregationFactory) -> float | None:
-    """The `contribution_norm` that a factory declares, None if there is none."""
+    """Returns the `contribution_norm` that a factory declares, None if there is none."""
     declared = getattr(factory, "contribution_norm", None)
     if declared is None:
         return None
@@ -139,11 +142,11 @@ def _declared_norm(factory: tff.aggregators.UnweightedAggregationFactory) -> flo
 def exact_count(
     factory: tff.aggregators.UnweightedAggregationFactory | None, largest: float
 ) -> InnerSum:
-    """A sum of counts, in which no client counts for more than `largest`.
+    """Wraps the factory of a sum of counts, in which no client adds more than `largest`.
 
     Args:
-      factory: The factory; `tff.aggregators.SumFactory` if None.
-      largest: Absolute value that what a client hands to it does not exceed.
+      factory: TFF factory of the sum; `tff.aggregators.SumFactory` if None.
+      largest: Largest absolute value of a client's count.
 
     Returns:
       The sum.

@@ -1,4 +1,4 @@
-"""The aggregator of DP-FedAvg: a weighted estimate with fresh noise every round.
+"""Aggregator of DP-FedAvg: a weighted estimate with fresh noise every round.
 
 McMahan et al. 2018, Algorithm 1. The mechanism is `private_round.sampled_gaussian`.
 """
@@ -20,7 +20,7 @@ class SampledGaussianState(NamedTuple):
     """State of the aggregator. It is secret: the seed reveals the noise.
 
     Attributes:
-      round_index: int64 scalar, the next round.
+      round_index: int64 scalar, the index of the next round.
       seed: int64 tensor of shape [2], the root seed of the run's noise.
       sum_state: State of the inner sum, empty.
       weight_state: State of the inner sum of weights, empty.
@@ -33,7 +33,7 @@ class SampledGaussianState(NamedTuple):
 
 
 class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
-    """Estimates the average update of Poisson-sampled clients, with noise.
+    """TFF factory of DP-FedAvg's noised average update of Poisson-sampled clients.
 
     A client with update Δ_k and weight n_k (a number of examples) contributes
     w_k clip(Δ_k) with w_k = min(n_k / weight_cap, 1). The estimator divides the
@@ -45,8 +45,8 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
     200,000 clients in a round (`private_round.summation`), from float32 draws; the
     estimate is cast to the dtypes of the updates at the end.
 
-    Measurements: `clip_norm`, `noise_stddev` (of the noise in the estimate) and, on
-    demand, `non_finite_clients`.
+    Measurements: `clip_norm`, `noise_stddev` (of the noise in the estimate) and, with
+    `report_non_finite_clients`, `non_finite_clients`.
 
     Attributes:
       private_round: The mechanism, with its clipping and noise multiplier. It runs without TFF
@@ -66,17 +66,17 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         """Initialises the factory.
 
         Args:
-          clipping: How each update is clipped; the norm may change with the round.
-          noise_multiplier: z, standard deviation of the noise per unit of
+          clipping: Clipping of each update; the norm may change with the round.
+          noise_multiplier: Standard deviation z of the noise per unit of
             sensitivity. 0 adds no noise and is not private.
-          estimator: What the sum is divided by.
-          weight_cap: ŵ, the number of examples from which on a client has weight
-            1. With 1 every client that has examples weighs the same.
-          deterministic_seed: Leave it None, for a seed from the operating system.
-            A run with a known seed is not private; for tests.
-          report_non_finite_clients: If True, the measurement "non_finite_clients"
-            counts the updates dropped as not finite: an exact count, outside the
-            privacy guarantee.
+          estimator: Rule for the divisor of the sum.
+          weight_cap: Number ŵ of examples from which on a client has weight 1. With 1
+            every client that has examples weighs the same.
+          deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
+            run with a known seed is not private. From the operating system if None.
+          report_non_finite_clients: Whether the measurement "non_finite_clients" counts
+            the updates dropped as not finite: an exact count, outside the privacy
+            guarantee.
 
         Raises:
           ValueError: If an argument cannot be used.
@@ -91,15 +91,15 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         self._report_non_finite_clients = report_non_finite_clients
 
     def run_of(self, num_rounds: int) -> dp_fedavg.DpFedAvg:
-        """The accounting of a run with this aggregator, on secret Poisson samples.
+        """Returns the accounting of a run with this aggregator, on secret Poisson samples.
 
         It compares with a run in which one client's contributions are zeroed out, the
-        number of clients being the same, and holds if every client joins every round
+        number of clients being the same. It holds if every client joins every round
         with the estimator's sampling probability, independently and in secret, and
         if `deterministic_seed` is None.
 
         Args:
-          num_rounds: Rounds that are run.
+          num_rounds: Number of rounds of the run.
 
         Returns:
           The run; `epsilon(delta)` is what it spends.
@@ -119,7 +119,7 @@ class SampledGaussianFactory(tff.aggregators.WeightedAggregationFactory):
         """Creates the process.
 
         Args:
-          value_type: Type of an update: a nesting of float tensors of fixed shape.
+          value_type: Type of an update, a nesting of float tensors of fixed shape.
           weight_type: Type of the number of examples n_k, a numeric scalar.
 
         Returns:

@@ -31,21 +31,22 @@ def build_secagg_dp_ftrl_aggregator(
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
 ) -> dp_ftrl.DPFTRLFactory:
-    """DP-FTRL whose server sees only secure sums of encoded updates.
+    """Builds DP-FTRL whose server sees only secure sums of encoded updates.
 
-    Like `dp_ftrl.build_dp_ftrl_aggregator`, with the standard deviation of the
-    noise `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`: the statement
-    ρ = S² / (2 noise_multiplier²) holds as it stands, with nothing left to charge.
+    It is `dp_ftrl.build_dp_ftrl_aggregator` with a noise of standard deviation
+    `noise_multiplier · encoding.inflated_clip_norm(clip_norm)`. The guarantee of
+    ρ-zCDP with ρ = S² / (2 noise_multiplier²) holds unchanged.
 
     Args:
-      strategy: The strategy C that correlates the noise of different rounds.
+      strategy: Strategy C that correlates the noise of different rounds.
       noise_multiplier: Standard deviation of z for an inflated clip norm of 1.
       clip_norm: L2 norm that one client's update is clipped to, before rounding.
-      clients_per_round: The number the noised sum is divided by: the report goal.
-      encoding: The grid, from `grid.for_bits` or `grid.for_inflation`.
-      deterministic_seed: Only for tests; see `dp_ftrl.build_dp_ftrl_aggregator`.
-      rotation_seed: Public seed of the rotations, see `secagg_sum.SecAggSumFactory`. It must
-        not be the seed of the noise.
+      clients_per_round: Report goal, by which the noised sum is divided.
+      encoding: Grid of the encoded updates, from `grid.for_bits` or `grid.for_inflation`.
+      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
+        run with a known seed is not private. From the operating system if None.
+      rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
+        seed of the noise. From the operating system if None.
 
     Returns:
       The factory.
@@ -76,22 +77,24 @@ def build_secagg_adaptive_dp_ftrl_aggregator(
     deterministic_seed: int | None = None,
     rotation_seed: int | None = None,
 ) -> adaptive_clipping.AdaptiveDPFTRLFactory:
-    """DP-FTRL with adaptive clipping whose server sees only secure sums.
+    """Builds DP-FTRL with adaptive clipping whose server sees only secure sums.
 
-    Like `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`, with noise on the
-    updates that is larger by `encoding.inflation`; the statement
-    ρ = S² / (2 noise_multiplier²) holds as it stands. The grid step is a fixed
-    fraction of the active clip norm, so bits and inflation never change. The
-    clients' bits are summed securely too, and exactly.
+    It is `adaptive_clipping.build_adaptive_dp_ftrl_aggregator` with a noise on the
+    updates that is larger by `encoding.inflation`. The guarantee of ρ-zCDP with
+    ρ = S² / (2 noise_multiplier²) holds unchanged. The grid step is a fixed fraction
+    of the active clip norm, so bits and inflation never change. The clients' bits are
+    summed securely too, and exactly.
 
     Args:
-      strategy: The strategy C of both streams; its restarts take over the estimate.
-      noise_multiplier: z, of both streams together.
-      clients_per_round: The number both noised sums are divided by: the report goal.
-      encoding: The grid, from `grid.for_bits` or `grid.for_inflation`.
-      clipping: How the clip norm is estimated.
-      deterministic_seed: As in `adaptive_clipping.build_adaptive_dp_ftrl_aggregator`.
-      rotation_seed: As in `build_secagg_dp_ftrl_aggregator`.
+      strategy: Strategy C of both streams; its restarts take over the estimate.
+      noise_multiplier: Noise multiplier z of both streams together.
+      clients_per_round: Report goal, by which both noised sums are divided.
+      encoding: Grid of the encoded updates, from `grid.for_bits` or `grid.for_inflation`.
+      clipping: Settings of the estimation of the clip norm.
+      deterministic_seed: Seed of all noise, an integer in [0, 2^128), for tests only: a
+        run with a known seed is not private. From the operating system if None.
+      rotation_seed: Public seed of the rotations, an integer in [0, 2^128) other than the
+        seed of the noise. From the operating system if None.
 
     Returns:
       The factory.

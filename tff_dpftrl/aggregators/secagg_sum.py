@@ -1,13 +1,14 @@
 """Sums over clients by secure modular sums of integers, as TFF aggregation factories.
 
-They are handed to a private aggregator as its inner sums, see `secagg`, and can
-be used by themselves. Only execution contexts with an implementation of secure
-sums can run them, see `execution.check_secure_sums`.
+The aggregators of `secagg` have them as inner sums, and they can be used by
+themselves. Only execution contexts with an implementation of secure sums can run
+them, which `execution.check_secure_sums` checks.
 """
 
 from __future__ import annotations
 
 import collections
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.aggregators import updates
+from tff_dpftrl.aggregators import computations, updates
 from tff_dpftrl.discretization import grid
 from tff_dpftrl.private_round import clipping, discretize, seeds
 
@@ -23,12 +24,12 @@ _COUNT_MODULUS = 2**31 - 1
 
 
 class SecAggSumState(NamedTuple):
-    """State of the sum between rounds. Public: every client is sent it.
+    """State of the sum between rounds. Public: every client receives it.
 
     Attributes:
-      round_index: int64 scalar, the next round.
-      rotation_seed: int64 tensor of shape [2], from which every round's rotation
-        is derived. It is unrelated to the seed of the noise.
+      round_index: int64 scalar, the index of the next round.
+      rotation_seed: Seed of every round's rotation, int64 tensor of shape [2], unrelated
+        to the seed of the noise.
     """
 
     round_index: Any
@@ -36,23 +37,23 @@ class SecAggSumState(NamedTuple):
 
 
 class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Sums updates over clients by secure modular sums of integers.
+    """TFF factory of sums over clients by secure modular sums of integers.
 
     The result is the sum of the updates, each clipped to `clip_norm`, up to
     rounding: per coordinate, a stddev of at most `encoding.rounding_stddev_bound`.
-    No client contributes more than `contribution_norm` to its L2 norm. It is
-    clipped anew, but a caller that clips by other rules may do so before.
+    No client contributes more than `contribution_norm` to its L2 norm. Updates are
+    clipped here even if the caller has clipped them by other rules before.
 
     Clients compute in float32. The sum is exact, and decoded in float64 before it is
-    cast to the dtypes of the updates: in float32 that would add rounding that
-    the noise is not scaled for, so a private caller hands over float64.
+    cast to the dtypes of the updates. In float32 that cast would add rounding that
+    the noise does not cover, so a private caller gives updates in float64.
 
     Any number of clients from 0 to `encoding.max_clients` is summed exactly as
     sent; with more the round fails, because the sum might have wrapped around.
     The measurement "summed_clients" is the number of clients in the sum.
 
     Attributes:
-      encoding: The grid.
+      encoding: Grid of the encoded updates.
       clip_norm: L2 norm C that each update is clipped to before rounding.
     """
 
@@ -64,12 +65,12 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
         """Initialises the factory.
 
         Args:
-          encoding: The grid, for updates of `encoding.dim` numbers in total.
-          clip_norm: L2 clip norm C. With adaptive clipping, pass 1 and
-            hand over updates divided by the active clip norm.
-          rotation_seed: An integer in [0, 2^128); taken from the operating system if None.
-            It is public, so giving one does not harm privacy, only the independence of
-            the updates of the rotation.
+          encoding: Grid of the encoded updates, which have `encoding.dim` numbers in total.
+          clip_norm: L2 clip norm C. With adaptive clipping it is 1, for updates that are
+            divided by the active clip norm.
+          rotation_seed: Public seed of the rotations, an integer in [0, 2^128); from the
+            operating system if None. A given seed does not harm privacy, only the
+            independence of the updates and the rotation.
 
         Raises:
           ValueError: If an argument is out of range.
@@ -80,14 +81,15 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @property
     def contribution_norm(self) -> float:
-        """C_inflated: the L2 sensitivity of the sum to one client, whatever it sends."""
+        """Inflated clip norm, the L2 sensitivity of the sum to one client, whatever it sends."""
         return self.encoding.inflated_clip_norm(self.clip_norm)
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
         """Creates the process for updates of one type.
 
         Args:
-          value_type: A floating-point tensor or any nesting of such tensors.
+          value_type: Type of an update, a floating-point tensor or any nesting of such
+            tensors.
 
         Returns:
           The process; its state is a `SecAggSumState`.
@@ -96,38 +98,38 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
           ValueError: If the type is not of `encoding.dim` floats of static shape.
         """
         update = updates.UpdateType(value_type)
-        sizes = [spec.shape.num_elements() for spec in update.specs]
+        sizes = [math.prod(shape) for shape in update.shapes]
         if sum(sizes) != self.encoding.dim:
             raise validation.UsageError(
                 f"encoding is for dim {self.encoding.dim}, but an update has {sum(sizes)} numbers: "
                 f"build the encoding with dim={sum(sizes)}."
             )
 
-        @tff.tensorflow.computation
+        @computations.tensorflow
         def initial_state():
             return SecAggSumState(tf.constant(0, tf.int64), seeds.root_seed(self._rotation_seed))
 
         state_type = initial_state.type_signature.result
 
-        @tff.federated_computation
+        @computations.federated
         def initialize():
             return tff.federated_eval(initial_state, tff.SERVER)
 
-        @tff.tensorflow.computation(state_type)
+        @computations.tensorflow(state_type)
         def start_round(state):
             round_seed = seeds.derive(state.rotation_seed, state.round_index)
             return round_seed, SecAggSumState(state.round_index + 1, state.rotation_seed)
 
         seed_type = start_round.type_signature.result[0]
 
-        @tff.tensorflow.computation(value_type, seed_type)
+        @computations.tensorflow(value_type, seed_type)
         def encode(value, round_seed):
             parts = [tf.reshape(tf.cast(t, tf.float32), [-1]) for t in update.flatten(value)]
             flat = tf.concat(parts, axis=0)
             vector = discretize.encode(flat, round_seed, self.encoding, self.clip_norm)
             return collections.OrderedDict(vector=vector, count=tf.constant(1, tf.int32))
 
-        @tff.tensorflow.computation(encode.type_signature.result, seed_type)
+        @computations.tensorflow(encode.type_signature.result, seed_type)
         def decode(total, round_seed):
             too_many = tf.debugging.assert_less_equal(
                 total["count"],
@@ -148,7 +150,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
             ]
             return update.pack_as_update(tensors), count
 
-        @tff.federated_computation(
+        @computations.federated(
             initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
         )
         def next_fn(state, value):
@@ -169,7 +171,7 @@ class SecAggSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
 
 class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Sums float32 scalars in {-1/2, 0, 1/2} over clients, exactly.
+    """TFF factory of exact sums of float32 scalars in {-1/2, 0, 1/2} over clients.
 
     These are the shifted bits of adaptive clipping, 0 for a client that has none.
     Other values are rounded to the nearest of the three, NaN to 0.
@@ -182,7 +184,7 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
         """Creates the process, without state or measurements.
 
         Args:
-          value_type: A float32 scalar.
+          value_type: Type of a bit, a float32 scalar.
 
         Returns:
           The process.
@@ -193,11 +195,11 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
         if value_type != tff.TensorType(np.float32):
             raise validation.UsageError(f"value_type must be a float32 scalar, got {value_type}.")
 
-        @tff.federated_computation
+        @computations.federated
         def initialize():
             return tff.federated_value((), tff.SERVER)
 
-        @tff.tensorflow.computation(np.float32)
+        @computations.tensorflow(np.float32)
         def encode(half_bit):
             # Divided by a half, shifted by 1: 0, 1 or 2, so that no sum is negative.
             half_bit = tf.where(tf.math.is_nan(half_bit), 0.0, half_bit)
@@ -206,11 +208,11 @@ class SecAggHalfBitFactory(tff.aggregators.UnweightedAggregationFactory):
                 doubled=tf.cast(doubled, tf.int32) + 1, count=tf.constant(1, tf.int32)
             )
 
-        @tff.tensorflow.computation(encode.type_signature.result)
+        @computations.tensorflow(encode.type_signature.result)
         def decode(total):
             return tf.cast(total["doubled"] - total["count"], tf.float32) / 2.0
 
-        @tff.federated_computation(
+        @computations.federated(
             initialize.type_signature.result, tff.FederatedType(value_type, tff.CLIENTS)
         )
         def next_fn(state, value):

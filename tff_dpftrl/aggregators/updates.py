@@ -12,18 +12,18 @@ from tff_dpftrl import validation
 
 
 class UpdateType:
-    """The type of a client's update: a nesting of floating-point tensors.
+    """Type of a client's update: a nesting of floating-point tensors.
 
     Attributes:
       specs: `tf.TensorSpec`s of the tensors, in the order of `tf.nest.flatten`.
-      shapes: Their static shapes.
+      shapes: Static shapes of the tensors.
     """
 
     def __init__(self, value_type: tff.Type):
         """Checks and flattens the type.
 
         Args:
-          value_type: Type of one client's update, as given to a factory's `create`.
+          value_type: Type of one client's update, the argument of a factory's `create`.
 
         Raises:
           ValueError: If it is not a nesting of at least one floating-point tensor,
@@ -52,7 +52,7 @@ class UpdateType:
         self.shapes = [tuple(spec.shape.as_list()) for spec in self.specs]
 
     def flatten(self, value: Any) -> list[tf.Tensor]:
-        """The update's tensors in a list, inside a TensorFlow computation."""
+        """Lists the update's tensors, inside a TensorFlow computation."""
         if isinstance(value, tff.structure.Struct):
             value = tff.structure.to_odict_or_tuple(value)
         return tf.nest.flatten(value)

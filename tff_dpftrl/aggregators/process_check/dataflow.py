@@ -1,9 +1,9 @@
-"""Follows what clients contribute through a TFF computation, to its outputs.
+"""Follows client values through a TFF computation to its outputs.
 
 The computation is evaluated on labels in place of values: each tensor carries the set
-of client values it may depend on, and in what form. Labels are only ever removed by a
-release that this package has registered for exactly the clipping whose sums it gets;
-all that is not understood keeps every label.
+of client values that it may depend on, and their form. Only a release that this package
+has registered for exactly the clipping whose sums it gets removes labels. Parts that
+are not understood keep every label.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import tensorflow_federated as tff
 
@@ -23,11 +24,11 @@ from tff_dpftrl.aggregators.process_check import labels as labels_lib
 
 @dataclasses.dataclass(frozen=True)
 class Aggregation:
-    """One call of an intrinsic by which client values reach the server.
+    """Call of an intrinsic by which client values reach the server.
 
     Attributes:
-      intrinsic: Its name, such as "federated_sum".
-      value_type: Type of what one client sends.
+      intrinsic: Name of the intrinsic, such as "federated_sum".
+      value_type: Type of one client's value.
       has_data: Whether client data is in it other than as contributions of one clipping.
     """
 
@@ -38,11 +39,11 @@ class Aggregation:
 
 @dataclasses.dataclass(frozen=True)
 class PrivateRelease:
-    """One call of a registered release.
+    """Call of a registered release.
 
     Attributes:
-      noise_multiplier: z of the release.
-      value_type: Type of the sums it was given.
+      noise_multiplier: Noise multiplier z of the release.
+      value_type: Type of the sums that it makes private.
     """
 
     noise_multiplier: float
@@ -51,14 +52,14 @@ class PrivateRelease:
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What `trace` found.
+    """Result of `trace`.
 
     Attributes:
       outputs: Labels of the tensors of the result at the server, by path; a path is a
-        sequence of names, and of numbers where there is no name.
-      aggregations: All aggregations, in the order of their numbers.
-      releases: The private releases.
-      contributions: Type of what each clipping contributes, by the number of its call.
+        sequence of names, and of indices where there is no name.
+      aggregations: All aggregations, in the order of their indices.
+      releases: Private releases, in the order of their calls.
+      contributions: Type of each clipping's contribution, by the number of its call.
       released_twice: Numbers of the clippings whose sums went into more than one release.
       repeats_noise: Numbers of the clippings whose release was given the same state as an
         earlier one, hence the same noise.
@@ -72,11 +73,11 @@ class Trace:
     repeats_noise: frozenset[int]
 
 
-def trace(computation: tff.Computation) -> Trace:
+def trace(computation: tff.framework.ConcreteComputation) -> Trace:
     """Evaluates a computation on labels.
 
     Args:
-      computation: A computation whose arguments at the clients are their data.
+      computation: Computation whose arguments at the clients are their data.
 
     Returns:
       The labels of its outputs and the aggregations and releases on the way.
@@ -135,9 +136,9 @@ class _Evaluator:
     def evaluate(
         self,
         block: tff.framework.ComputationBuildingBlock,
-        bindings: Mapping[str, labels_lib.Value],
+        bindings: Mapping[str | None, labels_lib.Value],
     ) -> labels_lib.Value:
-        """The labels of a building block whose free references are in `bindings`."""
+        """Returns the labels of a building block whose free references are in `bindings`."""
         match block:
             case tff.framework.Reference():
                 return bindings[block.name]
@@ -175,13 +176,13 @@ class _Evaluator:
         if self._placement is tff.SERVER and totals is not None:
             argument = self._released(digest, argument, totals)
         arguments = [] if argument is None else list(labels_lib.leaves(argument))
-        result_type = block.type_signature.result
+        result_type = _function_type(block).result
         results = list(labels_lib.leaves(labels_lib.fill(result_type, labels_lib.NOTHING)))
         dependencies = graph_dependencies.analyse(block, len(arguments), len(results))
         labels = []
         for sources, is_random in zip(dependencies.arguments, dependencies.random, strict=True):
-            found = frozenset().union(*(arguments[i] for i in sources))
-            labels.append(self._randomised(found) if is_random else found)
+            joined = frozenset().union(*(arguments[i] for i in sources))
+            labels.append(self._randomised(joined) if is_random else joined)
         result = labels_lib.pack(result_type, iter(labels))
         if self._placement is tff.CLIENTS:
             return self._clipped(digest, block, argument, result)
@@ -204,14 +205,14 @@ class _Evaluator:
         argument: labels_lib.Value,
         result: labels_lib.Value,
     ) -> labels_lib.Value:
-        """Labels what a registered clipping returns; other results are left alone."""
+        """Labels the result of a registered clipping; other results stay as they are."""
         contributions = release_registry.contributions_of(digest)
         if contributions is None:
             return result
         call = len(self.contributions)
-        result_type = block.type_signature.result
+        result_type = _function_type(block).result
         self.contributions[call] = tff.StructType([result_type[i] for i in sorted(contributions)])
-        # What came from the server is in it still: other clients' values, perhaps.
+        # Values from the server are in it still, perhaps of other clients.
         others = frozenset(
             label
             for label in labels_lib.union(argument)
@@ -226,7 +227,7 @@ class _Evaluator:
     def _released(
         self, digest: bytes, argument: labels_lib.Value, totals: frozenset[int]
     ) -> labels_lib.Value:
-        """A registered release's argument, without the labels of what it makes private."""
+        """Returns a registered release's argument without the labels that it makes private."""
         labels = frozenset().union(*(labels_lib.union(argument[i]) for i in totals))
         pairs = {
             label: release_registry.find(label.clip, digest)
@@ -238,7 +239,7 @@ class _Evaluator:
             return argument  # It was made for the sums of one clipping, not for others.
         (call,) = {label.call for label in covered}
         self.num_releases[call] += 1
-        # Where the seed comes from: what it shares with an earlier release, it repeats.
+        # The seed is among the inputs: a release that shares it with an earlier one repeats noise.
         state = {
             label
             for i, element in enumerate(argument)
@@ -250,6 +251,7 @@ class _Evaluator:
             self.repeats_noise.add(call)
         self._noise_states |= state
         reasons = [pair.not_private_because for pair in covered.values()]
+        replaced: dict[labels_lib.Label, labels_lib.Labels]
         if any(reasons):
             replaced = {
                 label: frozenset([dataclasses.replace(label, not_private_because=reason)])
@@ -262,10 +264,8 @@ class _Evaluator:
 
         def clean(labels: labels_lib.Labels) -> labels_lib.Labels:
             # The number of clients shows in a sum through their contributions only.
-            kept = (
-                replaced.get(label, {label}) for label in labels if not labels_lib.is_count(label)
-            )
-            return frozenset().union(*kept)
+            kept = (label for label in labels if not labels_lib.is_count(label))
+            return frozenset().union(*(replaced.get(label, frozenset([label])) for label in kept))
 
         return tff.structure.Struct(
             (name, labels_lib.map_labels(clean, element) if i in totals else element)
@@ -275,8 +275,8 @@ class _Evaluator:
     def _call_intrinsic(
         self, block: tff.framework.Intrinsic, argument: labels_lib.Value
     ) -> labels_lib.Value:
-        result_type = block.type_signature.result
-        parameter_type = block.type_signature.parameter
+        result_type = _function_type(block).result
+        parameter_type = _function_type(block).parameter
         match block.uri:
             case "federated_apply":
                 return self._at(tff.SERVER, *argument)
@@ -340,7 +340,7 @@ class _Evaluator:
     def _sent(
         self, intrinsic: str, value_type: tff.Type, value: labels_lib.Value
     ) -> labels_lib.Value:
-        """Labels at the server for labels at the clients, tensor by tensor."""
+        """Records an aggregation, and returns the labels of its result, tensor by tensor."""
         number = len(self.aggregations)
         arrived = labels_lib.map_labels(lambda labels: labels_lib.at_arrival(labels, number), value)
         has_data = labels_lib.Aggregate(number, depends_on_data=True) in labels_lib.union(arrived)
@@ -350,15 +350,16 @@ class _Evaluator:
     def _unknown_intrinsic(
         self, block: tff.framework.Intrinsic, argument: labels_lib.Value
     ) -> labels_lib.Value:
-        """All that goes in comes out; whatever leaves the clients counts as sent."""
-        parameter_type, result_type = block.type_signature.parameter, block.type_signature.result
+        """Labels the result with all labels of the argument; values that leave clients are sent."""
+        block_type = _function_type(block)
+        parameter_type, result_type = block_type.parameter, block_type.result
         arguments = argument if isinstance(parameter_type, tff.StructType) else [argument]
         types = (
             list(parameter_type) if isinstance(parameter_type, tff.StructType) else [parameter_type]
         )
         labels = frozenset().union(*(labels_lib.union(a) for a in arguments if not callable(a)))
         for function, function_type in zip(arguments, types, strict=True):
-            if callable(function):  # What it holds of its surroundings comes out, too.
+            if callable(function):  # Values that it captures come out, too.
                 inner = function_type.parameter
                 labels |= labels_lib.union(
                     function(None if inner is None else labels_lib.fill(inner, labels))
@@ -374,10 +375,15 @@ class _Evaluator:
         return labels_lib.fill(result_type, labels)
 
 
+def _function_type(block: Any) -> Any:
+    """Returns the type of a building block that is a function; TFF declares just a type."""
+    return block.type_signature
+
+
 def _at_server(
     type_spec: tff.Type, value: labels_lib.Value, path: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], labels_lib.Labels]]:
-    """Paths and labels of the tensors of a result, but for what stays at the clients."""
+    """Yields paths and labels of the tensors of a result that are not at the clients."""
     if isinstance(type_spec, tff.FederatedType):
         if type_spec.placement is not tff.CLIENTS:
             yield from _at_server(type_spec.member, value, path)

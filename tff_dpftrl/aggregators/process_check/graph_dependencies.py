@@ -1,8 +1,8 @@
-"""Which results of a TensorFlow computation depend on which of its arguments.
+"""Dependencies of the results of a TensorFlow computation on its arguments.
 
-Errs on one side: a dependence may be reported that is none, but none is missed. A node
-of a graph counts as one step, whatever happens inside a function it calls, and a graph
-with variables or other hidden channels counts as one node.
+A dependence may be reported that is none, but none is missed. A node of a graph counts
+as one step, whatever happens inside a function that it calls, and a graph with variables
+or other hidden channels counts as one node.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _HARMLESS_STATEFUL = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Dependencies:
-    """How the results of a computation come about, tensor by tensor.
+    """Dependencies of a computation's results, tensor by tensor.
 
     Attributes:
-      arguments: For each tensor of the result, the tensors of the argument, by number,
-        that it may depend on.
-      random: For each tensor of the result, whether random numbers may be in it.
+      arguments: Indices of the argument's tensors on which each tensor of the result may
+        depend.
+      random: Whether random numbers may be in each tensor of the result.
     """
 
     arguments: tuple[frozenset[int], ...]
@@ -40,7 +40,7 @@ def analyse(
     """Reads the graph of a compiled computation.
 
     Args:
-      computation: The computation; other kinds than TensorFlow's count as one node.
+      computation: Compiled computation; other kinds than TensorFlow's count as one node.
       num_arguments: Number of tensors (or sequences) in its argument.
       num_results: Number of tensors (or sequences) in its result.
 
@@ -85,7 +85,7 @@ def analyse(
 
 
 def _tensor_names(binding: Any) -> Iterator[str]:
-    """Names of the tensors of a binding, in the order of the type."""
+    """Yields the names of the tensors of a binding, in the order of the type."""
     match binding.WhichOneof("binding"):
         case "tensor":
             yield binding.tensor.tensor_name
@@ -101,14 +101,14 @@ def _node_name(tensor_name: str) -> str:
 
 
 def _ancestors(name: str, nodes: dict[str, Any]) -> set[str]:
-    """A node and all it depends on, control dependencies included."""
-    found, pending = set(), [name]
+    """Returns a node and all nodes that it depends on, control dependencies included."""
+    visited, pending = set(), [name]
     while pending:
         current = pending.pop()
-        if current not in found:
-            found.add(current)
+        if current not in visited:
+            visited.add(current)
             pending.extend(_node_name(source) for source in nodes[current].input)
-    return found
+    return visited
 
 
 def _is_random(node: Any) -> bool:
@@ -116,14 +116,14 @@ def _is_random(node: Any) -> bool:
 
 
 def _calls(node: Any) -> bool:
-    """Whether a node runs functions of the graph's library."""
+    """Checks whether a node runs functions of the graph's library."""
     return any(
         attribute.HasField("func") or attribute.list.func for attribute in node.attr.values()
     )
 
 
 def _is_harmless(node: Any) -> bool:
-    """Whether all that a node does shows in its inputs and outputs."""
+    """Checks whether all effects of a node show in its inputs and outputs."""
     definition = op_def_registry.get(node.op)
     if definition is None:  # An op of a library that is not loaded, or a function called by name.
         return False

@@ -1,4 +1,4 @@
-"""Labels in place of values: what of the clients' values a tensor may depend on, in what form.
+"""Labels in place of values: the client values that a tensor may depend on, and their form.
 
 A value of a computation is a `tff.structure.Struct` of values, down to the labels of a
 tensor or sequence; the placement of a federated value is left out.
@@ -15,12 +15,12 @@ import tensorflow_federated as tff
 
 @dataclasses.dataclass(frozen=True)
 class Raw:
-    """At a client: its data, or anything made from it."""
+    """Label of a client's data at that client, or of anything made from it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Contribution:
-    """At a client: what a registered clipping returned in its `call`-th call."""
+    """Label of the result of a registered clipping at a client, from its `call`-th call."""
 
     call: int
     clip: bytes
@@ -28,7 +28,7 @@ class Contribution:
 
 @dataclasses.dataclass(frozen=True)
 class Total:
-    """At the server: a sum of `Contribution`s, without noise so far."""
+    """Label of a sum of `Contribution`s at the server, without noise so far."""
 
     call: int
     clip: bytes
@@ -37,12 +37,12 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Aggregate:
-    """At the server: client values, aggregated by other ways.
+    """Label of client values at the server, aggregated in another way.
 
     Attributes:
-      aggregation: Number of the aggregation, in `Trace.aggregations`.
+      aggregation: Index of the aggregation in `Trace.aggregations`.
       depends_on_data: False for an aggregate of values that do not depend on the data of
-        the clients, which shows nothing but how many of them there are.
+        the clients, which shows only the number of clients.
       is_randomised: Whether a computation that draws random numbers came in between.
     """
 
@@ -53,10 +53,10 @@ class Aggregate:
 
 @dataclasses.dataclass(frozen=True)
 class ServerInput:
-    """What the server was given, such as a part of the state: no client value.
+    """Label of a tensor that the server was given, such as a part of the state.
 
     Attributes:
-      number: Of the tensor, in the argument of the computation.
+      number: Index of the tensor in the argument of the computation.
     """
 
     number: int
@@ -72,12 +72,12 @@ NOTHING: Labels = frozenset()
 
 
 def is_count(label: Label) -> bool:
-    """Whether a label says no more than how many clients there are."""
+    """Checks whether a label stands for the number of clients only."""
     return isinstance(label, Aggregate) and not label.depends_on_data
 
 
 def at_arrival(labels: Labels, aggregation: int) -> Labels:
-    """What labels at the clients become where their aggregate arrives."""
+    """Returns the labels of an aggregate at the server, from those at the clients."""
     contributions = {label for label in labels if isinstance(label, Contribution)}
     carried = frozenset(label for label in labels if not isinstance(label, Raw | Contribution))
     if len({label.call for label in contributions}) == 1 and RAW not in labels:
@@ -92,7 +92,7 @@ def fill(
     labels: Labels,
     only_at: tff.framework.PlacementLiteral | None = None,
 ) -> Value:
-    """A value of a type with the same labels everywhere, or only at one placement."""
+    """Makes a value of a type with the same labels everywhere, or only at one placement."""
     if isinstance(type_spec, tff.FederatedType):
         here = only_at is None or type_spec.placement is only_at
         return fill(type_spec.member, labels if here else NOTHING)
@@ -105,7 +105,7 @@ def fill(
 
 
 def leaves(value: Value) -> Iterator[Labels]:
-    """The labels of the tensors of a value, in the order of its type."""
+    """Yields the labels of the tensors of a value, in the order of its type."""
     if isinstance(value, tff.structure.Struct):
         for element in value:
             yield from leaves(element)
@@ -114,12 +114,12 @@ def leaves(value: Value) -> Iterator[Labels]:
 
 
 def union(value: Value) -> Labels:
-    """All labels of a value; of no value there are none."""
+    """Returns all labels of a value; None has none."""
     return frozenset().union(*leaves(value)) if value is not None else NOTHING
 
 
 def pack(type_spec: tff.Type, labels: Iterable[Labels]) -> Value:
-    """The opposite of `leaves`, for a value of a type; all labels everywhere if they do not fit."""
+    """Undoes `leaves` for a value of a type; labels that do not fit are put everywhere."""
     labels = list(labels)
     empty = fill(type_spec, NOTHING)
     if len(labels) != len(list(leaves(empty))):
@@ -129,7 +129,7 @@ def pack(type_spec: tff.Type, labels: Iterable[Labels]) -> Value:
 
 
 def map_labels(function: Callable[[Labels], Labels], value: Value) -> Value:
-    """A value of the same structure, its labels replaced one by one."""
+    """Returns a value of the same structure, with its labels replaced one by one."""
     if isinstance(value, tff.structure.Struct):
         return tff.structure.Struct(
             (name, map_labels(function, element))
@@ -139,6 +139,6 @@ def map_labels(function: Callable[[Labels], Labels], value: Value) -> Value:
 
 
 def join(first: Value, second: Value) -> Value:
-    """The labels of two values of the same type."""
+    """Joins the labels of two values of the same type, tensor by tensor."""
     others = leaves(second)
     return map_labels(lambda labels: labels | next(others), first)
