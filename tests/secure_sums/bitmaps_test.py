@@ -19,7 +19,7 @@ def test_bitmaps():
         assert bitmaps.write(indices, num_devices) == content
         assert bitmaps.read(content, num_devices) == set(indices)
     for content in (b"", b"\x08", b"\0\0"):
-        with pytest.raises(ValueError, match="none of 3 devices"):
+        with pytest.raises(ValueError, match="not one of 3 devices"):
             bitmaps.read(content, 3)
 
 

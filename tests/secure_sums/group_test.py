@@ -241,7 +241,7 @@ def test_identities_that_nobody_asked_for_or_that_do_not_hold(field):
     run = _Run(_HONEST, group.Phase.ADVERTISING)
     answer = run.devices[run.names[0]].advertise()
     setattr(answer.key_advertisement, field, b"x")
-    with pytest.raises(group.MessageRefusedError, match="nobody asked for"):
+    with pytest.raises(group.MessageRefusedError, match="threat model has none"):
         run.server.receive(run.names[0], answer)
     verify = conversations.Identity().verify
     run = _Run(_ACTIVE, group.Phase.ADVERTISING, verify_proof=verify)

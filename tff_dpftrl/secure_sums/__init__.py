@@ -1,18 +1,17 @@
-"""Sums over devices of which the server sees nothing but the sum, as state machines.
+"""Secure aggregation: sums over devices of which the server sees only the sum, as state machines.
 
 The protocol of Bonawitz et al. 2017 ("Practical Secure Aggregation"), and the neighbour graph of
-Bell et al. 2020 for large groups. Devices and server are fed with messages and return messages:
-no input or output, no TensorFlow, so that they run in tests, in this package's runtime and in
-other people's servers.
+Bell et al. 2020 for large groups. Devices and server take messages and return messages: no input
+or output, no TensorFlow. They run in tests, in this package's runtime and in other servers.
 
-- `vectors.Segment`, `parameters.Parameters`: what is summed, and what devices demand of the sum,
-  against which `parameters.ThreatModel`. Devices must have them from somebody whom they trust.
+- `vectors.Segment`, `parameters.Parameters`: layout of the summed vectors, and the devices'
+  demands on the sum under a `parameters.ThreatModel`. Devices must have them from a trusted source.
 - `device.Participant`: a device in one session. `advertise()` makes its first message, `answer`
   the next one from each of the server's; it refuses by raising one of `refusals`.
-- `group.Group`: the server. `receive` takes a message, `drop` tells that a device is gone, and
-  `advance` ends a phase with those that have answered; when is up to the caller, who has the
-  clock. At the end, `total()` is the sum of the vectors of `survivors`.
-- `neighbours.choose`: how many neighbours a device of a group of thousands needs.
+- `group.Group`: the server. `receive` takes a message, `drop` removes a device, and `advance` ends
+  a phase with the devices that have answered. The caller has the clock and calls `advance`. At
+  the end, `total()` is the sum of the vectors of `survivors`.
+- `neighbours.choose`: the number of neighbours of a device in a group of thousands.
 
 Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes bytes of them.
 
@@ -21,7 +20,7 @@ Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes 
   >>> layout = (vectors.Segment(size=2, modulus=2**20),)
   >>> demanded = parameters.Parameters(
   ...     layout, parameters.ThreatModel.HONEST_BUT_CURIOUS, least_devices=3)
-  >>> session = parameters.new_session()  # The server's, which tells it to all devices.
+  >>> session = parameters.new_session()  # The server sends it to all devices.
   >>> devices = [
   ...     device.Participant(demanded, session, [np.array([1, value], np.uint32)])
   ...     for value in (10, 20, 30)]
@@ -36,6 +35,6 @@ Messages are protocol buffers (`secure_sum.proto`): `SerializeToString()` makes 
 
 A caller has three errors to expect. `refusals.ProtocolRefusedError` on a device: it takes no
 further part, and the server should `drop` it. `group.MessageRefusedError`: the group goes on
-without harm. `group.GroupLostError`: there is no sum. What protects from whom, and what does not:
-`docs/secure_aggregation.md`.
+without harm. `group.GroupLostError`: there is no sum. `docs/secure_aggregation.md` describes the
+protection and its limits.
 """

@@ -8,19 +8,19 @@ from tff_dpftrl import validation
 
 
 def write(indices: Iterable[int], num_devices: int) -> bytes:
-    """The bitmap of some devices of a group, ceil(num_devices / 8) bytes."""
+    """Writes the bitmap of some devices of a group, ceil(num_devices / 8) bytes."""
     return sum(1 << index for index in indices).to_bytes((num_devices + 7) // 8, "little")
 
 
 def read(bitmap: bytes, num_devices: int) -> set[int]:
-    """The devices in a bitmap.
+    """Reads the devices in a bitmap.
 
     Args:
-      bitmap: From whoever; any bytes.
-      num_devices: In the group.
+      bitmap: Bytes of the bitmap. Untrusted.
+      num_devices: Number of devices in the group.
 
     Returns:
-      Their indices.
+      Indices of the devices.
 
     Raises:
       ValueError: If it has more or fewer bytes, or names devices beyond the group.
@@ -28,6 +28,7 @@ def read(bitmap: bytes, num_devices: int) -> set[int]:
     value = int.from_bytes(bitmap, "little")
     if len(bitmap) != (num_devices + 7) // 8 or value >> num_devices:
         raise validation.UsageError(
-            f"bitmap is none of {num_devices} devices: it has {len(bitmap)} bytes."
+            f"bitmap is not one of {num_devices} devices: it has {len(bitmap)} bytes, or names "
+            "devices beyond the group."
         )
     return {index for index in range(num_devices) if value >> index & 1}

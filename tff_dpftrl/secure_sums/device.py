@@ -1,19 +1,19 @@
 """A device's half of the protocol of Bonawitz et al. 2017 (figure 4), for one sum.
 
-A device's vector leaves it under two kinds of masks: one with each neighbour, which cancel in
-the sum, and one of its own. Its neighbours hold shares of what both come from. They reveal the
-share of the self-mask of a device whose vector is in the sum, and the share of the mask key of
-one whose vector is not, and never both of one device: together these would lay its vector open.
+A device's vector leaves it under two kinds of masks: a pairwise mask with each neighbour, which
+cancel in the sum, and a self-mask. Its neighbours hold shares of the secrets of both. They reveal
+the share of the self-mask of a device whose vector is in the sum, and the share of the mask key
+of one whose vector is not. They never reveal both of one device: that would expose its vector.
 
-What a device checks, it checks before it answers, and refuses by name (`refusals`). Shares that
-do not decrypt it leaves out instead: whether the server or the neighbour is to blame, it reveals
-less, and one bad device does not end the group.
+A device checks each message before it answers, and refuses by name (`refusals`). Shares that do
+not decrypt are left out instead: the device reveals less, and one bad device or a bad server does
+not end the group.
 
-What it cannot see is trusted. An honest but curious server hands on keys as they are; an active
-one is caught at that by signatures of identity keys, of which fewer than a third may be in
-league with it. How many devices are in a sum a device sees by itself in a complete graph: each
-of them has sent it shares. With fewer neighbours it takes the server's word for those it does
-not know.
+A device trusts what it cannot check. An honest but curious server forwards keys unchanged. An
+active server that changes them is caught by signatures of identity keys, as long as fewer than a
+third of the devices collude with it. In a complete graph a device counts the devices of a sum
+itself: each of them has sent it shares. With fewer neighbours it relies on the server for those
+that are not its neighbours.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import abc
 import enum
 import secrets
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -40,19 +41,19 @@ from tff_dpftrl.secure_sums import (
 
 
 class Identity(abc.ABC):
-    """How devices know that an identity key is a genuine device's, where a server is active."""
+    """Proof system for identity keys of genuine devices, where a server may be active."""
 
     @abc.abstractmethod
     def make_proof(self, identity_public_key: bytes) -> bytes:
-        """A proof that a genuine device has made this key, of at most keys.MAX_PROOF_BYTES."""
+        """Proves that a genuine device has made this key, in at most keys.MAX_PROOF_BYTES."""
 
     @abc.abstractmethod
     def verify(self, identity_public_key: bytes, proof: bytes) -> bool:
-        """Whether another device's proof holds for its key."""
+        """Checks whether another device's proof holds for its key."""
 
 
 class _Stage(enum.Enum):
-    """What the device waits for; the value is the field of ToDevice."""
+    """Message that the device waits for; the value is the field of ToDevice."""
 
     UNUSED = "nothing"
     DIRECTORY = "directory"
@@ -64,13 +65,22 @@ class _Stage(enum.Enum):
 
 _STAGES = list(_Stage)
 
+_Secret = TypeVar("_Secret")
+
+
+def _held(secret: _Secret | None) -> _Secret:
+    """Returns a value that the device has at its stage, which `answer` checks before."""
+    if secret is None:
+        raise refusals.SessionOverError("This device has no secrets of this session.")
+    return secret
+
 
 class Participant:
-    """One device in one session of a group; to be used once.
+    """Device in one session of a group; to be used once.
 
-    Its secrets are random numbers of its own, its keys, its vector and the shares it holds. All
-    are dropped after the last answer and after a refusal; arrays are overwritten before.
-    Python cannot promise that no copy is left in freed memory.
+    Its secrets are its random numbers, its keys, its vector and the shares it holds. All are
+    dropped after the last answer and after a refusal; arrays are overwritten before. Python
+    cannot guarantee that no copy is left in freed memory.
     """
 
     def __init__(
@@ -85,15 +95,16 @@ class Participant:
         """Takes a copy of the vector.
 
         Args:
-          demanded: What the device takes part in, from its signed plan.
+          demanded: Parameters that the device demands of the sum, from its signed plan.
           session: Name of the session, as the server gave it.
-          vector: Of the layout in `demanded`.
-          identity: How devices know each other; for an active server only.
-          context: What all devices must have been told alike (`parameters.bound_session`).
+          vector: Vector to sum, of the layout in `demanded`.
+          identity: Proof system for identity keys; for an active server only.
+          context: Bytes that must be the same on all devices, such as the model that they begin
+            with. Devices with other contexts share no masks.
 
         Raises:
-          ValueError: If the vector is none of the layout, the session's name has the wrong
-            length, or the identity is missing or of no use.
+          ValueError: If the vector does not have the layout, the session's name has the wrong
+            length, or the identity is missing or not needed.
         """
         is_active = demanded.threat_model is parameters.ThreatModel.ACTIVE_SERVER
         if is_active != (identity is not None):
@@ -107,7 +118,7 @@ class Participant:
         self._identity = identity
         self._is_active = is_active
         self._stage = _Stage.UNUSED
-        self._told: bytes | None = None  # The bitmap of survivors; public.
+        self._survivors: bytes | None = None  # The bitmap from the server; public.
         self._sum = masks.MaskedSum(demanded.layout)
         self._sum.add(list(vector))
         self._channel_keys: keys.KeyPair | None = None
@@ -125,7 +136,7 @@ class Participant:
         self._received: dict[int, bytes] = {}
 
     def advertise(self) -> secure_sum_pb2.ToServer:
-        """The first message: this device's public keys.
+        """Makes the first message: this device's public keys.
 
         Raises:
           SessionOverError: If it was called before.
@@ -166,13 +177,13 @@ class Participant:
         """Answers the server's next message.
 
         Args:
-          message: What the server sent.
+          message: The server's message. Untrusted.
 
         Returns:
-          What to send to it.
+          The answer to send to the server.
 
         Raises:
-          ProtocolRefusedError: If the device goes on no more; the subclass says why.
+          ProtocolRefusedError: If the device refuses to go on; the subclass names the reason.
         """
         kind = message.WhichOneof("message")
         try:
@@ -188,10 +199,10 @@ class Participant:
     def _check_order(self, kind: str | None, message: secure_sum_pb2.ToDevice) -> None:
         if kind is None:
             raise refusals.MalformedMessageError("A message without content.")
-        if kind == "survivors" and self._told not in (None, message.survivors.bitmap):
+        if kind == "survivors" and self._survivors not in (None, message.survivors.bitmap):
             raise refusals.BothKindsOfSharesError(
-                "Other survivors than before: the shares of both secrets of a device that is "
-                "among the ones and not among the others would be revealed."
+                "Other survivors than before: shares of both secrets would be revealed of a device "
+                "that is in only one of the two sets."
             )
         if self._stage in (_Stage.UNUSED, _Stage.OVER):
             raise refusals.SessionOverError(f"{kind}, where this device awaits no message.")
@@ -201,7 +212,7 @@ class Participant:
             raise error(f"{kind}, where this device awaits {self._stage.value}.")
 
     def forget(self) -> None:
-        """Drops all secrets, for a device that goes away; no message is answered any more."""
+        """Drops all secrets, for a device that leaves; later messages are refused."""
         self._stage = _Stage.OVER
         self._sum.wipe()
         self._channel_keys = self._mask_keys = self._identity_key = None
@@ -214,14 +225,14 @@ class Participant:
         self._threshold = directory.threshold
         if self._is_active:
             directories.check_identities(
-                self._members, self._index, self._session, self._identity.verify
+                self._members, self._index, self._session, _held(self._identity).verify
             )
             self._digest = keys.directory_digest(
                 self._num_devices, self._threshold, self._members.items()
             )
         self._seed = secrets.randbits(8 * keys.SEED_BYTES)
         shares = secret_sharing.split(
-            (self._seed, self._mask_keys.as_int()), self._threshold, len(self._members)
+            (self._seed, _held(self._mask_keys).as_int()), self._threshold, len(self._members)
         )
         answer = secure_sum_pb2.Shares()
         _, answer.self_mask_commitment = keys.self_mask(self._seed, self._session, self._index)
@@ -230,7 +241,7 @@ class Participant:
             if index == self._index:
                 self._own_share = content[: secret_sharing.SHARE_BYTES]
                 continue
-            channel = self._channel_keys.channel(
+            channel = _held(self._channel_keys).channel(
                 self._session, self._index, index, member.encryption_key
             )
             self._channels[index] = channel
@@ -251,16 +262,17 @@ class Participant:
         self._received = {
             ciphertext.index: ciphertext.content for ciphertext in received.ciphertexts
         }
-        own_key, _ = keys.self_mask(self._seed, self._session, self._index)
+        self_mask_key, _ = keys.self_mask(_held(self._seed), self._session, self._index)
+        key_pair = _held(self._mask_keys)
         mask_keys = {
-            index: self._mask_keys.mask_key(
+            index: key_pair.mask_key(
                 self._session, self._index, index, self._members[index].mask_key
             )
             for index in indices
         }
         # The device of the lower index adds the mask, the other one subtracts it.
         added = [key for index, key in mask_keys.items() if self._index < index]
-        self._sum.add_masks([own_key, *added])
+        self._sum.add_masks([self_mask_key, *added])
         self._sum.subtract_masks([key for index, key in mask_keys.items() if self._index > index])
         content = vectors.pack(self._sum.value(), self._demanded.layout)
         self._sum.wipe()
@@ -269,7 +281,7 @@ class Participant:
         return secure_sum_pb2.ToServer(masked_vector=secure_sum_pb2.MaskedVector(content=content))
 
     def _check_number(self, number: int, error: type[Exception], what: str) -> None:
-        """Refuses fewer members than the threshold, and than a sum where these are all."""
+        """Refuses fewer members than the threshold, and in a complete graph than the sum needs."""
         least = self._threshold
         if len(self._members) == self._num_devices:
             least = max(least, self._demanded.least_devices)
@@ -289,7 +301,7 @@ class Participant:
         bitmap = survivors.bitmap
         alive = self._alive(bitmap)
         if self._index not in alive:
-            raise refusals.NotASurvivorError("This device's vector is said not to be in the sum.")
+            raise refusals.NotASurvivorError("The survivors do not include this device.")
         members = alive & self._members.keys()
         if not members <= self._received.keys() | {self._index}:
             raise refusals.UnknownSurvivorsError("A survivor has never sent shares.")
@@ -299,20 +311,23 @@ class Participant:
                 f"A sum of {len(alive)} devices, where this device demands "
                 f"{self._demanded.least_devices}."
             )
-        self._told = bitmap
+        self._survivors = bitmap
         if not self._is_active:
             return self._reveal()
         self._stage = _Stage.SURVIVORS_SIGNATURES
         return secure_sum_pb2.ToServer(
             survivors_signature=secure_sum_pb2.SurvivorsSignature(
-                signature=self._identity_key.sign_survivors(self._session, self._digest, bitmap)
+                signature=_held(self._identity_key).sign_survivors(
+                    self._session, self._digest, bitmap
+                )
             )
         )
 
     def _answer_survivors_signatures(
         self, signatures: secure_sum_pb2.SurvivorsSignatures
     ) -> secure_sum_pb2.ToServer:
-        alive = self._alive(self._told)
+        bitmap = _held(self._survivors)
+        alive = self._alive(bitmap)
         signers = [signature.index for signature in signatures.signatures]
         if len(set(signers)) < len(signers) or not alive >= set(signers):
             raise refusals.MalformedMessageError(
@@ -322,13 +337,13 @@ class Participant:
             if not keys.survivors_are_signed(
                 self._session,
                 self._digest,
-                self._told,
+                bitmap,
                 self._members[signature.index].identity_key,
                 signature.signature,
             ):
                 raise refusals.OtherSurvivorsError(
-                    f"Device {signature.index} has not signed the keys and survivors that this "
-                    "device was told."
+                    f"Device {signature.index} has signed other keys or survivors than this device "
+                    "received."
                 )
         number = len({*signers, self._index})
         if number < self._threshold:
@@ -339,8 +354,8 @@ class Participant:
         return self._reveal()
 
     def _reveal(self) -> secure_sum_pb2.ToServer:
-        """One share for each member that sent shares, of which kind the survivors decide."""
-        alive = self._alive(self._told)
+        """Reveals one share of each member that sent shares; the survivors decide which kind."""
+        alive = self._alive(_held(self._survivors))
         revealed = secure_sum_pb2.RevealedShares()
         revealed.of_self_masks.add(index=self._index, share=self._own_share)
         for index, content in self._received.items():

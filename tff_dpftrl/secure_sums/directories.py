@@ -1,4 +1,4 @@
-"""What a device checks of the keys of its group before it makes a mask or a share of them."""
+"""A device's checks of its group's public keys, before it makes masks or shares of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def check(
     advertised: secure_sum_pb2.KeyAdvertisement,
     demanded: parameters.Parameters,
 ) -> dict[int, secure_sum_pb2.KeyAdvertisement]:
-    """Refuses a directory that a device does not go on with.
+    """Checks a directory of public keys against the device's demands.
 
     Args:
-      directory: As the server sent it.
-      advertised: The keys that this device has made.
-      demanded: What it demands.
+      directory: Directory that the server sent. Untrusted.
+      advertised: Keys that this device has made.
+      demanded: Parameters that this device demands.
 
     Returns:
-      The keys of its neighbours, and its own, by increasing index.
+      Keys of the device and its neighbours, by increasing index.
 
     Raises:
-      ProtocolRefusedError: If it is refused; the subclass says why.
+      ProtocolRefusedError: If the directory is refused; the subclass names the reason.
     """
     most_devices = demanded.most_devices
     if most_devices is not None and directory.num_devices > most_devices:
@@ -82,16 +82,17 @@ def check_identities(
     session: bytes,
     verify: Callable[[bytes, bytes], bool],
 ) -> None:
-    """Refuses keys that other devices have not made for this session, where a server is active.
+    """Checks that genuine devices made the keys for this session, for active servers.
 
     Args:
-      members: What `check` returned.
-      own_index: Index of this device, whose own keys need no proof.
-      session: The session, bound to its context.
-      verify: Whether a proof (the second argument) holds for an identity key (the first).
+      members: Keys by index, from `check`.
+      own_index: Index of this device, whose keys need no proof.
+      session: Name of the session, bound to its context.
+      verify: Function that checks whether a proof (the second argument) holds for an identity
+        key (the first).
 
     Raises:
-      ProtocolRefusedError: If any is refused; the subclass says why.
+      ProtocolRefusedError: If a key is refused; the subclass names the reason.
     """
     identity_keys = [member.identity_key for member in members.values()]
     if len(set(identity_keys)) < len(identity_keys):
@@ -105,6 +106,7 @@ def check_identities(
             )
         if not verify(member.identity_key, member.identity_proof):
             raise refusals.UnprovenIdentityError(
-                f"The identity key of device {index} is not proven to be a genuine device's: "
-                "its proof is of another session or key, or by nobody whom this device trusts."
+                f"The identity key of device {index} is not proven to be a genuine device's: its "
+                "proof is of another session or key, or from an issuer that this device does not "
+                "trust."
             )

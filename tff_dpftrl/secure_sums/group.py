@@ -1,13 +1,13 @@
 """The server's half of the protocol of Bonawitz et al. 2017 (figure 4), for one group.
 
-A `Group` is fed with messages and with the news that devices are gone, and told when a phase
-ends: it has no clock and no connections. It adds masked vectors as they come and keeps none.
-In a large group each device has a few neighbours (Bell et al. 2020; see `neighbours`).
+The caller of a `Group` hands it messages, drops devices that are gone and ends phases: it has no
+clock and no connections. It adds masked vectors as they come and keeps none. In a large group
+each device has a few neighbours (Bell et al. 2020, `neighbours`).
 
-A message that no honest device sends costs its sender the further phases, and nobody else
-anything. What ends the whole group is too few devices, or a secret that cannot be recovered, as
-when its device has dealt wrong shares: the group is lost then, and says why. Where that can be
-known before shares are asked for, none are. Not thread-safe.
+A message that no honest device sends excludes its sender, and harms no other device. The group is
+lost if too few devices are left, or if a secret cannot be recovered, for instance because its
+device has dealt wrong shares. Where that is known before shares are asked for, none are. Not
+thread-safe.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tff_dpftrl.secure_sums import (
 
 
 class MessageRefusedError(Exception):
-    """A message that changes nothing in the sum; the group goes on."""
+    """The group refused a message, which changes nothing in the sum; the group goes on."""
 
 
 class GroupLostError(Exception):
-    """The group has no sum, and will not have one."""
+    """The group has no sum and cannot get one."""
 
 
 class Phase(enum.Enum):
-    """What a group waits for; the value is the field of ToServer."""
+    """Phase of a group: the message it waits for; the value is the field of ToServer."""
 
     ADVERTISING = "key_advertisement"
     SHARING = "shares"
@@ -56,7 +56,7 @@ _Messages = dict[int, secure_sum_pb2.ToDevice]
 
 
 class Group:
-    """One group of devices in one session."""
+    """Server's state of one group of devices in one session."""
 
     def __init__(
         self,
@@ -68,20 +68,20 @@ class Group:
         verify_proof: Callable[[bytes, bytes], bool] | None = None,
         context: bytes = b"",
     ):
-        """Waits for devices to join.
+        """Begins the phase in which devices join.
 
         Args:
-          demanded: What the devices demand, and the server keeps to.
+          demanded: Parameters that the devices demand, and the server keeps to.
           session: Name of the session, from `parameters.new_session`, for this group alone.
-          threshold_fraction: More than this fraction of the shares of a secret recover it, in
-            [0, 1); None for the least that devices accept: a half, or two thirds where the
+          threshold_fraction: Fraction of the shares of a secret, in [0, 1), that is not enough to
+            recover it. None for the least that devices accept: a half, or two thirds where the
             server may be active. They never accept less.
-          num_neighbours: How many neighbours each device has, one more where both this and the
+          num_neighbours: Number of neighbours of each device, one more where both this and the
             number of devices are odd; None for all others.
-          verify_proof: Whether a proof (the second argument) holds for an identity key (the
-            first), where the server may be active: whom its neighbours would refuse is
-            refused at once, rather than that all of them go.
-          context: What all devices are told alike (`parameters.bound_session`).
+          verify_proof: Function that checks whether a proof (the second argument) holds for an
+            identity key (the first), where the server may be active. A device that its
+            neighbours would refuse is then refused at once, so that they stay.
+          context: Bytes that are the same on all devices, such as the model that they begin with.
 
         Raises:
           ValueError: If an argument is out of range, or no device would accept it.
@@ -110,7 +110,7 @@ class Group:
         self._names: list[Hashable] = []
         self._indices: dict[Hashable, int] = {}
         self._advertisements: list[secure_sum_pb2.KeyAdvertisement] = []
-        self._holders: shareholders.Shareholders | None = None
+        self._graph: shareholders.Shareholders | None = None
         self._waiting: set[int] = set()
         self._answered: set[int] = set()
         self._gone: set[int] = set()
@@ -128,8 +128,14 @@ class Group:
 
     @property
     def phase(self) -> Phase:
-        """What the group waits for."""
+        """Current phase: the message that the group waits for."""
         return self._phase
+
+    @property
+    def _holders(self) -> shareholders.Shareholders:
+        if self._graph is None:
+            raise GroupLostError("No neighbours are drawn before the devices have joined.")
+        return self._graph
 
     @property
     def outstanding(self) -> frozenset[Hashable]:
@@ -142,7 +148,7 @@ class Group:
         return tuple(self._names[index] for index in sorted(self._survivors))
 
     def total(self) -> vectors.Vector:
-        """The sum of the survivors' vectors, modulo each segment's modulus.
+        """Returns the sum of the survivors' vectors, modulo each segment's modulus.
 
         Raises:
           ValueError: If the group is not done.
@@ -158,12 +164,12 @@ class Group:
         """Takes a device's message.
 
         Args:
-          device: Who sent it, as the caller knows it.
-          message: What it sent.
+          device: The caller's name of the device.
+          message: Message that the device sent. Untrusted.
 
         Raises:
-          MessageRefusedError: If it is late, repeated, of another phase or malformed. Who sends
-            a malformed one takes part no more.
+          MessageRefusedError: If it is late, repeated, of another phase or malformed. The sender
+            of a malformed one is dropped.
         """
         kind = message.WhichOneof("message")
         if kind != self._phase.value:
@@ -184,10 +190,10 @@ class Group:
         self._answered.add(index)
 
     def drop(self, device: Hashable) -> None:
-        """Goes on without a device, of which no further message is taken.
+        """Goes on without a device, and refuses its further messages.
 
-        What it has sent counts: a masked vector stays in the sum. Only before masked vectors
-        are asked for can the others do as if it had never been there.
+        Its earlier messages count: a masked vector stays in the sum. Only before masked vectors
+        are asked for can the others proceed as if it had never joined.
         """
         if self._phase is Phase.ADVERTISING:
             keys_ = self._joined.pop(device, None)
@@ -203,13 +209,13 @@ class Group:
             self._answered.discard(index)
 
     def advance(self) -> dict[Any, secure_sum_pb2.ToDevice]:
-        """Ends the phase with those that have answered, and begins the next.
+        """Ends the phase with the devices that have answered, and begins the next.
 
         Returns:
-          What to send to whom; nothing once the sum is known.
+          Messages to send, by device; none once the sum is known.
 
         Raises:
-          GroupLostError: If the group cannot go on, and why; what it had is wiped.
+          GroupLostError: If the group cannot go on, with the reason; its secrets are wiped.
           ValueError: If it is done.
         """
         if self._phase is Phase.DONE:
@@ -251,12 +257,12 @@ class Group:
             ):
                 raise MessageRefusedError("An identity key not proven to be a genuine device's.")
         elif keys_.identity_key or keys_.identity_proof or keys_.signature:
-            raise MessageRefusedError("An identity that nobody asked for.")
-        own = _all_keys(keys_)
-        if keys_.encryption_key == keys_.mask_key or own & self._known_keys:
+            raise MessageRefusedError("An identity, where the threat model has none.")
+        public_keys = _all_keys(keys_)
+        if keys_.encryption_key == keys_.mask_key or public_keys & self._known_keys:
             raise MessageRefusedError("A key that occurs twice.")
-        keys_.DiscardUnknownFields()  # Or all neighbours would be sent what somebody added.
-        self._known_keys |= own
+        keys_.DiscardUnknownFields()  # Otherwise all neighbours would receive them.
+        self._known_keys |= public_keys
         self._joined[device] = keys_
 
     def _end_advertising(self) -> _Messages:
@@ -266,7 +272,7 @@ class Group:
         self._indices = {name: index for index, name in enumerate(self._names)}
         self._advertisements = list(self._joined.values())
         self._joined, self._known_keys = {}, set()
-        self._holders = shareholders.Shareholders(
+        self._graph = shareholders.Shareholders(
             num_devices,
             self._num_neighbours,
             self._demanded.threat_model,
@@ -331,7 +337,7 @@ class Group:
     # Masked vectors.
 
     def _receive_masked_vector(self, index: int, masked: secure_sum_pb2.MaskedVector) -> None:
-        del index  # Whose it was is known by who has answered.
+        del index  # `_answered` records the sender.
         try:
             vector = vectors.unpack(masked.content, self._demanded.layout)
         except ValueError as error:
@@ -345,8 +351,8 @@ class Group:
         self._check_recoverable(survivors, answering)
         if not self._holders.is_connected(survivors):
             raise GroupLostError(
-                "The survivors fall apart into sets without a neighbour in another one: their "
-                "sums would be seen."
+                "The survivors fall apart into sets that are not neighbours: the server would see "
+                "the sum of each set."
             )
         self._survivors = survivors
         self._bitmap = bitmaps.write(survivors, len(self._names))
@@ -355,7 +361,7 @@ class Group:
         return dict.fromkeys(sorted(answering), message)
 
     def _absent(self, survivors: set[int]) -> list[int]:
-        """Whose mask keys have to be recovered."""
+        """Returns the devices whose mask keys have to be recovered."""
         return self._holders.with_present_neighbours(self._senders - survivors, survivors)
 
     def _check_recoverable(self, survivors: set[int], answering: set[int]) -> None:
@@ -453,8 +459,8 @@ class Group:
             raise GroupLostError(
                 f"A secret of device {self._names[owner]!r} cannot be recovered: {what} shares "
                 f"among the {num_shares} revealed, where it takes "
-                f"{self._holders.thresholds[owner]}. Others cannot read its shares if it was told "
-                "another session, or another context."
+                f"{self._holders.thresholds[owner]}. Others cannot read its shares if it has "
+                "another session or context."
             )
 
 

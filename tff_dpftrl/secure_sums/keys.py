@@ -1,7 +1,7 @@
-"""Keys of one session: of pairs of devices, of a device's own mask, and of its identity.
+"""Keys of one session: of pairs of devices, of a device's self-mask, and of its identity.
 
-Private keys and seeds come from the operating system. What is derived from them is bound to the
-session, to what it is for, and to both devices: their indices in the group and public keys.
+Private keys and seeds come from the operating system. Derived keys are bound to the session, to
+their purpose, and to both devices: their indices in the group and public keys.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LOW_ORDER = frozenset(
 
 
 def is_sound(public_key: bytes) -> bool:
-    """Whether bytes are an X25519 public key of large order in its one canonical form."""
+    """Checks whether bytes are an X25519 public key of large order in its canonical form."""
     if len(public_key) != PUBLIC_KEY_BYTES:
         return False
     coordinate = int.from_bytes(public_key, "little")
@@ -62,25 +62,25 @@ def _derive(secret: bytes, session: bytes, info: bytes, length: int) -> bytes:
 
 
 class KeyPair:
-    """An X25519 key pair of one device, for one purpose in one session."""
+    """X25519 key pair of one device, for one purpose in one session."""
 
     def __init__(self, private_key: x25519.X25519PrivateKey | None = None):
-        """Takes a private key, or makes one."""
+        """Takes a private key, or generates one if None."""
         self._private = private_key or x25519.X25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
 
     @classmethod
     def from_int(cls, value: int) -> KeyPair:
-        """The pair of a private key that was shared as `as_int`.
+        """Makes the pair of a private key that was shared as `as_int`.
 
         Raises:
-          OverflowError: If the number is that of no private key.
+          OverflowError: If the number is not that of a private key.
         """
         raw = value.to_bytes(PRIVATE_KEY_BYTES, "big")
         return cls(x25519.X25519PrivateKey.from_private_bytes(raw))
 
     def as_int(self) -> int:
-        """The private key as a number below 2²⁵⁶, to be shared."""
+        """Returns the private key as a number below 2²⁵⁶, for secret sharing."""
         return int.from_bytes(self._private.private_bytes_raw(), "big")
 
     def _agree(
@@ -93,13 +93,13 @@ class KeyPair:
         return _derive(secret, session, info, 32)
 
     def mask_key(self, session: bytes, index: int, other: int, others_public: bytes) -> bytes:
-        """The key of the mask that two devices have in common.
+        """Derives the key of the mask that two devices have in common.
 
         Args:
           session: Name of the session.
-          index: Whose this pair is.
-          other: The other device's index.
-          others_public: The other device's public key for masks, which `is_sound`.
+          index: Index of the device with this pair.
+          other: Index of the other device.
+          others_public: The other device's public key for masks, checked by `is_sound`.
 
         Returns:
           `masks.KEY_BYTES` bytes, the same for both.
@@ -107,19 +107,29 @@ class KeyPair:
         return self._agree(_FOR_PAIR_MASK, session, index, other, others_public)
 
     def channel(self, session: bytes, index: int, other: int, others_public: bytes) -> Channel:
-        """What two devices tell each other through the server; arguments as for `mask_key`."""
+        """Opens the encrypted channel of two devices through the server.
+
+        Args:
+          session: Name of the session.
+          index: Index of the device with this pair.
+          other: Index of the other device.
+          others_public: The other device's public key for encryption, checked by `is_sound`.
+
+        Returns:
+          This device's end of the channel.
+        """
         key = self._agree(_FOR_SHARES, session, index, other, others_public)
         return Channel(key, session, index, other)
 
 
 class Channel:
-    """One message from each of two devices to the other, encrypted with AES-256-GCM.
+    """Channel for one message in each direction between two devices, with AES-256-GCM.
 
-    One key serves both directions: its two nonces say which, and each is used once.
+    One key serves both directions: each has a nonce of its own, which is used once.
     """
 
     def __init__(self, key: bytes, session: bytes, index: int, other: int):
-        """Takes the key that both have."""
+        """Takes the key that both devices have."""
         self._cipher = AESGCM(key)
         self._session = session
         self._index = index
@@ -130,12 +140,12 @@ class Channel:
         return nonce, self._session + _index(sender) + _index(receiver)
 
     def seal(self, content: bytes) -> bytes:
-        """Encrypts this device's message to the other; to be called once."""
+        """Encrypts this device's message to the other device; to be called once."""
         nonce, associated = self._bound_to(self._index, self._other)
         return self._cipher.encrypt(nonce, content, associated)
 
     def open(self, content: bytes) -> bytes | None:
-        """The other device's message to this one, or None if it has not sealed that."""
+        """Decrypts the other device's message; None if that device has not sealed it."""
         nonce, associated = self._bound_to(self._other, self._index)
         try:
             return self._cipher.decrypt(nonce, content, associated)
@@ -144,16 +154,16 @@ class Channel:
 
 
 def self_mask(seed: int, session: bytes, index: int) -> tuple[bytes, bytes]:
-    """What a device's self-mask is expanded from, and what its seed is known by.
+    """Derives the key of a device's self-mask, and the commitment to its seed.
 
     Args:
-      seed: Random, below 2²⁵⁶.
+      seed: Random number below 2²⁵⁶.
       session: Name of the session.
-      index: The device's.
+      index: Index of the device.
 
     Returns:
       The mask's key, and a commitment of COMMITMENT_BYTES bytes, which is derived beside it
-      and says nothing about it.
+      and reveals nothing about it.
 
     Raises:
       OverflowError: If the seed is out of range.
@@ -165,19 +175,19 @@ def self_mask(seed: int, session: bytes, index: int) -> tuple[bytes, bytes]:
 
 
 class IdentityKey:
-    """An Ed25519 key that a device makes for one session."""
+    """Ed25519 key that a device makes for one session."""
 
     def __init__(self):
-        """Makes one."""
+        """Generates a key."""
         self._private = ed25519.Ed25519PrivateKey.generate()
         self.public = self._private.public_key().public_bytes_raw()
 
     def sign_advertisement(self, session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bytes:
-        """A signature over both public keys of a device; SIGNATURE_BYTES bytes."""
+        """Signs both public keys of a device; returns SIGNATURE_BYTES bytes."""
         return self._private.sign(_advertisement(session, keys))
 
     def sign_survivors(self, session: bytes, digest: bytes, bitmap: bytes) -> bytes:
-        """A signature over the directory (see `directory_digest`) and survivors one was told."""
+        """Signs the digest of a directory and the bitmap of survivors."""
         return self._private.sign(_FOR_SURVIVORS + session + digest + bitmap)
 
 
@@ -195,14 +205,14 @@ def _verifies(identity_key: bytes, signature: bytes, content: bytes) -> bool:
 
 
 def advertisement_is_signed(session: bytes, keys: secure_sum_pb2.KeyAdvertisement) -> bool:
-    """Whether the identity key of an advertisement has signed its other keys for a session."""
+    """Checks whether the identity key of an advertisement has signed its keys for a session."""
     return _verifies(keys.identity_key, keys.signature, _advertisement(session, keys))
 
 
 def survivors_are_signed(
     session: bytes, digest: bytes, bitmap: bytes, identity_key: bytes, signature: bytes
 ) -> bool:
-    """Whether a signature is one of `IdentityKey.sign_survivors`, by a given public key."""
+    """Checks a signature of `IdentityKey.sign_survivors` by its public key."""
     return _verifies(identity_key, signature, _FOR_SURVIVORS + session + digest + bitmap)
 
 
@@ -211,12 +221,12 @@ def directory_digest(
     threshold: int,
     members: Iterable[tuple[int, secure_sum_pb2.KeyAdvertisement]],
 ) -> bytes:
-    """SHA-256 of what a directory says to all devices of a complete graph.
+    """Computes the SHA-256 of the directory that all devices of a complete graph receive.
 
     Args:
-      num_devices: In the group.
-      threshold: Of shares.
-      members: Indices and keys (of the checked sizes), by index.
+      num_devices: Number of devices in the group.
+      threshold: Number of shares that recover a secret.
+      members: Indices and keys (of the checked sizes), by increasing index.
 
     Returns:
       32 bytes.

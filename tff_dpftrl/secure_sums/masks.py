@@ -5,8 +5,8 @@ modulo its segment's modulus exactly, as far as the stream is uniform: a power o
 number of words; of any other modulus, words at or above its largest multiple are replaced by
 spare ones, which both sides repeat alike.
 
-What is added to what is small: chunks that stay in a processor's cache, each with one chunk of
-several masks before the next. Nothing is reduced before the sum is read.
+Masks are added chunk by chunk, so that a chunk of the sum stays in a processor's cache for
+several masks. Nothing is reduced before the sum is read.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ZEROS = memoryview(bytes(_CHUNK_BYTES))
 
 
 def _stream(key: bytes, number: int) -> CipherContext:
-    """A key stream; those of other numbers share no block with it, up to 2⁶⁴ blocks each."""
+    """Opens a key stream; streams of different numbers share none of their first 2⁶⁴ blocks."""
     start = number.to_bytes(8, "big") + bytes(8)
     return Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
 
 
 class MaskedSum:
-    """A vector to which vectors and masks are added, reduced only when it is read."""
+    """Sum of vectors and masks, reduced only when it is read."""
 
     def __init__(self, layout: vectors.Layout):
         """Starts with zeros."""
@@ -69,7 +69,7 @@ class MaskedSum:
                 other.apply(keys[i : i + _BATCH], operation)
 
     def value(self) -> vectors.Vector:
-        """The vector as it is now, each entry reduced modulo its segment's modulus."""
+        """Returns the vector so far, each entry reduced modulo its segment's modulus."""
         result = []
         for i, segment in enumerate(self._layout):
             if i in self._others:
@@ -81,17 +81,17 @@ class MaskedSum:
         return result
 
     def wipe(self) -> None:
-        """Overwrites the sum, and what is left of the last mask, with zeros."""
+        """Overwrites the sum, and the buffers of the last mask, with zeros."""
         self._wrapping.wipe()
         for other in self._others.values():
             other.wipe()
 
 
 class _WrappingSum:
-    """The segments whose moduli are powers of two: words wrap around, and need no reduction.
+    """Segments whose moduli are powers of two: words wrap around, and need no reduction.
 
-    They lie in one buffer, those with words of one size together, that is as long as the key
-    stream which masks them all.
+    They lie in one buffer, ordered by the size of their words, as long as the key stream that
+    masks them all.
     """
 
     def __init__(self, layout: vectors.Layout):
@@ -110,7 +110,7 @@ class _WrappingSum:
         self._chunks = [
             (
                 _ZEROS[: min(_CHUNK_BYTES, end - a)],
-                memoryview(self._words)[: min(_CHUNK_BYTES, end - a)],
+                self._words.data[: min(_CHUNK_BYTES, end - a)],
                 self._words[: min(_CHUNK_BYTES, end - a)].view(dtype),
                 self._total[a : min(a + _CHUNK_BYTES, end)].view(dtype),
             )
@@ -134,7 +134,7 @@ class _WrappingSum:
 
 @dataclasses.dataclass(frozen=True)
 class _Rule:
-    """How words become entries of a modulus: those below `limit` count, modulo the modulus."""
+    """Rule that makes entries of words: a word below `limit` counts, modulo the modulus."""
 
     dtype: np.dtype
     limit: int
@@ -147,7 +147,7 @@ class _Rule:
 
 
 class _ReducedSum:
-    """A segment with any modulus up to 2³²: words are rejected, sums reduced at the end.
+    """Segment with any modulus up to 2³²: words are rejected, sums reduced at the end.
 
     A sum of 2³⁰ masks and as many vectors stays below 2⁶³.
     """
@@ -163,7 +163,7 @@ class _ReducedSum:
         for a in range(0, segment.size, per_chunk):
             total = self.total[a : a + per_chunk]
             words = self._words[: len(total)]
-            buffer = memoryview(words.view(np.uint8))
+            buffer = words.view(np.uint8).data
             self._chunks.append((_ZEROS[: len(buffer)], buffer, words, total))
 
     def apply(self, keys: Sequence[bytes], operation: np.ufunc) -> None:
@@ -186,7 +186,7 @@ class _ReducedSum:
 
 
 class _Spare:
-    """The words of a stream of its own that are not rejected, in their order."""
+    """Accepted words of a separate stream, in their order."""
 
     def __init__(self, key: bytes, number: int, rule: _Rule):
         self._accepted = self._draw(key, number, rule)

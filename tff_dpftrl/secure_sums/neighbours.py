@@ -1,26 +1,26 @@
-"""With whom each device of a large group shares its secrets (Bell et al. 2020).
+"""Neighbour graphs of large groups, in which devices share their secrets (Bell et al. 2020).
 
 In the protocol of Bonawitz et al. 2017 every device has every other one as a neighbour, so that
 its work grows with the group. Bell et al. 2020 ("Secure Single-Server Aggregation with
 (Poly)Logarithmic Overhead", the semi-honest protocol) give it k neighbours in a graph drawn at
-random: a Harary graph, a ring in which each device knows the k/2 nearest on either side, with
-the devices put on the ring in random order. Secrets are shared among a device and its
-neighbours, and t shares recover one. With growing n, k grows as log n.
+random: a Harary graph, a ring in random order on which each device knows the k/2 nearest devices
+on either side. Secrets are shared among a device and its neighbours, and t shares recover one.
+With growing n, k grows as log n.
 
-What is lost is certainty. With a complete graph nothing fails as long as fewer than t devices
-are corrupt and at least t remain; here three things happen with a probability that depends on k
-and t, and that `failure_probabilities` bounds:
+With a complete graph nothing fails as long as fewer than t devices are corrupt and at least t
+remain. Here three failures are possible. Their probability depends on k and t, and
+`failure_probabilities` bounds it:
 
 - Too few shares: a device whose neighbourhood has fewer than t left. The sum is lost. The
-  server knows before it asks anybody for shares, so nothing else is.
-- Exposed secrets: an honest device with t corrupt neighbours or more, which can recover, with
-  the server, what the protocol never reveals together.
-- A disconnected graph: honest survivors who are apart once the corrupt and the dropped-out ones
-  are taken away. The server sees the sum of each part, not only the sum of all.
+  server knows before it asks any device for shares, so nothing else is.
+- Exposed secrets: an honest device with t corrupt neighbours or more. With the server these can
+  recover both secrets, which the protocol never reveals together.
+- A disconnected graph: honest survivors who are not connected without the corrupt and the
+  dropped-out devices. The server sees the sum of each part, not only the sum of all.
 
-All of it assumes what the paper does there: the server draws the graph as it should (it is
-honest but curious), and who is corrupt and who drops out does not depend on the graph. A server
-that chooses the graph, or who drops out, can put any device among t corrupt ones.
+The bounds make the paper's assumptions: the server draws the graph honestly (it is honest but
+curious), and corruption and drop-out do not depend on the graph. A server that chooses the graph,
+or the devices that drop out, can put any device among t corrupt ones.
 
 The bounds are unions over devices, of exact hypergeometric tails, and over pairs of gaps on the
 ring; the closed forms from which the paper derives how k grows are looser.
@@ -44,14 +44,14 @@ _ROUNDING = 1e-9  # 0.29 of 100 devices are 29, though not in binary fractions.
 
 @dataclasses.dataclass(frozen=True)
 class Neighbourhood:
-    """How many neighbours each device has, and how many shares recover a secret.
+    """Number of neighbours of each device, and number of shares that recover a secret.
 
     Attributes:
-      num_devices: n, in the group, at least 2.
-      num_neighbours: k, of each device, without itself; n - 1 for the complete graph. Odd only
-        where n is even.
-      threshold: t, of the k + 1 shares of a secret: one for each neighbour, and one that the
-        device keeps. At least 2.
+      num_devices: Number n of devices in the group, at least 2.
+      num_neighbours: Number k of neighbours of each device, without itself; n - 1 for the
+        complete graph. Odd only where n is even.
+      threshold: Number t, at least 2, of the k + 1 shares of a secret that recover it. Each
+        neighbour has one share, and the device keeps one.
     """
 
     num_devices: int
@@ -69,23 +69,23 @@ class Neighbourhood:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody is everybody's neighbour."""
+        """Whether every device is a neighbour of every other one."""
         return self.num_neighbours == self.num_devices - 1
 
     @property
     def threshold_fraction(self) -> float:
-        """A fraction of the k + 1 shares for which `threshold` is the least number above it."""
+        """Fraction of the k + 1 shares for which `threshold` is the least number above it."""
         return (self.threshold - 0.5) / (self.num_neighbours + 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class FailureProbabilities:
-    """Upper bounds, as logarithms to base 2; -inf for what cannot happen.
+    """Upper bounds of probabilities, as logarithms to base 2; -inf for impossible events.
 
     Attributes:
-      too_few_shares: That some secret cannot be recovered, and the sum is lost.
-      exposed_secrets: That corrupt devices hold enough shares of an honest one's secrets.
-      disconnected: That honest survivors are not connected with each other.
+      too_few_shares: Bound for a secret that cannot be recovered, so that the sum is lost.
+      exposed_secrets: Bound for corrupt devices with enough shares of an honest one's secrets.
+      disconnected: Bound for honest survivors who are not connected with each other.
     """
 
     too_few_shares: float
@@ -94,21 +94,21 @@ class FailureProbabilities:
 
     @property
     def insecure(self) -> float:
-        """That more than the sum of all honest survivors can be learnt; log2 of a bound."""
+        """Bound for the event that more than the sum of all honest survivors can be learnt."""
         return min(0.0, float(np.logaddexp2(self.exposed_secrets, self.disconnected)))
 
 
 def random_neighbours(
     num_devices: int, num_neighbours: int, *, order: Sequence[int] | None = None
 ) -> list[tuple[int, ...]]:
-    """A random Harary graph.
+    """Draws a random Harary graph.
 
     Args:
-      num_devices: n, at least 2.
-      num_neighbours: k, between 1 and n - 1; with k odd, each device also knows the one opposite
-        on the ring, for which n must be even.
-      order: The devices as they lie on the ring, for tests; otherwise a permutation from the
-        operating system's randomness.
+      num_devices: Number n of devices, at least 2.
+      num_neighbours: Number k of neighbours, between 1 and n - 1. With k odd, each device also
+        knows the one opposite on the ring, for which n must be even.
+      order: Order of the devices on the ring, for tests; a permutation from the operating
+        system's randomness if None.
 
     Returns:
       For each device, 0 to n - 1, its k neighbours in increasing order.
@@ -137,11 +137,11 @@ def random_neighbours(
 def failure_probabilities(
     neighbourhood: Neighbourhood, corrupt_fraction: float, drop_out_fraction: float
 ) -> FailureProbabilities:
-    """Bounds what may go wrong with a graph drawn at random.
+    """Bounds the failure probabilities of a graph drawn at random.
 
     Args:
-      neighbourhood: n, k and t.
-      corrupt_fraction: Largest fraction of the devices that are in league with the server, in
+      neighbourhood: Size of the group, number of neighbours and threshold.
+      corrupt_fraction: Largest fraction of the devices that collude with the server, in
         [0, 1).
       drop_out_fraction: Largest fraction of the devices that do not reveal their shares in the
         end, whenever they dropped out, in [0, 1).
@@ -170,18 +170,21 @@ def choose(
     correctness_bits: float = 20,
     threshold_fraction: float = 0.5,
 ) -> Neighbourhood:
-    """The fewest neighbours, and for them the smallest threshold, with which failures are rare.
+    """Chooses the fewest neighbours, and the smallest threshold, with which failures are rare.
 
     Args:
-      num_devices: n, at least 2.
-      corrupt_fraction: See `failure_probabilities`.
-      drop_out_fraction: See `failure_probabilities`.
-      security_bits: Exposed secrets or a disconnected graph have a probability of at most 2 to
-        the power of minus this, in one sum.
-      correctness_bits: The same for a sum that is lost by too few shares.
-      threshold_fraction: The threshold is above this fraction of the k + 1 shares, in [0, 1).
-        The usual half is what the devices insist on; the paper needs no such rule and manages
-        with fewer neighbours, where few are corrupt and many drop out.
+      num_devices: Number n of devices, at least 2.
+      corrupt_fraction: Largest fraction of the devices that collude with the server, in
+        [0, 1).
+      drop_out_fraction: Largest fraction of the devices that do not reveal their shares in the
+        end, in [0, 1).
+      security_bits: Negative log2 of the largest probability, in one sum, of exposed secrets or
+        a disconnected graph.
+      correctness_bits: Negative log2 of the largest probability of a sum that is lost by too few
+        shares.
+      threshold_fraction: Fraction of the k + 1 shares, in [0, 1), above which the threshold is.
+        Devices demand the usual half. The paper has no such rule, and needs fewer neighbours
+        where few devices are corrupt and many drop out.
 
     Returns:
       The neighbourhood; the complete graph where n is small.
@@ -250,9 +253,9 @@ def _counts(num_devices: int, corrupt_fraction: float, drop_out_fraction: float)
 
 
 def _log_too_few_shares(num_devices: int, num_neighbours: int, dropped: int) -> np.ndarray:
-    """Log of the expected number of devices with fewer than t shares left, for t = 0, 1, …, k + 1.
+    """Computes the log of the expected number of devices with fewer than t shares left.
 
-    Survivors have their own share as well as their neighbours'.
+    The results are for t = 0, 1, …, k + 1. Survivors count their own share as well.
     """
     n, k = num_devices, num_neighbours
     survivors = n - dropped
@@ -268,7 +271,7 @@ def _log_too_few_shares(num_devices: int, num_neighbours: int, dropped: int) -> 
 
 
 def _log_exposed_secrets(num_devices: int, num_neighbours: int, corrupt: int) -> np.ndarray:
-    """Log of the expected number of honest devices with t corrupt neighbours, t = 0, …, k + 1."""
+    """Computes the log expected number of honest devices with t corrupt neighbours, t ≤ k + 1."""
     n, k = num_devices, num_neighbours
     pmf = _log_pmf(n - 1, corrupt, k)
     at_least = np.append(np.logaddexp.accumulate(pmf[::-1])[::-1], -np.inf)
@@ -276,7 +279,7 @@ def _log_exposed_secrets(num_devices: int, num_neighbours: int, corrupt: int) ->
 
 
 def _log_disconnected(num_devices: int, num_neighbours: int, removed: int) -> float:
-    """Log of the expected number of pairs of gaps that cut the ring in two, at most 0.
+    """Computes the log of the expected number of pairs of gaps that cut the ring, at most 0.
 
     Survivors of which no h = k // 2 in a row are missing between them are neighbours. So the ring
     falls apart only where two stretches of h devices are gone, with somebody between them on both
@@ -292,12 +295,12 @@ def _log_disconnected(num_devices: int, num_neighbours: int, removed: int) -> fl
 
 
 def _log_below(population: int, marked: int, draws: int) -> np.ndarray:
-    """Log probability that fewer than t of those drawn are marked, for t = 0, 1, …, draws + 1."""
+    """Computes the log probability of fewer than t marked draws, for t = 0, 1, …, draws + 1."""
     return np.append(-np.inf, np.logaddexp.accumulate(_log_pmf(population, marked, draws)))
 
 
 def _log_pmf(population: int, marked: int, draws: int) -> np.ndarray:
-    """Log probability of 0, 1, …, draws marked ones, drawn without replacement."""
+    """Computes the log probability of 0, 1, …, draws marked draws, without replacement."""
     hits = np.arange(draws + 1)
     possible = (hits <= marked) & (draws - hits <= population - marked)
     pmf = np.full(draws + 1, -np.inf)

@@ -1,4 +1,4 @@
-"""What the devices of a group demand of its sum, and the server keeps to."""
+"""Parameters of a secure sum: the devices' demands, to which the server keeps."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _FOR_CONTEXT = b"tff_dpftrl secure sum: session and context\0"
 
 
 class ThreatModel(enum.Enum):
-    """What the server is trusted with.
+    """Assumption about the server.
 
     HONEST_BUT_CURIOUS: It follows the protocol, and reads what it can.
-    ACTIVE_SERVER: It may send whatever it likes; devices know each other by identity keys.
+    ACTIVE_SERVER: It may send any messages; devices recognise each other by identity keys.
     """
 
     HONEST_BUT_CURIOUS = "honest-but-curious"
     ACTIVE_SERVER = "active-server"
 
     def least_threshold(self, num_members: int) -> int:
-        """The fewest shares of a secret that may recover it (Bonawitz et al. 2017, section 6).
+        """Returns the least threshold of a secret's shares (Bonawitz et al. 2017, section 6).
 
         Args:
-          num_members: How many devices hold shares of it, its owner included.
+          num_members: Number of devices that hold shares of the secret, its owner included.
 
         Returns:
-          More than half of them; of an active server, that may tell different devices different
-          things, more than two thirds.
+          More than half of the members. More than two thirds under ACTIVE_SERVER, because the
+          server may send different messages to different devices.
         """
         if self is ThreatModel.ACTIVE_SERVER:
             return 2 * num_members // 3 + 1
@@ -42,16 +42,16 @@ class ThreatModel(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """What a device demands, from its signed plan, and the server keeps to.
+    """Demands of a device, from its signed plan, to which the server keeps.
 
     Attributes:
-      layout: Of the vectors.
-      threat_model: What the server is trusted with.
-      least_devices: The fewest devices in a sum, at least 2.
-      least_neighbours: The fewest neighbours that a device is given; None if these must be all
-        others of its group, as they must be where the server may be active.
-      most_devices: The most devices in a group, for which the moduli have room and whose keys a
-        device is ready to work through; None for any number.
+      layout: Layout of the summed vectors.
+      threat_model: Assumption about the server.
+      least_devices: Least number of devices in a sum, at least 2.
+      least_neighbours: Least number of a device's neighbours. None if they must be all others of
+        its group, as they must be where the server may be active.
+      most_devices: Largest number of devices in a group, for which the moduli have room and
+        whose keys a device is ready to check; None for any number.
     """
 
     layout: vectors.Layout
@@ -97,12 +97,12 @@ class Parameters:
 
 
 def new_session() -> bytes:
-    """The name of one try at one sum: SESSION_BYTES bytes from the operating system."""
+    """Draws the name of one attempt at one sum: SESSION_BYTES bytes from the operating system."""
     return secrets.token_bytes(SESSION_BYTES)
 
 
 def bound_session(session: bytes, context: bytes) -> bytes:
-    """A session's name, bound to what all devices of the sum must have been told alike.
+    """Binds a session's name to a context that all devices of the sum must have in common.
 
     Args:
       session: Name of the session, as the server gave it.
@@ -117,7 +117,7 @@ def bound_session(session: bytes, context: bytes) -> bytes:
 
 
 def check_session(session: bytes) -> bytes:
-    """A session's name as it was given.
+    """Returns a session's name after checking its type and length.
 
     Raises:
       ValueError: If it is not bytes, or not SESSION_BYTES of them.

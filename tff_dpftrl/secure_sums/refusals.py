@@ -1,4 +1,4 @@
-"""By what name a device refuses to go on.
+"""Errors by which a device refuses to go on.
 
 A device that raises one of these has revealed nothing in that step, has forgotten its secrets
 and answers nothing more in that session.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 class ProtocolRefusedError(Exception):
-    """The server asks what this device does not do; the message says what."""
+    """The device refuses a message of the server; the text names the reason."""
 
 
 class MalformedMessageError(ProtocolRefusedError):
@@ -40,7 +40,7 @@ class EqualKeysError(ProtocolRefusedError):
 
 
 class WeakKeyError(ProtocolRefusedError):
-    """A public key that is no point of large order in its one canonical form."""
+    """A public key that is not a point of large order in its canonical form."""
 
 
 class ForgedKeysError(ProtocolRefusedError):
@@ -48,7 +48,7 @@ class ForgedKeysError(ProtocolRefusedError):
 
 
 class UnprovenIdentityError(ProtocolRefusedError):
-    """An identity key of which nobody has proven that a genuine device made it."""
+    """An identity key without a valid proof that a genuine device made it."""
 
 
 class LowThresholdError(ProtocolRefusedError):
@@ -80,7 +80,7 @@ class UnknownSurvivorsError(ProtocolRefusedError):
 
 
 class OtherSurvivorsError(ProtocolRefusedError):
-    """A neighbour's signature that is not over the keys and survivors that this device was told."""
+    """A neighbour's signature over other keys or survivors than this device received."""
 
 
 class TooFewSignaturesError(ProtocolRefusedError):

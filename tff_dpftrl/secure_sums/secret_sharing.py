@@ -6,8 +6,8 @@ the holder's point, from 1. Any `threshold` shares recover it, fewer say nothing
 that are wrong can be found where there are more than needed: they are the errors of a
 Reed-Solomon code (Gao 2003, "A new algorithm for decoding Reed-Solomon codes").
 
-Python's integers take a time that depends on their values: this does not protect from somebody
-who can time the arithmetic of a device.
+The time of Python's integer arithmetic depends on the values: this does not protect from an
+attacker who can time the arithmetic of a device.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def split(
     *,
     random_below: Callable[[int], int] = secrets.randbelow,
 ) -> list[tuple[int, ...]]:
-    """Shares of several secrets for the same holders, at the points 1, 2, 3 and so on.
+    """Splits several secrets into shares for the same holders, at the points 1, 2, 3 and so on.
 
     Newton's form takes additions only: the values of a polynomial at successive integers are
-    running sums of its differences. That the differences at 0, from the first to that of order
-    threshold - 1, are uniform means the same as uniform coefficients: each determine the other.
+    running sums of its differences. Uniform differences at 0, from the first to that of order
+    threshold - 1, mean the same as uniform coefficients, because each determine the other.
 
     Args:
-      values: The secrets, each in [0, PRIME).
-      threshold: How many shares recover one, from 1 to `num_shares`.
-      num_shares: How many holders there are, below PRIME.
-      random_below: Draws from [0, its argument); for tests.
+      values: Secrets, each in [0, PRIME).
+      threshold: Number of shares that recover a secret, from 1 to `num_shares`.
+      num_shares: Number of holders, below PRIME.
+      random_below: Function that draws from [0, its argument); replaced in tests.
 
     Returns:
       For each point, its shares of the secrets in their order.
@@ -70,13 +70,13 @@ def split(
 
 
 class Recovery:
-    """Recovers secrets from the shares of the same holders, by Lagrange's formula at 0."""
+    """Recovery of secrets from the shares of the same holders, by Lagrange's formula at 0."""
 
     def __init__(self, points: Sequence[int]):
         """Computes the factors of the shares once.
 
         Args:
-          points: As many holders' points as the threshold, positive, no two alike.
+          points: Points of the holders, as many as the threshold, positive and distinct.
         """
         # The factor of a share is ∏ x_j / ∏ (x_j - x_i) over the others; one inversion for all.
         denominators = [
@@ -88,12 +88,12 @@ class Recovery:
         self._factors = [product * inverse % PRIME for inverse in inverses]
 
     def recover(self, shares: Sequence[int]) -> int:
-        """The secret of which these are the shares, in the order of the points."""
+        """Recovers the secret from its shares, in the order of the points."""
         return sum(map(operator.mul, self._factors, shares)) % PRIME
 
 
 def _inverses(values: Sequence[int]) -> list[int]:
-    """Inverses of numbers modulo PRIME, with one inversion (Montgomery's trick)."""
+    """Computes inverses of numbers modulo PRIME, with one inversion (Montgomery's trick)."""
     products = [1]
     for value in values:
         products.append(products[-1] * value % PRIME)
@@ -111,13 +111,13 @@ def correct(
     """Recovers a secret although some shares are wrong.
 
     Args:
-      points: The holders' points, positive, no two alike.
-      shares: One for each point, in [0, PRIME).
-      threshold: How many right ones recover the secret.
+      points: Points of the holders, positive and distinct.
+      shares: Shares in [0, PRIME), one for each point.
+      threshold: Number of right shares that recover the secret.
 
     Returns:
       The secret and the points of wrong shares, if at most half of the shares beyond the
-      threshold are wrong, rounded down; None if no such polynomial is near.
+      threshold are wrong, rounded down; None if no such polynomial exists.
     """
     if len(points) < threshold:
         return None
@@ -194,7 +194,7 @@ def _from_roots(roots: Sequence[int]) -> list[int]:
 
 
 def _interpolate(points: Sequence[int], values: Sequence[int]) -> list[int]:
-    """The polynomial through all of them, from Newton's divided differences."""
+    """Interpolates the polynomial through all points, by Newton's divided differences."""
     differences = list(values)
     for gap in range(1, len(points)):
         spans = [points[i] - points[i - gap] for i in range(gap, len(points))]

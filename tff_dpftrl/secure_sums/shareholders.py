@@ -1,4 +1,4 @@
-"""Who holds shares of whose secrets in a group, and what that allows when devices are gone."""
+"""Holders of the shares of each device's secrets in a group, and what they can recover."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _ROUNDING = 1e-9  # 0.57 of 100 shares are 57, though not in binary fractions.
 
 
 def threshold(num_members: int, threat_model: parameters.ThreatModel, fraction: float) -> int:
-    """How many of the shares of a secret recover it.
+    """Computes the number of shares that recover a secret.
 
     Args:
-      num_members: How many devices hold one, its owner included.
-      threat_model: Sets the least that devices accept.
-      fraction: The threshold is above this fraction of the members, in [0, 1).
+      num_members: Number of devices that hold a share, the secret's owner included.
+      threat_model: Assumption about the server, which sets the least threshold.
+      fraction: Fraction of the members, in [0, 1), above which the threshold is.
 
     Returns:
-      The threshold; all members at most.
+      The threshold, at most `num_members`.
     """
     above = math.floor(fraction * num_members + _ROUNDING) + 1
     return min(max(above, threat_model.least_threshold(num_members)), num_members)
 
 
 class Shareholders:
-    """Each device's members, its neighbours and itself, and the threshold of its shares.
+    """Members of each device (its neighbours and itself), and the threshold of its shares.
 
     Attributes:
-      members: By index, the indices of all that hold shares of that device's secrets.
-      points: By index, the points of that device's shares by the index of who holds them: 1 for
-        the lowest, 2 for the next.
-      thresholds: By index, how many of these shares recover a secret.
+      members: Indices of the holders of a device's shares, by the index of the device.
+      points: Points of a device's shares, by the index of the device and of the holder: 1 for
+        the lowest holder, 2 for the next.
+      thresholds: Numbers of shares that recover a device's secret, by the index of the device.
     """
 
     def __init__(
@@ -45,10 +45,11 @@ class Shareholders:
         """Draws a graph of neighbours.
 
         Args:
-          num_devices: In the group, at least 2.
-          num_neighbours: Of each device, or as close as there is a graph; None for all.
-          threat_model: Sets the least thresholds.
-          threshold_fraction: Thresholds are above this fraction of the members, in [0, 1).
+          num_devices: Number of devices in the group, at least 2.
+          num_neighbours: Number of neighbours of each device, or the next possible number; None
+            for all other devices.
+          threat_model: Assumption about the server, which sets the least thresholds.
+          threshold_fraction: Fraction of the members, in [0, 1), above which thresholds are.
         """
         degree = num_devices - 1 if num_neighbours is None else num_neighbours
         degree += degree % 2 * (num_devices % 2)  # No graph has an odd number of odd degrees.
@@ -64,7 +65,7 @@ class Shareholders:
         ]
 
     def with_enough(self, present: Set[int]) -> set[int]:
-        """The largest part of some devices in which each has its threshold of members."""
+        """Returns the largest subset in which each device has its threshold of members."""
         staying, to_check = set(present), set(present)
         while to_check:
             leaving = {index for index in to_check if not self.recoverable(index, staying)}
@@ -73,15 +74,15 @@ class Shareholders:
         return staying
 
     def recoverable(self, owner: int, holders: Set[int]) -> bool:
-        """Whether some devices hold enough shares of one's secrets."""
+        """Checks whether some holders have enough shares of an owner's secrets."""
         return len(self.members[owner] & holders) >= self.thresholds[owner]
 
     def with_present_neighbours(self, owners: Iterable[int], present: Set[int]) -> list[int]:
-        """Those of some devices that have a member among others, by index."""
+        """Returns the owners that have a member among the present devices, by index."""
         return sorted(owner for owner in owners if self.members[owner] & present)
 
     def is_connected(self, present: Set[int]) -> bool:
-        """Whether some devices, at least one, hang together as neighbours of neighbours."""
+        """Checks whether the graph of some devices, at least one, is connected."""
         reached: set[int] = set()
         edge = {min(present)}
         while edge:

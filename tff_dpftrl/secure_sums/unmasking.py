@@ -1,9 +1,9 @@
-"""How the masks that are left in a sum of masked vectors are recovered, verified and removed.
+"""Recovery and removal of the masks that are left in a sum of masked vectors.
 
-A wrong share would give a wrong sum that nobody sees. So a secret counts as recovered only when
-it is the one that its device is known by: a mask key by the public key that was advertised, the
-seed of a self-mask by its commitment. Wrong shares are corrected as long as there are two more
-right ones than needed for each of them, and whoever sent one is asked last for other secrets.
+A wrong share would give a wrong sum unnoticed. So a recovered secret is verified: a mask key by
+the public key that was advertised, the seed of a self-mask by its commitment. Wrong shares are
+corrected as long as each of them comes with two more shares than needed. Shares of a holder that
+sent a wrong one are used last for other secrets.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import TypeVar
 
 from tff_dpftrl.secure_sums import keys, masks, secret_sharing
 
-_Known = TypeVar("_Known")
+_Verified = TypeVar("_Verified")
 
 
 class Recoverer:
-    """Recovers many secrets of one group, whose shares the same devices tend to hold."""
+    """Recovery of many secrets of one group, whose shares the same devices tend to hold."""
 
     def __init__(self, num_revealed: Mapping[int, int]):
         """Starts without suspicion.
 
         Args:
-          num_revealed: How many shares each device has revealed. Those with most are asked first,
-            so that the same few are asked for one secret after the other whatever others left out.
+          num_revealed: Number of shares that each device has revealed. The devices with most come
+            first, so that most secrets are recovered from the same few devices.
         """
         self._num_revealed = num_revealed
         self._recoveries: dict[tuple[int, ...], secret_sharing.Recovery] = {}
@@ -35,18 +35,19 @@ class Recoverer:
         shares: Mapping[int, int],
         points: Mapping[int, int],
         threshold: int,
-        known: Callable[[int], _Known | None],
-    ) -> _Known | None:
-        """A secret that passes its check.
+        verify: Callable[[int], _Verified | None],
+    ) -> _Verified | None:
+        """Recovers a secret and verifies it.
 
         Args:
-          shares: By the index of the device that held them.
-          points: Of the shares, by the same index.
-          threshold: How many recover the secret.
-          known: Makes of a number what it is wanted for; None if it is not the secret.
+          shares: Shares by the index of their holder.
+          points: Points of the shares, by the index of their holder.
+          threshold: Number of shares that recover the secret.
+          verify: Function that turns the secret into the key to return; None for a number that
+            is not the secret.
 
         Returns:
-          What `known` makes of the secret; None if there are too few shares, or too many wrong
+          Result of `verify` for the secret; None if there are too few shares, or too many wrong
           ones among them.
         """
         if len(shares) < threshold:
@@ -57,7 +58,7 @@ class Recoverer:
         if first not in self._recoveries:
             self._recoveries[first] = secret_sharing.Recovery(first)
         secret = self._recoveries[first].recover([shares[holder] for holder in holders[:threshold]])
-        result = known(secret)
+        result = verify(secret)
         if result is not None:
             return result
         for chosen in (trusted, holders):
@@ -66,9 +67,12 @@ class Recoverer:
                 [shares[holder] for holder in chosen],
                 threshold,
             )
-            result = None if corrected is None else known(corrected[0])
+            if corrected is None:
+                continue
+            secret, wrong_points = corrected
+            result = verify(secret)
             if result is not None:
-                self._suspects |= {holder for holder in chosen if points[holder] in corrected[1]}
+                self._suspects |= {holder for holder in chosen if points[holder] in wrong_points}
                 return result
         return None
 
@@ -77,18 +81,18 @@ class Recoverer:
 
 
 class Unmasker:
-    """Recovers the masks that are in a sum from what the devices of one session have revealed."""
+    """Recovery of the masks in a sum from the shares that one session's devices have revealed."""
 
     def __init__(self, session: bytes, num_revealed: Mapping[int, int]):
         """Starts without masks.
 
         Args:
-          session: Name of the session, that keys are bound to.
-          num_revealed: How many shares each device has revealed.
+          session: Name of the session, to which keys are bound.
+          num_revealed: Number of shares that each device has revealed.
         """
         self._session = session
         self._recoverer = Recoverer(num_revealed)
-        self._added: list[bytes] = []  # Keys of masks, by what the devices did.
+        self._added: list[bytes] = []  # Keys of the masks that devices added, or subtracted.
         self._subtracted: list[bytes] = []
 
     def recover_self_mask(
@@ -99,26 +103,26 @@ class Unmasker:
         threshold: int,
         commitment: bytes,
     ) -> bool:
-        """Recovers the mask that a device has added of its own.
+        """Recovers the self-mask of a device.
 
         Args:
           owner: Index of the device, whose vector is in the sum.
-          shares: Of its seed, by holder.
-          points: Of the shares, by holder.
-          threshold: How many recover it.
-          commitment: What its seed is known by.
+          shares: Shares of its seed, by holder.
+          points: Points of the shares, by holder.
+          threshold: Number of shares that recover the seed.
+          commitment: Commitment to its seed.
 
         Returns:
           Whether the seed could be recovered.
         """
 
-        def known(seed: int) -> bytes | None:
+        def verify(seed: int) -> bytes | None:
             if seed >> 8 * keys.SEED_BYTES:
                 return None
             mask_key, committed = keys.self_mask(seed, self._session, owner)
             return mask_key if committed == commitment else None
 
-        mask_key = self._recoverer.recover(shares, points, threshold, known)
+        mask_key = self._recoverer.recover(shares, points, threshold, verify)
         if mask_key is None:
             return False
         self._added.append(mask_key)
@@ -137,23 +141,23 @@ class Unmasker:
 
         Args:
           owner: Index of the device, whose vector is not in the sum.
-          shares: Of its private key for masks, by holder.
-          points: Of the shares, by holder.
-          threshold: How many recover it.
-          public_key: Its public key.
-          others: The public keys of its neighbours in the sum, by index.
+          shares: Shares of its private key for masks, by holder.
+          points: Points of the shares, by holder.
+          threshold: Number of shares that recover the key.
+          public_key: Public key for masks that it advertised.
+          others: Public keys of its neighbours in the sum, by index.
 
         Returns:
           Whether the key could be recovered.
         """
 
-        def known(key: int) -> keys.KeyPair | None:
+        def verify(key: int) -> keys.KeyPair | None:
             if key >> 8 * keys.PRIVATE_KEY_BYTES:
                 return None
             pair = keys.KeyPair.from_int(key)
             return pair if pair.public == public_key else None
 
-        pair = self._recoverer.recover(shares, points, threshold, known)
+        pair = self._recoverer.recover(shares, points, threshold, verify)
         if pair is None:
             return False
         mask_keys = {

@@ -1,4 +1,4 @@
-"""Vectors of integers with a modulus for each segment, and how they travel.
+"""Vectors of integers with a modulus for each segment, and their encoding as bytes.
 
 A vector is a list of unsigned NumPy arrays, one for each `Segment` of its layout, with entries
 in [0, modulus). Small vectors (a count, a histogram) are segments beside the large ones, so that
@@ -19,11 +19,11 @@ Vector = list[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """A part of a vector with a modulus of its own.
+    """Part of a vector with a separate modulus.
 
     Attributes:
       size: Number of entries, at least 1.
-      modulus: What its entries are summed modulo: from 2 to 2³², or a power of two up to 2⁶⁴.
+      modulus: Modulus of the sum of its entries: from 2 to 2³², or a power of two up to 2⁶⁴.
     """
 
     size: int
@@ -41,18 +41,18 @@ class Segment:
 
     @property
     def is_power_of_two(self) -> bool:
-        """Whether the modulus is one, and machine words wrap around as it does."""
+        """Whether the modulus is a power of two, so that machine words wrap around with it."""
         return self.modulus & (self.modulus - 1) == 0
 
     @property
     def dtype(self) -> np.dtype:
-        """The smallest unsigned, little-endian type that holds an entry."""
+        """Smallest unsigned, little-endian dtype that holds an entry."""
         bits = (self.modulus - 1).bit_length()
         return np.dtype(f"<u{next(size for size in (1, 2, 4, 8) if bits <= 8 * size)}")
 
     @property
     def bytes_per_entry(self) -> int:
-        """How many bytes an entry takes on its way."""
+        """Number of bytes of an entry in `pack`."""
         return ((self.modulus - 1).bit_length() + 7) // 8
 
 
@@ -60,21 +60,21 @@ Layout = tuple[Segment, ...]
 
 
 def packed_bytes(layout: Layout) -> int:
-    """How many bytes `pack` makes of a vector."""
+    """Computes the number of bytes of a packed vector."""
     return sum(segment.size * segment.bytes_per_entry for segment in layout)
 
 
 def zeros(layout: Layout) -> Vector:
-    """The vector of zeros."""
+    """Makes a vector of zeros."""
     return [np.zeros(segment.size, segment.dtype) for segment in layout]
 
 
 def check(vector: Sequence[np.ndarray], layout: Layout) -> None:
-    """Refuses what is no vector of a layout.
+    """Checks that a vector has a layout.
 
     Args:
-      vector: What is to be one.
-      layout: What it should be of.
+      vector: Vector to check.
+      layout: Layout that it should have.
 
     Raises:
       ValueError: If the number of segments, the shape or type of one, or an entry is wrong.
@@ -103,9 +103,9 @@ def add(vector: Vector, other: Vector, layout: Layout) -> None:
     """Adds `other` to `vector` in place, modulo each segment's modulus.
 
     Args:
-      vector: As the sum of one group.
-      other: As that of another one.
-      layout: Of both.
+      vector: Vector that is changed in place, such as the sum of one group.
+      other: Vector that is added, such as the sum of another group.
+      layout: Layout of both vectors.
     """
     for entries, others, segment in zip(vector, other, layout, strict=True):
         if segment.is_power_of_two:
@@ -117,11 +117,11 @@ def add(vector: Vector, other: Vector, layout: Layout) -> None:
 
 
 def pack(vector: Vector, layout: Layout) -> bytes:
-    """A vector as bytes: each entry little-endian in the fewest whole bytes.
+    """Packs a vector as bytes: each entry little-endian in the fewest whole bytes.
 
     Args:
-      vector: Entries must be below their modulus (see `check`).
-      layout: What it is of.
+      vector: Vector whose entries are below their modulus, which `check` checks.
+      layout: Layout of the vector.
 
     Returns:
       `packed_bytes(layout)` bytes.
@@ -137,7 +137,10 @@ def pack(vector: Vector, layout: Layout) -> bytes:
 
 
 def _columns(array: np.ndarray, count: int, out_of: int) -> np.ndarray:
-    """The first columns of an array of bytes, and zeros: one by one NumPy is ten times faster."""
+    """Copies the first columns of an array of bytes, and pads with zeros.
+
+    Column by column NumPy is ten times faster.
+    """
     result = np.zeros((len(array), out_of), np.uint8)
     for column in range(count):
         result[:, column] = array[:, column]
@@ -145,11 +148,11 @@ def _columns(array: np.ndarray, count: int, out_of: int) -> np.ndarray:
 
 
 def unpack(content: bytes, layout: Layout) -> Vector:
-    """The vector that `pack` made bytes of.
+    """Unpacks a vector that `pack` made bytes of.
 
     Args:
-      content: From whoever; any bytes.
-      layout: What it should be of.
+      content: Packed vector. Untrusted.
+      layout: Layout that the vector should have.
 
     Returns:
       A vector; its arrays may be read-only views of `content`.
