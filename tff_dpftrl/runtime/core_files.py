@@ -1,4 +1,4 @@
-"""No core files of a process in whose memory are reports of devices, and the seed of the noise."""
+"""Prevents core files of a process whose memory holds devices' reports and the noise's seed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _PR_SET_DUMPABLE = 4  # linux/prctl.h
 
 
 def forbid() -> None:
-    """Leaves nothing of the memory behind if the process crashes, from here on to its end.
+    """Forbids core files from now on, so that a crash leaves nothing of the memory behind.
 
-    On Linux the process is marked as well, since a program that receives core files
-    (systemd-coredump) does not have to keep to the limit of their size; other programs of
-    the same user can then not look into the memory either.
+    On Linux the process is also marked as not dumpable, since a program that receives core files
+    (systemd-coredump) need not keep to the limit of their size. Other programs of the same user
+    can then not look into the memory either.
     """
     with contextlib.suppress(ValueError, OSError):  # A limit that is 0 already is enough.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,26 +1,26 @@
-"""What a round's devices say together about how often, and how closely, they take part.
+"""Histograms of how often, and how closely, the devices of a round take part.
 
-The server keeps no list of devices, and the statement needs MinS and MaxP all the same. So
-every report carries two small vectors of integers beside its update: in the first a one at
-the bucket of "rounds since my last time" (or "never before"), in the second a one at the
-bucket of "times so far, with this one". They are added like the update, inside the same
-(secure) sum: the server learns how many devices fell into each bucket and nobody's history.
+The server keeps no list of devices, but the statement needs MinS and MaxP. So every report has
+two small integer vectors beside its update. The first has a one at the bucket of "rounds since my
+last time" (or "never before"), the second at the bucket of "times so far, with this one". They are
+added like the update, inside the same (secure) sum: the server learns how many devices fell into
+each bucket, and nobody's history.
 
-Buckets are declared before training and the same for all. What is decoded errs on the safe
-side: the lower edge of the smallest bucket that is not empty for the stride, the upper edge
-of the largest for the number of times.
+Buckets are declared before training and are the same for all devices. Decoding errs on the safe
+side: the lower edge of the smallest bucket that is not empty for the stride, the upper edge of the
+largest for the number of times.
 
-The histograms are evidence, and nothing is charged by them. A device whose software keeps to
-the signed plan enforces the declared limits by its own timer, whatever other devices report; so
-ε is that of the declared schema, for every such device. A report below the declared stride
-therefore comes from a device that lies, or whose timer was wiped or whose software is broken:
-it is counted and shown beside ε, with the ε that it would mean. Charging by it would let one
-liar change the statement for everybody, and for good.
+The histograms are evidence; ε does not follow from them. A device whose software keeps to the
+signed plan enforces the declared limits by its own timer, whatever other devices report. So ε is
+that of the declared schema, for every such device. A report below the declared stride comes from a
+device that lies, whose timer was wiped or whose software is broken. It is counted and shown beside
+ε, with the ε that it would mean. If ε followed from it, one liar could change the statement for
+everybody, and for good.
 
-The evidence is incomplete. Where sums are secure, nobody can see that a vector is no one-hot: a
+The evidence is incomplete. Where sums are secure, nobody can see that a vector is not one-hot: a
 device that puts -1 where another has put 1 hides the other. Sums that no devices can make are
-counted as unknown rounds. `check_one_hot` refuses such vectors wherever single reports can be
-seen. A device whose timer was wiped reports "never before" and is not seen at all.
+counted as unknown rounds. Where single reports can be seen, `check_one_hot` refuses such vectors.
+A device whose timer was wiped reports "never before" and is not seen at all.
 
 The sums are exact, and no noise is added to them. The server should keep the few numbers
 that come out (`ObservedRounds`), not the sums.
@@ -38,7 +38,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.participation import observed as observed_lib
 from tff_dpftrl.participation import schema as schema_lib
 
-_BUCKETS_PER_OCTAVE = 4  # An edge is at most 19 % beside the truth.
+_BUCKETS_PER_OCTAVE = 4  # An edge differs from the true number by at most 19 %.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +68,14 @@ class ParticipationBuckets:
 
     @classmethod
     def for_schema(cls, declared: schema_lib.MinSep) -> ParticipationBuckets:
-        """Buckets that are exact where the declared limits are, and fine between.
+        """Chooses buckets that are exact at the declared limits, and fine between.
 
         Args:
-          declared: The participation schema that the task promises.
+          declared: Participation schema that the task promises.
 
         Returns:
           Buckets with an edge at `min_sep` and at `max_participations`, and four an octave
-          elsewhere: 40 or so for 2,000 rounds.
+          elsewhere: about 40 for 2,000 rounds.
         """
         strides = {*_octaves(declared.num_rounds), min(declared.min_sep, declared.num_rounds)}
         return cls(tuple(sorted(strides)), tuple(_octaves(declared.max_participations)))
@@ -86,15 +86,15 @@ class ParticipationBuckets:
         return (len(self.stride_edges) + 1,), (len(self.times_edges),)
 
     def below(self, stride: int) -> int:
-        """How many of the first buckets of strides hold smaller ones only."""
+        """Returns how many of the first stride buckets hold only strides below `stride`."""
         return max(bisect.bisect_right(self.stride_edges, stride) - 1, 0)
 
     def encode(self, stride: int | None, times: int) -> tuple[np.ndarray, np.ndarray]:
-        """The two vectors of one device.
+        """Encodes the participation of one device.
 
         Args:
-          stride: Rounds since it last took part; None if it never did.
-          times: How often it has taken part, this time included.
+          stride: Rounds since the device last took part; None if it never did.
+          times: Number of times that the device has taken part, this time included.
 
         Returns:
           Both one-hot, int32, of `shapes`.
@@ -124,30 +124,30 @@ class ParticipationBuckets:
         """Refuses the vectors of one device unless `encode` could have made them.
 
         Args:
-          strides: The first vector, integers.
-          times: The second.
+          strides: First vector of the device, integers.
+          times: Second vector of the device, integers.
 
         Raises:
-          ValueError: If one has another shape or is no one-hot, or they contradict each other.
+          ValueError: If one has another shape or is not one-hot, or they contradict each other.
         """
         summed = self._checked(strides, times)
         if summed[0].sum() != 1:
             raise validation.UsageError(f"strides must be one-hot, sums to {summed[0].sum()}.")
 
     def decode(self, strides: np.ndarray, times: np.ndarray) -> tuple[int | None, int]:
-        """Smallest stride and largest number of times of a round, erring on the safe side.
+        """Bounds the smallest stride and the largest number of times in a round.
 
         Args:
           strides: Sum of the first vectors of all devices whose update was summed.
-          times: Sum of the second.
+          times: Sum of the second vectors of these devices.
 
         Returns:
           A lower bound of the smallest stride, None if all took part for the first time; and
           an upper bound of the largest number of times, 0 if there was no device.
 
         Raises:
-          ValueError: If no devices could have added up to this. Nothing is known about the
-            round then; see `ObservedRounds.with_unknown_round`.
+          ValueError: If no devices could have made these sums. Nothing is known about the round
+            then: add it by `ObservedRounds.with_unknown_round`.
         """
         strides, times = self._checked(strides, times)
         filled_strides, filled_times = np.flatnonzero(strides[1:]), np.flatnonzero(times)
@@ -181,17 +181,17 @@ class ParticipationBuckets:
 
 @dataclasses.dataclass(frozen=True)
 class ObservedRounds:
-    """What the sums of all committed rounds have shown; for the task's state.
+    """Summary of the histograms of all committed rounds, which the task's state keeps.
 
     Attributes:
       num_rounds: Number of committed rounds.
       min_sep: Lower bound of the smallest stride that was reported in rounds that are not
-        unknown; None if nobody reported a second time.
+        unknown; None if no device reported a second time.
       max_participations: Upper bound of the largest number of times reported in these rounds.
       unknown_rounds: Number of rounds whose sums no devices could have made.
       contradicting_reports: Number of reports with a stride below the declared one.
       contradicting_rounds: Number of rounds with such a report.
-      skipped_rounds: Number of rounds that were skipped: nothing of them was released.
+      skipped_rounds: Number of skipped rounds, of which nothing was released.
     """
 
     num_rounds: int = 0
@@ -219,23 +219,23 @@ class ObservedRounds:
         """Adds a round that is about to be committed; O(number of buckets).
 
         Args:
-          buckets: The declared buckets.
+          buckets: Declared buckets.
           strides: Sum of the first vectors of the devices whose update was summed.
-          times: Sum of the second.
-          declared_min_sep: Smallest stride that the plan allows; smaller ones are counted. No
-            number of times above the declared one can be reported: it has no bucket.
+          times: Sum of the second vectors of these devices.
+          declared_min_sep: Smallest stride that the plan allows. Smaller ones are counted as
+            contradicting. A number of times above the declared one has no bucket.
 
         Returns:
           The summary that includes the round.
 
         Raises:
-          ValueError: If no devices could have added up to this.
+          ValueError: If no devices could have made these sums.
         """
         stride, most = buckets.decode(strides, times)
         contradicting = int(np.sum(strides[1 : 1 + buckets.below(declared_min_sep)]))
         smallest = [s for s in (self.min_sep, stride) if s is not None]
         num_rounds = self.num_rounds + 1
-        # Devices also count rounds that were abandoned; nobody was in more than there were.
+        # Devices also count abandoned rounds, but no device was in more rounds than there were.
         most = min(most, num_rounds)
         return dataclasses.replace(
             self,
@@ -247,10 +247,10 @@ class ObservedRounds:
         )
 
     def with_unknown_round(self) -> ObservedRounds:
-        """Adds a round whose histograms show nothing: anybody may have been in it.
+        """Adds a round whose histograms show nothing: any device may have been in it.
 
         Returns:
-          The summary, with one unknown round more. What the other rounds have shown stays, so
+          The summary, with one more unknown round. The evidence of the other rounds stays, so
           that one dishonest device cannot hide it.
         """
         return dataclasses.replace(
@@ -258,17 +258,17 @@ class ObservedRounds:
         )
 
     def with_skipped_round(self) -> ObservedRounds:
-        """Adds a round of which nothing is released: no report is in any sum of it."""
+        """Adds a skipped round, of which nothing is released."""
         return dataclasses.replace(
             self, num_rounds=self.num_rounds + 1, skipped_rounds=self.skipped_rounds + 1
         )
 
     def participation(self) -> observed_lib.Participation:
-        """The same as statements take it."""
+        """Converts the summary to what statements take."""
         return observed_lib.Participation(self.num_rounds, self.min_sep, self.max_participations)
 
 
 def _octaves(largest: int) -> list[int]:
-    """Distinct integers from 1 up to `largest`, about four for every doubling."""
+    """Returns distinct integers from 1 up to `largest`, about four for every doubling."""
     steps = math.ceil(math.log2(largest) * _BUCKETS_PER_OCTAVE) + 1 if largest > 1 else 1
     return sorted({min(largest, round(2 ** (step / _BUCKETS_PER_OCTAVE))) for step in range(steps)})

@@ -1,4 +1,4 @@
-"""Files and folders for one user of the machine: keys, tokens, and the seed of the noise."""
+"""Secret files, which one user of the machine may read: keys, tokens, the noise's seed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def check_owner_only(path: str | os.PathLike[str], what: str = "a private key") 
     """Refuses a secret file whose mode lets other users in.
 
     Args:
-      path: The file.
-      what: What the file is, with its article, for the message.
+      path: Secret file.
+      what: Kind of file with its article, for the message.
 
     Raises:
       ValueError: If its group or everybody may read, write or execute it.
@@ -32,8 +32,8 @@ def read(path: str | os.PathLike[str], what: str = "a private key") -> bytes:
     """Reads a secret file, unless other users may have read it.
 
     Args:
-      path: The file.
-      what: What the file is, with its article, for the message.
+      path: Secret file.
+      what: Kind of file with its article, for the message.
 
     Returns:
       The content of the file.
@@ -57,7 +57,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     `Path.mkdir` gives its mode to the last folder alone: those above it would be open to all.
 
     Args:
-      path: The folder. One that exists already keeps its mode, which its owner has chosen.
+      path: New folder. One that exists already keeps its mode, which its owner has chosen.
 
     Raises:
       OSError: If the folder cannot be made, or is something else.

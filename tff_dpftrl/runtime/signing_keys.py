@@ -1,6 +1,6 @@
-"""Ed25519 keys in files: the private one for its owner only, the public one to hand out.
+"""Ed25519 keys in files: the private key for its owner only, the public key to hand out.
 
-Plans are signed by the engineers who release them, attestation tokens by their issuer;
+Plans are signed by the engineers who release them, attestation tokens by their issuer:
 use different keys. Both files are PEM, as other tools read them.
 """
 
@@ -18,7 +18,7 @@ from tff_dpftrl.runtime import private_files
 
 
 def public_path(path: str | os.PathLike[str]) -> pathlib.Path:
-    """Where `create` puts the public key of the private key at `path`."""
+    """Returns the path at which `create` puts the public key of the private key at `path`."""
     return pathlib.Path(f"{os.fspath(path)}.pub")
 
 
@@ -26,7 +26,7 @@ def create(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
     """Draws a key from the operating system and writes it, mode 0600, beside its public key.
 
     Args:
-      path: The new file of the private key; the public key goes to `public_path(path)`.
+      path: New file of the private key; the public key goes to `public_path(path)`.
 
     Returns:
       The private key.
@@ -56,7 +56,7 @@ def load_private(path: str | os.PathLike[str]) -> ed25519.Ed25519PrivateKey:
     """Reads a private key.
 
     Args:
-      path: The file that `create` wrote, or any Ed25519 key in unencrypted PKCS8 PEM.
+      path: File that `create` wrote, or any Ed25519 key in unencrypted PKCS8 PEM.
 
     Returns:
       The key.
@@ -79,7 +79,7 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
     """Reads a public key.
 
     Args:
-      path: The file `public_path(...)`, or any Ed25519 public key in PEM.
+      path: File that `create` wrote, or any Ed25519 public key in PEM.
 
     Returns:
       The key.
@@ -104,12 +104,12 @@ def load_public(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
 
 
 def public_pem(key: ed25519.Ed25519PublicKey) -> bytes:
-    """A public key as its file holds it."""
+    """Serialises a public key as its file holds it."""
     return key.public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 
 def raw(key: ed25519.Ed25519PublicKey) -> bytes:
-    """The 32 bytes of a public key."""
+    """Returns the 32 bytes of a public key."""
     return key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)

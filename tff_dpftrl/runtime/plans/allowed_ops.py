@@ -125,11 +125,11 @@ RUNTIME_VERSION = max(*OPS_SINCE, SECURE_AGGREGATION_SINCE)
 
 
 def allowed(version: int) -> frozenset[str]:
-    """Names of the operations that a runtime version allows."""
+    """Returns the names of the operations that a runtime version allows."""
     return frozenset().union(*(ops for since, ops in OPS_SINCE.items() if since <= version))
 
 
 def least_version(ops: Iterable[str]) -> int | None:
-    """The first runtime version that allows all of these operations; None if there is none."""
+    """Returns the first runtime version that allows all of the operations; None if none does."""
     ops = set(ops)
     return next((version for version in sorted(OPS_SINCE) if ops <= allowed(version)), None)

@@ -1,4 +1,4 @@
-"""Bounds of a report, from what the maker of a task knows of its process."""
+"""Derives the bounds of a report from what the maker of a task knows of its process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tff_dpftrl.runtime.plans import plan_pb2, report_bounds
 LARGEST_METRIC = 2.0**40
 """Absolute value that a device's metric is cut to where `ReportLimits` does not name it."""
 
-_COUNT = "count"  # Of the encodings: a one for each device.
+# Last parts of the labels of secure sums.
+_COUNT = "count"  # Of every encoding: 1 for each device.
 _DOUBLED = "doubled"  # Of `secagg_sum.SecAggHalfBitFactory`: 0, 1 or 2.
 _VECTOR = "vector"  # Of `secagg_sum.SecAggSumFactory`.
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportLimits:
-    """What an honest device of a task reports at most.
+    """Upper limits of what an honest device of a task reports.
 
     Attributes:
-      clip_norm: L2 norm that the update is clipped to; of a norm that the process learns, the
-        name of the broadcast scalar that holds it; None if the update is not clipped.
+      clip_norm: L2 norm that the update is clipped to. For a norm that the process learns, the
+        name of the broadcast scalar that holds it. None if the update is not clipped.
       encoding: Encoding of the update for secure sums; None if it is summed as it is.
-      metrics: Largest value of a metric in one report, by the last part of its label; such a
+      metrics: Largest value of each metric in one report, by the last part of its label; such a
         metric is never negative. Where metrics are summed securely, the largest integer that
         encodes it. Other metrics are cut to `LARGEST_METRIC`, or less where the sum of
         `most_reports` has no room for that.
@@ -42,7 +43,7 @@ class ReportLimits:
 
 
 class UnboundedError(validation.UsageError):
-    """A process for whose reports no bounds are known, with the reason."""
+    """Raised for a process whose reports have no known bounds; the message says why."""
 
 
 def bound_reports(
@@ -51,9 +52,9 @@ def bound_reports(
     """Adds the bounds of a report to a server's plan, and lowers `largest_entry` of secure sums.
 
     Args:
-      server: The plan, with `update`, `secure_sums`, `prepare` and `get_weights`.
-      kind: Whether the task trains or evaluates: only the former reports an update.
-      limits: What an honest device reports at most.
+      server: Server's plan, which has `update`, `secure_sums`, `prepare` and `get_weights`.
+      kind: Kind of the task; only training reports an update.
+      limits: Upper limits of what an honest device reports.
 
     Raises:
       UnboundedError: If nothing bounds a tensor of the update.
@@ -86,12 +87,13 @@ def _update_in(
     weights: Sequence[plan_pb2.Tensor],
     limits: ReportLimits,
 ) -> range:
-    """Places of the update: the last tensors that are like the model's trainable weights."""
+    """Finds the update: the last tensors with the shapes of the model's trainable weights."""
     shapes = [list(w.shape) for w in weights if w.label.partition("/")[0] == "trainable"]
     dtypes = ("float64",) if limits.clip_norm is not None else ("float32", "float64")
     for first in range(len(tensors) - len(shapes), -1, -1):
-        found = tensors[first : first + len(shapes)]
-        if [list(t.shape) for t in found] == shapes and all(t.dtype in dtypes for t in found):
+        candidates = tensors[first : first + len(shapes)]
+        same_shapes = [list(t.shape) for t in candidates] == shapes
+        if same_shapes and all(t.dtype in dtypes for t in candidates):
             return range(first, first + len(shapes))
     if limits.clip_norm is None:
         return range(0)
@@ -105,21 +107,21 @@ def _update_in(
 def _largest_norm(
     server: plan_pb2.ServerPlan, dtype: str, limits: ReportLimits
 ) -> dict[str, float | str]:
-    if limits.clip_norm is None:  # Nothing but that sums stay finite.
+    if limits.clip_norm is None:  # Sums must stay finite, and nothing else.
         return {"largest": float(report_bounds.most_of(dtype)) / (2 * limits.most_reports)}
     if not isinstance(limits.clip_norm, str):
         return {"largest": limits.clip_norm}
-    found = [
+    labels = [
         tensor.label
         for tensor in server.prepare.outputs
         if tensor.label.rpartition("/")[2] == limits.clip_norm and not tensor.shape
     ]
-    if len(found) != 1:
+    if len(labels) != 1:
         raise UnboundedError(
-            f"report_limits.clip_norm is {limits.clip_norm!r}, and devices get {len(found)} "
+            f"report_limits.clip_norm is {limits.clip_norm!r}, and devices get {len(labels)} "
             "scalars of that name."
         )
-    return {"largest": 1.0, "times": found[0]}
+    return {"largest": 1.0, "times": labels[0]}
 
 
 def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:
@@ -127,8 +129,8 @@ def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_p
     if name in limits.metrics:
         least, largest = 0.0, limits.metrics[name]
     elif tensor.label.replace("/", "").isdigit() and not tensor.shape:
-        # No metric, which has a name. The bit of adaptive clipping is ±1/2; others are weights,
-        # and counts of devices.
+        # A metric would have a name. The bit of adaptive clipping is ±1/2; other tensors without
+        # a name are weights of clients and counts of devices.
         is_bit = tensor.dtype == "float64" and isinstance(limits.clip_norm, str)
         least, largest = (-0.5, 0.5) if is_bit else (0.0, 1.0)
     else:
@@ -169,7 +171,7 @@ def _entries(place: int, least: float, largest: float) -> plan_pb2.ReportBound:
 
 
 def _rounded_down(value: float, dtype: str) -> float:
-    """The largest number of a dtype, and of float64, that is at most `value`, which is positive."""
+    """Rounds a positive value down to a number of a dtype that float64 has, too."""
     if np.dtype(dtype).kind in "iu":
         value = math.floor(value)
         rounded = float(value)

@@ -1,4 +1,4 @@
-"""From a TFF process to the plans of a task. Needs TFF, as nothing else of plans does."""
+"""Builds the plans of a task from a TFF process. No other module of `plans` needs TFF."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tff_dpftrl.runtime.plans import (
 
 _EXAMPLES_SPEC = tf.TensorSpec([None], tf.string)
 _SEED_SPEC = tf.TensorSpec([2], tf.int64)
-# What labels begin with: of an aggregator's state, and of weights that are trained.
+# Prefixes of labels: of the aggregator's state, and of weights that are trained.
 _AGGREGATOR, _TRAINABLE = "aggregator/", "trainable/"
 
 
 class CannotPlanError(validation.UsageError):
-    """A process of which no plan can be made."""
+    """Raised for a process of which no plan can be made; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +40,15 @@ class Plans:
     """The plans of a task, not signed yet.
 
     Attributes:
-      server: What the server computes.
-      devices: What devices compute, a variant for each runtime version that has its own.
+      server: Plan of the server.
+      devices: Plans of devices, one for each runtime version that needs a variant of its own.
     """
 
     server: plan_pb2.ServerPlan
     devices: tuple[plan_pb2.DevicePlan, ...]
 
     def sign(self, key: ed25519.Ed25519PrivateKey) -> plan_pb2.SignedTask:
-        """Serialises, hashes and signs them; see `signing.sign_task`."""
+        """Serialises, hashes and signs the plans."""
         return signing.sign_task(self.server, self.devices, key)
 
 
@@ -68,39 +68,39 @@ def build_plans(
     private_round: interface.PrivateRound | None = None,
     report_limits: bounding.ReportLimits | None = None,
 ) -> Plans:
-    """Makes plans of a process.
+    """Builds the plans of a learning process.
 
-    For every process that `execution.compile_process` compiles and that is a learning
-    process: training with any of our aggregators, and evaluation. Noise must be a function of
-    the state, as ours is: an attempt that is repeated must repeat its noise.
+    The process must be one that `execution.compile_process` compiles: training with any
+    aggregator of this package, or evaluation. Its noise must be a function of its state, since
+    an attempt that is repeated must repeat its noise.
 
     The least runtime version of a plan follows from its operations, and from whether it asks for
     secure aggregation.
 
     Args:
-      process: The process.
-      pipeline: From a device's examples to its batches.
+      process: Learning process.
+      pipeline: Pipeline from a device's examples to its batches.
       population: Name of the devices that take part.
       task: Name of the task.
-      kind: Whether it trains or evaluates.
-      selection: What a device takes from its store.
-      limits: What the task may cost a device.
-      participation: When a device may take part again, and the buckets of its histograms.
-      secure_aggregation: What devices demand of the sums of their reports, all of which must be
-        secure sums of the process then; None if reports are summed in the clear.
-      variants: Each rewrites the graph of the device part into one that computes the same
-        for older runtime versions.
-      broadcast: For an evaluation of a model while another task trains it: what devices get in
-        that task, `prepare.outputs` of its server's plan. Of these, the process takes its own
-        by their labels. None for what the process itself broadcasts.
-      private_round: The mechanism of the process's aggregator, from which a skipped round
-        follows. None for a process without noise, whose state a skipped round does not change.
-      report_limits: What an honest device reports at most. Devices cut their metrics to it, and
-        the server refuses what is beyond. None for an update that is not clipped, and metrics
-        of unknown size.
+      kind: Kind of the task, training or evaluation.
+      selection: Examples that a device takes from its store.
+      limits: Memory, time and upload that the task may cost a device.
+      participation: Rest of a device between two rounds, and the buckets of its histograms.
+      secure_aggregation: Demands of devices on the sums of their reports, all of which must then
+        be secure sums of the process. None if reports are summed in the clear.
+      variants: Functions that rewrite the graph of the device part into one that computes the
+        same for older runtime versions.
+      broadcast: Tensors that devices get in the task whose model this one evaluates while it is
+        trained: `prepare.outputs` of that task's server plan. The process takes what it needs by
+        label. None for what the process itself broadcasts.
+      private_round: Mechanism of the process's aggregator, which says how the state passes over a
+        skipped round. None for a process without noise, whose state a skipped round keeps.
+      report_limits: Upper limits of what an honest device reports. Devices cut their metrics to
+        them, and the server refuses reports beyond them. None for an update that is not clipped
+        and metrics of unknown size.
 
     Returns:
-      The plans.
+      The plans, not signed.
 
     Raises:
       CannotPlanError: If no plan can be made of the process; the message says why.
@@ -162,7 +162,7 @@ def _check_terms(
     limits: plan_pb2.Limits,
     participation: plan_pb2.Participation,
 ) -> None:
-    """What a task asks of devices is said in full."""
+    """Refuses names, a selection, limits or a participation that are missing or out of range."""
     names = {"population": population, "task": task, "selection.collection": selection.collection}
     for name, value in names.items():
         if not value:
@@ -189,7 +189,7 @@ def _check_secure_aggregation(server: plan_pb2.ServerPlan) -> None:
 
 
 def _with_graph(device: plan_pb2.DevicePlan, graph_def: bytes) -> plan_pb2.DevicePlan:
-    """The same plan with another graph, what follows from it, and the device's own checks."""
+    """Copies a plan with another graph, and sets operations and version that follow from it."""
     plan = plan_pb2.DevicePlan()
     plan.CopyFrom(device)
     plan.graph.graph_def = graph_def
@@ -211,11 +211,14 @@ def _device_graph(
     pipeline: example_pipeline.ExamplePipeline,
     server: plan_pb2.ServerPlan,
 ) -> plan_pb2.Graph:
-    """Parsing, batches, work and cutting metrics in one graph, which may get more than it takes."""
+    """Joins parsing, batches, work and cutting of metrics in one graph.
+
+    The graph may get more tensors than it takes.
+    """
     data_type = leaves.member(process.next.type_signature.parameter[1])
     own_specs = [_EXAMPLES_SPEC, _SEED_SPEC][: 1 + pipeline.shuffle]
     data = process_form.data_graph(
-        lambda own: pipeline.batches(*own), tuple(own_specs), data_type
+        lambda inputs: pipeline.batches(*inputs), tuple(own_specs), data_type
     ).importer()
     work = process_form.graph_of(form.round.work)
     run = work.importer()
@@ -238,7 +241,7 @@ def _device_graph(
 
 
 def _report_of(form: process_form.ProcessForm) -> list[plan_pb2.Tensor]:
-    """The tensors that a device reports, without their names in a graph."""
+    """Returns the tensors that a device reports, without their names in a graph."""
     reported = form.round.work.type_signature.result
     return [
         plan_pb2.Tensor(
@@ -251,10 +254,10 @@ def _report_of(form: process_form.ProcessForm) -> list[plan_pb2.Tensor]:
 
 
 def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) -> list[tf.Tensor]:
-    """A report whose metrics are within their bounds; NaN becomes 0.
+    """Cuts the metrics of a report to their bounds; NaN becomes 0.
 
-    The server refuses a report that is beyond them, and would lose the update of a device
-    for its metrics. What has a norm is clipped or encoded by the process.
+    The server refuses a report beyond its bounds, and would lose the update of a device for its
+    metrics. Tensors that have a bound on their norm are clipped or encoded by the process.
     """
     cut = list(report)
     for bound in bounds:
@@ -272,10 +275,10 @@ def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) ->
 
 
 def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor]) -> plan_pb2.Graph:
-    """The same with what another task broadcasts; zeros in the place of what it has not."""
-    own = {tensor.label: index for index, tensor in enumerate(prepare.outputs)}
+    """Rewrites `prepare` to give another task's broadcast, with zeros for what it does not have."""
+    places = {tensor.label: index for index, tensor in enumerate(prepare.outputs)}
     wanted = {tensor.label: tensor for tensor in broadcast}
-    for label, index in own.items():
+    for label, index in places.items():
         mine, theirs = prepare.outputs[index], wanted.get(label)
         if theirs is None or (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
             raise CannotPlanError(
@@ -287,8 +290,8 @@ def _prepare_like(prepare: plan_pb2.Graph, broadcast: Sequence[plan_pb2.Tensor])
     def prepared(*state: tf.Tensor) -> list[tf.Tensor]:
         made = function(*state)
         return [
-            made[own[tensor.label]]
-            if tensor.label in own
+            made[places[tensor.label]]
+            if tensor.label in places
             else tf.zeros([max(size, 0) for size in tensor.shape], tensor.dtype)
             for tensor in broadcast
         ]
@@ -313,7 +316,7 @@ def _server_plan(
         "get_weights": process.get_model_weights,
     }
     plan = plan_pb2.ServerPlan(**{name: _part(part) for name, part in parts.items()})
-    # Weights have the same labels as when they are taken out of a state.
+    # Weights have the labels that `get_weights` gives them.
     arguments = process.set_model_weights.type_signature.parameter
     labels = [path for argument in arguments for path in leaves.paths(argument)]
     plan.set_weights.CopyFrom(_part(process.set_model_weights, labels))
@@ -343,13 +346,13 @@ def _skip_graph(
     weights = server.get_weights.outputs
     shapes = [list(w.shape) for w in weights if w.label.startswith(_TRAINABLE)]
     structure = private_round.initial_state(shapes)
-    # The state of the sums, which follows in the aggregator's, has no part in the noise.
-    own = [i for i, label in enumerate(labels) if label.startswith(_AGGREGATOR)]
-    own = own[: len(tf.nest.flatten(structure))]
+    # The state of the sums comes after that of the noise, and has no part in it.
+    places = [i for i, label in enumerate(labels) if label.startswith(_AGGREGATOR)]
+    places = places[: len(tf.nest.flatten(structure))]
 
     def skip(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        before = tf.nest.pack_sequence_as(structure, [tensors[i] for i in own])
-        after = dict(zip(own, tf.nest.flatten(private_round.skip(before, shapes)), strict=True))
+        before = tf.nest.pack_sequence_as(structure, [tensors[i] for i in places])
+        after = dict(zip(places, tf.nest.flatten(private_round.skip(before, shapes)), strict=True))
         return [after.get(i, tensor) for i, tensor in enumerate(tensors)]
 
     return graphs.traced(skip, specs, inputs=labels, outputs=labels)

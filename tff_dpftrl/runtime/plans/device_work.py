@@ -26,11 +26,11 @@ from tff_dpftrl.runtime.plans import (
 
 
 class WorkFailedError(RuntimeError):
-    """The work of a device came to no result. The message tells nothing of its examples."""
+    """Raised if the work of a device fails. The message reveals nothing about its examples."""
 
 
 class WorkInterruptedError(WorkFailedError):
-    """The work was told to end, or took longer than its plan allows."""
+    """Raised if the work was interrupted, or took longer than its plan allows."""
 
 
 def load(
@@ -44,12 +44,12 @@ def load(
 
     Args:
       content: A serialized `SignedPlan`.
-      keys: The public keys that are trusted.
-      ceiling: The most that this device gives.
+      keys: Public keys that are trusted.
+      ceiling: Upper limits of what this device gives to any task.
       runtime_version: Version of this device's runtime.
 
     Returns:
-      What can be run.
+      The work, ready to run.
 
     Raises:
       signing.PlanRefusedError: If it must not be run; the message says why.
@@ -61,13 +61,13 @@ def load(
 
 
 class DeviceWork:
-    """The work of a plan that was verified; `load` makes it. Runs one at a time."""
+    """The work of a verified device plan, which `load` makes. Runs one at a time."""
 
     def __init__(self, plan: plan_pb2.DevicePlan):
         """Traces the graph, which takes a fraction of a second.
 
         Args:
-          plan: What `verification.read_device_plan` returned.
+          plan: Device plan that `verification.read_device_plan` returned.
 
         Raises:
           signing.PlanRefusedError: If TensorFlow cannot load the graph.
@@ -88,7 +88,7 @@ class DeviceWork:
 
     @property
     def broadcast(self) -> Sequence[plan_pb2.Tensor]:
-        """What the server sends, for `tensor_values.from_bytes`."""
+        """Tensors that the server sends, without values; for `tensor_values.from_bytes`."""
         return self.plan.graph.inputs[self._num_own :]
 
     def run(
@@ -103,12 +103,12 @@ class DeviceWork:
         Args:
           examples: Serialized `tf.train.Example`s, as the plan's selection says; there may
             be none.
-          broadcast: What the server sent.
-          seed: Seed of the examples' order, for tests; if None, and the plan wants one, it is
+          broadcast: Values of the tensors that the server sent.
+          seed: Seed of the examples' order, for tests. If None, and the plan wants one, it is
             drawn from the operating system.
 
         Returns:
-          The tensors of the update, those that are summed securely last.
+          The tensors of the update; those that are summed securely come last.
 
         Raises:
           tensor_values.ValuesError: If the broadcast is not as the plan says.
@@ -124,11 +124,11 @@ class DeviceWork:
             )
         tensor_values.check(broadcast, self.broadcast, "broadcast")
         with tf.device("/CPU:0"):
-            own = [tf.constant(list(examples), tf.string, shape=[len(examples)])]
+            inputs = [tf.constant(list(examples), tf.string, shape=[len(examples)])]
             if self._num_own > 1:
                 words = np.frombuffer(os.urandom(16), np.int64) if seed is None else seed
-                own.append(tf.constant(words, tf.int64, shape=[2]))
-            tensors = [*own, *map(tf.convert_to_tensor, broadcast)]
+                inputs.append(tf.constant(words, tf.int64, shape=[2]))
+            tensors = [*inputs, *map(tf.convert_to_tensor, broadcast)]
         update = [np.asarray(tensor.numpy()) for tensor in self._call(tensors)]
         num_bytes = sum(array.nbytes for array in update)
         if num_bytes > limits.upload_bytes:
@@ -138,7 +138,7 @@ class DeviceWork:
         return update
 
     def interrupt(self) -> None:
-        """Ends the run that goes on in another thread, as soon as an operation or loop ends."""
+        """Ends the run in another thread as soon as its current operation or loop step ends."""
         with self._lock:
             if self._running is not None:
                 self._running.interrupt()

@@ -1,4 +1,4 @@
-"""From serialized examples on a device to the batches that a process trains on, as a graph."""
+"""Pipelines from serialized examples on a device to batches, which become part of a plan."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tff_dpftrl import validation
 
 @dataclasses.dataclass(frozen=True)
 class PaddedSequence:
-    """A feature with any number of entries in each example, made one length.
+    """A feature with any number of entries in each example, cut or padded to one length.
 
     Attributes:
-      length: Entries that are kept; shorter ones are padded at the end.
-      dtype: What the examples hold: tf.int64, tf.float32 or tf.string.
-      padding: What is added.
+      length: Number of entries that are kept; shorter features are padded at the end.
+      dtype: Type of the entries: tf.int64, tf.float32 or tf.string.
+      padding: Value that is added at the end.
     """
 
     length: int
@@ -31,7 +31,7 @@ class Values:
     """A feature with any number of entries in each example, for `ExamplePipeline.to_rows`.
 
     Attributes:
-      dtype: What the examples hold: tf.int64, tf.float32 or tf.string.
+      dtype: Type of the entries: tf.int64, tf.float32 or tf.string.
     """
 
     dtype: tf.DType
@@ -39,18 +39,18 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class ExamplePipeline:
-    """Parsing, order, epochs and batches; all of it becomes part of the plan.
+    """Parsing, order, epochs and batches of a device's examples.
 
     Attributes:
       features: Features by their names in a `tf.train.Example`.
-      to_batch: From the features of a batch, each of shape [batch, ...], to what the process
-        takes.
-      batch_size: Examples in a batch; the last one may be smaller.
-      epochs: Passes over the examples; batches run over their ends.
+      to_batch: Function from the features of a batch, each of shape [batch, ...], to the batch
+        that the process takes.
+      batch_size: Number of rows in a batch; the last one may be smaller.
+      epochs: Number of passes over the rows; a batch can hold rows of two passes.
       shuffle: Whether every pass has a new order, from a seed that the device draws.
-      to_rows: From the features of all examples to rows, as many as it makes: of texts, their
-        sequences. Rows are then what is put in order and batched. None if an example is a row.
-      max_rows: Rows that are used, at most; random ones with `shuffle`. None for all.
+      to_rows: Function from the features of all examples to any number of rows, such as from
+        texts to their sequences. Rows are then ordered and batched. None if an example is a row.
+      max_rows: Largest number of rows used, random ones with `shuffle`; None for all.
     """
 
     features: Mapping[str, tf.io.FixedLenFeature | PaddedSequence | Values]
@@ -72,7 +72,7 @@ class ExamplePipeline:
             validation.integer("max_rows", self.max_rows, minimum=1)
 
     def batches(self, examples: tf.Tensor, seed: tf.Tensor | None = None) -> tf.data.Dataset:
-        """Makes batches; to be traced.
+        """Makes the batches of a device, inside of a traced function.
 
         Args:
           examples: Serialized examples, string, [n].
@@ -113,7 +113,7 @@ class ExamplePipeline:
             return tf.tile(one[: self.max_rows], [self.epochs])
         passes = []
         for epoch in range(self.epochs):
-            # Later passes are over the rows of the first.
+            # Later passes shuffle the rows that the first one kept.
             one = tf.random.experimental.stateless_shuffle(
                 one, tf.random.experimental.stateless_fold_in(seed, epoch)
             )[: self.max_rows]
@@ -124,11 +124,11 @@ class ExamplePipeline:
 def next_word_pipeline(
     sequence_length: int, *, feature: str = "tokens", batch_size: int, **options: Any
 ) -> ExamplePipeline:
-    """Examples that hold the ids of a sequence, as our language models take them.
+    """Builds a pipeline for examples that hold the word ids of a sequence.
 
     Args:
-      sequence_length: T of the model.
-      feature: Name of the int64 feature: up to T + 1 ids; padded with 0, which is PAD.
+      sequence_length: Sequence length T of the model.
+      feature: Name of the int64 feature, with up to T + 1 ids; padded with 0, which is PAD.
       batch_size: Sequences in a batch.
       **options: `epochs` and `shuffle` of `ExamplePipeline`.
 

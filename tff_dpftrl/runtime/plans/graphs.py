@@ -23,7 +23,7 @@ def traced(
     """Traces a function of tensors into a message.
 
     Args:
-      function: From tensors to a sequence of tensors.
+      function: Function from tensors to a sequence of tensors.
       specs: Shapes and dtypes of its arguments.
       inputs: Labels of its arguments.
       outputs: Labels of its results.
@@ -69,19 +69,19 @@ def _tensors(
 
 
 def _make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
-    """Names functions by the order in which they are found, and drops what nobody calls."""
+    """Names functions by the order of their first calls, and drops those that nobody calls."""
     functions = {f.signature.name: f for f in graph_def.library.function}
-    found: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     waiting = list(graph_def.node)
     for node in waiting:  # It grows.
         for name in [node.op, *(function.name for function in graph_function.called_by(node))]:
-            if name in functions and name not in found:
-                found[name] = f"function_{len(found)}"
+            if name in functions and name not in new_names:
+                new_names[name] = f"function_{len(new_names)}"
                 waiting.extend(functions[name].node_def)
     del graph_def.library.function[:], graph_def.library.gradient[:]
     del graph_def.library.registered_gradients[:]
-    graph_def.library.function.extend(functions[name] for name in found)
-    graph_function.rename_functions(graph_def, found)
+    graph_def.library.function.extend(functions[name] for name in new_names)
+    graph_function.rename_functions(graph_def, new_names)
     for node in graph_function.nodes_of(graph_def):
         node.device = ""
         node.ClearField("experimental_debug_info")
@@ -93,16 +93,16 @@ def _make_canonical(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
-    """Shape and dtype of a tensor in a plan."""
+    """Returns shape and dtype of a tensor in a plan."""
     shape = [None if size < 0 else size for size in tensor.shape]
     return tf.TensorSpec(shape, tf.dtypes.as_dtype(tensor.dtype))
 
 
 def function_of(graph: plan_pb2.Graph) -> tf.types.experimental.ConcreteFunction:
-    """Makes a graph a function, on the CPU, of a list of tensors to a list of tensors.
+    """Makes a function of a graph: from tensors to a list of tensors, on the CPU.
 
     Args:
-      graph: The graph, which is trusted: see `verification` for one that is not.
+      graph: Trusted graph; `verification` checks one that is not.
 
     Returns:
       The function, which keeps no state.
@@ -121,15 +121,15 @@ def function_of(graph: plan_pb2.Graph) -> tf.types.experimental.ConcreteFunction
 
 
 def adds_in_pairs(graph: plan_pb2.Graph) -> bool:
-    """Whether a graph adds its first inputs to as many others, one by one, and does nothing else.
+    """Checks whether a graph adds its first inputs to as many others, and does nothing else.
 
-    Sums of most tasks are such: NumPy adds the same numbers, without TensorFlow's eager tensors.
+    Most tasks have such sums. NumPy adds the same numbers without TensorFlow's eager tensors.
 
     Args:
-      graph: The graph.
+      graph: Graph of a server's plan.
 
     Returns:
-      Whether it certainly does.
+      Whether it certainly is one.
     """
     nodes = {node.name: node for node in tf.compat.v1.GraphDef.FromString(graph.graph_def).node}
 

@@ -1,4 +1,4 @@
-"""What one run of a device plan costs, measured in a process that does nothing else.
+"""Measures the cost of one run of a device plan, in a process that does nothing else.
 
 Like a device, the process has TensorFlow and no TFF.
 """
@@ -24,12 +24,12 @@ _PLAN, _BROADCAST, _EXAMPLES = "plan", "broadcast", "examples"
 
 
 class Cost(NamedTuple):
-    """What a device spends on a plan, once it has TensorFlow.
+    """Cost of a plan on a device that has imported TensorFlow.
 
     Attributes:
-      load_seconds: From the plan's bytes to a function.
-      seconds: Of the first run, which is the only one on a device.
-      memory_bytes: Peak of loading and running, over what TensorFlow takes.
+      load_seconds: Seconds from the plan's bytes to a function.
+      seconds: Seconds of the first run, which is the only one on a device.
+      memory_bytes: Peak memory of loading and running, in bytes, beyond that of TensorFlow.
     """
 
     load_seconds: float
@@ -40,15 +40,15 @@ class Cost(NamedTuple):
 def measure(
     plan: plan_pb2.DevicePlan, examples: Sequence[bytes], broadcast: Sequence[np.ndarray]
 ) -> Cost:
-    """Runs a device plan once, in a process of its own.
+    """Runs a device plan once, in a separate process.
 
     Args:
-      plan: The plan.
+      plan: Device plan.
       examples: Serialized `tf.train.Example`s.
-      broadcast: What the server would send.
+      broadcast: Values of the tensors that the server would send.
 
     Returns:
-      What it cost.
+      The cost of the run.
 
     Raises:
       device_work.WorkFailedError: If the process ended without a result.
@@ -70,7 +70,7 @@ def _main(folder: pathlib.Path) -> None:
     plan = plan_pb2.DevicePlan.FromString((folder / _PLAN).read_bytes())
     lines = (folder / _EXAMPLES).read_text().split("\n")
     examples = [bytes.fromhex(line) for line in lines] if lines != [""] else []
-    tf.zeros([]).numpy()  # Starts what TensorFlow starts in every process.
+    tf.zeros([]).numpy()  # Initializes TensorFlow, which is not part of the cost.
     before = _resident_bytes("VmRSS")
     started = time.monotonic()
     work = device_work.DeviceWork(plan)
@@ -83,7 +83,7 @@ def _main(folder: pathlib.Path) -> None:
 
 
 def _resident_bytes(field: str) -> int:
-    """`VmRSS`, now, or `VmHWM`, at its peak; `getrusage` would tell that of the parent, too."""
+    """Reads `VmRSS` (now) or `VmHWM` (peak); `getrusage` would include the parent's peak."""
     status = pathlib.Path("/proc/self/status").read_text()
     (kilobytes,) = re.findall(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
     return 1024 * int(kilobytes)

@@ -1,7 +1,7 @@
 """Tests that a task passes before a server accepts it: a small simulation on proxy data.
 
-Bonawitz et al. 2019, section 7.1. What is tested are the plans themselves, not the process
-that they were made of, and all that is wrong is told at once.
+Bonawitz et al. 2019, section 7.1. The plans themselves are tested, not the process that they
+were made of. All that is wrong is reported at once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tff_dpftrl.runtime.plans import (
 
 
 class TaskRefusedError(validation.UsageError):
-    """A task that failed its tests.
+    """Raised for a task that failed its tests.
 
     Attributes:
-      reasons: All of them, one sentence each.
+      reasons: All failures, one sentence each.
     """
 
     def __init__(self, reasons: Sequence[str]):
@@ -40,18 +40,20 @@ class TaskRefusedError(validation.UsageError):
 
 @dataclasses.dataclass(frozen=True)
 class Predicates:
-    """What a task has to show on proxy data.
+    """Tests that a task has to pass on proxy data.
 
     Attributes:
-      num_rounds: Rounds of the simulation, with all proxies in each.
-      devices_per_proxy: For how many devices of a real round a proxy stands: its update is
-        added so often. What is divided by the number of devices is small for fewer.
-      loss: Label of the metric that must fall from the first round of a training to the last,
+      num_rounds: Number of simulated rounds, with all proxies in each.
+      devices_per_proxy: Number of devices of a real round that a proxy stands for; its update is
+        added that often. Sums are divided by the real number of devices, so fewer would change
+        little.
+      loss: Label of the metric that must fall from the first round of training to the last,
         with models to which no noise was added; "" for none.
-      least_change: Smallest L2 norm of what the proxies change of the model in a round, without
+      least_change: Smallest L2 norm by which the proxies change the model in a round, without
         noise.
-      largest_change: Largest one.
-      runtime_versions: The versions of devices that the task is meant for.
+      largest_change: Largest L2 norm by which the proxies change the model in a round, without
+        noise.
+      runtime_versions: Runtime versions of the devices that the task is meant for.
     """
 
     num_rounds: int = 5
@@ -77,12 +79,12 @@ DEFAULT_PREDICATES = Predicates()
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """What the tests of one variant measured.
+    """Measurements of one variant of the devices' plan.
 
     Attributes:
-      losses: The loss in each round; empty if none was asked for.
-      changes: L2 norm of what the proxies changed in each round, without noise.
-      cost: Of the proxy with most examples.
+      losses: Loss in each round; empty if none was asked for.
+      changes: L2 norm by which the proxies changed the model in each round, without noise.
+      cost: Cost of a run on the proxy with most examples.
     """
 
     losses: tuple[float, ...]
@@ -100,19 +102,18 @@ def check_task(
 ) -> dict[int, Findings]:
     """Tests the plans of a task.
 
-    Operations, loss, updates, norm, memory and seconds, on each variant that a claimed version
-    gets. An evaluation task must leave the model as it is.
+    Operations, loss, updates, norm, memory and seconds are tested, on each variant that a claimed
+    version gets. An evaluation task must leave the model as it is.
 
     Args:
-      server: The server's plan.
-      devices: The variants of the devices' plan.
-      proxies: Serialized examples for each simulated device; from data that may be used for
-        tests, or made up.
-      predicates: What they have to show.
-      ceiling: The most that devices give.
+      server: Server's plan.
+      devices: Variants of the devices' plan.
+      proxies: Serialized examples of each simulated device, from public or synthetic data.
+      predicates: Tests that the plans have to pass.
+      ceiling: Upper limits of what devices give to any task.
 
     Returns:
-      What was measured, by the least version of each variant.
+      The measurements, by the least runtime version of each variant.
 
     Raises:
       TaskRefusedError: If anything is wrong; with all reasons.
@@ -128,17 +129,17 @@ def check_task(
             reasons.append(f"No variant of the plan runs on the claimed version {version}.")
         else:
             chosen[index] = min(version, chosen.get(index, version))
-    found = {}
+    measured = {}
     for index, version in chosen.items():
         plan = devices[index]
         trial = _Trial(server, plan, version, predicates, ceiling)
         findings = trial.run(proxies)
         reasons += [f"On version {version}: {reason}" for reason in trial.reasons]
         if findings is not None:
-            found[plan.least_runtime_version] = findings
+            measured[plan.least_runtime_version] = findings
     if reasons:
         raise TaskRefusedError(reasons)
-    return found
+    return measured
 
 
 class _Trial:
@@ -161,7 +162,7 @@ class _Trial:
         self._ceiling = ceiling
 
     def run(self, proxies: Sequence[Sequence[bytes]]) -> Findings | None:
-        """Runs all tests; None if the plan cannot even be run."""
+        """Runs all tests; returns None if the plan cannot even be run."""
         try:
             verification.check_device_plan(
                 self._plan, ceiling=self._ceiling, runtime_version=self._version
@@ -182,10 +183,10 @@ class _Trial:
     def _simulate(
         self, device: device_work.DeviceWork, proxies: Sequence[Sequence[bytes]]
     ) -> tuple[list[float], list[float]]:
-        """Rounds whose model takes what the devices changed, and not the noise.
+        """Runs rounds whose model takes the changes of the devices, and not the noise.
 
-        Noise is made for all rounds of a task: in a few of them, from a model that is good
-        already, it can outweigh what is learned, and chance would decide.
+        The noise is scaled for all rounds of a task. In a few rounds from a good model it can
+        outweigh what is learned, and chance would decide.
         """
         losses, changes = [], []
         state = self._server.initialize()
@@ -214,7 +215,7 @@ class _Trial:
         return losses, changes
 
     def _times(self, sums: server_work.Sums, count: int) -> server_work.Sums:
-        """The sums of so many equal sets of updates, by doubling."""
+        """Returns the sums of `count` equal sets of updates, by doubling."""
         if count == 1:
             return sums
         half = self._times(sums, count // 2)
@@ -224,7 +225,7 @@ class _Trial:
     def _difference(
         self, one: server_work.State, other: server_work.State
     ) -> dict[str, np.ndarray]:
-        """The weights in a state, less those in another."""
+        """Returns the weights in a state, minus those in another."""
         taken = self._server.weights(other)
         return {
             name: np.subtract(weight, taken[name], dtype=float)
@@ -276,5 +277,5 @@ class _Trial:
 
 
 def _norm(weights: Mapping[str, np.ndarray]) -> float:
-    """L2 norm of all entries."""
+    """Returns the L2 norm of all entries."""
     return float(np.sqrt(sum(np.sum(np.square(weight)) for weight in weights.values())))

@@ -1,8 +1,8 @@
 """Refuses reports, and sums of groups' reports, that no honest devices can have made.
 
 A server's plan bounds every tensor of a report (`plan_pb2.ReportBound`): each entry by an
-interval, or the L2 norm of some tensors together. The sum of n reports is bounded by n times as
-much: entries by addition, norms by the triangle inequality.
+interval, or the L2 norm of some tensors together. The bound of the sum of n reports is n times as
+large: for entries by addition, for norms by the triangle inequality.
 
 **No honest report is refused.** Devices cut metrics to their intervals inside of the plan's
 graph, and intervals end at numbers of the tensor's dtype. A clipped update has a norm of at most
@@ -33,17 +33,17 @@ _ROUNDING = 1e-7
 
 
 class OutOfBoundsError(ValueError):
-    """A report, or a sum of reports, that is beyond what honest devices can have made."""
+    """Raised for a report, or a sum of reports, that honest devices cannot have made."""
 
 
 class ReportBounds:
-    """The bounds of a server's plan, for one round where they follow the clip norm."""
+    """The bounds of reports in a server's plan, for one round where they follow the clip norm."""
 
     def __init__(self, plan: plan_pb2.ServerPlan, most_reports: int):
         """Checks that the plan bounds all of a report.
 
         Args:
-          plan: A server's plan that was verified.
+          plan: Server's plan that was verified.
           most_reports: Largest number of reports in one sum.
 
         Raises:
@@ -65,10 +65,10 @@ class ReportBounds:
         """Returns the bounds of the devices that begin with a model.
 
         Args:
-          model: What the devices of the round get, as `tensor_values.to_bytes` made it.
+          model: Tensors that the devices of the round get, as `tensor_values.to_bytes` made them.
 
         Returns:
-          Bounds for the clip norm that the model holds; the same where no bound depends on it.
+          Bounds for the clip norm that the model holds, or these if none depends on it.
         """
         wanted = {bound.norm.times for bound in self._plan.report_bounds} - {""}
         if not wanted:
@@ -87,11 +87,11 @@ class ReportBounds:
         return made
 
     def check(self, update: Sequence[np.ndarray], num_devices: int = 1) -> None:
-        """Refuses what so many honest devices cannot have reported.
+        """Refuses a report, or a sum of reports, that honest devices cannot have made.
 
         Args:
-          update: The tensors of a report, or of the sum of a group's, as the plan says.
-          num_devices: Number n of reports in it.
+          update: Tensors of a report, or of the sum of a group's reports, as the plan says.
+          num_devices: Number n of reports in the sum.
 
         Raises:
           OutOfBoundsError: If an entry or a norm is beyond n times its bound.
@@ -157,7 +157,7 @@ class ReportBounds:
 
 
 def most_of(dtype: str) -> float | int:
-    """The largest number of a dtype."""
+    """Returns the largest number of a dtype."""
     info = np.iinfo if np.dtype(dtype).kind in "iu" else np.finfo
     return info(dtype).max.item() if info is np.finfo else info(dtype).max
 

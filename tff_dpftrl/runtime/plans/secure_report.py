@@ -1,14 +1,14 @@
 """A report as one vector of integers, for plans whose reports are summed securely.
 
-Everything that such a device tells goes through the same secure sum: that it is one device, its
-two participation histograms, and all of its update. The layout follows from the plan:
+All that such a device reports goes through one secure sum: its count of one device, its two
+participation histograms, and its whole update. The layout follows from the plan:
 
     count      one integer, modulo 2³²: a one
     strides    the first participation vector, modulo 2³²
-    times      the second
+    times      the second participation vector, modulo 2³²
     ...        each tensor of the update in the plan's order, flat, modulo its rule's modulus,
-               or, for entries of a largest value, the smallest power of two in which the sum
-               of all devices does not wrap around
+               or, for entries with a largest value, modulo the smallest power of two in which
+               the sum of all devices does not wrap around
 
 Needs NumPy, and no TensorFlow: devices and servers start without it.
 """
@@ -29,7 +29,7 @@ from tff_dpftrl.secure_sums import vectors
 Plan: TypeAlias = plan_pb2.DevicePlan | plan_pb2.ServerPlan
 
 COUNT_MODULUS = 2**32
-"""Of the count and the histograms."""
+"""Modulus of the count and the histograms."""
 MOST_DEVICES = 2**31
 """No plan may ask for room for more: a count stays far from its modulus."""
 LARGEST_MODULUS = 2**62
@@ -41,24 +41,24 @@ THREAT_MODELS = {
 }
 """By what they are in plans."""
 _INTEGERS = frozenset(name for name in tensor_values.DTYPES if "int" in name)
-_NUM_OWN = 3  # Segments before those of the update.
+_NUM_FIRST = 3  # Number of segments before those of the update.
 
 
 class PlanNotSecureError(validation.UsageError):
-    """A plan whose reports cannot be summed securely as it says, with the reason."""
+    """Raised for a plan whose reports cannot be summed securely; the message says why."""
 
 
 class TotalRefusedError(ValueError):
-    """The sum of a group that is not that of its devices' reports, with the reason."""
+    """Raised for a group's sum that its devices cannot have made; the message says why."""
 
 
 class GroupTotal(NamedTuple):
-    """What the vectors of a group's devices have added up to.
+    """The sum of the vectors of a group's devices, taken apart.
 
     Attributes:
       count: Number of devices.
       strides: Sum of the first participation vectors, int64.
-      times: Sum of the second.
+      times: Sum of the second participation vectors, int64.
       sums: Sums of the update's tensors, int64, in the shapes of the plan; modulo their
         modulus where they have one.
     """
@@ -70,24 +70,24 @@ class GroupTotal(NamedTuple):
 
 
 def is_asked_for(plan: Plan) -> bool:
-    """Whether reports of a plan are summed securely."""
+    """Returns whether reports of a plan are summed securely."""
     return plan.HasField("secure_aggregation")
 
 
 def largest_entry(rule: plan_pb2.SecureSum) -> int:
-    """The largest integer that a device may put into a secure sum; the smallest is 0."""
+    """Returns the largest integer that a device may put into a secure sum; the smallest is 0."""
     return rule.modulus - 1 if rule.HasField("modulus") else rule.largest_entry
 
 
 def parameters_of(plan: Plan) -> parameters_lib.Parameters:
-    """What a plan demands of a secure sum.
+    """Reads what a plan demands of a secure sum.
 
     Args:
-      plan: A device's or a server's plan, whose signature was verified.
+      plan: Plan of a device or a server, whose signature was verified.
 
     Returns:
       Layout, threat model, the fewest and most devices of a sum, and the fewest neighbours of a
-      device: the same for both plans of a task.
+      device. They are the same for both plans of a task.
 
     Raises:
       PlanNotSecureError: If the plan asks for none, or its sums cannot be secure: a tensor
@@ -135,7 +135,7 @@ def parameters_of(plan: Plan) -> parameters_lib.Parameters:
 def buckets_of(
     participation: plan_pb2.Participation,
 ) -> participation_histograms.ParticipationBuckets:
-    """The buckets of the participation histograms that a plan declares."""
+    """Returns the buckets of the participation histograms that a plan declares."""
     return participation_histograms.ParticipationBuckets(
         tuple(participation.stride_edges), tuple(participation.times_edges)
     )
@@ -146,18 +146,18 @@ def vector_of(
     update: Sequence[np.ndarray],
     participation: tuple[np.ndarray, np.ndarray],
 ) -> vectors.Vector:
-    """The report of one device.
+    """Encodes the report of one device as a vector.
 
     Args:
-      plan: Its plan.
-      update: The tensors of its update, integers.
-      participation: What `ParticipationBuckets.encode` returned.
+      plan: Plan of the device.
+      update: Tensors of its update, integers.
+      participation: Participation vectors that `ParticipationBuckets.encode` returned.
 
     Returns:
       A vector in the layout of `parameters_of(plan)`, which shares no memory with `update`.
 
     Raises:
-      PlanNotSecureError: As for `parameters_of`.
+      PlanNotSecureError: If the plan asks for no secure sum, or its sums cannot be secure.
       ValueError: If update or participation are not as the plan says, or an entry is out of
         the range of its sum.
     """
@@ -178,21 +178,21 @@ def vector_of(
 def read_total(
     server_plan: plan_pb2.ServerPlan, vector: vectors.Vector, num_devices: int
 ) -> GroupTotal:
-    """Takes the sum of a group's vectors apart, after its count was checked.
+    """Takes the sum of a group's vectors apart, after checking its count.
 
     Args:
-      server_plan: The plan of the server.
-      vector: The sum, in the layout of `parameters_of(server_plan)`.
-      num_devices: Number of devices whose vectors are in it, as the protocol knows it.
+      server_plan: Plan of the server.
+      vector: Sum of the vectors, in the layout of `parameters_of(server_plan)`.
+      num_devices: Number of devices whose vectors are in the sum, as the protocol knows it.
 
     Returns:
-      The sums.
+      The sums of the parts.
 
     Raises:
-      PlanNotSecureError: As for `parameters_of`.
-      TotalRefusedError: If the sum is no vector of the layout, there are fewer devices than
-        any sum may have or more than the moduli have room for, devices have counted
-        themselves as another number, or their histograms are not of so many devices.
+      PlanNotSecureError: If the plan asks for no secure sum, or its sums cannot be secure.
+      TotalRefusedError: If the sum does not fit the layout; if there are fewer devices than
+        a sum may have, or more than the moduli have room for; or if the devices' own count or
+        histograms contradict `num_devices`.
     """
     parameters = parameters_of(server_plan)
     most = server_plan.secure_aggregation.most_devices
@@ -211,7 +211,7 @@ def read_total(
             f"{most}."
         )
     strides, times, *sums = (part.astype(np.int64) for part in vector[1:])
-    # Of sums modulo 2³² none is negative: with these totals, no bucket has more than all devices.
+    # Sums modulo 2³² are never negative: with these totals, no bucket has more than all devices.
     if strides.sum() != count or times.sum() != count or strides[0] != times[0]:
         raise TotalRefusedError(
             f"The histograms of participation are not those of {count} devices: a device has lied."
@@ -226,7 +226,7 @@ def read_total(
 
 
 def _tensors(plan: Plan) -> Sequence[plan_pb2.Tensor]:
-    """What an update consists of."""
+    """Returns the tensors of an update."""
     return plan.graph.outputs if isinstance(plan, plan_pb2.DevicePlan) else plan.update
 
 
@@ -273,7 +273,7 @@ def _segment(
 
 
 def _above(largest_entry: int, most_devices: int) -> int:
-    """The smallest power of two above the largest sum."""
+    """Returns the smallest power of two above the largest sum."""
     return max(2, 1 << (largest_entry * most_devices).bit_length())
 
 

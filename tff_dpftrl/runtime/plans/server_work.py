@@ -1,14 +1,14 @@
-"""What the server does in a round, from its plan: plain TensorFlow functions, in any thread.
+"""The server's part of a round, from its plan: plain TensorFlow functions, in any thread.
 
     broadcast = work.broadcast(state)
     sums = work.zero()
-    for update in updates:  # As devices report them.
+    for update in updates:  # In any order.
         sums = work.accumulate(sums, update)
     new_state, metrics = work.finish(state, sums)  # Commit both, then release.
 
-Every function is pure, but for `initialize`: `finish` repeats its noise when it is called
-again with a state. Noise that has left the process may never meet other sums: commit the
-first result, or nothing of the attempt. A state holds the seed of the noise and is secret.
+Every function but `initialize` is pure: `finish` repeats its noise when it is called again with a
+state. Noise that has left the process must never be added to other sums: commit the first result,
+or nothing of the attempt. A state holds the seed of the noise and is secret.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tff_dpftrl import validation
 from tff_dpftrl.runtime.plans import graphs, plan_pb2, secure_report, tensor_values
 
 State: TypeAlias = list[np.ndarray]
-"""Leaves of a process's state; `tensor_values.to_bytes` makes them bytes."""
+"""Tensors of a process's state; `tensor_values.to_bytes` serialises them."""
 
 Sums: TypeAlias = list[np.ndarray]
-"""Sums of updates; what is summed securely comes last, as int64."""
+"""Sums of updates; tensors that are summed securely come last, as int64."""
 
 _Adding: TypeAlias = Callable[[Sequence[np.ndarray], Sequence[np.ndarray]], Sums]
 
 
 class UpdateRefusedError(validation.UsageError):
-    """An update that is not added: its device counts as lost."""
+    """Raised for an update that is not added; its device counts as lost."""
 
 
 class ServerWork:
@@ -42,7 +42,7 @@ class ServerWork:
         """Traces the graphs, which takes a second or so.
 
         Args:
-          plan: A plan that was verified.
+          plan: Server's plan that was verified.
 
         Raises:
           graph_function.UnsupportedGraphError: If a graph cannot be loaded.
@@ -63,20 +63,20 @@ class ServerWork:
 
     @property
     def state(self) -> Sequence[plan_pb2.Tensor]:
-        """The leaves of a state."""
+        """Tensors of a state, without values."""
         return self.plan.prepare.inputs
 
     @property
     def metrics(self) -> Sequence[plan_pb2.Tensor]:
-        """What `finish` tells of a round besides the new state; labels are like "train/loss"."""
+        """Metrics that `finish` returns for a round; their labels are like "train/loss"."""
         return self.plan.finish.outputs[len(self.state) :]
 
     def initialize(self) -> State:
-        """Returns a first state; the seed of its noise is drawn anew at every call."""
+        """Returns a first state, with a new random seed of its noise at every call."""
         return _arrays(self._initialize())
 
     def state_from_bytes(self, content: bytes) -> State:
-        """Reads what `tensor_values.to_bytes` made of a state.
+        """Reads a state from the bytes that `tensor_values.to_bytes` made of it.
 
         Raises:
           tensor_values.ValuesError: If it is the state of another task, or damaged.
@@ -84,23 +84,23 @@ class ServerWork:
         return tensor_values.from_bytes(content, self.state, "state")
 
     def broadcast(self, state: State) -> list[np.ndarray]:
-        """What every device of a round gets: the model, and no secret of the state."""
+        """Returns what every device of a round gets: the model, and no secret of the state."""
         return _arrays(self._prepare(*_tensors(state)))
 
     def zero(self) -> Sums:
-        """The sums of no updates."""
+        """Returns the sums of no updates."""
         secure = [np.zeros(list(tensor.shape), np.int64) for tensor in self._secure]
         return [*_arrays(self._zero()), *secure]
 
     def check_update(self, update: Sequence[np.ndarray]) -> None:
         """Refuses an update that must not be added.
 
-        An honest device whose training diverged has sent zeros, where the process says so, and
-        a count that the process reports. Whatever else is not finite is refused here: one such
-        number would end the model of all.
+        An honest device whose training diverged sends zeros, where the process says so, and a
+        count that the process reports. Any other number that is not finite is refused here: it
+        would ruin the model.
 
         Args:
-          update: The tensors of an update.
+          update: Tensors of an update.
 
         Raises:
           UpdateRefusedError: If they are not as the plan says, are not finite, or are
@@ -125,47 +125,48 @@ class ServerWork:
 
         Args:
           sums: Sums of other updates, which are not changed.
-          update: The tensors of an update.
+          update: Tensors of an update.
 
         Returns:
-          The sums with it.
+          The sums, with the update added.
 
         Raises:
-          UpdateRefusedError: As for `check_update`.
+          UpdateRefusedError: If the update is not as the plan says, is not finite, or has integers
+            out of the range of a secure sum.
         """
         self.check_update(update)
         return self.add(sums, update)
 
     def add(self, sums: Sums, update: Sequence[np.ndarray]) -> Sums:
-        """Adds an update that was checked; otherwise like `accumulate`."""
+        """Adds an update that `check_update` accepted, and returns the new sums."""
         plain = self._accumulate(sums[: self._num_plain], update[: self._num_added])
         secure = [array.astype(np.int64) for array in update[self._num_added :]]
         return [*plain, *_added(sums[self._num_plain :], secure)]
 
     def merge(self, one: Sums, other: Sums) -> Sums:
-        """The sums of two sets of updates together."""
+        """Returns the sum of the sums of two sets of updates."""
         plain = self._merge(one[: self._num_plain], other[: self._num_plain])
         return [*plain, *_added(one[self._num_plain :], other[self._num_plain :])]
 
     def finish(self, state: State, sums: Sums) -> tuple[State, dict[str, np.ndarray]]:
-        """Ends a round: noise, and the optimizer's step.
+        """Ends a round: adds noise and takes the optimizer's step.
 
         Args:
-          state: The state that the round began with.
-          sums: The sums of its updates.
+          state: State that the round began with.
+          sums: Sums of the round's updates.
 
         Returns:
-          The new state, and the metrics by label; equal arguments give equal results.
+          The new state, and the metrics by label. Equal arguments give equal results.
         """
         results = _arrays(self._finish(*_tensors(state), *_tensors(sums)))
         labels = [tensor.label for tensor in self.metrics]
         return results[: len(state)], dict(zip(labels, results[len(state) :], strict=True))
 
     def skip(self, state: State) -> State:
-        """Passes over a round of which nothing is released.
+        """Skips a round of which nothing is released.
 
         Args:
-          state: The state that the round began with.
+          state: State that the round began with.
 
         Returns:
           The state that the next round begins with: the same model, and past the noise of this
@@ -174,23 +175,23 @@ class ServerWork:
         return _arrays(self._skip(*_tensors(state)))
 
     def weights(self, state: State) -> dict[str, np.ndarray]:
-        """The model's weights by label: what of a committed state may be released."""
+        """Returns the model's weights by label: all of a committed state that may be released."""
         labels = [tensor.label for tensor in self.plan.get_weights.outputs]
         arrays = _arrays(self._get_weights(*_tensors(state)))
         return dict(zip(labels, arrays, strict=True))
 
     def with_weights(self, state: State, weights: Mapping[str, np.ndarray]) -> State:
-        """A state with other weights, as for an evaluation of a model that is in training.
+        """Replaces the weights in a state, such as for an evaluation of a model in training.
 
         Args:
-          state: A state.
-          weights: What `weights` of this or another task of the same model returned.
+          state: State of this task.
+          weights: Weights by label, from `weights` of this or another task of the same model.
 
         Returns:
-          The state with these.
+          The state with these weights.
 
         Raises:
-          ValueError: If there are other weights than the task's model has.
+          ValueError: If these are not the weights of the task's model.
         """
         wanted = self.plan.set_weights.inputs[len(self.state) :]
         if {tensor.label for tensor in wanted} != weights.keys():
@@ -207,11 +208,11 @@ class ServerWork:
 
 
 def _adding(graph: plan_pb2.Graph) -> _Adding:
-    """What adds updates, or sums, to sums.
+    """Makes the function that adds updates, or sums, to sums.
 
-    By NumPy wherever the graph adds and does nothing else: with Python 3.11 TensorFlow loses some
-    bytes for every eager tensor, of which a report of a small model would make forty, and a call
-    of a graph takes longer than such a sum.
+    NumPy adds wherever the graph does nothing else. With Python 3.11 TensorFlow leaks some bytes
+    for every eager tensor, of which a report of a small model would make forty, and a call of a
+    graph takes longer than such a sum.
     """
     if graphs.adds_in_pairs(graph):
         return _added

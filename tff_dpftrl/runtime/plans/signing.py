@@ -1,6 +1,6 @@
-"""Plans with a signature: who vouches for what a device is asked to compute.
+"""Signatures of plans, by those who vouch for what a device is asked to compute.
 
-A plan is serialised once; hash and signature are of these bytes. Needs no TensorFlow.
+A plan is serialised once. Hash and signature are of these bytes. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _KEY_BYTES = 8
 
 
 class PlanRefusedError(validation.UsageError):
-    """A plan that is not run, with the reason."""
+    """Raised for a plan that must not be run; the message says why."""
 
 
 def key_name(key: ed25519.Ed25519PublicKey) -> bytes:
-    """What a signed plan calls a public key: 8 bytes of its hash."""
+    """Returns the name of a public key in signed plans: 8 bytes of its hash."""
     raw = key.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     return hashlib.sha256(raw).digest()[:_KEY_BYTES]
 
@@ -35,8 +35,8 @@ def sign(plan: _Plan, key: ed25519.Ed25519PrivateKey) -> plan_pb2.SignedPlan:
     """Serialises, hashes and signs a plan.
 
     Args:
-      plan: A `DevicePlan` or a `ServerPlan`.
-      key: The private key of who vouches for it.
+      plan: Plan of a device or the server.
+      key: Private key of whoever vouches for the plan.
 
     Returns:
       The plan's bytes with hash and signature; equal plans give equal bytes.
@@ -56,12 +56,12 @@ def sign_task(
     devices: Sequence[plan_pb2.DevicePlan],
     key: ed25519.Ed25519PrivateKey,
 ) -> plan_pb2.SignedTask:
-    """Signs the plans of a task; the server's names the hashes of the devices'.
+    """Signs the plans of a task; the server's plan names the hashes of the devices' plans.
 
     Args:
-      server: What the server computes.
-      devices: What devices compute, a variant for each runtime version that has its own.
-      key: The private key of who vouches for them.
+      server: Plan of the server.
+      devices: Plans of devices, one for each runtime version that needs a variant of its own.
+      key: Private key of whoever vouches for the plans.
 
     Returns:
       The task.
@@ -79,9 +79,9 @@ def verified(
     """Reads a plan after its hash and signature were verified.
 
     Args:
-      signed: The plan, from whom so ever.
-      kind: `DevicePlan` or `ServerPlan`.
-      keys: The public keys that are trusted.
+      signed: Signed plan, from an untrusted source.
+      kind: Class of the plan: `DevicePlan` or `ServerPlan`.
+      keys: Public keys that are trusted.
 
     Returns:
       The plan.
@@ -112,11 +112,11 @@ def verified(
 def verified_task(
     task: plan_pb2.SignedTask, keys: Iterable[ed25519.Ed25519PublicKey]
 ) -> tuple[plan_pb2.ServerPlan, tuple[plan_pb2.DevicePlan, ...]]:
-    """Reads the plans of a task after all was verified.
+    """Reads the plans of a task after all signatures were verified.
 
     Args:
-      task: The task.
-      keys: The public keys that are trusted.
+      task: Signed plans of the task.
+      keys: Public keys that are trusted.
 
     Returns:
       The server's plan, and those of devices with the least version that can run each.
@@ -132,14 +132,15 @@ def verified_task(
 
 
 def variant_for(devices: Sequence[plan_pb2.DevicePlan], runtime_version: int) -> int | None:
-    """Which variant a device gets.
+    """Chooses the variant that a device gets.
 
     Args:
-      devices: The variants of a task.
-      runtime_version: What the device says at check-in.
+      devices: Variants of the devices' plan of a task.
+      runtime_version: Runtime version that the device sent at check-in.
 
     Returns:
-      Position of the one for the newest version that is not newer; None if there is none.
+      Index of the variant with the largest least version that is not above the device's; None if
+      no variant runs on the device.
     """
     fitting = [
         (plan.least_runtime_version, -index)
@@ -150,5 +151,5 @@ def variant_for(devices: Sequence[plan_pb2.DevicePlan], runtime_version: int) ->
 
 
 def _signed(kind: type[_Plan], digest: bytes) -> bytes:
-    """What is signed: a plan of one kind can never stand for one of the other."""
+    """Returns the bytes to sign, such that a plan of one kind can never pass for the other."""
     return f"tff_dpftrl {kind.DESCRIPTOR.full_name} 1:".encode() + digest

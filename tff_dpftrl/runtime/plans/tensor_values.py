@@ -1,4 +1,4 @@
-"""Values of tensors as bytes: what is broadcast, updates, and a server's state.
+"""Values of tensors as bytes: broadcasts, updates, and a server's state.
 
 Needs NumPy only. Floating-point numbers keep their bits.
 """
@@ -22,21 +22,22 @@ DTYPES = frozenset(_DTYPES)
 """Names of the dtypes whose values can be sent and stored."""
 
 MOST_DIMENSIONS = 32
-"""Of a tensor; NumPy and TensorFlow have no more."""
+"""Largest number of dimensions of a tensor, as in NumPy and TensorFlow."""
 
 
 class ValuesError(validation.UsageError):
-    """Values do not fit what a plan says of them."""
+    """Raised for values that do not fit their description in a plan."""
 
 
 def num_entries(sizes: Iterable[int]) -> int:
-    """Entries of a tensor, where the sizes of its dimensions are somebody else's.
+    """Counts the entries of a tensor whose dimensions come from an untrusted source.
 
     Args:
-      sizes: Any number of them, from 0.
+      sizes: Sizes of the dimensions, any number of them, from 0.
 
     Returns:
-      Their product; some number of 2⁶⁴ or more for all that is more, which is found out soon.
+      The product of the sizes. A larger product than 2⁶⁴ becomes any number from 2⁶⁴ on, so that
+      it takes no time.
     """
     product = 1
     for size in sizes:
@@ -50,7 +51,7 @@ def to_bytes(values: Sequence[np.ndarray]) -> bytes:
     """Serialises arrays.
 
     Args:
-      values: Arrays of any shapes, of `DTYPES`.
+      values: Arrays of any shape, with dtypes in `DTYPES`.
 
     Returns:
       A serialized `Values`; equal arrays give equal bytes.
@@ -70,15 +71,15 @@ def to_bytes(values: Sequence[np.ndarray]) -> bytes:
 def from_bytes(
     content: bytes, tensors: Sequence[plan_pb2.Tensor], name: str = "content"
 ) -> list[np.ndarray]:
-    """Reads arrays that must be as a plan says.
+    """Reads arrays that must fit the tensors of a plan.
 
     Args:
-      content: What `to_bytes` returned, perhaps on another machine, perhaps tampered with.
-      tensors: Dtypes and shapes.
-      name: What is read, for errors.
+      content: Bytes that `to_bytes` returned, perhaps on another machine. Untrusted.
+      tensors: Tensors with the dtypes and shapes that the arrays must have.
+      name: Name of the values, for messages.
 
     Returns:
-      Arrays, not writable: they share the memory of what was read.
+      Arrays, not writable: they share the memory of `content`.
 
     Raises:
       ValuesError: If `content` cannot be read, or holds other tensors.
@@ -92,7 +93,7 @@ def from_bytes(
     for index, (value, tensor) in enumerate(zip(read.values, tensors, strict=True)):
         if value.dtype not in DTYPES:
             raise ValuesError(f"{name}[{index}] has the unknown dtype {value.dtype[:20]!r}.")
-        if len(value.shape) != len(tensor.shape):  # Or the product of a million sizes is taken.
+        if len(value.shape) != len(tensor.shape):  # Refuse a million sizes before multiplying.
             raise ValuesError(
                 f"{name}, {tensor.label or 'its tensor'}, must be {tensor.dtype} of shape "
                 f"{list(tensor.shape)}, got {len(value.shape)} dimensions."
@@ -111,12 +112,12 @@ def from_bytes(
 
 
 def check(arrays: Sequence[np.ndarray], tensors: Sequence[plan_pb2.Tensor], name: str) -> None:
-    """Refuses arrays that are not as a plan says.
+    """Refuses arrays that do not fit the tensors of a plan.
 
     Args:
-      arrays: The arrays.
-      tensors: Dtypes and shapes.
-      name: What they are, for errors.
+      arrays: Arrays to check.
+      tensors: Tensors with the dtypes and shapes that the arrays must have.
+      name: Name of the arrays, for messages.
 
     Raises:
       ValuesError: If their number, a dtype or a shape differs.

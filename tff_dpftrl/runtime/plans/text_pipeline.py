@@ -1,7 +1,7 @@
-"""From texts on a device to the sequences that a language model trains on, inside of a plan.
+"""Pipelines from texts on a device to the sequences that a language model trains on.
 
-The words of the vocabulary are in the plan's graph, as hashes: a device stores plain texts,
-and needs no file beside its plan. Sequences are those of `data.sequences.SequenceCorpus`.
+The plan's graph holds the words of the vocabulary as hashes. So a device stores plain texts and
+needs no file beside its plan. Sequences are those of `data.sequences.SequenceCorpus`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tff_dpftrl.data import vocabulary as vocabulary_lib
 from tff_dpftrl.runtime.plans import example_pipeline
 
 _BUCKETS = 2**63 - 1
-"""Of `tf.strings.to_hash_bucket_fast`: two words of 10⁵ share one with probability 10⁻⁹."""
+"""Buckets of `tf.strings.to_hash_bucket_fast`: two of 10⁵ words collide with probability 10⁻⁹."""
 
 _ROWS = "ids"
 
@@ -31,11 +31,11 @@ def text_pipeline(
     is_tokenized: bool = False,
     **options: Any,
 ) -> example_pipeline.ExamplePipeline:
-    """Examples that hold texts.
+    """Builds a pipeline for examples that hold texts.
 
     Args:
-      words: The vocabulary.
-      sequence_length: T of the model; a longer text continues in the next sequence.
+      words: Vocabulary of the model.
+      sequence_length: Sequence length T of the model; a longer text continues in the next sequence.
       feature: Name of the bytes feature of an example that holds texts, UTF-8.
       is_tokenized: Whether texts are words already, separated by white space.
       **options: `batch_size`, `epochs`, `shuffle` and `max_rows` (sequences) of
@@ -56,16 +56,16 @@ def text_pipeline(
         return {_ROWS: _sequences(known, sequence_length, words)}
 
     def to_batch(rows: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        found = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
-        return found[:, :-1], found[:, 1:]
+        ids = tf.ensure_shape(rows[_ROWS], [None, sequence_length + 1])
+        return ids[:, :-1], ids[:, 1:]
 
     features = {feature: example_pipeline.Values(tf.string)}
     return example_pipeline.ExamplePipeline(features, to_batch, to_rows=to_rows, **options)
 
 
 def _hashed(words: vocabulary_lib.Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Hashes of the words, int64, ascending, and the id of each, int32."""
-    # A half of a character that JSON had cut, which no UTF-8 text has in it.
+    """Returns the hashes of the words, int64, ascending, and the id of each, int32."""
+    # A word can end in half of a surrogate pair that JSON cut; no UTF-8 text contains it.
     encoded = [word.encode("utf-8", "surrogatepass") for word in words.words]
     with tf.device("/CPU:0"):
         hashes = tf.strings.to_hash_bucket_fast(tf.constant(encoded), _BUCKETS).numpy()
@@ -78,16 +78,17 @@ def _hashed(words: vocabulary_lib.Vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _lookup(flat: tf.Tensor, hashes: np.ndarray, ids: np.ndarray, oov: int) -> tf.Tensor:
-    """Ids of words, int32, [n]; a table would be state, which plans have none of."""
+    """Looks up ids of words, int32, [n]; a table would be state, which plans must not have."""
     wanted = tf.strings.to_hash_bucket_fast(flat, _BUCKETS)
     place = tf.minimum(tf.searchsorted(hashes, wanted), len(hashes) - 1)
     return tf.where(tf.equal(tf.gather(hashes, place), wanted), tf.gather(ids, place), oov)
 
 
 def _sequences(ids: tf.RaggedTensor, length: int, words: vocabulary_lib.Vocabulary) -> tf.Tensor:
-    """The sequences of all texts, int32, [m, length + 1], in order.
+    """Cuts all texts into sequences, int32, [m, length + 1], in order.
 
-    A text without a word has none. One sequence ends with the id that the next begins with.
+    A text without a word has no sequence. A sequence ends with the id that the next one of the
+    same text begins with.
     """
     num_words = ids.row_lengths()
     ends = tf.ones([tf.size(num_words), 1], tf.int32)
@@ -97,5 +98,5 @@ def _sequences(ids: tf.RaggedTensor, length: int, words: vocabulary_lib.Vocabula
     behind = tf.gather(whole.row_limits(), text)[:, None]
     start = tf.gather(whole.row_starts(), text) + length * tf.ragged.range(counts).values
     place = start[:, None] + tf.range(length + 1, dtype=tf.int64)[None, :]
-    found = tf.gather(whole.values, tf.minimum(place, behind - 1))
-    return tf.where(place < behind, found, vocabulary_lib.PAD)
+    filled = tf.gather(whole.values, tf.minimum(place, behind - 1))
+    return tf.where(place < behind, filled, vocabulary_lib.PAD)

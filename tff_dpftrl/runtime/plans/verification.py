@@ -1,8 +1,8 @@
-"""What a device checks before it loads anything of a plan.
+"""Checks that a device makes before it loads anything of a plan.
 
-The signature says who vouches for the plan; these checks hold whoever that is: nothing in
-the graph, functions in its library included, reaches out of the computation, and it keeps
-to what the device is willing to give.
+The signature says who vouches for the plan. These checks hold whoever that is: nothing in the
+graph, functions in its library included, reaches out of the computation, and the plan asks for
+no more than the device is willing to give.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SEED = "seed"
 
 @dataclasses.dataclass(frozen=True)
 class Ceiling:
-    """The most that a device gives to any task.
+    """Upper limits of what a device gives to any task.
 
     Attributes:
-      plan_bytes: Size of a signed plan.
-      num_nodes: Operations of its graph, with all functions.
-      memory_bytes: What a plan may declare as its peak.
-      seconds: What it may declare as its duration.
-      upload_bytes: Size of the update.
+      plan_bytes: Size of a signed plan, in bytes.
+      num_nodes: Number of operations of a plan's graph, with all functions.
+      memory_bytes: Peak memory that a plan may declare, in bytes.
+      seconds: Duration that a plan may declare, in seconds.
+      upload_bytes: Size of an update, in bytes.
     """
 
     plan_bytes: int = 32_000_000
@@ -50,7 +50,7 @@ class Ceiling:
 
 
 DEFAULT_CEILING = Ceiling()
-_SHOWN = 10  # Names in a message.
+_SHOWN = 10  # Largest number of names in a message.
 
 
 def read_device_plan(
@@ -60,12 +60,12 @@ def read_device_plan(
     ceiling: Ceiling = DEFAULT_CEILING,
     runtime_version: int = allowed_ops.RUNTIME_VERSION,
 ) -> plan_pb2.DevicePlan:
-    """Reads a device plan, refusing what must not be run here.
+    """Reads a device plan, and refuses one that must not be run here.
 
     Args:
       content: A serialized `SignedPlan`.
-      keys: The public keys that are trusted.
-      ceiling: The most that this device gives.
+      keys: Public keys that are trusted.
+      ceiling: Upper limits of what this device gives to any task.
       runtime_version: Version of this device's runtime.
 
     Returns:
@@ -96,8 +96,8 @@ def check_device_plan(
     """Refuses a plan that must not be run on a device, whoever signed it.
 
     Args:
-      plan: The plan.
-      ceiling: The most that this device gives.
+      plan: Device plan.
+      ceiling: Upper limits of what the device gives to any task.
       runtime_version: Version of this device's runtime.
 
     Raises:
@@ -121,7 +121,7 @@ def check_device_plan(
 
 
 def operations(graph_def: tf.compat.v1.GraphDef) -> list[str]:
-    """Names of all operations of a graph and its functions, sorted."""
+    """Returns the names of all operations of a graph and its functions, sorted."""
     functions = {function.signature.name for function in graph_def.library.function}
     return sorted({node.op for node in graph_function.nodes_of(graph_def)} - functions)
 
@@ -137,7 +137,7 @@ def _check_limits(limits: plan_pb2.Limits, ceiling: Ceiling) -> None:
 
 
 def _check_secure_aggregation(plan: plan_pb2.DevicePlan) -> None:
-    """Nothing of the update is sent but in a sum that the devices' protocol can compute."""
+    """Refuses a plan that sends a part of the update outside of the devices' secure sum."""
     if plan.least_runtime_version < allowed_ops.SECURE_AGGREGATION_SINCE:
         raise signing.PlanRefusedError(
             f"The plan asks for secure aggregation, and for runtime version "
@@ -168,13 +168,13 @@ def _check_operations(
             f"The plan's graph has {num_nodes} operations; this device takes {ceiling.num_nodes}."
         )
     _check_functions(graph_def)
-    found = operations(graph_def)
-    forbidden = sorted(set(found) - allowed_ops.allowed(runtime_version))
+    actual = operations(graph_def)
+    forbidden = sorted(set(actual) - allowed_ops.allowed(runtime_version))
     if forbidden:
         raise signing.PlanRefusedError(f"The plan has forbidden operations: {_some(forbidden)}.")
-    if found != list(declared):
+    if actual != list(declared):
         raise signing.PlanRefusedError(
-            f"The plan declares other operations than it has: {_some({*found} ^ {*declared})}."
+            f"The plan declares other operations than it has: {_some({*actual} ^ {*declared})}."
         )
     for node in graph_function.nodes_of(graph_def):
         if node.device:
@@ -182,7 +182,7 @@ def _check_operations(
 
 
 def _check_functions(graph_def: tf.compat.v1.GraphDef) -> None:
-    """Functions are all there, call each other in no circle, and hide no operation."""
+    """Refuses functions that are missing, call each other in a circle, or hide an operation."""
     library = graph_def.library
     if library.gradient or library.registered_gradients:
         raise signing.PlanRefusedError("The plan's graph defines gradients, which none needs.")
@@ -191,7 +191,7 @@ def _check_functions(graph_def: tf.compat.v1.GraphDef) -> None:
         raise signing.PlanRefusedError("The plan has two functions of one name.")
     called: dict[str, set[str]] = {}
     for name, nodes in [("", graph_def.node), *((n, f.node_def) for n, f in functions.items())]:
-        # An operation of TensorFlow would hide behind the function, or the other way round.
+        # A function of the name of an operation would hide it, or be hidden by it.
         if hasattr(tf.raw_ops, name or "-"):
             raise signing.PlanRefusedError(
                 f"The plan has a function with an operation's name: {name}."
@@ -212,14 +212,14 @@ def _check_functions(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def _some(names: Iterable[str]) -> str:
-    """A few of the names, where there may be as many as a plan has room for."""
+    """Returns a few of the names, of which a plan may have very many."""
     names = sorted(names)
     shown = [name[:100] for name in names[:_SHOWN]]
     return f"{shown}" + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _check_constants(graph_def: tf.compat.v1.GraphDef, memory_bytes: int) -> None:
-    """A constant can say that one number fills any shape."""
+    """Refuses constants that fill a large shape with one number."""
     num_bytes = 0
     for node in graph_function.nodes_of(graph_def):
         if node.op == "Const":
@@ -238,9 +238,9 @@ def _check_tensors(plan: plan_pb2.DevicePlan, graph_def: tf.compat.v1.GraphDef) 
     wanted = [(EXAMPLES, "string", [-1])]
     if plan.seed_policy == plan_pb2.DEVICE_DRAWS:
         wanted.append((SEED, "int64", [2]))
-    found = [(t.label, t.dtype, list(t.shape)) for t in inputs[: len(wanted)]]
-    if found != wanted:
-        raise signing.PlanRefusedError(f"The plan's first inputs must be {wanted}, got {found}.")
+    first = [(t.label, t.dtype, list(t.shape)) for t in inputs[: len(wanted)]]
+    if first != wanted:
+        raise signing.PlanRefusedError(f"The plan's first inputs must be {wanted}, got {first}.")
     for tensor in [*inputs[len(wanted) :], *outputs]:
         if tensor.dtype not in tensor_values.DTYPES:
             raise signing.PlanRefusedError(f"The plan has a tensor of dtype {tensor.dtype!r}.")
