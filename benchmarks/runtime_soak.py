@@ -306,7 +306,7 @@ def _write_sample(folder: pathlib.Path) -> None:
     task = planned_task.load(folder / "task")
     commit = task.add_to(memory_store.MemoryStore())
     plan = task.served.plan_for(allowed_ops.RUNTIME_VERSION)
-    work = device_work.load(plan, [task_folder.own_key(folder / "task")])
+    work = device_work.load(plan, [task_folder.bundled_key(folder / "task")])
     broadcast = tensor_values.from_bytes(commit.model, work.broadcast)
     update = work.run([text_examples.encode_text(" ".join(_WORDS))], broadcast)
     (folder / "update").write_bytes(tensor_values.to_bytes(update))

@@ -239,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime.tasks import planned_task, task_folder
 
     tasks = [planned_task.load(path, keys or None) for path in args.task]
-    keys = keys or [task_folder.own_key(path) for path in args.task]
+    keys = keys or [task_folder.bundled_key(path) for path in args.task]
     for task in tasks:
         if task.population != args.population:
             raise validation.UsageError(

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from typing_extensions import override
+
 from tff_dpftrl import validation
 from tff_dpftrl.runtime import addresses
 from tff_dpftrl.runtime.actors import events
@@ -29,17 +31,17 @@ _HOUR = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a population is served.
+    """Settings of a population's server.
 
     Attributes:
       address: Host and port for devices; port 0 takes a free one.
-      status_address: The same for the status page; None for no page.
+      status_address: Host and port for the status page; None for no page.
       status_access: Who may read the status page.
-      names: Names and addresses that devices connect to, for a certificate that is made.
-      population_size: Devices that are available at a time, about: how often each is told
-        to come follows from it.
-      round_seconds: How long a round takes, from one selection to the next, about.
-      limits: How much devices may use.
+      names: Host names and addresses that devices connect to, for a certificate made here.
+      population_size: Approximate number of devices that are available at a time. The waiting
+        times that devices get follow from it.
+      round_seconds: Approximate seconds from one selection to the next.
+      limits: Limits on what devices may use.
       most_over_selection: Largest number of devices chosen for each report of a round's goal,
         where many have not reported.
     """
@@ -55,27 +57,27 @@ class Settings:
 
 
 class Engine(Protocol):
-    """What runs the actors: `server.Server`, or hosts on many machines."""
+    """Engine that runs the actors: `server.Server`, or hosts on many machines."""
 
     @property
     def address(self) -> str:
         """Host and port for devices, or several with commas; empty before `start`."""
 
     async def start(self) -> None:
-        """Serves devices from now on."""
+        """Begins to serve devices."""
 
     async def stop(self) -> None:
-        """Ends what `start` began."""
+        """Stops serving devices."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A population as actors and devices' service are given it.
+    """A population in the form that actors and the devices' service take.
 
     Attributes:
-      population: The population.
-      tasks: Its tasks, by name.
-      pace: When devices are to check in again.
+      population: Population with the tasks' settings of rounds.
+      tasks: Tasks of the population, by name.
+      pace: Pace steering, which says when devices are to check in again.
     """
 
     population: population_lib.Population
@@ -87,8 +89,11 @@ def put_together(tasks: Sequence[planned_task.PlannedTask], settings: Settings) 
     """Makes a population of tasks.
 
     Args:
-      tasks: The tasks.
-      settings: How they are served.
+      tasks: Tasks of one population.
+      settings: Settings of the server.
+
+    Returns:
+      The population, its tasks and its pace.
 
     Raises:
       ValueError: If they cannot be served together, or a setting is out of range.
@@ -131,15 +136,15 @@ class Serving:
         """Puts the parts together; nothing runs yet, and nothing is written.
 
         Args:
-          tasks: The tasks, all of one population; those that are new are added to the store.
-          store: Where leases and commits are; left open.
-          folder: Where the certificate is, if none is given, and what lasts over a restart.
-          settings: How to serve.
+          tasks: Tasks of one population; new ones are added to the store.
+          store: Store of leases and commits; left open.
+          folder: Folder of the certificate, if none is given, and of what lasts over a restart.
+          settings: Settings of the server.
           certificate: File of the server's certificate; made in `folder` if None.
-          private_key: File of its key; given if and only if the certificate is.
-          attestation: Verifies tokens of devices; None to take any that connects.
+          private_key: File of the certificate's key; given if and only if the certificate is.
+          attestation: Verifier of the devices' tokens; None to accept every device.
           progress: Callback for progress lines.
-          clock: Seconds since 1970.
+          clock: Function that returns the seconds since 1970.
 
         Raises:
           ValueError: If the tasks cannot be served together, or a setting is out of range.
@@ -150,11 +155,11 @@ class Serving:
         self._attestation, self._progress, self._clock = attestation, progress, clock
         self._served = put_together(tasks, settings)
         self.population = self._served.population
-        """What is served."""
+        """Population that is served."""
         self.seen = Narrator(
             self.population, clock=clock, progress=progress, released=self._released
         )
-        """What is observed."""
+        """Observations of devices and rounds."""
         self.done = asyncio.Event()
         """Set when no task may have another round."""
         self._server: Engine | None = None
@@ -191,14 +196,14 @@ class Serving:
             if self._settings.status_address is not None:
                 await self._start_page(self._settings.status_address)
             await self._server.start()
-            self._say_where()
+            self._write_endpoint()
         except BaseException:
             await self.stop()
             raise
         self._released("")
 
     def _make_engine(self) -> Engine:
-        """What runs the actors."""
+        """Makes the engine that runs the actors."""
         return server_lib.Server(
             self.population,
             self._served.tasks,
@@ -214,18 +219,18 @@ class Serving:
             progress=self._progress,
         )
 
-    def _say_where(self) -> None:
-        """Tells devices on this machine where the server is."""
+    def _write_endpoint(self) -> None:
+        """Writes the server's address to a file, for devices on this machine."""
         self._folder.write_endpoint(self.address, self.page_address)
 
     async def stop(self) -> None:
-        """Ends all of it; what is committed stays, a round that is not is abandoned."""
+        """Stops engine and page. Commits stay; a round that is not committed is abandoned."""
         for look in list(self._looks):
             look.cancel()
         if self._server is not None:
-            has_served = bool(self._server.address)  # Or the files may be those of another server.
+            has_served = bool(self._server.address)  # Otherwise the files may be another server's.
             if has_served:
-                self._write(self._unsay_where)
+                self._write(self._remove_endpoint)
             await self._server.stop()
             if has_served:
                 await asyncio.to_thread(
@@ -237,13 +242,13 @@ class Serving:
             self._page = None
 
     def _write(self, write: Callable[[], None]) -> None:
-        """Writes a file without which all the rest can be ended."""
+        """Writes a file; a failure is reported and stops nothing."""
         try:
             write()
         except OSError as error:
             self._progress(f"Cannot write to {self._folder.path}: {error}")
 
-    def _unsay_where(self) -> None:
+    def _remove_endpoint(self) -> None:
         self._folder.remove_endpoint()
 
     async def _start_page(self, address: str) -> None:
@@ -263,7 +268,7 @@ class Serving:
             )
 
     def _privacy(self, name: str) -> dict[str, Any]:
-        """For the page: what a task has spent, from its last commit."""
+        """Returns what a task has spent by its last commit, for the status page."""
         task = self._tasks[name]
         commit = self._store.last_commit(self.population.name, name)
         so_far = task.privacy(commit)
@@ -278,7 +283,7 @@ class Serving:
         }
 
     def _released(self, name: str) -> None:
-        """Looks, beside the event loop, at what follows from a commit."""
+        """Starts a check of which tasks may go on after a commit, beside the event loop."""
         look = asyncio.get_running_loop().create_task(self._look(name))
         self._looks.add(look)
         look.add_done_callback(self._looks.discard)
@@ -297,7 +302,7 @@ class Serving:
             self.done.set()
 
     def _refusals(self) -> dict[str, str | None]:
-        """Why each task may have no further round; keeps how many were committed."""
+        """Returns why each task may have no further round, and records the number of commits."""
         commits = {
             name: self._store.last_commit(self.population.name, name) for name in self._tasks
         }
@@ -311,7 +316,7 @@ class Serving:
 
 
 def _resting(task: planned_task.PlannedTask, settings: Settings) -> Any:
-    """A task whose devices come back after they have rested, as far as rounds tell time."""
+    """Sets the seconds after which a task's devices have rested, estimated from its rounds."""
     kept = task.folder.server.participation
     rest = max((kept.min_sep_rounds - 1) * settings.round_seconds, kept.min_sep_hours * _HOUR)
     inner = dataclasses.replace(
@@ -338,10 +343,10 @@ def _where_it_stands(task: planned_task.PlannedTask, commit: interface.Commit) -
 
 
 class Narrator(observations.Observations):
-    """Observations that also say what happens, a line an event.
+    """Observations that also write a progress line for each event of interest.
 
     Attributes:
-      is_quiet: Whether nothing is said now, as while what is long past is told.
+      is_quiet: Whether no lines are written now, such as while old events are replayed.
     """
 
     def __init__(
@@ -357,15 +362,15 @@ class Narrator(observations.Observations):
         self._last = ""
         self.is_quiet = False
 
+    @override
     def on_event(self, now: float, event: Any) -> None:
-        """See the base class; what was said is not said again, such as an old round's commit."""
         before = self._commits()
         super().on_event(now, event)
         if self.is_quiet:
             return
-        line = _told(event, {task.name: task.num_rounds for task in self.served.tasks})
+        line = _line(event, {task.name: task.num_rounds for task in self.served.tasks})
         is_commit = isinstance(event, (events.RoundReleased, events.RoundSkipped))
-        if is_commit and self._commits() == before:
+        if is_commit and self._commits() == before:  # An old commit, which was reported.
             line = ""
         if line and line != self._last:
             self._last = line
@@ -383,8 +388,8 @@ _CONTRADICTIONS = {
 }
 
 
-def _told(event: Any, totals: dict[str, int | None]) -> str:
-    """An event in words; nothing for what is no news."""
+def _line(event: Any, totals: dict[str, int | None]) -> str:
+    """Describes an event in a line; returns "" for an event of no interest."""
     match event:
         case events.RoundReleased():
             figures = [f"{event.metrics.get('devices/reports', '?')} reports"]
@@ -417,13 +422,20 @@ def _told(event: Any, totals: dict[str, int | None]) -> str:
 
 
 def _shown(metrics: Any) -> list[tuple[str, str]]:
-    """Labels of metrics to show, and what to call them."""
-    found = [(label, "loss") for label in metrics if label.endswith("/loss")][:1]
-    return found + ([("privacy/epsilon", "ε so far")] if "privacy/epsilon" in metrics else [])
+    """Returns the labels of metrics to show, and their names in a line."""
+    losses = [(label, "loss") for label in metrics if label.endswith("/loss")][:1]
+    return losses + ([("privacy/epsilon", "ε so far")] if "privacy/epsilon" in metrics else [])
 
 
 def folder_for(store: str, given: str | None) -> server_folder_lib.ServerFolder:
-    """The server's folder: beside the files of a store in a folder, unless one is named.
+    """Returns the server's folder: beside the files of a store in a folder, unless one is named.
+
+    Args:
+      store: Folder or URL of the store.
+      given: Folder that the user named; None for the default.
+
+    Returns:
+      The folder.
 
     Raises:
       ValueError: If none is named, and the store is in a database elsewhere.

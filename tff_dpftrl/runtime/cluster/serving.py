@@ -186,17 +186,17 @@ class ClusterServing(serving_lib.Serving):
             self._cluster,
             self._reader,
             self.seen,
-            moved=self._say_where,
+            moved=self._write_endpoint,
             progress=self._progress,
             leave=self._leave,
         )
 
     @override
-    def _unsay_where(self) -> None:
+    def _remove_endpoint(self) -> None:
         if self._leave:
             self._folder.write_endpoint(self.address, "")
         else:
-            super()._unsay_where()
+            super()._remove_endpoint()
 
 
 class _Hosts:

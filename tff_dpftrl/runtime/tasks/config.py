@@ -1,4 +1,4 @@
-"""The one frozen description of a task: what `train` is told, and how rounds go with devices."""
+"""The frozen options of a task: those of `train`, and those of rounds with devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECURE = "secure aggregation of the devices' reports"
 _TESTS = "tests of the task"
 
 _SHARE_THAT_MAY_REST = 0.7
-"""Of the devices, where `min_sep` is not given: enough are left to fill a round."""
+"""Share of the devices that may rest if `min_sep` is not given; the others can fill a round."""
 
 _ONLY_SECURE = ("secure_threshold", "secure_neighbours", "secure_corrupt_fraction", "least_group")
 
@@ -33,14 +33,14 @@ MEANINGLESS = {
 
 
 def check_name(name: str, value: str) -> None:
-    """Refuses a name that could not be that of a file, or is not plain.
+    """Refuses a name that cannot be the name of a file, or has special characters.
 
     Args:
       name: Name of the option.
-      value: Its value.
+      value: Value of the option.
 
     Raises:
-      ValueError: If it is empty, long, or has other signs than letters, digits and -_.=
+      ValueError: If it is empty, long, or has other characters than letters, digits and -_.=
     """
     plain = value.replace("-", "").replace("_", "").replace(".", "").replace("=", "")
     if not (plain.isascii() and plain.isalnum()) or value[0] == "." or len(value) > 100:
@@ -51,7 +51,7 @@ def check_name(name: str, value: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig(config_lib.TrainingConfig):
-    """Everything that decides what a task does; `clients_per_round` is the goal of a round."""
+    """The options of a task; `clients_per_round` is the goal of a round's reports."""
 
     population: str = _option("", "Name of the devices that take part; must be given.", _GROUP)
     task: str = _option("", "Name of the task; that of its folder if not given.", _GROUP)
@@ -253,7 +253,7 @@ class TaskConfig(config_lib.TrainingConfig):
 
     @property
     def rounds(self) -> population_lib.RoundSettings:
-        """Sizes and time-outs of its rounds."""
+        """Sizes and time-outs of the rounds."""
         return population_lib.RoundSettings(
             goal_count=self.clients_per_round,
             over_selection=self.over_selection,
@@ -265,13 +265,13 @@ class TaskConfig(config_lib.TrainingConfig):
         )
 
     def resolved(self, name: str) -> TaskConfig:
-        """The same with all that follows from other options, as it is kept.
+        """Fills in all options that follow from others, as the task's folder keeps them.
 
         Args:
-          name: Name of the task if none is given.
+          name: Name of the task if the options give none.
 
         Returns:
-          The config, which no later default changes.
+          The complete options, which no later default changes.
         """
         config = self.with_absolute_paths().with_model_sizes()
         changes: dict[str, Any] = {"task": self.task or name}
@@ -284,15 +284,15 @@ class TaskConfig(config_lib.TrainingConfig):
 
 
 def grid(config: TaskConfig, name: str, values: Sequence[Any]) -> list[tuple[str, TaskConfig]]:
-    """A group of tasks that differ in one option.
+    """Makes the options of a group of tasks that differ in one option.
 
     Args:
-      config: The options that they share.
-      name: The option.
-      values: Its values.
+      config: Options that the tasks share.
+      name: Name of the option that differs.
+      values: Values of that option, one for each task.
 
     Returns:
-      What to add to the name of each, like "-client_learning_rate=0.3", and its options.
+      Pairs of a suffix for the task's name, like "-client_learning_rate=0.3", and its options.
 
     Raises:
       ValueError: If there is no such option, or a value cannot be used.

@@ -1,4 +1,4 @@
-"""A task from its folder to what a server serves: sums of reports, the server's step, commits.
+"""A task as a server serves it: sums of reports, the server's step, and commits.
 
 task = planned_task.load("tasks/nwp")
 task.add_to(store)
@@ -33,12 +33,12 @@ from tff_dpftrl.runtime.tasks import privacy as privacy_lib
 from tff_dpftrl.runtime.tasks import summations, task_folder, task_state
 from tff_dpftrl.secure_sums import vectors
 
-_OVERHEAD_BYTES = 4096  # Names and shapes of a report's tensors, its attempt's name.
-_OF_ALL_ROUNDS = "total_rounds_metrics/"  # Of an evaluation, whose model changes every time.
+_OVERHEAD_BYTES = 4096  # Room for a report's tensor names, shapes, and its attempt's name.
+_OF_ALL_ROUNDS = "total_rounds_metrics/"  # Sums over models that differ: not shown.
 
 
 class _PlanStep(population_lib.ServerStep):
-    """What the steps of both kinds of tasks share: committed states, and what is observed."""
+    """The part that steps of both kinds of tasks share: committed states and participation."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class _PlanStep(population_lib.ServerStep):
         self._buckets = secure_report.buckets_of(work.plan.participation)
 
     def first(self) -> tuple[bytes, bytes]:
-        """Model and state before the first round; the noise's seed is drawn anew every time."""
+        """Makes model and state before the first round, with a new seed of the noise each time."""
         state = self._work.initialize()
         return self._model(state), self._packed(state, participation_histograms.ObservedRounds())
 
@@ -75,7 +75,7 @@ class _PlanStep(population_lib.ServerStep):
 
     @override
     def skip(self, model: bytes, state: bytes) -> population_lib.StepResult:
-        del model  # It follows from the state; the clip norm in it may change.
+        del model  # The new one follows from the state, since its clip norm may change.
         before = task_state.TaskState.from_bytes(state, self._terms)
         observed = before.observed.with_skipped_round()
         after = self._work.skip(self._work.state_from_bytes(before.tensors))
@@ -86,7 +86,7 @@ class _PlanStep(population_lib.ServerStep):
         )
 
     def _check_room(self, num_reports: int) -> None:
-        """No sum is decoded of more devices than its modulus has room for."""
+        """Refuses a sum of more devices than its modulus has room for."""
         plan = self._work.plan
         most = plan.secure_aggregation.most_devices
         if secure_report.is_asked_for(plan) and num_reports > most:
@@ -120,11 +120,11 @@ class _PlanStep(population_lib.ServerStep):
 
     @abc.abstractmethod
     def _model(self, state: server_work.State) -> bytes:
-        """What devices are sent."""
+        """Serialises the model that devices get."""
 
     @abc.abstractmethod
     def _kept(self, before: server_work.State, after: server_work.State) -> server_work.State:
-        """The state that the next round goes on from."""
+        """Returns the state from which the next round begins."""
 
     @abc.abstractmethod
     def _shown(
@@ -132,11 +132,11 @@ class _PlanStep(population_lib.ServerStep):
         metrics: dict[str, np.ndarray],
         observed: participation_histograms.ObservedRounds,
     ) -> dict[str, Any]:
-        """The metrics of the round, as JSON has them."""
+        """Returns the metrics of the round as JSON-compatible values."""
 
 
 class TrainingStep(_PlanStep):
-    """Noise and the optimizer's step; the model is what the next devices get."""
+    """Step of a training task: noise and the optimizer's step, which give the next model."""
 
     def _model(self, state):
         return tensor_values.to_bytes(self._work.broadcast(state))
@@ -150,14 +150,14 @@ class TrainingStep(_PlanStep):
 
 
 class EvaluationStep(_PlanStep):
-    """Metrics of another task's model, without noise; there is no model of its own."""
+    """Step of an evaluation task: metrics of another task's model, without noise."""
 
     def _model(self, state):
         del state
         return b""
 
     def _kept(self, before, after):
-        del after  # It differs in metrics of all rounds, which are of different models.
+        del after  # It differs only in metrics summed over rounds, whose models differ.
         return before
 
     def _shown(self, metrics, observed):
@@ -174,13 +174,13 @@ class PlannedTask:
         """Traces the graphs of the server, which takes a second or so.
 
         Args:
-          folder: The task.
+          folder: Folder of the task, verified.
 
         Raises:
           ValueError: If its plans, of an older version, do not bound what devices report.
         """
         self.folder = folder
-        """The task as it was read."""
+        """Folder of the task."""
         terms, config = folder.terms, folder.config
         self._privacy = privacy_lib.TaskPrivacy(terms)
         work = server_work.ServerWork(folder.server)
@@ -207,7 +207,7 @@ class PlannedTask:
             largest_report_bytes=_largest_report(folder.server),
             digest=self._digest,
         )
-        """For the server."""
+        """The task in the form that the server takes."""
 
     @property
     def name(self) -> str:
@@ -216,14 +216,14 @@ class PlannedTask:
 
     @property
     def population(self) -> str:
-        """Name of the devices."""
+        """Name of the population of devices."""
         return self.folder.terms.population
 
     def add_to(self, store: interface.Store) -> interface.Commit:
         """Adds the task to a store, or finds it there.
 
         Args:
-          store: The store.
+          store: Store of the population's commits.
 
         Returns:
           The last commit of the task.
@@ -236,14 +236,20 @@ class PlannedTask:
             model, state = self._step.first()
             try:
                 return store.add_task(self.population, self.name, model=model, state=state)
-            except interface.TaskExists:  # Another server was quicker.
+            except interface.TaskExists:  # Another server has added it meanwhile.
                 pass
         commit = store.last_commit(self.population, self.name)
         self.observed(commit)
         return commit
 
     def observed(self, commit: interface.Commit) -> participation_histograms.ObservedRounds:
-        """What the committed rounds have shown of participation; quick.
+        """Reads the observed participation of a commit, quickly.
+
+        Args:
+          commit: Commit of this task.
+
+        Returns:
+          The participation in all rounds up to the commit.
 
         Raises:
           task_state.StateError: If the commit is of another task.
@@ -251,17 +257,17 @@ class PlannedTask:
         return task_state.observed(commit.state, self._digest)
 
     def privacy(self, commit: interface.Commit) -> privacy_lib.PrivacySoFar:
-        """What the committed rounds have spent; quick when asked again."""
+        """Returns what the rounds up to a commit have spent; the result is cached."""
         return self._privacy.so_far(self.observed(commit))
 
     def contradictions(self, commit: interface.Commit) -> tuple[str, ...]:
-        """What devices reported against the declared participation, in sentences."""
+        """Describes reports that contradict the declared participation, in sentences."""
         return self._privacy.contradictions(self.observed(commit))
 
     def refusal(self, commit: interface.Commit) -> str | None:
-        """Why no further round may begin, for the operator; None if one may.
+        """Returns why no further round may begin after a commit; None if one may.
 
-        For a task that evaluates there is no budget: only its rounds are counted.
+        An evaluation task has no budget: only its rounds are counted.
         """
         return self._privacy.refusal(self.observed(commit))
 
@@ -273,7 +279,19 @@ class PlannedTask:
 def load(
     path: str | os.PathLike[str], keys: Sequence[ed25519.Ed25519PublicKey] | None = None
 ) -> PlannedTask:
-    """Reads and verifies a task; see `task_folder.read`."""
+    """Reads and verifies a task.
+
+    Args:
+      path: Folder of the task.
+      keys: Public keys that are trusted. None for the key in the folder, which shows damage, but
+        not who made the task.
+
+    Returns:
+      The task, ready to be served.
+
+    Raises:
+      ValueError: If there is no task, or it was changed or signed by nobody who is trusted.
+    """
     return PlannedTask(task_folder.read(path, keys))
 
 
@@ -284,7 +302,7 @@ def _summation(work: server_work.ServerWork, most_reports: int) -> population_li
 
 
 def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSettings | None:
-    """How the task's devices sum their reports, by their plans and the options."""
+    """Returns how the task's devices sum their reports, by their plans and the options."""
     if not secure_report.is_asked_for(folder.server):
         return None
     config = folder.config
@@ -298,7 +316,7 @@ def _secure_sum(folder: task_folder.TaskFolder) -> population_lib.SecureSumSetti
 
 
 def _largest_report(server: plan_pb2.ServerPlan) -> int:
-    """Size of the largest report that a device may send, or of the vector in its place."""
+    """Computes the size of the largest report, or of a secure vector, that a device may send."""
     if secure_report.is_asked_for(server):
         return vectors.packed_bytes(secure_report.parameters_of(server).layout)
     update = [
@@ -309,5 +327,5 @@ def _largest_report(server: plan_pb2.ServerPlan) -> int:
 
 
 def _plain(metrics: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Metrics as JSON has them."""
+    """Converts metrics to JSON-compatible values."""
     return {label: value.tolist() for label, value in metrics.items()}

@@ -1,11 +1,11 @@
-"""What a task has spent, whether it may go on, and its privacy statement.
+"""Privacy accounting of a task: what it has spent, whether it may go on, and its statement.
 
-All from its signed terms and the number of its commits. ε, the budget and the metrics are those
-of the declared participation, which each device enforces by its own timer: the sensitivity to one
-device depends on the rounds of that device alone, so what other devices do or report does not
-weaken the guarantee of a device that keeps to the signed plan. What devices report of their
-participation stands beside ε: reports that contradict the declaration are counted, and the
-statement says what ε would be if they were true. Needs no TensorFlow.
+All follows from its signed terms and the number of its commits. ε, the budget and the metrics are
+those of the declared participation, which each device enforces by its own timer. The sensitivity to
+one device depends on the rounds of that device alone. So what other devices do or report does not
+weaken the guarantee of a device that keeps to the signed plan. The participation that devices
+report stands beside ε: reports that contradict the declaration are counted, and the statement says
+what ε would be if they were true. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,24 +39,26 @@ _NOT_COVERED = (
     "the participation histograms) and of evaluation tasks: exact figures of the devices, without "
     "noise. Do not publish them.",
 )
-_ROUNDING = 1 + 1e-9  # Of a noise multiplier that was found for the budget.
+_ROUNDING = 1 + 1e-9  # Tolerance for a noise multiplier that was calibrated to the budget.
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivacySoFar:
-    """What a task has spent, for those who watch it.
+    """What a task has spent so far.
 
     Attributes:
       num_rounds: Number of committed rounds.
-      epsilon: ε of what was released; None if there is no guarantee.
-      delta: Its δ.
-      rho_zcdp: The same as ρ; None if there is no guarantee.
-      min_sep: Smallest stride that devices told of; None if none took part twice.
-      max_participations: Largest number of rounds that a device told of.
+      epsilon: ε of the released rounds; None if there is no guarantee.
+      delta: δ of the guarantee.
+      rho_zcdp: ρ of zero-concentrated DP for the released rounds; None if there is no guarantee.
+      min_sep: Smallest stride that devices reported; None if none took part twice.
+      max_participations: Largest number of rounds that a device reported.
       contradicting_reports: Number of reports that contradict the declared participation.
       unknown_rounds: Number of rounds whose histograms no devices could have made.
-      declared_epsilon: ε after all rounds, with the declared participation.
-      budget_epsilon: The ε above which no round begins.
+      declared_epsilon: ε after all rounds, with the declared participation; None if there is no
+        guarantee.
+      budget_epsilon: Budget: no round begins that would bring ε above it; None if there is no
+        guarantee.
     """
 
     num_rounds: int
@@ -71,7 +73,7 @@ class PrivacySoFar:
     budget_epsilon: float | None
 
     def metrics(self) -> dict[str, float | int | None]:
-        """The same as columns of a round's metrics."""
+        """Returns ε and the reported participation as columns of a round's metrics."""
         return {
             "privacy/epsilon": self.epsilon,
             "privacy/delta": self.delta,
@@ -87,36 +89,36 @@ class TaskPrivacy:
     """The accounting of one task."""
 
     def __init__(self, terms: terms_lib.Terms):
-        """Takes the terms, which were verified."""
+        """Takes the verified terms of the task."""
         self._terms = terms
         self._claim = functools.lru_cache(maxsize=64)(self._claim)
 
     @property
     def has_guarantee(self) -> bool:
-        """Whether anything is promised."""
+        """Whether the task adds noise, and so has a guarantee."""
         return self._terms.noise_multiplier > 0.0 and self._terms.strategy is not None
 
     @functools.cached_property
     def declared_epsilon(self) -> float | None:
-        """ε after all declared rounds with the declared participation; None without guarantee."""
+        """ε after all rounds, with the declared participation; None without a guarantee."""
         return self._claim(self._terms.schema).epsilon if self.has_guarantee else None
 
     @property
     def budget_epsilon(self) -> float | None:
-        """The ε above which no round begins; None if there is no guarantee."""
+        """ε that no round may bring the total above; None if there is no guarantee."""
         if not self.has_guarantee or self._terms.max_epsilon is None:
             return self.declared_epsilon
         return self._terms.max_epsilon
 
     def so_far(self, seen: participation_histograms.ObservedRounds) -> PrivacySoFar:
-        """What the committed rounds have spent; quick when asked again.
+        """Computes what the committed rounds have spent; the result is cached.
 
         Args:
-          seen: What was observed in them.
+          seen: Observed participation in the committed rounds.
 
         Returns:
-          The cost of the declared participation in the rounds that there were, and what was
-          observed.
+          The privacy cost of the declared participation in the committed rounds, and the observed
+          participation.
         """
         epsilon, rho = (0.0, 0.0) if self.has_guarantee else (None, None)
         if seen.num_rounds and self.has_guarantee:
@@ -136,19 +138,19 @@ class TaskPrivacy:
         )
 
     def refusal(self, seen: participation_histograms.ObservedRounds) -> str | None:
-        """Why no further round may begin; None if one may.
+        """Returns why no further round may begin.
 
         Args:
-          seen: What was observed in the committed rounds.
+          seen: Observed participation in the committed rounds.
 
         Returns:
-          A sentence for the operator.
+          A sentence for the operator; None if another round may begin.
         """
         declared = self._terms.schema
         if seen.num_rounds >= declared.num_rounds:
             return f"all {declared.num_rounds} declared rounds are done"
         if not self.has_guarantee or self._terms.max_epsilon is None:
-            return None  # The declared rounds are what the budget is of.
+            return None  # The budget is the ε of the declared rounds.
         epsilon = self._claim(self._declared(seen.num_rounds + 1)).epsilon
         if epsilon <= self.budget_epsilon * _ROUNDING:
             return None
@@ -163,16 +165,16 @@ class TaskPrivacy:
         *,
         others: Mapping[str, float | None] | None = None,
     ) -> statement_lib.PrivacyStatement:
-        """The statement of what was committed.
+        """Makes the privacy statement of the committed rounds.
 
         Args:
-          seen: What was observed in the committed rounds.
+          seen: Observed participation in the committed rounds.
           others: ρ that the other training tasks of the population have spent so far, by name;
-            None for one without guarantee.
+            None for a task without guarantee.
 
         Returns:
-          The statement. Unless the task is over, it charges all rounds that it may still have:
-          whoever ends a task early has seen how it went.
+          The statement. Unless the task is over, it charges all rounds that the task may still
+          have, since whoever ends a task early has seen its results.
 
         Raises:
           ValueError: If no round was committed, or the task evaluates only.
@@ -191,7 +193,7 @@ class TaskPrivacy:
         claim = self._claim(self._declared(charged))
         if terms.strategy is None:
             claim = dataclasses.replace(claim, mechanism="none", clip_norm=None)
-        found = statement_lib.dp_ftrl_statement(
+        statement = statement_lib.dp_ftrl_statement(
             claim,
             facts_lib.Facts(
                 parameters={
@@ -224,16 +226,16 @@ class TaskPrivacy:
         )
         besides = (HONEST_DEVICES, *summation_sentences.assumptions(terms.secure_aggregation))
         return dataclasses.replace(
-            found,
+            statement,
             observed=seen.participation(),  # Beside the claim, which does not rest on it.
-            assumptions=(*found.assumptions, *besides),
+            assumptions=(*statement.assumptions, *besides),
         )
 
     def contradictions(self, seen: participation_histograms.ObservedRounds) -> tuple[str, ...]:
-        """Says which reports contradict the declared participation, and what they would mean.
+        """Describes reports that contradict the declared participation, and what they would mean.
 
         Args:
-          seen: What was observed in the committed rounds.
+          seen: Observed participation in the committed rounds.
 
         Returns:
           Sentences with the ε of the committed rounds; empty if there is no such report or no
@@ -246,11 +248,11 @@ class TaskPrivacy:
     ) -> tuple[str, ...]:
         if not self.has_guarantee or not num_rounds:
             return ()
-        declared, found = self._terms.schema, []
+        declared, texts = self._terms.schema, []
         stride = min(declared.min_sep, seen.min_sep or declared.min_sep)
         most = max(declared.max_participations, seen.max_participations)
         if (stride, most) != (declared.min_sep, declared.max_participations):
-            reports = "Reports of a number that is not known"  # From before they were counted.
+            reports = "Reports of a number that is not known"  # Earlier versions did not count.
             if seen.contradicting_reports:
                 reports = (
                     f"{strategy_lib.counted(seen.contradicting_reports, 'report')} in "
@@ -258,7 +260,7 @@ class TaskPrivacy:
                 )
             breaches = "; ".join(map(str, seen.participation().breaches(declared)))
             epsilon = self._claim(schema_lib.MinSep(num_rounds, stride, most)).epsilon
-            found.append(
+            texts.append(
                 f"Devices contradict the declared participation ({breaches}): {reports}. Software "
                 "that keeps to the plan sends none, so ε is of the declared participation. If "
                 f"these reports were true, ε would be {display.round_up(epsilon)} for the devices "
@@ -268,28 +270,28 @@ class TaskPrivacy:
             most += seen.unknown_rounds
             epsilon = self._claim(schema_lib.MinSep(num_rounds, 1, most)).epsilon
             rounds = strategy_lib.counted(seen.unknown_rounds, "round")
-            found.append(
+            texts.append(
                 f"The participation histograms of {rounds} add up to what no devices can report: "
                 "they show nothing of who took part. ε is of the declared participation. At worst, "
                 "for a device that took part in all of these rounds, ε would be "
                 f"{display.round_up(epsilon)}."
             )
-        return tuple(found)
+        return tuple(texts)
 
     def _secure_parameters(self) -> dict[str, str | int | float]:
         secure = self._terms.secure_aggregation
         if secure is None:
             return {}
-        found = {
+        parameters = {
             "secure_aggregation": secure.threat_model,
             "secure_least_group": secure.least_group,
             "secure_threshold": secure.threshold,
             "secure_neighbours": secure.neighbours,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in parameters.items() if value is not None}
 
     def _charged_rounds(self, seen: participation_histograms.ObservedRounds) -> int:
-        """Rounds that were run, if it is over; otherwise the most that it may have."""
+        """Returns the rounds that were run if the task is over, or else the most it may have."""
         done, most = seen.num_rounds, self._terms.schema.num_rounds
         if self.refusal(seen) is not None:
             return done
@@ -305,7 +307,7 @@ class TaskPrivacy:
         return done
 
     def _declared(self, num_rounds: int) -> schema_lib.MinSep:
-        """The declared participation in so many rounds."""
+        """Returns the declared participation in a number of rounds."""
         return dataclasses.replace(self._terms.schema, num_rounds=num_rounds)
 
     def _claim(self, schema: schema_lib.MinSep) -> guarantee.Guarantee:

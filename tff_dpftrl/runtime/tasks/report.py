@@ -1,4 +1,4 @@
-"""What became of a task, at any time, from what it has committed.
+"""The report of a task, at any time, from what it has committed.
 
 The server may run meanwhile: the store is only read. TFF is not needed.
 """
@@ -30,7 +30,7 @@ from tff_dpftrl.training import report as training_report
 METRICS = "metrics.csv"
 
 _RHO = "privacy/rho_zcdp"
-# What curves call the columns of training and of evaluation tasks.
+# Names of the curves, and their columns in training and in evaluation tasks.
 _CURVES = {
     "loss": "client_work/train/loss",
     "top1": "client_work/train/top1_in_vocab",
@@ -41,15 +41,15 @@ _EVALUATION_CURVES = {
     "top1": "client_work/eval/current_round_metrics/top1_in_vocab",
 }
 _SIGNS = """\
-`-` checked in, `v` got the plan, `[` began to train, `]` ended it, `+` began to upload, `^` was
-heard; `#` refused by the server, `!` interrupted by the device, `*` error, `?` not believed to be
-genuine. All of it as devices told in the last two to four weeks, which nobody has verified; but of
-each kind, with and without a plan, no more sessions count than the server had.
+`-` checked in, `v` got the plan, `[` began to train, `]` ended it, `+` began to upload, `^` upload
+received; `#` refused by the server, `!` interrupted by the device, `*` error, `?` not proven to be
+genuine. Devices reported all of it in the last two to four weeks, and nobody has verified it. But
+of each kind, with and without a plan, no more sessions count than the server had.
 """
 _NOTE = """\
 # metrics.csv
 
-One row a committed round, as `pandas.read_csv` reads it. An empty cell: not known in that round.
+One row for each committed round, for `pandas.read_csv`. An empty cell: not known in that round.
 
 - `round`: number of the round, from 1; `epoch`: of the lease it was committed under;
   `committed_at`: seconds since 1970; `attempt`: name of the attempt that was committed
@@ -71,13 +71,13 @@ some of them.
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """What a task has to say.
+    """Results of a task.
 
     Attributes:
-      rows: One row of metrics for each committed round.
-      statement: The privacy statement; None of a task that evaluates.
+      rows: Metrics, one row for each committed round.
+      statement: Privacy statement; None for an evaluation task.
       held_out: Metrics of the model on users who never train; None if they were not measured.
-      summary: The outcome in a few lines.
+      summary: Outcome in a few lines.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -87,10 +87,10 @@ class TaskReport:
 
 
 def rounds(store: interface.Store, population: str, task: str) -> list[dict[str, Any]]:
-    """Metrics of the committed rounds: `pandas.DataFrame(rounds(...))` is a table of them.
+    """Reads the metrics of the committed rounds; `pandas.DataFrame` makes a table of them.
 
     Args:
-      store: The store.
+      store: Store of the population's commits.
       population: Name of the population.
       task: Name of the task.
 
@@ -106,22 +106,22 @@ def rounds(store: interface.Store, population: str, task: str) -> list[dict[str,
 
 
 def others(store: interface.Store, population: str, task: str) -> dict[str, float | None]:
-    """What the other tasks that train on the same devices have spent.
+    """Reads what the other tasks that train on the same devices have spent.
 
     Args:
-      store: The store.
+      store: Store of the population's commits.
       population: Name of the population.
-      task: Name of the task whose others are wanted.
+      task: Name of the task to leave out.
 
     Returns:
       ρ so far by task, for those that have committed a round; None for one without guarantee.
     """
-    found = {}
+    spent = {}
     for name in store.tasks(population):
         metrics_of_last = store.last_commit(population, name).metrics
         if name != task and _RHO in metrics_of_last:
-            found[name] = metrics_of_last[_RHO]
-    return found
+            spent[name] = metrics_of_last[_RHO]
+    return spent
 
 
 def write(
@@ -135,18 +135,18 @@ def write(
     """Writes metrics, curves, statement and model of what a task has committed so far.
 
     Args:
-      folder: The task.
-      store: The store that it is served from.
-      output: Folder of the results, made if missing; files in it are replaced. `metrics.csv`,
-        `metrics_README.md`, `curves.png`; of a task that trains, `privacy_statement.json` and
-        `.md`, `model.npz` and `vocabulary.json` besides; with `sessions`, `sessions.md`.
+      folder: Folder of the task, verified.
+      store: Store from which the task is served.
+      output: Folder of the results, made if missing; files in it are replaced: `metrics.csv`,
+        `metrics_README.md` and `curves.png`; for a training task also `privacy_statement.json`
+        and `.md`, `model.npz` and `vocabulary.json`; with `sessions` also `sessions.md`.
       with_held_out: Whether the model is evaluated on the held-out users of the options' data,
         who never train.
-      sessions: How the sessions of the population's devices went, for `sessions.md`; None if
-        it is not known.
+      sessions: Counts of the shapes of the devices' sessions, for `sessions.md`; None if they are
+        not known.
 
     Returns:
-      What was written, and a summary.
+      The results that were written, and a summary.
 
     Raises:
       ValueError: If the store has no such task, or one with other plans, or none of its rounds
@@ -221,14 +221,14 @@ def _write_metrics(output: pathlib.Path, rows: Sequence[Mapping[str, Any]]) -> N
 def _write_sessions(
     output: pathlib.Path, population: str, sessions: session_table.SessionTable
 ) -> None:
-    """The table of Bonawitz et al. 2019, with what its signs mean."""
+    """Writes the table of sessions of Bonawitz et al. 2019, with a legend of its signs."""
     title = f"# Sessions of the devices of {population}, of all its tasks"
     text = f"{title}\n\n{sessions.to_markdown()}\n\n{_SIGNS}"
     durable_files.write(output / "sessions.md", text.encode("utf-8"))
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Rows as `curves` takes them."""
+    """Selects the columns of rows that `curves` takes."""
     return [
         {"round": row["round"], **{name: row.get(column) for name, column in columns.items()}}
         for row in rows
@@ -236,7 +236,7 @@ def _shown(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> lis
 
 
 def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> tuple[Any, list[Any]]:
-    """The model, and the weights that may be released: the last ones or their average."""
+    """Returns the model and the weights to release: the last ones or their average."""
     config, leaves = folder.config, folder.server.prepare.inputs
     snapshot = checkpoint.Snapshot(
         tuple(leaf.label for leaf in leaves),
@@ -254,7 +254,7 @@ def _released(folder: task_folder.TaskFolder, state: task_state.TaskState) -> tu
 def _evaluate(
     folder: task_folder.TaskFolder, model: Any, weights: Sequence[Any]
 ) -> dict[str, float]:
-    """What `train` measures on held-out users, on the same sequences."""
+    """Measures what `train` measures on held-out users, on the same sequences."""
     config, words = folder.config, folder.words
     parts = corpus.read_users(config)
     text = text_task.sequences_of(
@@ -265,8 +265,8 @@ def _evaluate(
         max_held_out=config.eval_sequences,
     )
     special = metrics.SpecialIds(oov=words.oov, bos=words.bos, eos=words.eos)
-    found = evaluation.Evaluator(model, special, text["held_out"])(weights)
-    return {name: found[name] for name in training_report.EVALUATION_METRICS}
+    measured = evaluation.Evaluator(model, special, text["held_out"])(weights)
+    return {name: measured[name] for name in training_report.EVALUATION_METRICS}
 
 
 def _last(shown: Sequence[Mapping[str, Any]]) -> str:
@@ -292,14 +292,14 @@ def _participation(state: task_state.TaskState, declared: Any) -> str:
     if seen.min_sep is not None:
         stride = f"a device's turns are {seen.min_sep} rounds apart or more"
     return (
-        f"By what devices told, {stride} (declared: {declared.min_sep}), and none took part more "
-        f"than {strategy_lib.counted(seen.max_participations, 'time')} (declared: "
+        f"By the devices' reports, {stride} (declared: {declared.min_sep}), and none took part "
+        f"more than {strategy_lib.counted(seen.max_participations, 'time')} (declared: "
         f"{declared.max_participations})."
     )
 
 
 def privacy_line(statement: statement_lib.PrivacyStatement) -> str:
-    """What a task promises, in the line of its summary."""
+    """Returns the line of a summary that says what a task promises."""
     unit = ", per device" if statement.has_guarantee else ""
     return f"Privacy: {_epsilon(statement)}{unit}; see privacy_statement.md."
 

@@ -1,6 +1,6 @@
-"""What statements and tasks say of who sees a device's report before it is summed.
+"""Sentences about who sees a device's report before it is summed.
 
-Each sentence must be true of every task whose terms carry it, and say no more than is proven.
+Each sentence must be true of every task whose terms carry it, and claim no more than is proven.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SERVERS = {
 
 
 def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
-    """From whom reports are hidden, under what conditions, and what is not hidden."""
+    """Describes from whom reports are hidden, under what conditions, and what is not hidden."""
     if secure is None:
         return SUMS_ARE_SEEN
     kept = (
@@ -49,7 +49,7 @@ def who_sees(secure: terms_lib.SecureAggregation | None) -> str:
 
 
 def in_short(secure: terms_lib.SecureAggregation | None) -> str:
-    """The same in a few words, for whoever knows what they mean."""
+    """Describes in a few words how reports are summed."""
     if secure is None:
         return "Reports are summed by the server in the clear."
     return (
@@ -59,12 +59,12 @@ def in_short(secure: terms_lib.SecureAggregation | None) -> str:
 
 
 def assumptions(secure: terms_lib.SecureAggregation | None) -> tuple[str, ...]:
-    """What a statement assumes besides, because reports are hidden."""
+    """Returns the assumptions that secure aggregation adds to a statement."""
     return () if secure is None else (NOBODY_CHECKS,)
 
 
 def _percent(fraction: float) -> str:
-    """A share that is still allowed: rounded up it would be one that is not."""
+    """Formats a share in percent, rounded down, so that it is still an allowed share."""
     down = decimal.Context(prec=3, rounding=decimal.ROUND_DOWN)
     return f"{down.create_decimal(100 * decimal.Decimal(repr(fraction))).normalize():f}"
 

@@ -1,4 +1,4 @@
-"""How a server sums the reports of a task, as its plan says."""
+"""The server's sums of a task's reports, as its plan says."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Total:
     """The sum of some reports; it can be pickled.
 
     Attributes:
-      sums: Sums of updates.
+      sums: Sums of the updates' tensors.
       strides: Sum of the first participation vectors, int64.
-      times: Sum of the second.
+      times: Sum of the second participation vectors, int64.
     """
 
     sums: server_work.Sums
@@ -37,7 +37,7 @@ class PlanSummation(population_lib.Summation):
         """Takes the server's part of a task.
 
         Args:
-          work: The server's part.
+          work: Server's part of the task.
           most_reports: Largest number of reports in the sum of a round.
 
         Raises:
@@ -54,7 +54,7 @@ class PlanSummation(population_lib.Summation):
         return Total(self._work.zero(), strides, times)
 
     def for_round(self, model: bytes) -> PlanSummation:
-        """See the base class: a learned clip norm is part of the model."""
+        """Makes a summation for the clip norm that a model holds, if it is learned."""
         made = copy.copy(self)
         made._bounds = self._bounds.for_round(model)
         return made
@@ -71,14 +71,14 @@ class PlanSummation(population_lib.Summation):
             self._work.check_update(update)
             self._bounds.check(update)
             total.sums = self._work.add(total.sums, update)
-        except ValueError as error:  # Of another shape, not finite, out of bounds, no one-hot.
+        except ValueError as error:  # Another shape, not finite, out of bounds, or not one-hot.
             raise population_lib.UnusableReport(str(error)) from None
         total.strides += strides
         total.times += times
         return total
 
     def _check_stride(self, strides: np.ndarray) -> None:
-        """A device that keeps its timer never says so; one lie would end the task's budget."""
+        """Refuses a stride below the declared one, which no device with a working timer has."""
         if strides[1 : 1 + self._too_soon].any():
             raise validation.UsageError(
                 "strides says that the device has not rested as the plan asks."
@@ -99,7 +99,7 @@ class SecureSummation(population_lib.Summation):
         """Takes the server's part of a task whose plan asks for secure aggregation.
 
         Args:
-          work: The server's part.
+          work: Server's part of the task.
 
         Raises:
           ValueError: If the plan does not bound reports so that their sum has room.
@@ -114,13 +114,14 @@ class SecureSummation(population_lib.Summation):
         strides, times = (np.zeros(shape, np.int64) for shape in self._shapes)
         return Total(self._work.zero(), strides, times)
 
+    @override
     def accumulate(self, total: Total, payload: object) -> Total:
-        """Refuses: a single report is no sum of a group."""
+        """Refuses a single report, which is not the sum of a group."""
         del total, payload
         raise population_lib.UnusableReport("reports of this task are summed by their devices")
 
     def decode_group(self, vector: vectors.Vector, num_devices: int) -> Total:
-        """See the base class; nothing is decoded of a sum that no honest devices can make."""
+        """Takes the sum of a group apart, and refuses one that honest devices cannot have made."""
         try:
             read = secure_report.read_total(self._work.plan, vector, num_devices)
             self._bounds.check(read.sums, num_devices)
@@ -128,8 +129,9 @@ class SecureSummation(population_lib.Summation):
             raise population_lib.UnusableReport(str(error)) from None
         return Total(list(read.sums), read.strides, read.times)
 
+    @override
     def merge(self, total: Total, other: Total) -> Total:
-        """See the base class; the sum of what groups have summed modulo M is so, too."""
+        # The sum of groups' sums modulo M is again modulo M.
         summed = self._work.merge(total.sums, other.sums)
         total.sums = [
             tensor % rule.modulus if rule.HasField("modulus") else tensor

@@ -53,14 +53,14 @@ class TaskFolder:
     """A task whose signatures were verified.
 
     Attributes:
-      path: The folder.
-      signed: The signed plans, as devices get them.
-      server: What the server computes.
-      devices: What devices compute, a variant for each runtime version that has its own.
-      terms: What it promises of privacy.
-      config: Its options.
-      words: The vocabulary.
-      rule: How texts become words.
+      path: Folder of the task.
+      signed: Signed plans, as devices get them.
+      server: Plan of the server.
+      devices: Plans of devices, one for each runtime version that needs a variant of its own.
+      terms: Privacy terms of the task.
+      config: Options of the task.
+      words: Vocabulary of the model.
+      rule: Rule by which texts become words.
     """
 
     path: pathlib.Path
@@ -79,7 +79,10 @@ class TaskFolder:
 
 
 def check_is_free(path: str | os.PathLike[str]) -> None:
-    """Refuses a place where a folder of a task cannot be made.
+    """Refuses a path where the folder of a task cannot be made.
+
+    Args:
+      path: Folder that is to be made.
 
     Raises:
       ValueError: If there is something already.
@@ -105,14 +108,14 @@ def write(
     """Writes a task, whole or not at all.
 
     Args:
-      path: The folder, which is made, with those above it.
-      signed: The signed plans.
-      terms: What it promises; the hashes of plan and files are put in here.
+      path: New folder, made with the missing folders above it.
+      signed: Signed plans.
+      terms: Privacy terms; the hashes of plan and files are filled in here.
       options: All options of the task, resolved, as JSON-compatible values.
-      words: The vocabulary.
-      rule: How texts become words.
-      key: The private key that signed the plans.
-      readme: All of it in words.
+      words: Vocabulary of the model.
+      rule: Rule by which texts become words.
+      key: Private key that signed the plans.
+      readme: Text of README.md.
 
     Raises:
       ValueError: If there is something at `path`.
@@ -145,8 +148,8 @@ def read(
     """Reads a task after all of it was verified.
 
     Args:
-      path: The folder.
-      keys: The public keys that are trusted; if None, the one in the folder: that tells damage,
+      path: Folder of the task.
+      keys: Public keys that are trusted. None for the key in the folder, which shows damage, but
         not who made the task.
 
     Returns:
@@ -162,7 +165,7 @@ def read(
         )
     try:
         if keys is None:
-            keys = [own_key(path)]
+            keys = [bundled_key(path)]
         signed = plan_pb2.SignedTask.FromString((path / _TASK).read_bytes())
         server, devices = signing.verified_task(signed, keys)
         content, signature = (path / _TERMS).read_bytes(), (path / _SIGNATURE).read_bytes()
@@ -180,8 +183,14 @@ def read(
     return TaskFolder(path, signed, server, devices, terms, config, words, rule)
 
 
-def own_key(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
-    """The public key that a task's folder brings along.
+def bundled_key(path: str | os.PathLike[str]) -> ed25519.Ed25519PublicKey:
+    """Reads the public key in a task's folder.
+
+    Args:
+      path: Folder of the task.
+
+    Returns:
+      The key, which proves nothing about who made the task.
 
     Raises:
       ValueError: If it is missing or damaged.
@@ -196,7 +205,7 @@ def _check_bound(
     server: plan_pb2.ServerPlan,
     devices: Sequence[plan_pb2.DevicePlan],
 ) -> None:
-    """Refuses terms that are of other plans or files, or that contradict the plans."""
+    """Refuses terms of other plans or files, and terms that contradict the plans."""
     if terms.server_plan != signed.server.sha256.hex():
         raise terms_lib.TermsRefusedError("The privacy terms are those of other plans.")
     for name, digest in terms.files.items():
@@ -228,17 +237,17 @@ def _check_bound(
 def _check_secure_aggregation(
     stated: terms_lib.SecureAggregation | None, server: plan_pb2.ServerPlan
 ) -> None:
-    """Refuses terms that say of secure aggregation what devices do not demand."""
-    found = said = None
+    """Refuses terms that state another secure aggregation than devices demand."""
+    in_plans = in_terms = None
     if secure_report.is_asked_for(server):
         asked = secure_report.parameters_of(server)
-        found = (asked.threat_model.value, asked.least_devices, asked.least_neighbours)
+        in_plans = (asked.threat_model.value, asked.least_devices, asked.least_neighbours)
     if stated is not None:
-        said = (stated.threat_model, stated.least_group, stated.neighbours)
-    if found != said:
+        in_terms = (stated.threat_model, stated.least_group, stated.neighbours)
+    if in_plans != in_terms:
         raise terms_lib.TermsRefusedError(
-            f"The privacy terms contradict the plans: secure aggregation is {said} in the terms, "
-            f"and {found} in the plans (threat model, least devices, least neighbours)."
+            f"The privacy terms contradict the plans: secure aggregation is {in_terms} in the "
+            f"terms, and {in_plans} in the plans (threat model, least devices, least neighbours)."
         )
 
 

@@ -1,7 +1,7 @@
-"""The state that a task commits: the process's, and what was observed of participation.
+"""The state that a task commits: that of its process, and the observed participation.
 
-A line of JSON stands before the tensors, so that what the operator asks for at every commit
-is read without them. Needs no TensorFlow.
+A line of JSON stands before the tensors. So the observed participation is read quickly, without
+the tensors. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _MAGIC = b"tff_dpftrl task state 1\n"
 
 
 class StateError(validation.UsageError):
-    """A state that is not this task's."""
+    """Raised for a state that is not this task's."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskState:
-    """What a task goes on from.
+    """The committed state of a task, from which its next round begins.
 
     Attributes:
-      terms: `Terms.digest()` of the task's terms, which are bound to its plans.
-      observed: What the committed rounds have shown of participation.
-      tensors: The state of the process, `tensor_values.to_bytes`; secret.
+      terms: Digest of the task's terms (`Terms.digest()`), which are bound to its plans.
+      observed: Participation that was observed in the committed rounds.
+      tensors: State of the process, serialised by `tensor_values.to_bytes`; secret.
     """
 
     terms: str
@@ -34,17 +34,17 @@ class TaskState:
     tensors: bytes = dataclasses.field(repr=False)
 
     def to_bytes(self) -> bytes:
-        """The state in one piece; equal states give equal bytes."""
+        """Serialises the state; equal states give equal bytes."""
         head = {"terms": self.terms, "observed": dataclasses.asdict(self.observed)}
         return _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + self.tensors
 
     @classmethod
     def from_bytes(cls, content: bytes, terms: str) -> TaskState:
-        """Reads what `to_bytes` returned.
+        """Reads a state from bytes that `to_bytes` returned.
 
         Args:
-          content: The state, as it was committed.
-          terms: The terms that it must be of.
+          content: Committed state.
+          terms: Digest of the terms that the state must belong to.
 
         Returns:
           The state.
@@ -57,27 +57,35 @@ class TaskState:
 
 
 def observed(content: bytes, terms: str) -> participation_histograms.ObservedRounds:
-    """What a committed state says of participation, without its tensors: quick.
+    """Reads the observed participation of a committed state, quickly, without its tensors.
 
-    Arguments and errors as for `TaskState.from_bytes`.
+    Args:
+      content: Committed state.
+      terms: Digest of the terms that the state must belong to.
+
+    Returns:
+      The participation.
+
+    Raises:
+      StateError: If the state is of another task, or cannot be read.
     """
     return _head(content, terms)[0]
 
 
 def _head(content: bytes, terms: str) -> tuple[participation_histograms.ObservedRounds, int]:
-    """What stands before the tensors, and where it ends."""
+    """Reads what stands before the tensors; returns it with the index of its end."""
     if not content.startswith(_MAGIC):
         raise StateError("The committed state is not that of a task with plans.")
     end = content.find(b"\n", len(_MAGIC))
     try:
         head = json_text.parse(content[len(_MAGIC) : end])
         seen = participation_histograms.ObservedRounds(**head["observed"])
-        found = str(head["terms"])
+        its_terms = str(head["terms"])
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"The committed state cannot be read: {error!r}.") from None
-    if found != terms:
+    if its_terms != terms:
         raise StateError(
-            f"The store has a task of this name with other terms or plans ({found[:16]!r}, not "
+            f"The store has a task of this name with other terms or plans ({its_terms[:16]!r}, not "
             f"{terms[:16]!r}): serve the task that it was begun with, or give the new one another "
             "name."
         )

@@ -1,8 +1,8 @@
-"""What a task promises of privacy: signed with the key of its plans, and bound to them.
+"""The privacy terms of a task: signed with the key of its plans, and bound to them.
 
-The terms name the hash of the server's plan, which names those of the devices' plans, and the
-hashes of the other files of the task: no statement can be made with other terms than those
-of the noise that was drawn. Needs no TensorFlow.
+The terms name the hash of the server's plan, which names the hashes of the devices' plans, and the
+hashes of the task's other files. So no statement can be made with terms that are not those of the
+noise that was drawn. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ _DOMAIN = b"tff_dpftrl.runtime.tasks.Terms 1:"
 
 
 class TermsRefusedError(validation.UsageError):
-    """Terms that are not those of a task, with the reason."""
+    """Raised for terms that are not those of a task; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SecureAggregation:
-    """How reports are kept from the server, as devices demand it by their plans.
+    """How reports are hidden from the server, as devices demand it by their plans.
 
     Attributes:
-      threat_model: Of the server: a value of `secure_sums.parameters.ThreatModel`.
-      least_group: Devices in the sum of a group, at least.
-      threshold: More than this share of those that share a secret is needed to recover it.
-      neighbours: With how many others a device shares its secrets; None for all of its group.
-      corrupt_fraction: Share of the devices that may be in league with the server for which
-        `neighbours` were chosen; None without.
+      threat_model: Behaviour of the server: a value of `secure_sums.parameters.ThreatModel`.
+      least_group: Smallest number of devices in the sum of a group.
+      threshold: Share of the holders of a secret's shares, more than which recover it.
+      neighbours: Number of devices that a device shares its secrets with; None for its whole
+        group.
+      corrupt_fraction: Share of the devices that may collude with the server, for which
+        `neighbours` were chosen; None without `neighbours`.
     """
 
     threat_model: str
@@ -66,30 +67,32 @@ class SecureAggregation:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """The terms of one task.
+    """The privacy terms of one task.
 
     Attributes:
       server_plan: SHA-256 of the server's plan, hexadecimal.
       files: SHA-256, hexadecimal, of the other files of the task, by their names.
-      kind: "training", or "evaluation", which releases metrics without noise only.
-      population: Name of the devices.
+      kind: Kind of the task: "training", or "evaluation", which only releases metrics, without
+        noise.
+      population: Name of the population of devices.
       task: Name of the task.
-      num_devices: Number of devices in the population, at least.
-      schema: How often, and how closely, one device takes part.
+      num_devices: Smallest number of devices in the population.
+      schema: Participation schema: how often, and how closely, one device takes part.
       delta: δ of the statement.
       strategy: The strategy matrix, restarts included; None without clipping and noise.
       noise_multiplier: z, standard deviation of the noise per unit of clip norm.
       clip_norm: L2 norm that an update is clipped to, the first one if adaptive.
       adaptive_clipping: Whether the clip norm is learned under the same z.
-      max_epsilon: The ε above which no round begins; None for that of the declared rounds.
-      data: What statements call the devices' data.
-      vocabulary_source: Where the vocabulary is from.
-      vocabulary_is_public: Whether that is public text, by somebody's word.
-      initial_weights_source: Where the initial weights are from; None if drawn at random.
-      initial_weights_are_public: Whether they are recorded to be of public text alone.
-      parameters: What else the statement says, names to plain values.
-      model_of: The task whose model is evaluated; None for training.
-      secure_aggregation: How reports are kept from the server; None if it sees them.
+      max_epsilon: Budget: no round begins that would bring ε above it. None for the ε of the
+        declared rounds.
+      data: Name of the devices' data in statements.
+      vocabulary_source: Source of the vocabulary.
+      vocabulary_is_public: Whether the maker of the task declared this source public.
+      initial_weights_source: Source of the initial weights; None if they are drawn at random.
+      initial_weights_are_public: Whether it is recorded that they come from public text alone.
+      parameters: Further entries of the statement, by name.
+      model_of: Name of the task whose model is evaluated; None for training.
+      secure_aggregation: How reports are hidden from the server; None if it sees them.
     """
 
     server_plan: str
@@ -143,31 +146,31 @@ class Terms:
             )
 
     def to_bytes(self) -> bytes:
-        """The terms as JSON; equal terms give equal bytes."""
+        """Serialises the terms as JSON; equal terms give equal bytes."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {
             "format": _FORMAT,
             "schema": dataclasses.asdict(self.schema),
             "strategy": None if self.strategy is None else self.strategy.to_dict(),
         }
-        if self.secure_aggregation is None:  # As in terms before there was any.
+        if self.secure_aggregation is None:  # As in terms of earlier versions.
             del values["secure_aggregation"]
         else:
             values["secure_aggregation"] = dataclasses.asdict(self.secure_aggregation)
         return (json.dumps(values, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
     def digest(self) -> str:
-        """SHA-256 of the terms, hexadecimal: what a store is bound to."""
+        """Returns the SHA-256 of the terms, hexadecimal, to which a store is bound."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def signed(self, key: ed25519.Ed25519PrivateKey) -> tuple[bytes, bytes]:
-        """Serialises and signs them.
+        """Serialises and signs the terms.
 
         Args:
-          key: The private key that signed the plans.
+          key: Private key that signed the plans.
 
         Returns:
-          `to_bytes()`, and the signature: the key's name and 64 bytes.
+          The bytes of `to_bytes()`, and the signature: the key's name and 64 bytes.
         """
         content = self.to_bytes()
         return content, signing.key_name(key.public_key()) + key.sign(_signed(content))
@@ -177,9 +180,9 @@ def verified(content: bytes, signature: bytes, keys: Iterable[ed25519.Ed25519Pub
     """Reads terms after their signature was verified.
 
     Args:
-      content: What `Terms.signed` returned, from whom so ever.
-      signature: The same.
-      keys: The public keys that are trusted.
+      content: Serialised terms, from an untrusted source.
+      signature: Signature of the terms, as `Terms.signed` returned it. Untrusted.
+      keys: Public keys that are trusted.
 
     Returns:
       The terms.
@@ -221,5 +224,5 @@ def _from_dict(values: dict[str, Any]) -> Terms:
 
 
 def _signed(content: bytes) -> bytes:
-    """What is signed: terms can never stand for a plan, or the other way round."""
+    """Returns the bytes to sign; no signature of terms is valid for a plan, or vice versa."""
     return _DOMAIN + hashlib.sha256(content).digest()
