@@ -117,7 +117,7 @@ def test_options_in_toml_may_be_too_deep_or_too_large(tmp_path):
 
 
 def test_metrics_may_have_a_cell_without_end(tmp_path):
-    (tmp_path / "metrics.csv").write_text("round,loss\n1," + "x" * 200_000)
+    (tmp_path / "metrics.csv").write_text("round,loss\n1," + "x" * 200_000 + "\n")
     _refuses(ValueError, "not the table of a run", metrics_log.read_rows, tmp_path, 1)
 
 
