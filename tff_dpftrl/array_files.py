@@ -1,7 +1,7 @@
-"""Archives of arrays (`.npz`) that somebody else may have written: read, or refused.
+"""Reader of untrusted archives of arrays (`.npz`), with bounded memory.
 
-`numpy.load` without pickle runs no code of a file, but believes it: it makes room for any
-shape, and unpacks any amount of what is compressed. Here an array is as large as the part of
+`numpy.load` without pickle runs no code of a file, but trusts its sizes: it allocates any
+shape, and unpacks any amount of compressed data. Here an array is as large as the part of
 the file that holds it, as `numpy.savez` writes it.
 """
 
@@ -23,7 +23,7 @@ _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# What `zipfile` and NumPy raise at archives and headers that are none, besides ValueError.
+# Errors of `zipfile` and NumPy for invalid archives and headers, besides ValueError.
 _DAMAGE = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, struct.error),
     *(OverflowError, TypeError, tokenize.TokenError, MemoryError),
@@ -34,30 +34,30 @@ def read(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Reads all arrays of an archive that is not compressed.
 
     Args:
-      path: The file.
+      path: Path of the archive.
 
     Returns:
       The arrays by name, writable.
 
     Raises:
-      ValueError: If it is no such archive, is damaged or compressed, holds anything but arrays
-        of plain values, or says that they are larger than the file.
-      OSError: If it cannot be read.
+      ValueError: If the file is not such an archive, is damaged or compressed, holds anything
+        but arrays of plain values, or claims that they are larger than the file.
+      OSError: If the file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > os.path.getsize(path):
-                raise validation.UsageError("its arrays are said to be larger than the file")
-            found = {_name(entry): _array(archive, entry) for entry in entries}
+                raise validation.UsageError("its arrays claim to be larger than the file")
+            arrays = {_name(entry): _array(archive, entry) for entry in entries}
     except _DAMAGE as error:
         reason = " ".join(str(error).split())[:200]
         raise validation.UsageError(
             f"it is no archive of arrays, or is damaged: {reason}"
         ) from error
-    if len(found) < len(entries):
+    if len(arrays) < len(entries):
         raise validation.UsageError("it has two arrays of one name")
-    return found
+    return arrays
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
@@ -81,7 +81,7 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:
         if dtype.hasobject or len(shape) > np.MAXDIMS or min(shape, default=0) < 0:
             raise validation.UsageError("it holds objects that are no plain values")
         if dtype.itemsize < 0 or math.prod(shape) * dtype.itemsize != num_bytes:
-            raise validation.UsageError("it has an array that is of another size than it says")
+            raise validation.UsageError("it has an array whose size is not that of its header")
         content, at = bytearray(num_bytes), 0
         while part := stream.read(min(_PART, num_bytes - at)):
             content[at : at + len(part)] = part

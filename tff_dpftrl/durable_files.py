@@ -1,7 +1,7 @@
-"""Files that are whole or not there: written beside their place, then moved into it.
+"""Atomic, durable writing of files and folders, by a temporary file that is renamed.
 
 A crash, a full disk or a loss of power leaves the old content or the new one. A killed
-process may leave a temporary file, which `remove_leftovers` clears away.
+process may leave a temporary file, which `remove_leftovers` removes.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
     """Opens a new file that takes the place of `path` when the block ends without an error.
 
     Args:
-      path: The file; its folder must exist. An existing one is replaced in one step.
-      private: Whether only the owner may read it; otherwise the umask decides.
+      path: Path of the file; its folder must exist. An existing file is replaced in one step.
+      private: Whether only the owner may read the file; otherwise the umask decides.
 
     Yields:
-      The new content, open for writing.
+      The new file, open for writing.
 
     Raises:
-      OSError: If the disk is full or the folder is not writable; what was at `path`
-        is untouched then.
+      OSError: If the disk is full or the folder is not writable. An existing file is
+        unchanged then.
     """
     path = pathlib.Path(path)
     with naming(path.parent, lambda: path.name, private=private) as file:
@@ -42,15 +42,20 @@ def replacing(path: str | os.PathLike[str], *, private: bool = False) -> Iterato
 def naming(
     folder: str | os.PathLike[str], name: Callable[[], str], *, private: bool = False
 ) -> Iterator[BinaryIO]:
-    """Like `replacing`, for a file whose name is not known before it is written.
+    """Opens a new file whose name is not known before it is written, like `replacing`.
 
     Args:
-      folder: Where the file is to be; the folder must exist.
-      name: Called once, when the whole content is on the disk; gives the file's name.
-      private: As for `replacing`, like what is yielded and raised.
+      folder: Folder of the file; it must exist.
+      name: Function that returns the file's name. It is called once, when the whole content
+        is on the disk.
+      private: Whether only the owner may read the file; otherwise the umask decides.
 
     Yields:
-      The new content, open for writing.
+      The new file, open for writing.
+
+    Raises:
+      OSError: If the disk is full or the folder is not writable. An existing file is
+        unchanged then.
     """
     folder = pathlib.Path(folder)
     temporary = folder / f".{secrets.token_hex(8)}{_SUFFIX}"
@@ -69,7 +74,7 @@ def naming(
 
 
 def write(path: str | os.PathLike[str], content: bytes, *, private: bool = False) -> None:
-    """Writes a file in one step; arguments and errors as for `replacing`."""
+    """Writes a file in one step; arguments and errors are those of `replacing`."""
     with replacing(path, private=private) as file:
         file.write(content)
 
@@ -95,19 +100,19 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str], *, replace: bool = False) -> Iterator[pathlib.Path]:
-    """Makes a folder that takes its name when the block ends without an error.
+    """Makes a folder that gets its name when the block ends without an error.
 
     Args:
-      path: The folder; the one that it is in must exist.
-      replace: Whether a folder of that name, with all that is in it, gives way. A crash
-        between two renamings may leave it under a temporary name beside.
+      path: Path of the folder; its parent must exist.
+      replace: Whether to replace an existing folder with all its content. A crash
+        between two renamings may leave the old folder under a temporary name beside it.
 
     Yields:
       An empty folder beside `path`, to be filled.
 
     Raises:
-      OSError: If the disk is full, the place is not writable, or there is something at
-        `path` that is not to be replaced; what was there is untouched then.
+      OSError: If the disk is full, the parent is not writable, or `path` exists and is not
+        to be replaced. An existing folder is unchanged then.
     """
     path = pathlib.Path(path)
     new, old = (path.parent / f".{secrets.token_hex(8)}{_SUFFIX}" for _ in range(2))
@@ -148,16 +153,16 @@ def _sync(path: str | os.PathLike[str]) -> None:
 
 
 def is_leftover(path: str | os.PathLike[str]) -> bool:
-    """Whether `remove_leftovers` would remove a file, by its name."""
+    """Whether a file's name is that of a file that `remove_leftovers` removes."""
     name = pathlib.PurePath(path).name
     return name.startswith(".") and name.endswith(_SUFFIX)
 
 
 def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left unfinished; nobody may be writing there now.
+    """Removes temporary files of killed processes; no process may be writing there now.
 
     Args:
-      folder: A folder whose only writer is the caller; nothing happens if it is missing.
+      folder: Folder whose only writer is the caller; nothing happens if it is missing.
     """
     for leftover in pathlib.Path(folder).glob(f".*{_SUFFIX}"):
         if leftover.is_dir():

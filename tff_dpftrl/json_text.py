@@ -1,7 +1,7 @@
-"""JSON that somebody else may have written: read, or refused with a ValueError.
+"""Parser of untrusted JSON, which refuses deep nesting with a ValueError.
 
-Python's own parser gives up on deep nesting with a RecursionError, and what it just accepts
-is too deep for whoever prints it.
+Python's parser raises a RecursionError for deep nesting, and values that it just accepts are
+too deep to be printed.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ _MOST_LEVELS = 100
 
 
 def parse(text: str | bytes) -> Any:
-    """Reads JSON.
+    """Parses JSON.
 
     Args:
-      text: The text; UTF-8, -16 or -32 if bytes.
+      text: JSON text; bytes are UTF-8, UTF-16 or UTF-32.
 
     Returns:
-      The value. Names that come twice count with their last value, and NaN is taken, as by
-      `json.loads`.
+      The value. As in `json.loads`, the last value of a repeated name counts, and NaN is
+      accepted.
 
     Raises:
-      ValueError: If it is no JSON, or nested more than 100 levels deep.
+      ValueError: If the text is not JSON, or nested more than 100 levels deep.
     """
     try:
         value = json.loads(text)

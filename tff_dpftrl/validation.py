@@ -12,7 +12,7 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """An error that the caller can mend: its message names what is wrong, where, and the remedy.
+    """Error that the caller can correct: its message says what is wrong, where, and what to do.
 
     The command shows it in one line and exits with status 2. Any other ValueError that reaches
     the command is a defect of this package.
@@ -22,7 +22,7 @@ class UsageError(ValueError):
     __init__ = Exception.__init__
 
 
-_LONGEST_VALUE = 200  # Characters of a value that messages quote.
+_LONGEST_VALUE = 200  # Largest number of characters of a value in a message.
 
 
 def _message(name: str, wanted: str, value: Any, remedy: str) -> str:
@@ -33,19 +33,19 @@ def _message(name: str, wanted: str, value: Any, remedy: str) -> str:
 
 
 def integer(name: str, value: Any, *, minimum: int | None = None, remedy: str = "") -> int:
-    """An integer of any type that has `__index__`, but no bool, at least `minimum`.
+    """Checks for an integer of at least `minimum`, of any type with `__index__` but bool.
 
     Args:
-      name: The argument's name.
-      value: What the caller gave.
-      minimum: The smallest allowed value; None if there is none.
-      remedy: What to do about it, a sentence.
+      name: Name of the argument, for the message.
+      value: Value that the caller gave.
+      minimum: Smallest allowed value; None if there is none.
+      remedy: Sentence on what to do, which ends the message.
 
     Returns:
       The value as an `int`.
 
     Raises:
-      UsageError: If it is not one.
+      UsageError: If it is not such an integer.
     """
     try:
         as_int = operator.index(value)
@@ -68,22 +68,22 @@ def number(
     below: float | None = None,
     remedy: str = "",
 ) -> float:
-    """A finite real number within bounds.
+    """Checks for a finite real number within bounds.
 
     Args:
-      name: The argument's name.
-      value: What the caller gave.
+      name: Name of the argument, for the message.
+      value: Value that the caller gave.
       at_least: Smallest allowed value; None if there is none.
-      above: What the value must exceed; None if nothing.
+      above: Bound that the value must exceed; None if there is none.
       at_most: Largest allowed value; None if there is none.
-      below: What the value must stay below; None if nothing.
-      remedy: What to do about it, a sentence.
+      below: Bound that the value must stay below; None if there is none.
+      remedy: Sentence on what to do, which ends the message.
 
     Returns:
       The value as a `float`.
 
     Raises:
-      UsageError: If it is not one; NaN and infinities are not.
+      UsageError: If it is not such a number; NaN and infinities are not.
     """
     bounds = [
         text
@@ -113,17 +113,17 @@ def number(
 
 
 def numbers(name: str, values: Any) -> tuple[float, ...]:
-    """A sequence of numbers as floats, finite or not.
+    """Checks for a sequence of numbers, finite or not.
 
     Args:
-      name: The argument's name.
-      values: What the caller gave.
+      name: Name of the argument, for the message.
+      values: Values that the caller gave.
 
     Returns:
       The values, each as a `float`.
 
     Raises:
-      UsageError: If it is no sequence, or an entry is no number.
+      UsageError: If it is not a sequence, or an entry is not a number.
     """
     try:
         return tuple(float(value) for value in values)
@@ -132,28 +132,28 @@ def numbers(name: str, values: Any) -> tuple[float, ...]:
 
 
 def positive(name: str, value: Any, *, remedy: str = "") -> float:
-    """A finite number above 0; arguments and errors as for `number`."""
+    """Checks for a finite number above 0; arguments and errors are those of `number`."""
     return number(name, value, above=0, remedy=remedy)
 
 
 def probability(name: str, value: Any, *, remedy: str = "") -> float:
-    """A number in (0, 1]; arguments and errors as for `number`."""
+    """Checks for a number in (0, 1]; arguments and errors are those of `number`."""
     return number(name, value, above=0, at_most=1, remedy=remedy)
 
 
 def noise_multiplier(value: Any, name: str = "noise_multiplier") -> float:
-    """A finite number, at least 0; 0 means no noise and no privacy.
+    """Checks for a finite number of at least 0; 0 means no noise and no privacy.
 
     Raises:
-      UsageError: If it is not one.
+      UsageError: If it is not such a number.
     """
     return number(name, value, at_least=0, remedy="0 means no noise, and no privacy.")
 
 
 def delta(value: Any, name: str = "delta") -> float:
-    """The δ of an (ε, δ) statement, strictly between 0 and 1.
+    """Checks for the δ of an (ε, δ) statement, strictly between 0 and 1.
 
     Raises:
-      UsageError: If it is not.
+      UsageError: If it is not such a number.
     """
     return number(name, value, above=0, below=1, remedy="Try 1e-10.")

@@ -1,4 +1,4 @@
-"""The integer grid of secure aggregation: sizes, moduli and inflated sensitivity.
+"""Integer grid of secure aggregation: sizes, moduli and inflated sensitivity.
 
 Secure aggregation adds integers modulo M, so a client scales its clipped update
 to a grid, rotates it at random and rounds it (Xu et al. 2023, "Federated
@@ -28,28 +28,28 @@ MAX_MODULUS = 2**31 - 1
 """Largest modulus of an int32 secure sum."""
 
 DECODING_ALLOWANCE = 2e-6
-"""Relative growth of one client's contribution by the rounding of decoding; charged too.
+"""Relative growth of one client's contribution by rounding in decoding; noise covers it.
 
 The sum of the integers is exact; only its decoding in float64 (u = 2⁻⁵³) rounds. A factor
 of up to 32 rows of the transform is a matrix of norm √32 (unscaled) whose absolute values
 have norm 32, so a product with it errs by at most γ₃₂ √32 of the vector's norm, and
 with the scale, six factors, for up to 2³⁰ coordinates, by 1.3e-13. The sum of n clients
-is at most n times as long as what one can contribute, so the two decoded sums of
-neighbours err by at most 2.6e-13 n relative to that: less than this allowance for
-n ≤ 7·10⁶.
+is at most n times as long as one client's largest contribution, so the two decoded sums of
+neighbours err by at most 2.6e-13 n relative to that contribution: less than this allowance
+for n ≤ 7·10⁶.
 """
 
 DEFAULT_REJECTION_BOUND = math.exp(-0.5)
-"""The bound α used in the production training of Xu et al. 2023."""
+"""Bound α used in the production training of Xu et al. 2023."""
 
 
 def padded_dim(dim: int) -> int:
-    """The smallest power of two that is at least `dim`."""
+    """Computes the smallest power of two that is at least `dim`."""
     return 1 << (dim - 1).bit_length()
 
 
 def coordinate_factor(dim: int, linf_stddevs: float | None = None) -> float:
-    """Ratio of the largest allowed coordinate to the L2 norm of a rotated vector.
+    """Computes the ratio of the largest allowed coordinate to the norm of a rotated vector.
 
     Args:
       dim: Dimension of the rotated vector, a power of two.
@@ -68,7 +68,7 @@ def coordinate_factor(dim: int, linf_stddevs: float | None = None) -> float:
 def inflated_norm_squared(
     norm: float, dim: int, rejection_bound: float = DEFAULT_REJECTION_BOUND
 ) -> float:
-    """Bound on the squared norm of an accepted, rounded vector, in grid steps².
+    """Bounds the squared norm of an accepted, rounded vector, in grid steps².
 
     The vector has norm at most `norm` before rounding. A stochastic rounding
     exceeds the bound with probability at most `rejection_bound`
@@ -76,9 +76,9 @@ def inflated_norm_squared(
     no rounding exceeds norm + √dim, which is used where it is smaller.
 
     Args:
-      norm: L2 norm bound K before rounding, in grid steps.
+      norm: Bound K of the L2 norm before rounding, in grid steps.
       dim: Number of coordinates d that are rounded.
-      rejection_bound: α in (0, 1).
+      rejection_bound: Largest probability α of drawing a rounding anew, in (0, 1).
 
     Returns:
       min(K² + d/4 + √(2 ln(1/α)) (K + √d/2), (K + √d)²).
@@ -94,13 +94,15 @@ def inflated_clip_norm(
     dim: int,
     rejection_bound: float = DEFAULT_REJECTION_BOUND,
 ) -> float:
-    """C_inflated, the L2 sensitivity to one client after rounding (Xu et al. 2023, 2.4).
+    """Computes C_inflated, the L2 sensitivity to one client after rounding.
+
+    Xu et al. 2023, section 2.4.
 
     Args:
       clip_norm: L2 clip norm C before rounding.
       granularity: Width 1/s of a grid step, in the unit of `clip_norm`.
       dim: Number of rounded coordinates d: the padded dimension.
-      rejection_bound: α in (0, 1).
+      rejection_bound: Largest probability α of drawing a rounding anew, in (0, 1).
 
     Returns:
       C_inflated ≥ C, in the unit of `clip_norm`.
@@ -111,7 +113,7 @@ def inflated_clip_norm(
 
 @dataclasses.dataclass(frozen=True)
 class GridEncoding:
-    """One choice of grid, with everything that follows from it.
+    """Encoding on one grid, with the sizes and bounds that follow from it.
 
     `dim` is the number of model parameters and is padded to a power of two for
     the Walsh–Hadamard transform; all the padded coordinates are sent.
@@ -120,12 +122,12 @@ class GridEncoding:
       dim: Number of model parameters, before padding.
       max_clients: Largest number of clients whose sum must not wrap around. It
         must cover over-selection, not only the report goal.
-      scaled_clip_norm: The clip norm in grid steps, K = s·C.
-      rejection_bound: α: a rounding is drawn anew with at most this probability.
+      scaled_clip_norm: Clip norm in grid steps, K = s·C.
+      rejection_bound: Largest probability α of drawing a rounding anew.
       linf_stddevs: Bound on a rotated coordinate, in standard deviations; None
         for the 2 ln(padded_dim) of the paper. Clipping a coordinate distorts the
-        client's vector but never lengthens it, so this costs no privacy;
-        see `linf_clip_probability`.
+        client's vector but never lengthens it, so this costs no privacy.
+        `linf_clip_probability` bounds how often it happens.
     """
 
     dim: int
@@ -166,7 +168,7 @@ class GridEncoding:
 
     @property
     def padded_dim(self) -> int:
-        """Number d of integers a client sends."""
+        """Number d of integers that a client sends."""
         return padded_dim(self.dim)
 
     @property
@@ -177,7 +179,7 @@ class GridEncoding:
 
     @property
     def modulus(self) -> int:
-        """M = 2 C_∞ max_clients + 1, the smallest that never wraps around."""
+        """M = 2 C_∞ max_clients + 1, the smallest modulus that never wraps around."""
         return 2 * self.max_coordinate * self.max_clients + 1
 
     @property
@@ -192,10 +194,10 @@ class GridEncoding:
 
     @property
     def sum_modulus(self) -> int:
-        """What updates are summed modulo: a power of two unless an int32 sum has no room for it.
+        """Modulus of the sum of updates: a power of two if that fits into an int32 sum.
 
-        It takes the same bits as `modulus` and half the time or less where masks are added
-        (`secure_sums`); no sum that stays below `modulus` differs.
+        It takes as many bits as `modulus`, and half the time or less where masks are added
+        (`secure_sums`). Sums that stay below `modulus` are the same.
         """
         rounded = self.power_of_two_modulus
         return rounded if rounded <= MAX_MODULUS else self.modulus
@@ -212,7 +214,7 @@ class GridEncoding:
 
     @property
     def inflation(self) -> float:
-        """C_inflated / C > 1, with `DECODING_ALLOWANCE`: the noise is charged with it."""
+        """Factor C_inflated / C > 1, with `DECODING_ALLOWANCE`, which the noise must cover."""
         ratio = math.sqrt(self._inflated_norm_squared) / self.scaled_clip_norm
         return max(1.0, ratio) * (1 + DECODING_ALLOWANCE)
 
@@ -233,7 +235,7 @@ class GridEncoding:
     def rounding_bias_bound(self) -> float:
         """Bound on ‖E[rounded | accepted] − x‖₂ for one client, in grid steps.
 
-        Own derivation. Let A be the event of acceptance, P(A) ≥ 1 − α, and u a
+        The derivation is not from a paper. Let A be the event of acceptance, P(A) ≥ 1 − α, and u a
         unit vector. The bias along u is Cov(u·x̃, 1_A) / P(A), at most
         sd(u·x̃) √(P(A)(1 − P(A))) / P(A). Coordinates are rounded independently,
         each with variance at most 1/4, so sd(u·x̃) ≤ 1/2 whatever the dimension,
@@ -242,17 +244,17 @@ class GridEncoding:
         return math.sqrt(self.rejection_bound / (1 - self.rejection_bound)) / 2
 
     def granularity(self, clip_norm: float) -> float:
-        """Width of a grid step (1/s) in the unit of `clip_norm`."""
+        """Computes the width of a grid step (1/s) in the unit of `clip_norm`."""
         return clip_norm / self.scaled_clip_norm
 
     def inflated_clip_norm(self, clip_norm: float) -> float:
-        """C_inflated, the L2 sensitivity to one client, in the unit of `clip_norm`."""
+        """Computes C_inflated, the L2 sensitivity to one client, in the unit of `clip_norm`."""
         return clip_norm * self.inflation
 
     def rounding_stddev_bound(self, clip_norm: float, num_clients: int) -> float:
-        """Bound on the stddev that rounding adds to a coordinate of the sum.
+        """Bounds the stddev that rounding adds to a coordinate of the sum.
 
-        For independently rounded clients; each rounding has variance at most 1/4.
+        Clients are rounded independently, and each rounding has variance at most 1/4.
 
         Args:
           clip_norm: L2 clip norm C.
@@ -264,7 +266,7 @@ class GridEncoding:
         return math.sqrt(num_clients) / 2 * self.granularity(clip_norm)
 
     def wraparound_probability(self, modulus: int) -> float:
-        """Bound on the probability of a wrap-around if coordinates were not clipped.
+        """Bounds the probability of a wrap-around if coordinates were not clipped.
 
         It is for a comparison with implementations that leave out the ℓ∞ clip
         and rely on a large modulus (Xu et al. 2023, footnote 2), where a
@@ -276,7 +278,7 @@ class GridEncoding:
         by less than `max_clients`.
 
         Args:
-          modulus: The modulus M of the sum.
+          modulus: Modulus M of the sum.
 
         Returns:
           A bound in (0, 1]; tiny ones are reported as the smallest normal float.
@@ -287,7 +289,7 @@ class GridEncoding:
         return _sub_gaussian_tail(self.padded_dim, room / stddev) if room > 0 else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Parameters and costs as JSON-compatible values, for results and statements."""
+        """Returns parameters and costs as JSON-compatible values, for results and statements."""
         return {
             "dim": self.dim,
             "padded_dim": self.padded_dim,
@@ -315,14 +317,15 @@ def for_bits(
     rejection_bound: float = DEFAULT_REJECTION_BOUND,
     linf_stddevs: float | None = None,
 ) -> GridEncoding:
-    """The finest grid whose integers fit in `bits_per_parameter` bits.
+    """Builds the finest grid whose integers fit in `bits_per_parameter` bits.
 
     Args:
       dim: Number of model parameters.
       max_clients: Largest number of clients in one sum.
       bits_per_parameter: Largest number of bits of an integer modulo M.
-      rejection_bound: α of the conditional rounding.
-      linf_stddevs: See `GridEncoding`.
+      rejection_bound: Largest probability α of drawing a rounding anew.
+      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None for the
+        2 ln(padded_dim) of the paper.
 
     Returns:
       The encoding. It uses fewer bits where float32 has no use for a finer grid.
@@ -355,14 +358,15 @@ def for_inflation(
     rejection_bound: float = DEFAULT_REJECTION_BOUND,
     linf_stddevs: float | None = None,
 ) -> GridEncoding:
-    """The coarsest grid that inflates the sensitivity by at most `inflation`.
+    """Builds the coarsest grid that inflates the sensitivity by at most `inflation`.
 
     Args:
       dim: Number of model parameters.
       max_clients: Largest number of clients in one sum.
       inflation: Largest allowed C_inflated / C, above 1: 1.01 costs 1 % more noise.
-      rejection_bound: α of the conditional rounding.
-      linf_stddevs: See `GridEncoding`.
+      rejection_bound: Largest probability α of drawing a rounding anew.
+      linf_stddevs: Bound on a rotated coordinate, in standard deviations; None for the
+        2 ln(padded_dim) of the paper.
 
     Returns:
       The encoding, with the fewest bits.
@@ -390,13 +394,13 @@ def for_inflation(
     # The other bound, (K + √d)/K, may allow a coarser grid.
     norm = min(norm, math.sqrt(size) / (ratio - 1))
     step = 1e-15
-    while encoding(norm).inflation > inflation:  # By rounding errors only.
+    while encoding(norm).inflation > inflation:  # Only rounding errors exceed it.
         norm *= 1 + step
         step *= 2
     return encoding(norm)
 
 
 def _sub_gaussian_tail(dim: int, stddevs: float) -> float:
-    """Union bound 2 dim exp(−x²/2) on any of `dim` sub-Gaussian coordinates."""
+    """Computes the union bound 2 dim exp(−x²/2) for `dim` sub-Gaussian coordinates."""
     log_probability = math.log(2 * dim) - stddevs**2 / 2
     return max(math.exp(min(log_probability, 0.0)), sys.float_info.min)

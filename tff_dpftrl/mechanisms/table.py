@@ -219,11 +219,13 @@ MECHANISMS: dict[str, Mechanism] = {
         "banded square root of the prefix sum, not optimised", _bandfhu, ("bands",)
     ),
     "bisr": Mechanism(
-        "inverse of the above banded instead: no memory, noise is drawn again", _bisr, ("bands",)
+        "banded inverse of the square root of the prefix sum: no memory", _bisr, ("bands",)
     ),
-    "bifr": Mechanism("the same with the power of (1 - x) tuned", _bifr, ("error", "bands")),
+    "bifr": Mechanism(
+        "banded inverse (1 - x)^γ with γ tuned: no memory", _bifr, ("error", "bands")
+    ),
     "lambda-cgd": Mechanism(
-        "takes back a share of the noise of the round before",
+        "subtracts a share of the noise of the round before",
         _lambda_cgd,
         ("error", "correlation"),
     ),

@@ -86,7 +86,7 @@ class Ledger:
         self._connection = connection
         rows = connection.execute("SELECT * FROM declared").fetchall()
         if [list(map(type, row)) for row in rows] != [[int, int, int, str, str]]:
-            raise ledger_file.damaged(path, "it does not say what the run has declared")
+            raise ledger_file.damaged(path, "it lacks the declared schema")
         self.declared = schema_lib.MinSep(*rows[0][:3])
         self._initial_checkpoint, key_check = rows[0][3:]
         self._pseudonyms = pseudonyms.Pseudonyms.load(key_file)
@@ -291,8 +291,8 @@ class Ledger:
           checkpoint_fingerprint: Fingerprint of the new state.
 
         Raises:
-          rules.LedgerRefusal: If the round is not the one begun, somebody contributed who was
-            not asked, or the fingerprint is that of an earlier state.
+          rules.LedgerRefusal: If the round is not the one begun, a user contributed without
+            having been asked, or the fingerprint is that of an earlier state.
           OSError: If the file cannot be written.
         """
         if self.pending_round is None or round_index != self.pending_round:

@@ -20,7 +20,7 @@ class Participation:
     Attributes:
       num_rounds: Number of rounds.
       min_sep: Smallest observed **stride** j - i between two rounds i < j of one
-        client; None if nobody has taken part twice.
+        client; None if no client has taken part twice.
       max_participations: Largest number of rounds of one client; 0 if none.
     """
 

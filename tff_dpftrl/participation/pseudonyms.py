@@ -70,8 +70,8 @@ class Pseudonyms:
             key = pathlib.Path(path).read_bytes()
         except FileNotFoundError:
             raise validation.UsageError(
-                f"The key file {path} of the ledger is missing: without it nobody can tell "
-                "which users took part before. Restore it, or start a new run."
+                f"The key file {path} of the ledger is missing: without it earlier "
+                "participations of a user cannot be found. Restore it, or start a new run."
             ) from None
         if len(key) != _KEY_BYTES:
             raise validation.UsageError(

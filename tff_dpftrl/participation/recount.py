@@ -54,7 +54,7 @@ def recount(path: str | os.PathLike[str]) -> Recount:
             "SELECT num_rounds, min_sep, max_participations FROM declared"
         ).fetchone()
         if row is None:
-            raise ledger_file.damaged(path, "it does not say what the run has declared")
+            raise ledger_file.damaged(path, "it lacks the declared schema")
         declared = schema_lib.MinSep(*row)
         begun = _rounds(connection, "rounds", path)
         committed = _rounds(connection, "commits", path)
