@@ -185,6 +185,7 @@ class MinSepSampler(CohortSampler):
         self._orders: dict[int, np.ndarray] = {}  # The last two epochs, a cache.
 
     @property
+    @override
     def schema(self) -> schema_lib.MinSep:
         """Schema given to the constructor; the observed one may be better, never worse."""
         return self._schema
@@ -254,6 +255,7 @@ class ShuffledEpochs(CohortSampler):
         self._cached: tuple[int, np.ndarray] | None = None
 
     @property
+    @override
     def schema(self) -> schema_lib.MinSep:
         """Stride 1, at most one participation an epoch."""
         epochs = -(-self.num_rounds // self._rounds_per_epoch)
@@ -299,6 +301,7 @@ class PoissonSampler(CohortSampler):
         )
 
     @property
+    @override
     def schema(self) -> schema_lib.MinSep:
         """Schema without restrictions: a client may take part in every round."""
         return schema_lib.MinSep.unrestricted(self.num_rounds)

@@ -186,6 +186,7 @@ class TimerSampler(cohorts.CohortSampler):
         return [cohort for _, cohort in rounds]
 
     @property
+    @override
     def schema(self) -> schema_lib.MinSep:
         """Schema that the simulation observes; in production it is not known beforehand."""
         counter = observed.ParticipationCounter(self.num_clients)
