@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 
+import numpy as np
 import pytest
 
-from tff_dpftrl import version
+from tff_dpftrl import validation, version
 from tff_dpftrl.cli import account, main
 
 _COMMANDS = (
@@ -65,8 +67,7 @@ def test_a_package_that_is_not_installed_is_named(missing, is_ours, monkeypatch,
     command = ["account", "--mechanism", "tree", "--noise-multiplier", "7", "--rounds", "8"]
     command += ["--min-sep", "2"]
     if is_ours:  # A bug, not a wish of the user that cannot be met.
-        with pytest.raises(ModuleNotFoundError):
-            main.main(command)
+        assert main.main(command) == 70
         return
     assert main.main(command) == 2
     error = capsys.readouterr().err
@@ -139,7 +140,7 @@ def test_a_warning_is_one_line_without_source(stub, capsys):
 @pytest.mark.parametrize(
     "error, status, said",
     [
-        (ValueError("z is negative."), 2, "tff-dpftrl account: z is negative."),
+        (validation.UsageError("z is negative."), 2, "tff-dpftrl account: z is negative."),
         (
             OSError(28, "No space left"),
             1,
@@ -158,6 +159,41 @@ def test_errors_end_with_a_status_and_say_what_is_left(stub, capsys, error, stat
     stub(run, what_is_left=what_is_left, kept="x")
     assert main.main(["account"]) == status
     assert capsys.readouterr().err.strip() == said
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_defect_is_one_line_that_names_its_traceback(
+    stub, capsys, monkeypatch, tmp_path, is_shown
+):
+    def run(args):
+        return np.zeros(3) + np.zeros(4)
+
+    stub(run, what_is_left=lambda args: "Kept: x")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TFF_DPFTRL_TRACEBACK", "1" if is_shown else "0")
+    assert main.main(["account"]) == 70
+    *traceback, line = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(
+        "tff-dpftrl account: ValueError: operands could not be broadcast together with shapes "
+        "(3,) (4,): a defect of tff-dpftrl, not of the input. The traceback is "
+    )
+    assert line.endswith(" Kept: x")
+    if is_shown:
+        assert "return np.zeros(3) + np.zeros(4)" in "".join(traceback)
+        assert not list(tmp_path.iterdir())
+        return
+    (file,) = tmp_path.iterdir()
+    assert f"is in {file} (" in line and not traceback
+    assert "return np.zeros(3) + np.zeros(4)" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600  # Values in a traceback may be secret.
+
+
+def test_a_defect_without_a_temporary_folder_prints_its_traceback(stub, capsys, monkeypatch):
+    stub(lambda args: {}["key"])
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    assert main.main(["account"]) == 70
+    error = capsys.readouterr().err
+    assert "Traceback" in error and "The traceback is above." in error
 
 
 def test_an_output_that_nobody_reads_is_no_traceback():

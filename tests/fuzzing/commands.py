@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pathlib
 from collections.abc import Callable
 
@@ -22,13 +23,14 @@ def _run(*arguments: str | pathlib.Path) -> str:
       Its exit status, in words.
     """
     out, error = io.StringIO(), io.StringIO()
+    os.environ["TFF_DPFTRL_TRACEBACK"] = "1"  # The folder of temporary files is not the case's.
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         try:
             status = main.main([str(argument) for argument in arguments])
         except SystemExit as end:
             status = end.code
     if status not in (0, 1, 2):
-        raise judging.Violation(f"the status is {status!r}")
+        raise judging.Violation(f"the status is {status!r}: {error.getvalue()[-1500:]}")
     if status and "Traceback" in error.getvalue():
         raise judging.Violation(error.getvalue()[-500:])
     if status and not out.getvalue():

@@ -18,6 +18,7 @@ import numpy as np
 
 from tests.fuzzing import judging, mutations
 from tests.training import toy_model
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import guarantee, statement
 from tff_dpftrl.data import jsonl, sqlite, tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.finetuning import config as finetuning_config
@@ -88,7 +89,7 @@ def kind(
     read: Read,
     *,
     writes: bool = False,
-    refusals: tuple[type[Exception], ...] = (ValueError, OSError),
+    refusals: tuple[type[Exception], ...] = (validation.UsageError, OSError),
     faults: float = _FAULTS,
 ) -> judging.Kind:
     """A kind of folder, of whose files one is changed at a time.
@@ -179,7 +180,9 @@ def _write_statement(folder: pathlib.Path, number: int) -> None:
 
 
 def _read_statement(folder: pathlib.Path) -> None:
-    found = statement.PrivacyStatement.from_json((folder / "statement.json").read_text("utf-8"))
+    found = statement.PrivacyStatement.from_json(
+        (folder / "statement.json").read_text("utf-8", "surrogateescape")
+    )
     found.to_markdown()
     found.to_json()
 
@@ -567,7 +570,7 @@ KINDS = (
         {"*.sqlite*": mutations.sqlite},
         _read_store,
         writes=True,
-        refusals=(ValueError, OSError, interface.StoreError),
+        refusals=(validation.UsageError, OSError, interface.StoreError),
     ),
     kind("session counts", _write_sessions, {"sessions.json": _json}, _read_sessions),
     kind(

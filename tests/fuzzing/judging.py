@@ -22,6 +22,8 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from tff_dpftrl import validation
+
 LONGEST_SECONDS = 20.0
 """Far more than any of these small inputs takes on a busy machine."""
 MOST_MEMORY = 512 << 20
@@ -71,7 +73,7 @@ class Kind:
 
     name: str
     prepare: Callable[[pathlib.Path], Callable[[random.Random], Case]]
-    refusals: tuple[type[Exception], ...] = (ValueError, OSError)
+    refusals: tuple[type[Exception], ...] = (validation.UsageError, OSError)
     read: Callable[[bytes], Any] | None = None
 
 

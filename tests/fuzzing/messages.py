@@ -16,6 +16,7 @@ import numpy as np
 from tests.fuzzing import judging, mutations
 from tests.runtime.plans import secure_plans
 from tests.secure_sums import conversations
+from tff_dpftrl import validation
 from tff_dpftrl.runtime import participation_histograms, signing_keys
 from tff_dpftrl.runtime.device import secure_upload, session
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, tensor_values
@@ -39,7 +40,7 @@ def kind(
     read: Callable[[bytes], Any],
     *,
     mutate: mutations.Mutation = mutations.protobuf,
-    refusals: tuple[type[Exception], ...] = (ValueError, OSError),
+    refusals: tuple[type[Exception], ...] = (validation.UsageError, OSError),
 ) -> judging.Kind:
     """A kind of message, which is bytes.
 
@@ -343,7 +344,7 @@ def _read_sums(content: bytes) -> None:
         try:
             found = plan.FromString(content)
         except unreadable():
-            raise ValueError("unreadable") from None
+            raise validation.UsageError("unreadable") from None
         secure_report.parameters_of(found)
 
 

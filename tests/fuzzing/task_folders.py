@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tests.fuzzing import files, judging, messages, mutations, plans, secure_sums
 from tests.runtime.plans import secure_plans
+from tff_dpftrl import validation
 from tff_dpftrl.data import tokenizer, vocabulary
 from tff_dpftrl.runtime.plans import plan_pb2, signing
 from tff_dpftrl.runtime.tasks import config as config_lib
@@ -149,11 +150,11 @@ def _signed_again_kind() -> judging.Kind:
 
         return make
 
-    return judging.Kind("task folder, signed again", prepare, (ValueError,))
+    return judging.Kind("task folder, signed again", prepare, (validation.UsageError,))
 
 
 KINDS = (
-    files.kind("task folder", _write, _CHANGES, _read, refusals=(ValueError,)),
+    files.kind("task folder", _write, _CHANGES, _read, refusals=(validation.UsageError,)),
     _signed_again_kind(),
 )
 """All of them."""

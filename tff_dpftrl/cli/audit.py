@@ -49,7 +49,7 @@ examples:
   # After it: recount; nothing in its folder is changed.
   tff-dpftrl audit --run results/quickstart
 
-  # Keep the report, and let the run's statement say how it went.
+  # Keep the report, and add its verdict to the statement of the run.
   tff-dpftrl audit --run results/quickstart --output results/audit --state
 
   # For a script.
@@ -162,7 +162,7 @@ def _progress(line: str) -> None:
 
 
 def _print(found: audit_report.AuditReport) -> None:
-    """The verdict, and each test in a line."""
+    """Prints the verdict, and each test in a line."""
     print(found.verdict + "\n")
     for finding in found.findings:
         print(f"{finding.outcome:12} {finding.test}: {finding.says}")
@@ -179,7 +179,12 @@ def _state(folder: pathlib.Path, found: audit_report.AuditReport) -> None:
             f"--state needs a statement, and {path} does not exist: run tff-dpftrl report on the "
             "folder first."
         )
-    stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    try:
+        stated = statement_lib.PrivacyStatement.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise validation.UsageError(
+            f"--state cannot read {path}: {error} Run tff-dpftrl report on the folder first."
+        ) from error
     entry = found.entry()
     if entry in stated.audits:
         return

@@ -3,8 +3,8 @@
 Each subcommand is a module beside this one with `add_parser(subparsers)`, which
 registers it, and `run(args) -> int`. Modules import what is slow (TensorFlow,
 Matplotlib) inside `run`, so that `--help` and the maths stay quick. One that leaves
-files behind also sets the default `what_is_left`, a function of the arguments that
-says, after an interruption, what they hold.
+files behind also sets the default `what_is_left`, a function from the arguments to a
+sentence about these files, which is printed after an interruption.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ import functools
 import importlib
 import os
 import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
-from tff_dpftrl import version
+from tff_dpftrl import validation, version
 from tff_dpftrl.cli import interruption
 
 _PROGRAM = "tff-dpftrl"
+_TRACEBACK_VARIABLE = "TFF_DPFTRL_TRACEBACK"
+_LONGEST_SUMMARY = 300  # Characters of an unexpected exception that its line quotes.
 _SUBCOMMANDS = (
     "train",
     "sweep",
@@ -48,10 +52,10 @@ _SUBCOMMANDS = (
 
 
 class _CommandParser(argparse.ArgumentParser):
-    """The parser of one subcommand: its errors are one line, not the list of all flags."""
+    """Parser of one subcommand, whose errors are one line without the list of all flags."""
 
     def parse_known_args(self, args=None, namespace=None):
-        """As in the base class, but unknown flags come first: they may be misspelt ones."""
+        """Parses, and reports unknown flags before missing ones: they may be misspelt."""
         for argument in args or ():
             if argument == "--" or self._subparsers is not None:  # Flags are those of a part.
                 break
@@ -98,7 +102,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """In place of `warnings.showwarning`: whose line of code it was is nothing to a user."""
+    """Prints a warning without its line of code, in place of `warnings.showwarning`."""
     del category, filename, lineno, line
     print(f"{command}: warning: {message}", file=file or sys.stderr)
 
@@ -107,6 +111,30 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{error}: make room on the disk"
     return str(error)
+
+
+def _report_defect(stop: interruption.Interruption, error: Exception) -> int:
+    """Reports an exception that no input should cause, in one line; returns the exit status."""
+    text = " ".join(str(error).split())
+    summary = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if len(summary) > _LONGEST_SUMMARY:
+        summary = summary[: _LONGEST_SUMMARY - 1] + "…"
+    details = "".join(traceback.format_exception(error))
+    place = "above"
+    if os.environ.get(_TRACEBACK_VARIABLE, "") not in ("", "0"):
+        print(details, end="", file=sys.stderr)
+    else:
+        try:
+            with tempfile.NamedTemporaryFile(
+                "w", prefix="tff-dpftrl-", suffix=".txt", delete=False, encoding="utf-8"
+            ) as file:
+                file.write(f"tff_dpftrl {version.__version__}, Python {sys.version}\n\n{details}")
+            place = f"in {file.name} ({_TRACEBACK_VARIABLE}=1 prints it)"
+        except OSError:  # No room, or no temporary folder.
+            print(details, end="", file=sys.stderr)
+    reason = f"{summary}: a defect of {_PROGRAM}, not of the input. The traceback is {place}"
+    print(stop.message(reason), end="", file=sys.stderr)
+    return 70
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -119,7 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0; 1 if a file could not be written; 2 if the user's input cannot be
       used, or a package that the subcommand needs is not installed; 3 if `audit` found a
-      claim violated; 130 after Ctrl-C, 143 after SIGTERM.
+      claim violated; 70 after a defect of the program, whose traceback is written to a
+      temporary file; 130 after Ctrl-C, 143 after SIGTERM.
     """
     stop = interruption.Interruption(_PROGRAM)
     if argv is None:
@@ -134,19 +163,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = args.run(args)
         sys.stdout.flush()
         return status
-    except ValueError as error:
+    except validation.UsageError as error:
         print(f"{stop.command}: {error}", file=sys.stderr)
         return 2
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "tff_dpftrl":
-            raise
-        print(
-            f"{stop.command} needs {error.name}, which is not installed: see 'Environment' in "
-            "README.md.",
-            file=sys.stderr,
-        )
-        return 2
-    except BrokenPipeError:  # As of `| head`: nobody reads on.
+    except BrokenPipeError:  # The reader has ended, as `| head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -155,6 +175,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(stop.message(), end="", file=sys.stderr)
         return 130
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and _is_of_others(error.name):
+            print(
+                f"{stop.command} needs {error.name}, which is not installed: see 'Environment' in "
+                "README.md.",
+                file=sys.stderr,
+            )
+            return 2
+        return _report_defect(stop, error)
+
+
+def _is_of_others(module: str | None) -> bool:
+    return module is not None and module.partition(".")[0] != "tff_dpftrl"
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def as_os_error(path: str | os.PathLike[str]) -> Iterator[None]:
         raise OSError(f"The ledger {path} cannot be used: {_one_line(error)}.") from error
 
 
-def damaged(path: str | os.PathLike[str], reason: str) -> ValueError:
+def damaged(path: str | os.PathLike[str], reason: str) -> validation.UsageError:
     """Builds the error for a ledger that does not hold what was written to it.
 
     Args:
@@ -225,7 +225,9 @@ def damaged(path: str | os.PathLike[str], reason: str) -> ValueError:
     Returns:
       The error to raise.
     """
-    return ValueError(f"The ledger {path} is damaged: {_one_line(reason)}. Restore a backup.")
+    return validation.UsageError(
+        f"The ledger {path} is damaged: {_one_line(reason)}. Restore a backup."
+    )
 
 
 def _one_line(reason: object) -> str:

@@ -136,7 +136,7 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise validation.UsageError(
             f"Cannot read the config file {path}: {error.strerror}."
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # Not TOML, not UTF-8, or a number of thousands of digits.
         raise validation.UsageError(
             f"The config file {path} is not valid TOML: {error}."
         ) from error

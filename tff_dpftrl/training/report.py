@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from typing_extensions import override
 
-from tff_dpftrl import durable_files, json_text
+from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.accounting import display
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.accounting import statement as statement_lib
@@ -309,8 +309,10 @@ def _read_baselines(output: pathlib.Path) -> dict[str, float]:
         raise _damaged(path) from None
 
 
-def _damaged(path: pathlib.Path) -> ValueError:
-    return ValueError(f"{path} is damaged: restore it, or remove it to report without it.")
+def _damaged(path: pathlib.Path) -> validation.UsageError:
+    return validation.UsageError(
+        f"{path} is damaged: restore it, or remove it to report without it."
+    )
 
 
 def _read_held_out(output: pathlib.Path, rounds_done: int) -> dict[str, Any] | None:

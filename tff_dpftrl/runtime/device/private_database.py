@@ -103,13 +103,13 @@ class PrivateDatabase:
         if first != ("ok",):
             raise self.damaged(str(first[0]))
 
-    def damaged(self, reason: str) -> ValueError:
+    def damaged(self, reason: str) -> validation.UsageError:
         """Creates the exception for unexpected content.
 
         Args:
           reason: Short description of the damage.
         """
-        return ValueError(_damaged(self.path, self._kind, reason))
+        return validation.UsageError(_damaged(self.path, self._kind, reason))
 
     def read(self, query: str, *parameters: object) -> list[tuple]:
         """Runs a query on a consistent snapshot of the file.

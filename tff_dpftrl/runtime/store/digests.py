@@ -188,4 +188,4 @@ def check_rounds(head: Any, rows: Iterable[Any], *, start: int = 0) -> None:
 
 
 def _task_clause(head: Any) -> str:
-    return f"the task {head.task!r} of the population {head.population!r}"
+    return f"the task {head.task!r:.200} of the population {head.population!r:.200}"
