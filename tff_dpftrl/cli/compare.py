@@ -52,11 +52,11 @@ _AXES = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One strategy under one schema; sensitivity and losses are NaN beyond its rounds.
+    """Figures of one strategy under one schema.
 
     Attributes:
-      strategy: What the user typed, without the folder.
-      mechanism: What the strategy calls itself.
+      strategy: Name of the strategy as the user typed it, without the folder.
+      mechanism: Name of the mechanism, as the strategy gives it.
     """
 
     strategy: str
@@ -151,7 +151,7 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
     """Evaluates every strategy at every value.
 
     Args:
-      args: The parsed command line.
+      args: Parsed arguments of the command.
 
     Yields:
       The points, strategy by strategy.
@@ -177,7 +177,7 @@ def compare(args: argparse.Namespace) -> Iterator[Point]:
 
 
 def _check_names(names: list[str]) -> None:
-    """Refuses a name that stands for nothing before anything is optimised."""
+    """Refuses unknown names before anything is optimised."""
     from tff_dpftrl.mechanisms import zoo
 
     for name in names:
@@ -235,7 +235,7 @@ _COLUMNS = (
 
 
 def _row(point: Point) -> list[str]:
-    """One line of the printed table; "≤" marks a sensitivity that is an upper bound."""
+    """Returns a line of the printed table; "≤" marks an upper bound of a sensitivity."""
     integers = [str(n) for n in (point.num_rounds, point.min_sep, point.max_participations)]
     floats = [point.sensitivity, point.max_error, point.rms_error, point.max_loss, point.rms_loss]
     texts = ["-" if math.isnan(value) else f"{value:.5g}" for value in floats]
@@ -270,13 +270,13 @@ def _write(path: str, what: str, content: bytes) -> None:
 
 
 def _legend(points: list[Point]) -> str:
-    """What was typed, and what it stands for if that is another word and one throughout."""
+    """Returns a strategy's label: what the user typed, and the mechanism if it has another name."""
     label, names = points[0].strategy, {point.mechanism for point in points}
     return label if len(names) > 1 or label in names else f"{label}: {names.pop()}"
 
 
 def _drawing(points: list[Point], args: argparse.Namespace) -> bytes:
-    """The losses as a PNG."""
+    """Draws the losses as a PNG."""
     from matplotlib import figure, ticker
 
     loss = "max_loss" if args.error == "max" else "rms_loss"

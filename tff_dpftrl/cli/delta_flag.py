@@ -1,4 +1,4 @@
-"""The flag --delta of the commands that account, and what is wrong with a large one."""
+"""The flag --delta of the commands that account, and warnings about a large δ."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def add_parser(subparsers) -> None:
 
 
 def what_is_left(args: argparse.Namespace) -> str:
-    """What holds after an interruption."""
+    """Returns what the example store holds after an interruption."""
     if args.add is not None:
         return f"Nothing was added to {args.examples}, or all of it."
     return (
@@ -248,7 +248,7 @@ def _take_part(args: argparse.Namespace) -> int:
 
 
 class _Sessions:
-    """Runs sessions and prints how they went."""
+    """Runner of a device's sessions that prints how each ended."""
 
     def __init__(self, own: device_runtime.DeviceRuntime):
         self._own = own
@@ -280,7 +280,7 @@ def _progress(line: str) -> None:
 
 
 def _silence_tracebacks(verbose: bool) -> None:
-    """Errors of sessions are a line; with `verbose`, all that is known of them."""
+    """Shows errors of sessions as one line each; with `verbose`, with their tracebacks."""
     logger = logging.getLogger("tff_dpftrl.runtime")
     if not logger.handlers:
         logger.addHandler(logging.StreamHandler() if verbose else logging.NullHandler())

@@ -145,7 +145,7 @@ def add_parser(subparsers) -> None:
 
 
 def _text_options() -> list[dataclasses.Field]:
-    """What `finetune` is told of its text, besides where it is."""
+    """Returns the options of `finetune` for reading the text, without its path."""
     fields = dataclasses.fields(language_config.TextConfig)
     return [field for field in fields if field.name != "data"]
 
@@ -234,7 +234,7 @@ def _given_text_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
-    """The model in --initial-weights."""
+    """Loads the model in --initial-weights."""
     if args.initial_weights is None:
         if args.proxy_data is not None:
             raise validation.UsageError("--proxy-data is for --initial-weights: give that too.")
@@ -248,7 +248,7 @@ def _model(args: argparse.Namespace) -> trained_model.TrainedFiles | None:
 def _measure(
     model: trained_model.TrainedFiles, args: argparse.Namespace, plans: list[plan_lib.Plan]
 ) -> proxies.Proxies:
-    """What the model's gradients are like on public text."""
+    """Measures the norms of the model's gradients on public text."""
     train.silence_tensorflow()
     print("Measuring gradients of public text ...", file=sys.stderr)
     from tff_dpftrl.finetuning import proxies
@@ -265,7 +265,7 @@ def _measure(
 def _gradient_norms(
     args: argparse.Namespace, plans: list[plan_lib.Plan], measured: proxies.Proxies | None
 ) -> dict[str, group_size.GradientNorms]:
-    """L(G) as measured or given, or for each of three assumptions, L(1) being 1."""
+    """Returns L(G) as measured or given, or for each of three assumptions, with L(1) = 1."""
     from tff_dpftrl.finetuning import group_size
 
     if measured is not None:
@@ -369,7 +369,7 @@ def _advice(
         else:
             lines.append(
                 f"Best if a user's gradients are all equal: {names['equal']}; if they have nothing "
-                f"in common: {names['diverse']}. Gradients of public users tell: --initial-weights."
+                f"in common: {names['diverse']}. Give --initial-weights to measure it."
             )
     if any(one.sampling == plan.EXAMPLE for one in plans):
         lines.append(

@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """A line for every round that begins to count, and now and then otherwise."""
+    """Printer of progress lines: one for each round that counts, and some in between."""
 
     def __init__(self, counts, begin: float):
         self._counts, self._begin = counts, begin
@@ -170,7 +170,7 @@ class _Progress:
 
 @contextlib.contextmanager
 def _orderly_end(stop: threading.Event) -> Iterator[None]:
-    """Within the block, the first Ctrl-C or SIGTERM ends the fleet; the second, the process."""
+    """Lets the first Ctrl-C or SIGTERM in the block end the fleet, and the second the process."""
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:

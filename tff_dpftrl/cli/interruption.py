@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM on the command line: one message and the usual exit status, at any moment.
 
 Importing TensorFlow takes seconds in C++ and in callbacks that lose a KeyboardInterrupt
-or show it as a traceback. So the handler raises nothing: it says what is left and ends
+or show it as a traceback. So the handler raises nothing: it prints what is left and ends
 the process there and then. That is no more than SIGKILL does, which runs are made to
 survive: what the ledger has committed is on the disk.
 """
@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 
 class Interruption:
-    """What to say when the user stops the process.
+    """Message and exit status for a process that the user stops.
 
     Attributes:
       command: Name of the command, as in "tff-dpftrl train".
-      what_is_left: Tells what the files hold and how to go on; called when it is needed.
+      what_is_left: Function that returns what the files hold and how to go on. It is called
+        when the process is stopped. None for commands that leave no files behind.
     """
 
     def __init__(self, command: str):
@@ -27,7 +28,7 @@ class Interruption:
         self.what_is_left: Callable[[], str] | None = None
 
     def install(self) -> None:
-        """Ends the process on SIGINT and SIGTERM from now on; for a process of our own only.
+        """Ends the process on SIGINT and SIGTERM from now on; not for a caller's process.
 
         A signal that the process was started to ignore stays ignored.
         """
@@ -36,7 +37,7 @@ class Interruption:
                 signal.signal(signum, self._end)
 
     def message(self, reason: str = "interrupted") -> str:
-        """The message, which ends with a line break."""
+        """Returns the message for a reason; it ends with a line break."""
         left = "" if self.what_is_left is None else " " + self.what_is_left()
         return f"\n{self.command}: {reason.removesuffix('.')}.{left}\n"
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restart-every",
         type=int,
         metavar="R",
-        help="The mechanism begins anew every so many rounds, as adaptive clipping needs it.",
+        help="Rounds after which the mechanism begins anew, as adaptive clipping needs it.",
     )
     parser.add_argument(
         "--first-restart",
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="F",
-        help="Norm bound after secure aggregation's rounding over the clip norm that the noise is "
-        "relative to. Default: 1, no rounding.",
+        help="Norm bound after the rounding of secure aggregation, divided by the clip norm that "
+        "the noise multiplier refers to. Default: 1, no rounding.",
     )
     add_options(parser.add_argument_group("options of mechanisms"))
 
@@ -107,7 +107,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint",
         metavar="FILE",
-        help="Save the state of a bandmf search there, and go on from it if it exists.",
+        help="File for the state of a bandmf search; a search goes on from it if it exists.",
     )
 
 
@@ -128,7 +128,7 @@ def options_from(args: argparse.Namespace) -> table.Options:
 
 
 def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
-    """The schema that the flags of `add_schema_arguments` describe."""
+    """Returns the participation schema of the flags of `add_schema_arguments`."""
     from tff_dpftrl.participation import schema as schema_lib
 
     most = args.rounds if args.max_participations is None else args.max_participations
@@ -142,14 +142,14 @@ def schema_from(args: argparse.Namespace) -> schema_lib.MinSep:
 
 
 def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strategy_lib.Strategy:
-    """The strategy of the whole run, restarts included.
+    """Builds or reads the strategy of the whole run, restarts included.
 
     Args:
       args: Parsed flags of `add_arguments`.
       schema: The schema of the whole run.
 
     Returns:
-      The strategy; one that is optimised is optimised for its longest block.
+      The strategy. If it is optimised, it is optimised for its longest block of rounds.
 
     Raises:
       ValueError: If flags do not fit together, or a file cannot be read.
@@ -179,5 +179,5 @@ def strategy_from(args: argparse.Namespace, schema: schema_lib.MinSep) -> strate
 
 
 def notify(sentence: str) -> None:
-    """Prints progress and advice where it does not mix with results."""
+    """Prints progress and advice on standard error, apart from the results."""
     print(sentence, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""How the commands that compute print: text for people, JSON on request."""
+"""Output of the commands that compute: text for people, JSON on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_format(
     default: str | None = "text",
     when: str = "",
 ) -> None:
-    """Adds --format; `when` says more about it."""
+    """Adds --format; `when` is appended to its help."""
     text = f"Of standard output{when}. Default: text."
     parser.add_argument("--format", choices=choices, default=default, help=text)
 

@@ -16,7 +16,7 @@ from tff_dpftrl.finetuning import personalisation
 from tff_dpftrl.training import language_config
 
 _DESCRIPTION = """\
-Tell what a trained model gains when users train it further on their own text, as on a device
+Measure what a trained model gains when users train it further on their own text, as on a device
 of theirs (Charles et al. 2024, appendix G.2).
 
 Each of some users who did not train begins with the model, trains it by SGD on the first half of
@@ -149,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _as_csv(facts: dict[str, object], found: personalisation.Personalisation) -> str:
-    """A row for each learning rate, and one without any for the model as it is."""
+    """Returns a row for each learning rate, and one without a rate for the model as it is."""
     rows = [facts | one.as_dict() for one in (found.before, *found.after)]
     written = io.StringIO()
     writer = csv.DictWriter(written, list(rows[0]), lineterminator="\n")

@@ -230,7 +230,7 @@ def _reference_noise(args: argparse.Namespace) -> float:
 def _what_if(
     plan: planner_lib.Plan, args: argparse.Namespace
 ) -> guarantee_lib.Guarantee | str | None:
-    """The guarantee if things turn out otherwise, or why there is none; None if not asked."""
+    """Returns the guarantee under other conditions, or why there is none; None if not asked."""
     if args.what_if_rounds is None and args.what_if_min_sep is None:
         return None
     try:

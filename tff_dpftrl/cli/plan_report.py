@@ -1,4 +1,4 @@
-"""What `tff-dpftrl plan` prints: a table, advice, and the commands that set a plan up."""
+"""Report of `tff-dpftrl plan`: a table, advice, and the commands that set a plan up."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TRAINING_SHARE = 0.8  # Of the users of a file, `train` keeps the others for ev
 def as_json(
     shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf], recommended: planner_lib.Plan
 ) -> dict[str, Any]:
-    """The report as JSON-compatible values.
+    """Returns the report as JSON-compatible values.
 
     Args:
       shown: Plans to list.
-      what_ifs: For each its guarantee if things turn out otherwise, why there is none,
-        or None if nobody asked.
-      recommended: The plan to begin with.
+      what_ifs: Guarantee of each plan under other conditions, or the reason why there is
+        none, or None if it was not asked for.
+      recommended: Plan to begin with.
 
     Returns:
       The report.
@@ -56,7 +56,7 @@ _COLUMNS = ("goal", "mechanism", "min-sep", "max", "z", "noise", "rho", "epsilon
 
 
 def rows(shown: Sequence[planner_lib.Plan], what_ifs: Sequence[WhatIf]) -> list[list[str]]:
-    """The plans as the cells of a table, its heading first; arguments as for `as_json`."""
+    """Returns the plans as cells of a table, its heading first; arguments as for `as_json`."""
     from tff_dpftrl.accounting import display
 
     asked = any(what_if is not None for what_if in what_ifs)
@@ -96,16 +96,17 @@ _WORTH_IT = (
 
 
 def _training_users(plan: planner_lib.Plan) -> int:
-    """The smallest population that can keep up the plan's schema."""
+    """Returns the smallest population that can keep up the plan's schema."""
     schema = plan.guarantee.schema
     by_participations = -(-schema.num_rounds * plan.report_goal // schema.max_participations)
     return max(schema.min_sep * plan.report_goal, by_participations)
 
 
 def _users_of_a_file(training_users: int) -> int:
-    """Users of whom, but for a chance of about one in a million, so many are for training.
+    """Returns how many users a file needs for a number of training users.
 
-    Each is for training with probability 0.8, by a hash: 0.8 n - 5 √(0.16 n) = training_users.
+    A hash chooses each for training with probability 0.8. With so many, fewer than wanted
+    are chosen with a chance of about one in a million: 0.8 n - 5 √(0.16 n) = training_users.
     """
     share = _TRAINING_SHARE
     slack = 5.0 * math.sqrt(share * (1.0 - share))
@@ -114,7 +115,7 @@ def _users_of_a_file(training_users: int) -> int:
 
 
 def advice(plan: planner_lib.Plan, request: planner_request.Request) -> str:
-    """Why this plan is recommended, what it promises, and the commands that set it up."""
+    """Returns why a plan is recommended, what it promises, and the commands that set it up."""
     from tff_dpftrl.accounting import display, planner
 
     found, schema = plan.guarantee, plan.guarantee.schema

@@ -85,7 +85,7 @@ def add_parser(subparsers) -> None:
 
 
 def _shared_fields() -> list[dataclasses.Field]:
-    """Options of a run that its pretraining must share."""
+    """Returns the options of a run that its pretraining must share."""
     return [
         field
         for field in dataclasses.fields(language_config.LanguageConfig)
@@ -94,7 +94,7 @@ def _shared_fields() -> list[dataclasses.Field]:
 
 
 def what_is_left(args: argparse.Namespace) -> str:
-    """What the results folder holds after an interruption."""
+    """Returns what the results folder holds after an interruption."""
     output = pathlib.Path(args.output)
     if not (output / "model.npz").exists():
         return "No epoch had ended: there is no model, and the same command begins again."

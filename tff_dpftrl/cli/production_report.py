@@ -28,12 +28,12 @@ def write(
 
     Args:
       output: Folder of the sweep.
-      results: Of all its cells; those that are not finished are left out.
-      target_accuracy: Mean top-1 accuracy that is wanted, a share.
-      population: Devices that will train in production.
+      results: Results of all its cells. Cells that are not finished are left out.
+      target_accuracy: Wanted mean top-1 accuracy, between 0 and 1.
+      population: Number of devices that will train in production.
 
     Returns:
-      What the report says, for the terminal.
+      The text of the report, for the terminal.
 
     Raises:
       ValueError: If a cell's files cannot be read.
@@ -112,7 +112,7 @@ def _chosen(
     if best.point is best.family.points[-1]:
         lines.append("No larger noise multiplier was swept over: more may do, too.")
     if any(result.state != "finished" for result in results):
-        lines.append("Not all cells are finished: this is what the others say.")
+        lines.append("Not all cells are finished: these are the results of the others.")
     return lines
 
 
@@ -127,7 +127,7 @@ def _named(choice: production.Choice) -> str:
 def _plans(
     output: pathlib.Path, choice: production.Choice, population: int
 ) -> tuple[list[list[str]], str]:
-    """The table of plans, its heading first, and the advice; draws the plans."""
+    """Returns the table of plans, its heading first, and the advice; draws the plans."""
     request = planner_request.Request(
         population,
         choice.num_rounds,

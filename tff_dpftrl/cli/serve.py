@@ -42,7 +42,7 @@ examples:
   # Only tasks whose devices sum their reports themselves.
   tff-dpftrl serve --population keyboard --task tasks/nwp --store store/ --secure-aggregation
 
-  # Two tasks that share the devices, in PostgreSQL, with a certificate of one's own.
+  # Two tasks that share the devices, in PostgreSQL, with a custom certificate.
   tff-dpftrl serve --population keyboard --task tasks/a tasks/b \\
       --store postgresql://user@host/name --server-folder server/ \\
       --address 0.0.0.0:8443 --certificate fullchain.pem --private-key key.pem \\
@@ -223,7 +223,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is told to end, and returns the exit status."""
+    """Serves until a signal ends it, and returns the exit status."""
     _check(args)
     from tff_dpftrl.runtime import core_files, serving, signing_keys
     from tff_dpftrl.runtime.server import limits
@@ -289,7 +289,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _on_ray(args: argparse.Namespace, tasks, store, folder, settings) -> serving.Serving:
-    """The same on a Ray cluster."""
+    """Serves on a Ray cluster, and returns the exit status."""
     from tff_dpftrl.runtime.cluster import serving as cluster_serving
 
     if args.no_attestation:
@@ -307,7 +307,7 @@ def _on_ray(args: argparse.Namespace, tasks, store, folder, settings) -> serving
 
 
 def _deployment(args: argparse.Namespace, folder, settings):
-    """What hosts on a Ray cluster are built from."""
+    """Returns the description that hosts on a Ray cluster are built from."""
     from tff_dpftrl.runtime.cluster import serving as cluster_serving
 
     issuers = args.attestation_keys or [folder.issuer_public]
@@ -347,7 +347,7 @@ def _stop(args: argparse.Namespace, folder) -> int:
 
 
 def _run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Runs an event loop: uvloop's, which takes less time for each device, where there is one."""
+    """Runs an event loop: that of uvloop, which is faster, where it is installed."""
     try:
         import uvloop
     except ImportError:  # Not on every system.
@@ -405,7 +405,7 @@ def _check_engine(args: argparse.Namespace) -> None:
 
 
 def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
-    """Refuses tasks in the clear, if told to, and those that devices could take no part in."""
+    """Refuses tasks without secure sums where required, and tasks that no device can join."""
     from tff_dpftrl.runtime.tasks import summation_sentences
 
     stated = {task.name: task.folder.terms.secure_aggregation for task in tasks}
@@ -434,7 +434,7 @@ def _check_secure_aggregation(args: argparse.Namespace, tasks, folder) -> None:
 
 
 def _attestation(args: argparse.Namespace, folder):
-    """Who verifies devices' tokens; None if nobody does."""
+    """Returns the verifier of devices' tokens; None if they are not verified."""
     from tff_dpftrl.runtime import signing_keys
     from tff_dpftrl.runtime.protocol import attestation
 
@@ -480,7 +480,7 @@ async def _serve(served: serving.Serving, folder, args: argparse.Namespace) -> N
 
 
 async def _has_started(served: serving.Serving, stop: asyncio.Event) -> bool:
-    """Starts, and gives up if told to end meanwhile."""
+    """Starts the server, and gives up if a signal ends it meanwhile."""
     starting, stopping = asyncio.ensure_future(served.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -495,7 +495,7 @@ async def _has_started(served: serving.Serving, stop: asyncio.Event) -> bool:
 
 
 def _end(leaves: bool, stop: asyncio.Event) -> None:
-    """First signal: an orderly end. A second one ends the process as it stands."""
+    """Ends the server in order at the first signal, and the process at the second."""
     if stop.is_set():
         os._exit(128 + signal.SIGINT)
     if not leaves:

@@ -1,4 +1,4 @@
-"""Which server devices talk to, whom they believe, and who vouches for them: flags and files."""
+"""Flags of devices: the server's address, the keys that they trust, and their attestation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(group: argparse._ArgumentGroup) -> None:
-    """Adds what `Trust` reads."""
+    """Adds the flags that `Trust` reads."""
     group.add_argument(
         "--server-folder",
         metavar="DIR",
@@ -60,13 +60,13 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 class Trust:
-    """Whom devices of this command believe, and who vouches for them."""
+    """Keys and certificates that devices trust, and the issuer that attests them."""
 
     def __init__(self, args: argparse.Namespace):
-        """Reads all files, so that what is wrong with them is said at once.
+        """Reads all files, so that damaged ones are reported at once.
 
         Args:
-          args: The arguments.
+          args: Parsed arguments of the command.
 
         Raises:
           ValueError: If something is missing or unusable.
@@ -98,7 +98,7 @@ class Trust:
             self.issuers = (self._issuer_key.public_key(),)
 
     def connect(self) -> server_connection.ServerConnection:
-        """A new connection to the server."""
+        """Returns a new connection to the server."""
         from tff_dpftrl.runtime.device import server_connection
         from tff_dpftrl.runtime.server import server_folder
 
@@ -110,7 +110,7 @@ class Trust:
         )
 
     def for_fleet(self) -> fleet.ConnectionSettings:
-        """The same for a fleet, which may have several processes."""
+        """Returns the description of a connection for a fleet, which may have several processes."""
         from tff_dpftrl.runtime import signing_keys
         from tff_dpftrl.runtime.fleet import fleet
 
@@ -125,7 +125,7 @@ class Trust:
         )
 
     def attester(self) -> attester.Attester:
-        """Who vouches for a device."""
+        """Returns the issuer of a device's attestation tokens."""
         from tff_dpftrl.runtime.device import attester
         from tff_dpftrl.runtime.protocol import attestation
 
@@ -135,7 +135,7 @@ class Trust:
 
 
 def _with_folder(args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, with what is in the server's folder where a flag is not given."""
+    """Returns the arguments, with values from the server's folder where a flag is not given."""
     from tff_dpftrl.runtime.server import server_folder
 
     folder = server_folder.of(args.server_folder)

@@ -1,4 +1,4 @@
-"""Where the status page of `tff-dpftrl serve` listens, and who may read it."""
+"""Flags for the address of the status page of `tff-dpftrl serve`, and for its readers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what `check` and `made` read."""
+    """Adds the flags that `check` and `made` read."""
     group = parser.add_argument_group(
         "status page",
         "It has no TLS. On another address than loopback it needs --status-token or --status-open, "
@@ -50,10 +50,10 @@ def check(args: argparse.Namespace) -> None:
     """Refuses flags that do not go together; reads and writes no file.
 
     Args:
-      args: The arguments; the form of --status-address is known to be right.
+      args: Parsed arguments, with a well-formed --status-address.
 
     Raises:
-      ValueError: If they do not.
+      UsageError: If they do not go together.
     """
     from tff_dpftrl.runtime.status import access
 
@@ -72,10 +72,10 @@ def check(args: argparse.Namespace) -> None:
 
 
 def made(args: argparse.Namespace) -> access.Access:
-    """Who may read the page; makes the file of the token if there is none.
+    """Returns the rule for readers of the page; makes the file of the token if there is none.
 
     Args:
-      args: The arguments, checked.
+      args: Parsed arguments, checked.
 
     Raises:
       ValueError: If the file holds no token, or others may read it.

@@ -61,7 +61,7 @@ examples:
       --simulate-report-goal 6500 --simulate-population 4000000 --output results/noise \\
       --target-accuracy 0.15 --population 4000000
 
-docs/sweeps.md explains what is written, and what the numbers do not say.
+docs/sweeps.md explains the files, and the limits of the numbers.
 """
 
 
@@ -79,7 +79,7 @@ def add_parser(subparsers) -> None:
         "config",
         nargs="?",
         metavar="CONFIG",
-        help="TOML file of options, as for `train --config`; not needed if flags say enough.",
+        help="TOML file of options, as for `train --config`; not needed if flags give all options.",
     )
     parser.add_argument(
         "--over",
@@ -113,7 +113,7 @@ def add_parser(subparsers) -> None:
 
 
 def what_is_left(args: argparse.Namespace) -> str:
-    """What the results folder holds after an interruption, and how to go on."""
+    """Returns what the results folder holds after an interruption, and how to go on."""
     from tff_dpftrl.sweeps import cells as cells_lib
     from tff_dpftrl.sweeps import folder as folder_lib
 
@@ -174,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _synonyms() -> dict[str, str]:
-    """What may stand for an option in --over: its shorter flags."""
+    """Returns the names that --over accepts for an option: its shorter flags."""
     return {
         flag.lstrip("-").replace("-", "_"): name
         for name, flags in train.SHORT_FLAGS.items()
@@ -183,13 +183,13 @@ def _synonyms() -> dict[str, str]:
 
 
 def _placement_flags(args: argparse.Namespace) -> list[str]:
-    """The flags of `train.add_placement` again, for the processes of the cells."""
-    found = []
+    """Returns the given flags of `train.add_placement`, for the processes of the cells."""
+    flags = []
     if args.ray_workers is not None:
-        found.append(f"--ray-workers={args.ray_workers}")
+        flags.append(f"--ray-workers={args.ray_workers}")
     if args.ray_address is not None:
-        found.append(f"--ray-address={args.ray_address}")
-    return found
+        flags.append(f"--ray-address={args.ray_address}")
+    return flags
 
 
 def _check(
@@ -198,7 +198,7 @@ def _check(
     output: pathlib.Path,
     placement: placement_lib.Placement,
 ) -> None:
-    """Refuses, before any work, what a cell would be refused for."""
+    """Refuses, before any work, options that a cell would refuse."""
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import folder as folder_lib
     from tff_dpftrl.sweeps import population_check
@@ -258,7 +258,7 @@ def _progress(line: str) -> None:
 def _after(
     writer: results_writer.ResultsWriter, cell: cells_lib.Cell, ending: folder_lib.Ending
 ) -> None:
-    """Writes what is known after a cell, and says how it went."""
+    """Writes the results so far after a cell, and prints how it ended."""
     from tff_dpftrl.sweeps import axes as axes_lib
     from tff_dpftrl.sweeps import results as results_lib
 

@@ -1,4 +1,4 @@
-"""`tff-dpftrl task`: what devices and server compute together, made, signed and reported."""
+"""`tff-dpftrl task`: makes, signs and reports what devices and server compute together."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def _new(args: argparse.Namespace) -> int:
 
 
 def _evaluating(config: config_lib.TaskConfig, flags: dict[str, Any]) -> config_lib.TaskConfig:
-    """Options of an evaluation: those of the task that it evaluates, overruled."""
+    """Returns the options of an evaluation: those of the evaluated task, with its changes."""
     values = {**config.to_dict(), "task": "", "max_epsilon": None, "weight": 1.0}
     values |= {"min_sep": None, "max_participations": None, "least_group": None, **flags}
     return config_lib.TaskConfig(**values)
@@ -255,7 +255,7 @@ def _grid(text: str) -> tuple[str, list[Any]]:
 
 
 def _value(text: str) -> Any:
-    """A value as TOML would have it."""
+    """Reads a value as TOML does."""
     named = {"true": True, "false": False}
     if text in named:
         return named[text]
@@ -268,7 +268,7 @@ def _value(text: str) -> Any:
 
 
 def _key(path: pathlib.Path):
-    """The private key of a file, made if there is none."""
+    """Returns the private key of a file, which is made if there is none."""
     if path.exists():
         return signing_keys.load_private(path)
     path.absolute().parent.mkdir(parents=True, exist_ok=True)
