@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tff_dpftrl import validation
-from tff_dpftrl.cli import server_flags, train
+from tff_dpftrl.cli import device_flags, train
 
 if TYPE_CHECKING:
     from tff_dpftrl.runtime.device import device_runtime
@@ -71,7 +71,7 @@ def add_parser(subparsers) -> None:
         "--collection", default="text", metavar="NAME", help="Where they go. Default: text."
     )
     server = parser.add_argument_group("server")
-    server_flags.add_arguments(server)
+    device_flags.add_arguments(server)
     server.add_argument(
         "--population",
         action="append",
@@ -181,7 +181,7 @@ def _lines(path: str) -> list[str]:
 def _take_part(args: argparse.Namespace) -> int:
     if not args.population:
         raise validation.UsageError("--population must be given: the population to take part in.")
-    trust = server_flags.Trust(args)
+    trust = device_flags.Trust(args)
     train.silence_tensorflow()
     _silence_tracebacks(args.verbose)
     from tff_dpftrl.runtime.device import (
