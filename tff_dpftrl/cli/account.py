@@ -50,8 +50,10 @@ def add_parser(subparsers) -> None:
         type=float,
         required=True,
         metavar="Z",
-        help="Standard deviation of the noise draws per unit of clip norm (with adaptive clipping: "
-        "the total z, of updates and clip norm together).",
+        help=(
+            "Standard deviation of the noise draws per unit of clip norm. With "
+            "adaptive clipping: the total z of updates and clip norm together."
+        ),
     )
     delta_flag.add(parser)
     mechanism_flags.add_arguments(parser)
@@ -62,13 +64,13 @@ def add_parser(subparsers) -> None:
         "--sampling-groups",
         type=int,
         metavar="G",
-        help="Groups of clients that take turns, at least as many as there are bands.",
+        help=("Number of groups of clients that take turns, at least the number of bands."),
     )
     sampling.add_argument(
         "--sampling-probability",
         type=float,
         metavar="Q",
-        help="Probability of a client to be in the cohort when it is its group's turn.",
+        help=("Probability that a client is in the cohort when its group's turn comes."),
     )
     output.add_format(parser)
 

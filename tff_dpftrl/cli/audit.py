@@ -75,13 +75,15 @@ def add_parser(subparsers) -> None:
         "--run",
         metavar="RUN",
         dest="run_folder",
-        help="Folder that train or finetune wrote to, of a run that is not under way.",
+        help="Results folder of train or finetune whose run is not under way.",
     )
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="Folder for audit.md, audit.json and, of a config, trade_off.png; made if missing. "
-        "Nothing is written if not given.",
+        help=(
+            "Folder for audit.md, audit.json and, with --config, trade_off.png; "
+            "made if missing. Default: write no files."
+        ),
     )
     of_config = parser.add_argument_group("with --config")
     of_config.add_argument(
@@ -108,8 +110,11 @@ def add_parser(subparsers) -> None:
     of_run.add_argument(
         "--state",
         action="store_true",
-        help="Add a line to the run's privacy statement that says how the audit went. The claim "
-        "stays what it is; a refuted one says so beside ε. `tff-dpftrl report` takes it away.",
+        help=(
+            "Add the outcome of the audit to the run's privacy statement. The claim "
+            "stays as it is; a refuted one is marked beside ε. `tff-dpftrl report` "
+            "removes the line."
+        ),
     )
     output.add_format(parser)
 

@@ -36,9 +36,9 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(run=run)
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument(
-        "--target-epsilon", type=float, metavar="E", help="Epsilon not to exceed at --delta."
+        "--target-epsilon", type=float, metavar="E", help="Largest allowed epsilon at --delta."
     )
-    target.add_argument("--target-rho", type=float, metavar="R", help="rho-zCDP not to exceed.")
+    target.add_argument("--target-rho", type=float, metavar="R", help="Largest allowed rho-zCDP.")
     delta_flag.add(parser)
     mechanism_flags.add_arguments(parser)
     output.add_format(parser)

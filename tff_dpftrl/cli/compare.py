@@ -84,13 +84,13 @@ def add_parser(subparsers) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("strategies", nargs="+", metavar="STRATEGY")
     mechanism_flags.add_schema_arguments(parser)
-    parser.add_argument("--vary", choices=_VARIED, required=True, help="What changes.")
+    parser.add_argument("--vary", choices=_VARIED, required=True, help="Parameter that varies.")
     parser.add_argument(
         "--values",
         type=_values,
         required=True,
         metavar="FIRST:LAST:STEP",
-        help="Its values: a range, ends included, or a list such as 100,200,400.",
+        help=("Values of the parameter: a range, ends included, or a list such as 100,200,400."),
     )
     parser.add_argument(
         "--optimize-at-each-point",
@@ -104,8 +104,8 @@ def add_parser(subparsers) -> None:
         default=None,
         when="; with --csv or --png nothing is printed there unless this is given",
     )
-    parser.add_argument("--csv", metavar="FILE", help="Write a table there, one row a point.")
-    parser.add_argument("--png", metavar="FILE", help="Draw the losses there.")
+    parser.add_argument("--csv", metavar="FILE", help="File for a table, one row a point.")
+    parser.add_argument("--png", metavar="FILE", help="File for a plot of the losses.")
 
 
 def _values(text: str) -> list[int]:

@@ -57,18 +57,26 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run, what_is_left=what_is_left)
     parser.add_argument(
-        "--examples", required=True, metavar="FILE", help="Example store; made if there is none."
+        "--examples",
+        required=True,
+        metavar="FILE",
+        help="File of the example store; made if there is none.",
     )
     filling = parser.add_argument_group("filling the store (then nothing else is done)")
     filling.add_argument(
         "--add",
         metavar="FILE",
-        help="Add texts, one a line, the newest last; - is standard input. With --user, a corpus "
-        "as for train --data.",
+        help=(
+            "File of texts to add, one a line, the newest last; - is standard "
+            "input. With --user, a corpus as for train --data."
+        ),
     )
     filling.add_argument("--user", metavar="ID", help="User of the corpus whose texts are added.")
     filling.add_argument(
-        "--collection", default="text", metavar="NAME", help="Where they go. Default: text."
+        "--collection",
+        default="text",
+        metavar="NAME",
+        help="Collection that the texts are added to. Default: text.",
     )
     server = parser.add_argument_group("server")
     device_flags.add_arguments(server)
@@ -83,37 +91,44 @@ def add_parser(subparsers) -> None:
     here.add_argument(
         "--state-folder",
         metavar="DIR",
-        help="Where it keeps how often it took part. Default: FILE.device, beside the examples.",
+        help=(
+            "Folder for the record of this device's participations. Default: "
+            "FILE.device, beside the examples."
+        ),
     )
     here.add_argument(
-        "--once", action="store_true", help="One session of each population, now, and no more."
+        "--once", action="store_true", help="Run one session for each population now, and end."
     )
     here.add_argument(
         "--start-within",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="The first session comes at random in this time, so that devices that start together "
-        "do not check in together. Default: 60.",
+        help=(
+            "Seconds within which the first session begins, at random, so that "
+            "devices that start together do not check in together. Default: 60."
+        ),
     )
     here.add_argument(
         "--eligible",
         choices=("always", "linux"),
         default="always",
-        help="When it may work: always, or while this machine is idle and on external power. "
-        "Default: always.",
+        help=(
+            "Condition for work: always, or while this machine is idle and on "
+            "external power. Default: always."
+        ),
     )
     here.add_argument(
         "--max-load",
         type=float,
         default=0.5,
         metavar="X",
-        help="With --eligible linux: other programs' threads a core up to which the machine is "
-        "idle. Default: 0.5.",
+        help=(
+            "With --eligible linux: largest load of other programs, in threads a "
+            "core, of an idle machine. Default: 0.5."
+        ),
     )
-    here.add_argument(
-        "--verbose", action="store_true", help="Also show where in the code errors happened."
-    )
+    here.add_argument("--verbose", action="store_true", help="Show the tracebacks of errors, too.")
 
 
 def what_is_left(args: argparse.Namespace) -> str:

@@ -19,43 +19,57 @@ def add_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--server-folder",
         metavar="DIR",
-        help="Folder of a server on this machine (`tff-dpftrl serve` names it): where it listens, "
-        "its certificate and all keys, in place of the following.",
+        help=(
+            "Folder of a server on this machine, as `tff-dpftrl serve` prints it. "
+            "It has the server's address, its certificate and all keys, in place of "
+            "the following flags."
+        ),
     )
     group.add_argument(
         "--server",
         metavar="HOST:PORT",
-        help="The server; several addresses of one server with commas in between: a device takes "
-        "one at random, and another one if it does not answer.",
+        help=(
+            "Address of the server, or several addresses of one server, separated "
+            "by commas. A device tries one at random, and another one if it does "
+            "not answer."
+        ),
     )
     group.add_argument(
         "--server-certificate",
         metavar="FILE",
-        help="PEM of the server's certificate, or of who signed it.",
+        help="Certificate of the server, or of the authority that signed it, in PEM.",
     )
     group.add_argument(
-        "--server-name", metavar="HOST", help="Name that the certificate proves, if not HOST."
+        "--server-name",
+        metavar="HOST",
+        help="Host name in the server's certificate. Default: HOST.",
     )
     group.add_argument(
         "--plan-keys",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="Public keys of those whose plans are run: signing_key.pub of a task.",
+        help="Public keys of trusted signers of plans: signing_key.pub of a task.",
     )
     group.add_argument(
         "--attestation-key",
         metavar="FILE",
-        help="Private key of the issuer of attestation tokens: for demonstrations, since who has "
-        "it can be any number of devices. Without it, none is shown.",
+        help=(
+            "Private key of the issuer of attestation tokens, for demonstrations "
+            "only: its owner can pose as any number of devices. Default: no token "
+            "is sent."
+        ),
     )
     group.add_argument(
         "--issuers",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="Public keys of issuers of attestation tokens: whose word a device takes that others "
-        "are devices, in tasks that do not trust the server. Default: that of --attestation-key.",
+        help=(
+            "Public keys of issuers of attestation tokens that other devices are "
+            "checked against, in tasks that do not trust the server. Default: that "
+            "of --attestation-key."
+        ),
     )
 
 

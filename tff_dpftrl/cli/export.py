@@ -48,17 +48,15 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run)
     trained_run.add_arguments(parser)
-    parser.add_argument("output", metavar="OUTPUT", help="Folder to write; it is made.")
+    parser.add_argument("output", metavar="OUTPUT", help="Folder for the SavedModel; it is made.")
     parser.add_argument(
         "--top",
         type=int,
         default=10,
         metavar="N",
-        help="Number of words that the signature gives. Default: 10.",
+        help="Number of words that the signature returns. Default: 10.",
     )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="Replace a SavedModel that is there already."
-    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace an existing SavedModel.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -80,12 +80,17 @@ def add_parser(subparsers) -> None:
         "--user-sizes",
         type=pathlib.Path,
         metavar="FILE",
-        help="How many examples each user has: a file with one number on each line.",
+        help="File with each user's number of examples, one number a line.",
     )
     users.add_argument(
-        "--users", type=int, metavar="N", help="So many users, with --examples-per-user each."
+        "--users", type=int, metavar="N", help="Number of users, with --examples-per-user each."
     )
-    parser.add_argument("--examples-per-user", type=int, metavar="K", help="With --users.")
+    parser.add_argument(
+        "--examples-per-user",
+        type=int,
+        metavar="K",
+        help="Number of examples of each of the --users.",
+    )
     hints = typing.get_type_hints(language_config.TextConfig)
     group = parser.add_argument_group("how texts are read, as for finetune")
     for field in _text_options():
@@ -98,14 +103,14 @@ def add_parser(subparsers) -> None:
         type=int,
         required=True,
         metavar="B",
-        help="Gradients of examples in a step.",
+        help="Number of examples whose gradients a step computes.",
     )
     parser.add_argument("--steps", type=int, required=True, metavar="T", help="Number of steps.")
     parser.add_argument(
         "--delta",
         type=float,
         metavar="D",
-        help="Delta. Default: n to the power of -1.1, n being the number of all examples.",
+        help="Delta. Default: n to the power of -1.1 for n examples in all.",
     )
     parser.add_argument(
         "--smallest-cohort",

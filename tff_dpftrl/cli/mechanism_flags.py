@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "schema.",
     )
     which.add_argument(
-        "--strategy", metavar="FILE", help="A strategy written by tff-dpftrl optimize --output."
+        "--strategy",
+        metavar="FILE",
+        help="File of a strategy that tff-dpftrl optimize --output wrote.",
     )
     add_schema_arguments(parser)
     parser.add_argument(
@@ -57,19 +59,22 @@ def add_schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     separation = parser.add_mutually_exclusive_group(required=True)
     separation.add_argument(
-        "--min-sep", type=int, metavar="B", help="Rounds from one participation to the next."
+        "--min-sep",
+        type=int,
+        metavar="B",
+        help="Least stride: rounds from one participation of a client to its next.",
     )
     separation.add_argument(
         "--min-sep-gap",
         type=int,
         metavar="G",
-        help="The same as rounds in between, B - 1, as in TensorFlow Privacy and Gboard's tables.",
+        help=("Least gap: rounds in between, B - 1, as in TensorFlow Privacy and Gboard's tables."),
     )
     parser.add_argument(
         "--max-participations",
         type=int,
         metavar="K",
-        help="Rounds of one client. Default: as many as fit.",
+        help="Largest number of rounds of one client. Default: as many as fit.",
     )
 
 
@@ -78,8 +83,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--error",
         choices=["max", "rms"],
-        help="Noise to minimise: the largest of all prefix sums' (max) or its root mean square "
-        "over rounds (rms). Default: max for blt, rms for the others.",
+        help=(
+            "Noise to minimise: the largest of all prefix sums (max), or its root "
+            "mean square over rounds (rms). Default: max for blt, rms for the "
+            "others."
+        ),
     )
     parser.add_argument(
         "--buffers",
@@ -102,7 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"copies), or of the inverse for bisr and bifr (default: {defaults.INVERSE_BANDS}).",
     )
     parser.add_argument(
-        "--correlation", type=float, metavar="L", help="Share λ of lambda-cgd. Default: tuned."
+        "--correlation", type=float, metavar="L", help="Factor λ of lambda-cgd. Default: tuned."
     )
     parser.add_argument(
         "--checkpoint",

@@ -54,7 +54,7 @@ def add_parser(subparsers) -> None:
     )
     mechanism_flags.add_schema_arguments(parser)
     mechanism_flags.add_options(parser)
-    parser.add_argument("--output", metavar="FILE", help="Write the strategy there, as JSON.")
+    parser.add_argument("--output", metavar="FILE", help="File for the strategy, as JSON.")
     output.add_format(parser)
 
 

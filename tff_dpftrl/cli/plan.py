@@ -54,7 +54,7 @@ def add_parser(subparsers) -> None:
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--population", type=int, required=True, metavar="N", help="Devices that train."
+        "--population", type=int, required=True, metavar="N", help="Number of devices that train."
     )
     parser.add_argument("--rounds", type=int, required=True, metavar="N", help="Number of rounds.")
     delta_flag.add(parser)
@@ -68,13 +68,13 @@ def add_parser(subparsers) -> None:
         "--keep-noise-of",
         type=_reference,
         metavar="MECHANISM:Z:GOAL",
-        help="The same, of a mechanism with noise multiplier Z and GOAL clients a round.",
+        help=("Mechanism, noise multiplier Z and GOAL clients a round whose noise is kept."),
     )
     parser.add_argument(
         "--report-goals",
         type=_positive_integers,
         metavar="M,M,...",
-        help="Clients a round to consider. Default: 100 to 20000, in ten steps.",
+        help=("Numbers of clients a round to consider. Default: 100 to 20000, in ten steps."),
     )
     separation = parser.add_mutually_exclusive_group()
     separation.add_argument(
@@ -92,43 +92,62 @@ def add_parser(subparsers) -> None:
         "--timer-hours",
         type=float,
         metavar="H",
-        help="Hours a device waits after it took part; with --rounds-per-day.",
+        help="Hours that a device waits after it took part; with --rounds-per-day.",
     )
-    parser.add_argument("--rounds-per-day", type=float, metavar="R", help="Speed of training.")
+    parser.add_argument(
+        "--rounds-per-day", type=float, metavar="R", help="Number of rounds in a day."
+    )
     parser.add_argument(
         "--max-participations",
         type=int,
         metavar="K",
-        help="Rounds of one device, at least as many as population, report goal and rounds imply. "
-        "Default: as many as fit.",
+        help=(
+            "Largest number of rounds of one device, at least as many as "
+            "population, report goal and rounds imply. Default: as many as fit."
+        ),
     )
     parser.add_argument(
         "--mechanisms",
         metavar="NAME,...",
-        help="Only these. Default: those that can be run and are optimised in about a second, "
-        "which leaves out bandmf.",
+        help=(
+            "Mechanisms to consider. Default: those that can be run and are "
+            "optimised in about a second, which leaves out bandmf."
+        ),
     )
     parser.add_argument(
         "--parameters",
         type=int,
         default=4_050_000,
         metavar="P",
-        help="Parameters of the model, for memory and upload. Default: 4050000.",
+        help=("Number of the model's parameters, for memory and upload. Default: 4050000."),
     )
     parser.add_argument(
         "--secagg-inflation",
         type=float,
         metavar="F",
-        help="Use secure aggregation whose rounding inflates the clip norm at most so, as 1.01.",
+        help=(
+            "Largest factor, such as 1.01, by which the rounding of secure "
+            "aggregation may inflate the clip norm. Default: no secure aggregation."
+        ),
     )
     parser.add_argument(
-        "--what-if-rounds", type=int, metavar="N", help="What if so many rounds are run?"
+        "--what-if-rounds",
+        type=int,
+        metavar="N",
+        help="Number of rounds for a second guarantee of each plan.",
     )
     parser.add_argument(
-        "--what-if-min-sep", type=int, metavar="B", help="What if this stride is observed?"
+        "--what-if-min-sep",
+        type=int,
+        metavar="B",
+        help="Observed stride for a second guarantee of each plan.",
     )
-    parser.add_argument("--plot", metavar="FILE", help="Draw all plans there, as PNG, PDF or SVG.")
-    parser.add_argument("--all", action="store_true", help="Print all plans, not the Pareto set.")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="File for a plot of all plans: PNG, PDF or SVG."
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="Print all plans, not only the Pareto set."
+    )
     output.add_format(parser)
 
 

@@ -60,7 +60,9 @@ def add_parser(subparsers) -> None:
         "--format",
         choices=("text", "jsonl"),
         default="text",
-        help="Of standard output: text, or one JSON object a text and line. Default: text.",
+        help=(
+            "Format of standard output: text, or one JSON object a text and line. Default: text."
+        ),
     )
 
 

@@ -81,14 +81,16 @@ def add_parser(subparsers) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("--population", required=True, metavar="NAME", help="Its name.")
+    parser.add_argument(
+        "--population", required=True, metavar="NAME", help="Name of the population."
+    )
     parser.add_argument(
         "--task",
         required=True,
         action="extend",
         nargs="+",
         metavar="DIR",
-        help="Folders of its tasks; they share the rounds by their weights.",
+        help=("Folders of the population's tasks, which share the rounds by their weights."),
     )
     parser.add_argument(
         "--store",
@@ -101,13 +103,16 @@ def add_parser(subparsers) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="Public keys of those whose tasks are served. Default: the key in each task's folder.",
+        help=("Public keys of trusted signers of tasks. Default: the key in each task's folder."),
     )
     parser.add_argument(
         "--secure-aggregation",
         action="store_true",
-        help="Serve no task whose reports this server would see: all must be made with task new "
-        "--secure-aggregation. Such tasks use it with or without this flag: devices insist.",
+        help=(
+            "Refuse tasks whose reports this server would see: all must be made "
+            "with task new --secure-aggregation. Such tasks use it with or without "
+            "this flag."
+        ),
     )
     listening = parser.add_argument_group("where it listens, and how it is known")
     listening.add_argument(
@@ -120,16 +125,26 @@ def add_parser(subparsers) -> None:
     listening.add_argument(
         "--server-folder",
         metavar="DIR",
-        help="Where certificate and keys are, or are made. Default: server, in the store's folder.",
+        help=(
+            "Folder of certificate and keys, which are made if missing. Default: "
+            "server, in the store's folder."
+        ),
     )
-    listening.add_argument("--certificate", metavar="FILE", help="Certificate of its own, PEM.")
-    listening.add_argument("--private-key", metavar="FILE", help="Its private key, PEM.")
+    listening.add_argument(
+        "--certificate", metavar="FILE", help="Custom certificate of the server, PEM."
+    )
+    listening.add_argument(
+        "--private-key", metavar="FILE", help="Private key of the certificate, PEM."
+    )
     listening.add_argument(
         "--names",
         nargs="+",
         default=None,
         metavar="HOST",
-        help="Names and addresses for a certificate that is made. Default: localhost 127.0.0.1.",
+        help=(
+            "Host names and addresses in the certificate that is made. Default: "
+            "localhost 127.0.0.1."
+        ),
     )
     status_flags.add_arguments(parser)
     who = parser.add_argument_group("who is a device")
@@ -143,7 +158,10 @@ def add_parser(subparsers) -> None:
     who.add_argument(
         "--no-attestation",
         action="store_true",
-        help="Take everybody who connects for a device: one program can then be any number.",
+        help=(
+            "Accept devices without attestation. One program can then pose as any "
+            "number of devices."
+        ),
     )
     for what in ("address", "connection"):
         who.add_argument(
@@ -157,15 +175,20 @@ def add_parser(subparsers) -> None:
         "--population-size",
         type=float,
         metavar="N",
-        help="Devices that are available at a time, about. Default: the tasks' num_devices.",
+        help=(
+            "Approximate number of devices that are available at a time. Default: "
+            "the tasks' num_devices."
+        ),
     )
     pace.add_argument(
         "--round-seconds",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="How long a round takes, about: enough devices for one are asked to come in this "
-        "time. Default: 60.",
+        help=(
+            "Approximate length of a round in seconds: enough devices for one round "
+            "are asked to come in this time. Default: 60."
+        ),
     )
     pace.add_argument(
         "--most-over-selection",
@@ -186,39 +209,47 @@ def add_parser(subparsers) -> None:
         "--engine",
         choices=("asyncio", "ray"),
         default="asyncio",
-        help="What runs the server: this process, or a Ray cluster. Default: asyncio.",
+        help=("Engine of the server: this process, or a Ray cluster. Default: asyncio."),
     )
     machines.add_argument(
         "--ray-address",
         metavar="HOST:PORT",
-        help="The cluster, or auto for the one that this machine is a node of. Default: Ray is "
-        "started on this machine, on loopback, and ends with this command.",
+        help=(
+            "Address of the cluster, or auto for the one that this machine is a "
+            "node of. Default: Ray is started on this machine, on loopback, and "
+            "ends with this command."
+        ),
     )
     machines.add_argument(
         "--selectors",
         type=int,
         metavar="N",
-        help="Processes that devices connect to, each with an address of its own: the port of "
-        "--address, and the next ones. Host 0.0.0.0 is the address of the node. Default: 2.",
+        help=(
+            "Number of processes that devices connect to, on the port of --address "
+            "and the next ones. Host 0.0.0.0 is the address of the node. Default: "
+            "2."
+        ),
     )
     machines.add_argument(
-        "--workers", type=int, metavar="N", help="Processes that sum reports. Default: 2."
+        "--workers", type=int, metavar="N", help="Number of processes that sum reports. Default: 2."
     )
     machines.add_argument(
         "--detach",
         action="store_true",
-        help="At Ctrl-C leave the server running, without the status page. The same command finds "
-        "it again; without --detach, its Ctrl-C stops the server.",
+        help=(
+            "Leave the server running at Ctrl-C, without the status page. The same "
+            "command finds it again; without --detach, its Ctrl-C stops the server."
+        ),
     )
     machines.add_argument(
         "--stop",
         action="store_true",
-        help="Only stop the population's server that runs on the cluster, however it was started.",
+        help=("Only stop the population's server on the cluster, however it was started."),
     )
     parser.add_argument(
         "--until-done",
         action="store_true",
-        help="End when no task may have another round, instead of at Ctrl-C.",
+        help="End when no task can have another round, instead of at Ctrl-C.",
     )
 
 

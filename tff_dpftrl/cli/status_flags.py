@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--status-open",
         action="store_true",
-        help="Let everybody who reaches the port read the page.",
+        help="Let everybody who can reach the port read the page.",
     )
     group.add_argument(
         "--status-names",

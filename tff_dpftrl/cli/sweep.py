@@ -86,7 +86,7 @@ def add_parser(subparsers) -> None:
         action="append",
         required=True,
         metavar="NAME=V,V,...",
-        help="An option and its values; can be given several times.",
+        help="Option and its values; can be given several times.",
     )
     parser.add_argument("--output", required=True, metavar="DIR", help="Folder of the results.")
     parser.add_argument(
@@ -94,19 +94,27 @@ def add_parser(subparsers) -> None:
         type=int,
         default=1,
         metavar="J",
-        help="Cells to run at a time; each takes its own memory, and they share the cores. "
-        "Default: 1.",
+        help=(
+            "Number of cells to run at a time. Each takes its own memory; all share "
+            "the cores. Default: 1."
+        ),
     )
     group = parser.add_argument_group("from the sweep to production (needs an axis of noise)")
     group.add_argument(
         "--target-accuracy",
         type=float,
         metavar="A",
-        help="Mean top-1 accuracy on held-out users that is good enough (a share, not %%): the "
-        "largest noise multiplier that meets it is planned with, as `tff-dpftrl plan` does.",
+        help=(
+            "Mean top-1 accuracy on held-out users that is good enough (between 0 "
+            "and 1). Plans are made, as by `tff-dpftrl plan`, with the largest noise "
+            "multiplier that reaches it."
+        ),
     )
     group.add_argument(
-        "--population", type=int, metavar="N", help="Devices that will train in production."
+        "--population",
+        type=int,
+        metavar="N",
+        help="Number of devices that will train in production.",
     )
     train.add_placement(parser.add_argument_group("where clients work (of every cell)"))
     train.add_options(parser)

@@ -104,13 +104,18 @@ def _add_new(parts) -> None:
     parser.add_argument(
         "--evaluates",
         metavar="TASK",
-        help="Make a task that evaluates the model of the task in this folder; other options are "
-        "that task's, where they are not given.",
+        help=(
+            "Folder of a task whose model the new task evaluates; options that are "
+            "not given are that task's."
+        ),
     )
     parser.add_argument(
         "--grid",
         metavar="NAME=VALUE,...",
-        help="Make a task for each value of an option; folders and tasks are named by it.",
+        help=(
+            "Option and values to make a task for each of; folders and tasks are "
+            "named by the value."
+        ),
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     hints = typing.get_type_hints(config_lib.TaskConfig)
@@ -141,14 +146,16 @@ def _add_report(parts) -> None:
     parser.add_argument(
         "--server-folder",
         metavar="DIR",
-        help="Folder of the server, which counts the devices' sessions. Default: server in the "
-        "store's folder.",
+        help=(
+            "Folder of the server, which counts the devices' sessions. Default: "
+            "server in the store's folder."
+        ),
     )
     parser.add_argument("--output", metavar="DIR", help="Folder of the results.")
     parser.add_argument(
         "--no-held-out",
         action="store_true",
-        help="Do not read the options' data, to evaluate the model on its held-out users.",
+        help="Do not read the options' data, and so not evaluate the model on its held-out users.",
     )
     output_lib.add_format(parser)
 
