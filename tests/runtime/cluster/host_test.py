@@ -301,7 +301,7 @@ def test_a_coordinator_that_stops_tells_new_selectors_nothing(tmp_path):
         life = (await network.start("selector-0")).life
         await example.until(lambda: not coordinator._outbox._queues, 60)
         for _ in range(2):  # Each answer would have it told again.
-            coordinator._see("selector-0", life)
+            coordinator._note_process("selector-0", life)
             assert not coordinator._outbox._queues
 
     play(tmp_path, story, deployed)

@@ -220,14 +220,14 @@ class RayCluster:
         )
         return statuses
 
-    async def observed(self) -> list[observed.Taken]:
+    async def observed(self) -> list[observed.Recording]:
         """Takes what the Selectors' hosts have recorded, for an `observed.Reader`.
 
         Hosts that do not answer within seconds are left out; the next call gets their records.
         """
         return await asyncio.to_thread(self._observed)
 
-    def _observed(self) -> list[observed.Taken]:
+    def _observed(self) -> list[observed.Recording]:
         self._statuses()
         selectors = {host: self._handles[host] for host in self._deployment.placement.selectors}
         taken = ray_hosts.ask_all(

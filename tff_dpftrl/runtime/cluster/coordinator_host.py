@@ -11,20 +11,20 @@ from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.cluster import host as host_lib
 from tff_dpftrl.runtime.cluster import mail as mail_lib
 
-_IDLE_SECONDS = 60.0  # After which a host without a Coordinator ends.
+_IDLE_SECONDS = 60.0  # Time after which a host without a Coordinator ends.
 
 
 class CoordinatorHost(host_lib.Host):
-    """Has the Coordinator, and ends some time after it.
+    """Host of the Coordinator, which outlives it for a minute.
 
-    Who is refused the lease, since that of one who died has not ended, stops, and the next one
-    finds all loaded.
+    A Coordinator stops if the lease of a former one has not expired. The next Coordinator then
+    starts quickly, because the tasks are loaded.
     """
 
     @override
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self._opening: mail_lib.Told | None = None
+        self._opening: mail_lib.EventNotice | None = None
         self._ending: asyncio.Task | None = None
 
     @override
@@ -32,28 +32,31 @@ class CoordinatorHost(host_lib.Host):
         await super()._begin(parts, attestation)
         asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_if_idle)
 
+    @override
     def _begin_actor(self, begin: mail_lib.Begin) -> None:
-        """See the base class; while one lives, others who look for one are content with it."""
+        """Starts a Coordinator, unless one runs here."""
         if not self._engine.coordinators:
             super()._begin_actor(begin)
 
+    @override
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """See the base class; a Coordinator has one attempt at a time."""
+        """Starts an actor on another host; a Coordinator has one attempt at a time."""
         self._forget_children(parent)
         return super().spawn(parent, address, role)
 
     @override
-    def _on_event(self, now: float, event: Any) -> mail_lib.Told:
-        told = super()._on_event(now, event)
+    def _on_event(self, now: float, event: Any) -> mail_lib.EventNotice:
+        notice = super()._on_event(now, event)
         if isinstance(event, events.SelectionOpened):
-            self._opening = told
-        return told
+            self._opening = notice
+        return notice
 
-    def _see(self, host: str, life: str) -> None:
-        """See the base class; a new Selector is told what it has not heard."""
+    @override
+    def _note_process(self, host: str, life: str) -> None:
+        """Notes a process, and sends the opening of selection to a new Selector."""
         known = self._lives.get(host)
-        super()._see(host, life)
-        is_new = self._lives.get(host) != known  # Not while this one stops.
+        super()._note_process(host, life)
+        is_new = self._lives.get(host) != known  # False while this host stops.
         if is_new and self._opening is not None and host in self._placement.selectors:
             self._outbox.post(host, self._opening)
 

@@ -1,9 +1,8 @@
-"""A host: a process that runs some of a population's actors, and what it owes the others.
+"""A host: a process that runs some of a population's actors and sends messages to the others.
 
-An engine runs the actors that belong here; for the others it asks its host, which carries their
-messages. What a host said that did not arrive, and what was on a host that is gone, becomes
-what actors and devices are owed (`runtime.actors`): a late report, a device that is gone, an
-actor that is lost.
+An engine runs the actors of this host; its host carries messages to actors elsewhere. If mail
+does not arrive, or another host is lost, the host sends the failure messages that actors and
+devices expect (`runtime.actors`): a late report, a device that is gone, an actor that is lost.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from tff_dpftrl.runtime.store import interface, sql
 
 _logger = logging.getLogger(__name__)
 
-_SMALL = 1 << 16  # Bytes that are sealed and opened on the event loop.
-_SLOWEST = 1e6  # Bytes a second, for how long an answer may take.
-_TO_START = 4  # Times that a host may take longer for its first answer.
+_SMALL = 1 << 16  # Largest size in bytes that is sealed and opened on the event loop.
+_SLOWEST = 1e6  # Assumed transfer rate for the timeout of an answer, in bytes a second.
+_TO_START = 4  # Factor of the timeout for the first answer of a process.
 _FLUSH_SECONDS = 2.0
 _ABANDONED = "the round was abandoned"
 
 
 @dataclasses.dataclass(frozen=True)
 class HostStatus:
-    """How a host is.
+    """The status of a host.
 
     Attributes:
-      fingerprint: Of its deployment.
-      is_serving: Whether it has started.
-      failure: Why it could not; empty if it could, or has not yet.
-      address: Host and port for devices, of a Selector's host.
-      leader: The Coordinator that a Selector follows; empty if it has heard of none.
+      fingerprint: Fingerprint of the deployment.
+      is_serving: Whether the host has started.
+      failure: Reason why the host could not start; empty if it did, or has not tried yet.
+      address: HOST:PORT for devices, on a Selector's host; empty on others.
+      leader: Address of the Coordinator that a Selector follows; empty if there is none.
       store_failure: The last failure that a StoreActor reported; empty if a Coordinator leads.
-      tasks: Digests of the tasks that it has read, by name; empty before it has.
+      tasks: Digests of the tasks that the host has read, by name; empty before that.
     """
 
     fingerprint: str
@@ -64,7 +63,7 @@ class HostStatus:
 
 
 class _Child(NamedTuple):
-    """Of an actor that was begun elsewhere: who hears of its loss, and whose devices it has."""
+    """An actor on another host: the address of its parent, and its devices."""
 
     parent: str
     devices: tuple[str, ...]
@@ -75,7 +74,7 @@ def _child(begin: mail_lib.Begin) -> _Child:
 
 
 class Host(engine_lib.RemoteActors):
-    """What all kinds of hosts (`host_kinds`) have in common.
+    """Base class of all kinds of hosts (`host_kinds`).
 
     All methods are for one event loop.
     """
@@ -88,20 +87,20 @@ class Host(engine_lib.RemoteActors):
         *,
         clock: Callable[[], float] = time.time,
     ):
-        """Nothing runs before `start`, but mail is taken, and waits.
+        """Creates a host that queues mail until `start`.
 
         Args:
-          name: One of the deployment's hosts.
-          deployment: What it is built from.
-          transport: Reaches the other hosts.
-          clock: Seconds since 1970.
+          name: Name of one of the deployment's hosts.
+          deployment: Description of the server.
+          transport: Connection to the other hosts.
+          clock: Clock that returns seconds since 1970.
 
         Raises:
           ValueError: If the certificate or key cannot be used.
-          OSError: If they cannot be read.
+          OSError: If the certificate or key cannot be read.
         """
         self.name = name
-        # Of two processes of a host the later one is larger.
+        # Id of this process, which is larger than the ids of former processes of the host.
         self.life = f"{time.time_ns():016x}{secrets.token_hex(4)}"
         self._deployment = deployment
         self._placement = deployment.placement
@@ -126,11 +125,11 @@ class Host(engine_lib.RemoteActors):
         self._is_stopping = False
 
     async def start(self) -> None:
-        """Builds and starts what runs here.
+        """Builds the parts of the server, and starts the actors of this host.
 
         Raises:
           binding.ServerError: If an address cannot be bound.
-          ValueError: If the deployment cannot be built.
+          ValueError: If the parts cannot be built.
           OSError: If the store or a file cannot be used.
         """
         parts = await asyncio.to_thread(self._load)
@@ -151,7 +150,7 @@ class Host(engine_lib.RemoteActors):
                 self._hand_out(batch)
 
     def _load(self) -> Parts:
-        """Imports what the builder needs, which takes seconds; in a thread."""
+        """Builds the parts, which takes seconds; to be run in a thread."""
         parts = self._deployment.build()
         if parts.population.name != self._deployment.population:
             raise validation.UsageError(
@@ -176,12 +175,12 @@ class Host(engine_lib.RemoteActors):
         )
 
     async def _begin(self, parts: Parts, attestation: attesting.LockedAttestation | None) -> None:
-        """Starts the engine, and what a kind of host has besides."""
+        """Starts the engine, and further services in subclasses."""
         del parts, attestation
         self._engine.start()
 
     async def stop(self) -> None:
-        """Ends all that runs here, and gives a lease back; nothing happens the second time."""
+        """Ends all actors and releases the lease; does nothing the second time."""
         if self._is_stopping:
             return
         self._is_stopping = True
@@ -195,33 +194,33 @@ class Host(engine_lib.RemoteActors):
             self._store.close()
 
     def status(self) -> HostStatus:
-        """How it is."""
+        """Returns the status of this host."""
         fingerprint = self._deployment.fingerprint()
         return HostStatus(fingerprint, self._has_started, tasks=self._tasks)
 
-    def take_observed(self) -> observed.Taken:
-        """What was observed here since this was last called."""
+    def take_observed(self) -> observed.Recording:
+        """Returns the recording of this host since the last call."""
         return self._recorder.take()
 
-    # What others say.
+    # Mail of other hosts.
 
     async def take(self, sealed: bytes) -> str:
         """Takes a batch, unless it was sealed for another process of this host.
 
-        Whoever reaches the network can send again what a host has sealed. So a batch names the
-        process that it is for, and its number must be above those of the sender's earlier ones.
+        An attacker on the network can replay sealed batches. So a batch names the process for
+        which it is, and its number must be above those of the sender's earlier batches.
 
         Args:
-          sealed: The batch.
+          sealed: Encrypted batch. Untrusted.
 
         Returns:
-          The life of this process. If the batch is for another life, nothing of it is handed
-          out: the sender has to seal its mail for this one.
+          Id of this process. If the batch is for another process, its mail is dropped: the
+          sender must seal it for this one.
 
         Raises:
-          sealing.NotSealed: If it does not come from a host of this population.
-          mail_lib.Replayed: If it was received before.
-          mail_lib.OtherTasks: If that has read other tasks; nothing of it is handed out.
+          sealing.NotSealed: If no host of this population sealed the batch.
+          mail_lib.Replayed: If the batch was received before.
+          mail_lib.OtherTasks: If the sender has read other tasks; then its mail is dropped.
         """
         if len(sealed) > _SMALL:
             batch = await asyncio.to_thread(self._seal.open, sealed, self.name)
@@ -231,10 +230,10 @@ class Host(engine_lib.RemoteActors):
             return self.life
         if batch.number <= self._received.get(batch.life, 0):
             text = f"{self.name} has received batch {batch.number} of {batch.sender} before"
-            _logger.error("%s: somebody sends it again, and it is not heard", text)
+            _logger.error("%s: the replay is refused", text)
             raise mail_lib.Replayed(text)
         self._received[batch.life] = batch.number
-        self._see(batch.sender, batch.life)
+        self._note_process(batch.sender, batch.life)
         if self._has_started:
             self._hand_out(batch)
         else:
@@ -243,9 +242,9 @@ class Host(engine_lib.RemoteActors):
 
     def _hand_out(self, batch: mail_lib.Batch) -> None:
         if batch.tasks != self._tasks:
-            # Or reports that were made by one plan would be summed, and accounted for, by another.
+            # Otherwise reports of one plan would be summed, and accounted for, by another plan.
             text = f"{batch.sender} has read other tasks than {self.name} from the same paths"
-            _logger.error("%s: what it says is not heard", text)
+            _logger.error("%s: its mail is refused", text)
             raise mail_lib.OtherTasks(text)
         for mail in batch.mail:
             match mail:
@@ -256,7 +255,7 @@ class Host(engine_lib.RemoteActors):
                 case mail_lib.End():
                     self._engine.end(mail.address)
                 case _:
-                    self._hear_of(mail)
+                    self._on_notice(mail)
 
     def _deliver(self, to: str, message: Any) -> None:
         self._engine.deliver(to, message)
@@ -264,10 +263,10 @@ class Host(engine_lib.RemoteActors):
     def _begin_actor(self, begin: mail_lib.Begin) -> None:
         self._engine.spawn(begin.address, begin.role, begin.parent)
 
-    def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
-        """Hears of what concerns devices; only Selectors' hosts have some."""
+    def _on_notice(self, mail: mail_lib.Ended | mail_lib.EventNotice) -> None:
+        """Handles a notice that concerns devices; only Selectors' hosts have devices."""
 
-    # What is said to others.
+    # Mail to other hosts.
 
     @override
     def send(self, to: str, message: Any) -> bool:
@@ -291,16 +290,16 @@ class Host(engine_lib.RemoteActors):
         if host not in ("", self.name):
             self._outbox.post(host, mail_lib.End(address))
 
-    def _on_event(self, now: float, event: Any) -> mail_lib.Told:
+    def _on_event(self, now: float, event: Any) -> mail_lib.EventNotice:
         """Tells the Selectors of an event, so that it outlives this process."""
-        told = mail_lib.Told(now, self._recorder.note(now, event))
+        notice = mail_lib.EventNotice(now, self._recorder.note(now, event))
         for selector in self._placement.selectors:
-            self._outbox.post(selector, told)
-        return told
+            self._outbox.post(selector, notice)
+        return notice
 
     async def _carry(self, host: str, mail: list[mail_lib.Mail], num_bytes: int) -> None:
         life = self._receivers.get(host, "")
-        for _ in range(2):  # The second time for the process that has answered the first time.
+        for _ in range(2):  # A second time if another process than the expected one answers.
             batch = mail_lib.Batch(
                 self.name, self.life, life, next(self._numbers), self._tasks, tuple(mail)
             )
@@ -310,7 +309,7 @@ class Host(engine_lib.RemoteActors):
                 break
         else:
             raise mail_lib.Unreachable
-        self._see(host, life)
+        self._note_process(host, life)
         children = self._children.setdefault(host, {})
         for one in mail:
             if isinstance(one, mail_lib.Begin) and self._engine.has(one.parent):
@@ -319,7 +318,7 @@ class Host(engine_lib.RemoteActors):
                 children.pop(one.address, None)
 
     async def _call(self, host: str, batch: mail_lib.Batch, num_bytes: int) -> str:
-        """Seals a batch and has a host take it; returns the life that has answered."""
+        """Seals a batch and sends it to a host; returns the id of the process that answered."""
         if num_bytes > _SMALL:
             sealed = await asyncio.to_thread(self._seal.seal, batch, host)
         else:
@@ -328,17 +327,17 @@ class Host(engine_lib.RemoteActors):
         try:
             return await asyncio.wait_for(self._transport.call(host, sealed), patience)
         except asyncio.TimeoutError:
-            _logger.error("%s does not answer and is started anew", host)
+            _logger.error("%s does not answer and is restarted", host)
             with contextlib.suppress(mail_lib.Unreachable):
                 await self._transport.restart(host)
             raise mail_lib.Unreachable from None
 
     def _patience(self, host: str) -> float:
-        """Seconds that an answer may take; more where a process starts, also after a loss."""
+        """Returns the timeout of an answer in seconds; it is longer while a process starts."""
         return self._deployment.answer_seconds * (1 if host in self._watches else _TO_START)
 
     def _failed(self, host: str, mail: list[mail_lib.Mail]) -> None:
-        """Does what is owed for mail that was lost."""
+        """Sends the failure messages for lost mail."""
         del host
         for one in mail:
             if isinstance(one, mail_lib.Deliver):
@@ -351,14 +350,14 @@ class Host(engine_lib.RemoteActors):
         self._send_away(child.devices)
 
     def _send_away(self, devices: tuple[str, ...]) -> None:
-        """Has those not wait who may not have heard of who is lost; others take no notice."""
+        """Sends devices away that may wait for a lost actor; others ignore the message."""
         for device in devices:
             self._engine.deliver(device, messages.ComeBack(device, (0.0,), _ABANDONED))
 
     # Ends.
 
     def _actor_gone(self, address: str) -> None:
-        """An actor that was spawned has ended here."""
+        """Handles the end of a spawned actor on this host."""
         self._forget_children(address)
 
     def _forget_children(self, parent: str) -> None:
@@ -366,13 +365,13 @@ class Host(engine_lib.RemoteActors):
             for child in [one for one, child in children.items() if child.parent == parent]:
                 del children[child]
 
-    # Which processes live.
+    # Processes of other hosts.
 
-    def _see(self, host: str, life: str) -> None:
-        """Notes that a process of another host lives."""
+    def _note_process(self, host: str, life: str) -> None:
+        """Notes that a process of another host runs, and watches it."""
         known = self._lives.get(host, "")
         if life < known or self._is_stopping:
-            return  # A former one, that does not know yet that another has taken its place.
+            return  # A former process that has not ended yet.
         if life == known and host in self._watches:
             return
         if known and life != known and host in self._watches:
@@ -387,7 +386,7 @@ class Host(engine_lib.RemoteActors):
             self._lose(host, life)
 
     def _lose(self, host: str, life: str) -> None:
-        """Does what is owed for the loss of another host's process."""
+        """Sends the failure messages for the loss of another host's process."""
         watch = self._watches.pop(host, None)
         if watch is not None and watch is not asyncio.current_task():
             watch.cancel()
@@ -399,7 +398,7 @@ class Host(engine_lib.RemoteActors):
         self._do_without(host, life)
 
     def _do_without(self, host: str, life: str) -> None:
-        """Does what a kind of host owes besides for the loss of another one."""
+        """Handles the loss of another host's process; subclasses extend it."""
 
     def _job(self, work: Coroutine[Any, Any, None]) -> asyncio.Task:
         job = asyncio.get_running_loop().create_task(work)

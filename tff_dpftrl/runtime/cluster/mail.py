@@ -57,14 +57,14 @@ class Ended:
 
 
 @dataclasses.dataclass(frozen=True)
-class Told:
+class EventNotice:
     """An event, and when it was noted, in seconds since 1970."""
 
     at: float
-    noted: observed.Noted
+    named: observed.NamedEvent
 
 
-Mail: TypeAlias = Deliver | Begin | End | Ended | Told
+Mail: TypeAlias = Deliver | Begin | End | Ended | EventNotice
 
 
 @dataclasses.dataclass(frozen=True)

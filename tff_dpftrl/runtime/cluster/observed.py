@@ -1,9 +1,9 @@
-"""What hosts of a server on many machines observe, on its way to the status page.
+"""Transport of observations from the hosts of a server to the status page.
 
-A host has a `Recorder` for an observer: calls become counts, and events stay in their order.
-Somebody who shows them takes what was recorded, now and then, from all hosts, and a `Reader`
-makes the calls anew, at the times at which they were made. Nobody need take anything: what is
-recorded is of bounded size, coarser in time the longer it waits. Nothing is about a device.
+The observer of a host is a `Recorder`: it counts calls, and keeps events in order. The process
+with the status page regularly takes the recordings of all hosts, and a `Reader` replays the calls
+with their times. A recording has a bounded size even if it is never taken: the longer it waits,
+the coarser its times. It contains nothing about a single device.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from tff_dpftrl.runtime.actors import events
 from tff_dpftrl.runtime.protocol import wire_pb2
 from tff_dpftrl.runtime.server import observer
 
-_LEAST_WIDTH = 1 / 32  # Seconds that a bucket of calls is wide, at first.
-_MOST_ROWS = 8192
-_MOST_EVENTS = 2048
-_MOST_KINDS = 1024  # Of calls, by their arguments.
+_MIN_WIDTH = 1 / 32  # Initial width of a time bucket in seconds.
+_MAX_ROWS = 8192
+_MAX_EVENTS = 2048
+_MAX_KINDS = 1024  # Largest number of distinct calls, with their arguments.
 _OTHER = "other"
-_REMEMBERED = 4 * _MOST_EVENTS
-_CLOCKS_AGREE = 5.0  # Seconds; less may be the time that an answer took.
+_MAX_KNOWN = 4 * _MAX_EVENTS
+_CLOCKS_AGREE = 5.0  # Seconds; a smaller difference may be the time that an answer took.
 _GONE_SECONDS = 30.0
-# In the order of a session, in which the calls of a bucket are made: levels do not fall below 0.
+# Observer methods in the order of a session. The calls of a bucket are replayed in this order,
+# so that levels do not fall below 0.
 _METHODS = (
     "session_opened",
     "session_refused",
@@ -48,30 +49,30 @@ _METHODS = (
 _RANK = {method: rank for rank, method in enumerate(_METHODS)}
 
 
-class Levels(NamedTuple):
-    """Sessions that are open.
+class OpenSessions(NamedTuple):
+    """Numbers of open sessions.
 
     Attributes:
-      other: Neither of the following.
-      waiting: To be selected.
-      training: That take part.
+      idle: Number of sessions whose devices neither wait nor train.
+      waiting: Number of sessions whose devices wait to be selected.
+      training: Number of sessions whose devices take part in a round.
     """
 
-    other: int = 0
+    idle: int = 0
     waiting: int = 0
     training: int = 0
 
-    def moved(self, other: int = 0, waiting: int = 0, training: int = 0) -> Levels:
-        """What they are after a change."""
-        return Levels(self.other + other, self.waiting + waiting, self.training + training)
+    def moved(self, idle: int = 0, waiting: int = 0, training: int = 0) -> OpenSessions:
+        """Returns the counts after adding the given changes."""
+        return OpenSessions(self.idle + idle, self.waiting + waiting, self.training + training)
 
 
-class Noted(NamedTuple):
-    """An event that counts once, through however many hosts it comes.
+class NamedEvent(NamedTuple):
+    """An event with a unique name, by which copies from several hosts count once.
 
     Attributes:
-      name: Its name.
-      event: The event.
+      name: Unique name.
+      event: Event of an actor.
     """
 
     name: str
@@ -79,60 +80,60 @@ class Noted(NamedTuple):
 
 
 class Calls(NamedTuple):
-    """Calls that were made at about the same time.
+    """Observer calls of one time bucket.
 
     Attributes:
-      at: When the last one was, in seconds since 1970.
-      rows: What was called and its arguments, how often, and the sum of the bytes, if it is
-        told of any.
+      at: Time of the last call, in seconds since 1970.
+      rows: Tuples of method name and arguments, with the number of calls and the sum of their
+        `num_bytes` (0 for methods without this argument).
     """
 
     at: float
     rows: tuple[tuple[tuple[Any, ...], int, int], ...]
 
 
-class Heard(NamedTuple):
-    """An event, and when it was heard of, in seconds since 1970."""
+class TimedEvent(NamedTuple):
+    """An event, and the time of its arrival in seconds since 1970."""
 
     at: float
-    noted: Noted
+    named: NamedEvent
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """What holds at a moment, for who did not hear how it came to that.
+    """Snapshot of sessions and rounds, for a reader that missed the events before it.
 
     Attributes:
-      levels: Sessions that are open.
-      standing: Who leads, and of each task the last committed round and the attempt that runs,
-        in their order.
+      sessions: Numbers of open sessions.
+      events: Events that still hold, in order: the last leader, and for each task the last
+        committed round and the running attempt.
     """
 
-    levels: Levels = Levels()
-    standing: tuple[Heard, ...] = ()
+    sessions: OpenSessions = OpenSessions()
+    events: tuple[TimedEvent, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
-    """What a host has recorded since it was last asked.
+class Recording:
+    """The calls and events of a host since its last recording was taken.
 
     Attributes:
-      source: Name of its recorder; a host that was started anew has another one.
-      at: When this was taken, by the host's clock.
-      before: What held before.
-      items: What happened, in its order.
-      levels: What they are now.
+      source: Name of the recorder, which a restart of the host changes.
+      at: Time at which the recording was taken, by the host's clock.
+      before: Snapshot at the beginning.
+      items: Calls and events, in order.
+      sessions: Numbers of open sessions at the end.
     """
 
     source: str
     at: float
     before: State
-    items: tuple[Calls | Heard, ...]
-    levels: Levels
+    items: tuple[Calls | TimedEvent, ...]
+    sessions: OpenSessions
 
 
 class _Bucket:
-    """Calls by their arguments."""
+    """Counters of the calls of a time bucket, by method and arguments."""
 
     __slots__ = ("since", "at", "rows")
 
@@ -141,7 +142,7 @@ class _Bucket:
         self.rows: dict[tuple[Any, ...], list[int]] = {}
 
     def add(self, key: tuple[Any, ...], count: int, num_bytes: int) -> int:
-        """Counts; returns how many rows are new."""
+        """Counts calls; returns the number of new rows."""
         row = self.rows.get(key)
         if row is None:
             self.rows[key] = [count, num_bytes]
@@ -156,75 +157,76 @@ class _Bucket:
 
 
 class Recorder(observer.Observer):
-    """Records what it hears; to be called on one thread."""
+    """Observer that records calls and events; for one thread."""
 
     def __init__(self, *, clock: Callable[[], float] = time.time):
-        """Nothing is recorded yet.
+        """Starts an empty recording.
 
         Args:
-          clock: Seconds since 1970.
+          clock: Clock that returns seconds since 1970.
         """
         self._clock = clock
         self.source = secrets.token_hex(8)
         self._names = (f"{self.source}/{number}" for number in itertools.count(1))
-        self._levels = Levels()
-        self._standing = _Standing()
-        self._before, self._standing_before = self._levels, _Standing()
+        self._sessions = OpenSessions()
+        self._current = _CurrentEvents()
+        self._before, self._current_before = self._sessions, _CurrentEvents()
         self._clear()
 
     def _clear(self) -> None:
-        self._items: list[_Bucket | Heard] = []
-        self._width = _LEAST_WIDTH
+        self._items: list[_Bucket | TimedEvent] = []
+        self._width = _MIN_WIDTH
         self._num_rows = self._num_events = 0
         self._kinds: set[tuple[Any, ...]] = set()
-        self._is_open = False  # Whether the last item is a bucket that takes more.
+        self._is_open = False  # Whether the last item is a bucket for further calls.
 
-    def take(self) -> Taken:
-        """What was recorded since this was last called; small, and can be sent elsewhere."""
+    def take(self) -> Recording:
+        """Returns the recording since the last call; it is small and picklable."""
         items = tuple(item.taken() if isinstance(item, _Bucket) else item for item in self._items)
-        before = State(self._before, self._standing_before.in_order())
-        taken = Taken(self.source, self._clock(), before, items, self._levels)
-        self._before, self._standing_before = self._levels, self._standing.copy()
+        before = State(self._before, self._current_before.in_order())
+        recording = Recording(self.source, self._clock(), before, items, self._sessions)
+        self._before, self._current_before = self._sessions, self._current.copy()
         self._clear()
-        return taken
+        return recording
 
     # Events.
 
-    def note(self, now: float, event: Any) -> Noted:
-        """Hears of an event that comes from an actor here.
+    def note(self, now: float, event: Any) -> NamedEvent:
+        """Records an event of an actor on this host, and names it.
 
         Args:
-          now: Seconds since 1970.
+          now: Time in seconds since 1970.
           event: Event that an actor sent to the observer.
 
         Returns:
-          What other hosts are to `relay`, so that it counts once.
+          The named event, which other hosts must `relay`.
         """
-        noted = Noted(next(self._names), event)
-        self.relay(now, noted)
-        return noted
+        named = NamedEvent(next(self._names), event)
+        self.relay(now, named)
+        return named
 
+    @override
     def on_event(self, now: float, event: Any) -> None:
-        """See the base class; of an event that no other host is told."""
+        """Records an event that is not sent to other hosts."""
         self.note(now, event)
 
-    def relay(self, now: float, noted: Noted) -> None:
-        """Hears of an event that was noted on another host."""
-        heard = Heard(now, noted)
-        self._standing.on_event(heard)
-        self._items.append(heard)
+    def relay(self, now: float, named: NamedEvent) -> None:
+        """Records an event that was named on another host."""
+        timed = TimedEvent(now, named)
+        self._current.on_event(timed)
+        self._items.append(timed)
         self._is_open = False
         self._num_events += 1
-        if self._num_events > _MOST_EVENTS:  # The oldest one goes, but for what it means now.
-            place = next(i for i, item in enumerate(self._items) if isinstance(item, Heard))
-            self._standing_before.on_event(self._items.pop(place))
+        if self._num_events > _MAX_EVENTS:  # Moves the oldest event into the snapshot.
+            place = next(i for i, item in enumerate(self._items) if isinstance(item, TimedEvent))
+            self._current_before.on_event(self._items.pop(place))
             self._num_events -= 1
 
     # Calls.
 
     @override
     def session_opened(self) -> None:
-        self._levels = self._levels.moved(other=1)
+        self._sessions = self._sessions.moved(idle=1)
         self._count("session_opened")
 
     @override
@@ -233,34 +235,35 @@ class Recorder(observer.Observer):
 
     @override
     def waiting(self) -> None:
-        self._levels = self._levels.moved(other=-1, waiting=1)
+        self._sessions = self._sessions.moved(idle=-1, waiting=1)
         self._count("waiting")
 
     @override
     def sent_away(self, reason: str, has_waited: bool) -> None:
         if has_waited:
-            self._levels = self._levels.moved(other=1, waiting=-1)
+            self._sessions = self._sessions.moved(idle=1, waiting=-1)
         self._count("sent_away", reason, has_waited)
 
     @override
     def configured(self, task: str, num_bytes: int) -> None:
-        self._levels = self._levels.moved(waiting=-1, training=1)
+        self._sessions = self._sessions.moved(waiting=-1, training=1)
         self._count("configured", task, num_bytes=num_bytes)
 
     @override
     def reported(self, task: str, refusal: str, num_bytes: int) -> None:
-        self._levels = self._levels.moved(other=1, training=-1)
+        self._sessions = self._sessions.moved(idle=1, training=-1)
         self._count("reported", task, refusal, num_bytes=num_bytes)
 
     @override
     def session_closed(self, phase: str) -> None:
-        self._levels = self._levels.moved(
-            **{phase if phase in ("waiting", "training") else "other": -1}
+        self._sessions = self._sessions.moved(
+            **{phase if phase in ("waiting", "training") else "idle": -1}
         )
         self._count("session_closed", phase)
 
+    @override
     def session_summarized(self, summary: wire_pb2.SessionSummary) -> None:
-        """See the base class; figures are kept to two digits."""
+        """Counts a summary; its figures are rounded to two digits."""
         key = ("session_summarized", summary.population, summary.shape)
         detailed = (
             *key,
@@ -268,13 +271,13 @@ class Recorder(observer.Observer):
             int(float(f"{summary.peak_memory_bytes:.2g}")),
             tuple(sorted(summary.versions.items())),
         )
-        # Whatever devices say, there are only so many kinds; then their shapes are counted.
-        has_room = detailed in self._kinds or len(self._kinds) < _MOST_KINDS // 2
+        # Bounds the number of distinct calls: further summaries count by their shape only.
+        has_room = detailed in self._kinds or len(self._kinds) < _MAX_KINDS // 2
         self._count(*(detailed if has_room else (*key, math.nan, 0, ())))
 
     def _count(self, *key: Any, num_bytes: int = 0) -> None:
         if key not in self._kinds:
-            if len(self._kinds) >= _MOST_KINDS:
+            if len(self._kinds) >= _MAX_KINDS:
                 key = tuple(
                     _OTHER if isinstance(part, str) and i else part for i, part in enumerate(key)
                 )
@@ -287,16 +290,16 @@ class Recorder(observer.Observer):
             self._is_open = True
         bucket.at = max(bucket.at, now)
         self._num_rows += bucket.add(key, 1, num_bytes)
-        while self._num_rows > _MOST_ROWS:
+        while self._num_rows > _MAX_ROWS:
             self._make_coarser()
 
     def _make_coarser(self) -> None:
-        """Merges buckets by pairs; events between the two come first."""
+        """Merges pairs of buckets; events between two buckets move before them."""
         self._width *= 2
-        items: list[_Bucket | Heard] = []
+        items: list[_Bucket | TimedEvent] = []
         former: _Bucket | None = None
         for item in self._items:
-            if isinstance(item, Heard):
+            if isinstance(item, TimedEvent):
                 items.append(item)
             elif former is None:
                 former = item
@@ -313,116 +316,116 @@ class Recorder(observer.Observer):
         self._num_rows = sum(len(item.rows) for item in items if isinstance(item, _Bucket))
 
 
-class _Standing:
-    """Events, for as long as they hold."""
+class _CurrentEvents:
+    """Events that still hold: the last leader, running attempts, and last committed rounds."""
 
-    def __init__(self, heard: dict[tuple[str, str], Heard] | None = None):
-        self._heard = {} if heard is None else heard
+    def __init__(self, timed: dict[tuple[str, str], TimedEvent] | None = None):
+        self._timed = {} if timed is None else timed
 
-    def copy(self) -> _Standing:
-        return _Standing(dict(self._heard))
+    def copy(self) -> _CurrentEvents:
+        return _CurrentEvents(dict(self._timed))
 
-    def in_order(self) -> tuple[Heard, ...]:
-        return tuple(sorted(self._heard.values(), key=lambda heard: heard.at))
+    def in_order(self) -> tuple[TimedEvent, ...]:
+        return tuple(sorted(self._timed.values(), key=lambda timed: timed.at))
 
-    def on_event(self, heard: Heard) -> None:
-        event = heard.noted.event
+    def on_event(self, timed: TimedEvent) -> None:
+        event = timed.named.event
         match event:
-            case events.Leading():  # The attempts of whoever led before are lost.
-                began = [key for key in self._heard if key[0] == "began"]
+            case events.Leading():  # The attempts of the former Coordinator are lost.
+                began = [key for key in self._timed if key[0] == "began"]
                 for key in began:
-                    del self._heard[key]
-                self._heard["leads", ""] = heard
+                    del self._timed[key]
+                self._timed["leads", ""] = timed
             case events.RoundBegan():
-                self._heard["began", event.task] = heard
+                self._timed["began", event.task] = timed
             case events.RoundReleased() | events.RoundSkipped() | events.RoundLost():
-                began = self._heard.get(("began", event.task))
-                if began is not None and began.noted.event.attempt == event.attempt:
-                    del self._heard["began", event.task]
+                began = self._timed.get(("began", event.task))
+                if began is not None and began.named.event.attempt == event.attempt:
+                    del self._timed["began", event.task]
                 if not isinstance(event, events.RoundLost):
-                    self._heard["released", event.task] = heard
+                    self._timed["released", event.task] = timed
 
 
 class Reader:
-    """Makes recorded calls anew.
+    """Replays recordings to an observer.
 
-    Several readers of the same hosts, one after another or at the same time, each see a part of
-    what happened, and all see what holds.
+    Several readers of the same hosts, successive or concurrent, each see a part of the calls and
+    events, and all see the present state.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.time):
-        """Nothing was read yet.
+        """Creates a reader that has read nothing.
 
         Args:
-          clock: Seconds since 1970.
+          clock: Clock that returns seconds since 1970.
         """
         self._clock = clock
         self._time: float | None = None
         self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
-        self._levels: dict[str, Levels] = {}
+        self._sessions: dict[str, OpenSessions] = {}
         self._read_at: dict[str, float] = {}
 
     def now(self) -> float:
-        """The clock of the observer: when that happened which is told, or was told last."""
+        """Clock for the observer: the time of the replayed call, or of the last one."""
         return self._clock() if self._time is None else self._time
 
-    async def replay(self, taken: Iterable[Taken], to: observer.Observer) -> None:
-        """Makes the calls, in the order of their times, as if their hosts were one.
+    async def replay(self, recordings: Iterable[Recording], to: observer.Observer) -> None:
+        """Replays the calls of all hosts in the order of their times.
 
         Args:
-          taken: What was taken from hosts, just now. A host that is missing for half a minute
-            is taken to be lost, with its devices.
-          to: Hears of it; its clock has to be `now`.
+          recordings: Recordings that were just taken. A host without a recording for half a
+            minute counts as lost, with its devices.
+          to: Observer to call. Its clock must be `now`.
         """
         until = self._clock()
         since = -math.inf if self._time is None else self._time
-        parts = [self._steps(part, until, to) for part in taken]
+        parts = [self._steps(part, until, to) for part in recordings]
         for at, step in heapq.merge(*parts, key=lambda pair: pair[0]):
             self._time = max(since, min(at, until))
             step()
-            await asyncio.sleep(0)  # There may be hours of it.
+            await asyncio.sleep(0)  # A recording may cover hours.
         self._time = max(since, until)
         for source in [s for s, at in self._read_at.items() if until - at > _GONE_SECONDS]:
-            self._bring_up_to(to, source, Levels())
-            del self._levels[source], self._read_at[source]
+            self._bring_up_to(to, source, OpenSessions())
+            del self._sessions[source], self._read_at[source]
 
     def _steps(
-        self, part: Taken, until: float, to: observer.Observer
+        self, part: Recording, until: float, to: observer.Observer
     ) -> Iterator[tuple[float, Callable[[], None]]]:
-        """What there is to do, and when it was, by the clock of who reads it."""
+        """Yields the calls of a recording, with their times by the reader's clock."""
         ahead = part.at - until
         if abs(ahead) <= _CLOCKS_AGREE:
             ahead = 0.0
         begin = part.items[0].at - ahead if part.items else until
         at = -math.inf
-        for heard in part.before.standing:
-            at = max(at, min(heard.at - ahead, begin))
-            yield at, functools.partial(self._tell, to, heard.noted)
+        for timed in part.before.events:
+            at = max(at, min(timed.at - ahead, begin))
+            yield at, functools.partial(self._notify, to, timed.named)
         at = max(at, begin)
-        yield at, functools.partial(self._bring_up_to, to, part.source, part.before.levels)
+        yield at, functools.partial(self._bring_up_to, to, part.source, part.before.sessions)
         for item in part.items:
-            at = max(at, item.at - ahead)  # Their order matters more than the time.
-            if isinstance(item, Heard):
-                yield at, functools.partial(self._tell, to, item.noted)
+            at = max(at, item.at - ahead)  # The order matters more than the times.
+            if isinstance(item, TimedEvent):
+                yield at, functools.partial(self._notify, to, item.named)
             else:
                 yield at, functools.partial(_call, to, item)
-        self._levels[part.source] = part.levels
+        self._sessions[part.source] = part.sessions
         self._read_at[part.source] = until
 
-    def _tell(self, to: observer.Observer, noted: Noted) -> None:
-        if noted.name in self._known:
-            self._known.move_to_end(noted.name)  # What stands is said again and again.
+    def _notify(self, to: observer.Observer, named: NamedEvent) -> None:
+        if named.name in self._known:
+            self._known.move_to_end(named.name)  # Each recording repeats the events that hold.
             return
-        self._known[noted.name] = None
-        if len(self._known) > _REMEMBERED:
+        self._known[named.name] = None
+        if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
-        to.on_event(self.now(), noted.event)
+        to.on_event(self.now(), named.event)
 
-    def _bring_up_to(self, to: observer.Observer, source: str, levels: Levels) -> None:
-        """Makes up for calls that somebody else was told of, or nobody."""
-        known = self._levels.get(source, Levels())
+    def _bring_up_to(self, to: observer.Observer, source: str, sessions: OpenSessions) -> None:
+        """Replaces calls that this reader missed by others with the same open sessions."""
+        known = self._sessions.get(source, OpenSessions())
         for wanted, had, phase in zip(
-            levels, known, ("reported", "waiting", "training"), strict=True
+            sessions, known, ("reported", "waiting", "training"), strict=True
         ):
             for _ in range(wanted - had):
                 to.session_opened()

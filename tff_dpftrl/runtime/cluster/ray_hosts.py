@@ -74,7 +74,7 @@ class _HostActor:
             return host_lib.HostStatus(self._fingerprint, False, self._failure)
         return self._host.status()
 
-    async def take_observed(self) -> observed.Taken:
+    async def take_observed(self) -> observed.Recording:
         return self._host.take_observed()
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The hosts of Selectors, which devices connect to."""
+"""Selector hosts, to which devices connect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEPT_ATTEMPTS = 4
 
 
 class SelectorHost(host_lib.Host):
-    """Has a Selector, and the gRPC service of the devices that connect to it."""
+    """Host of a Selector and of the gRPC service of its devices."""
 
     _keeps_store = False
 
@@ -37,7 +37,7 @@ class SelectorHost(host_lib.Host):
         self._leader = ""
         self._store_failure = ""
         self._seeking: asyncio.Task | None = None
-        self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices of the last attempts.
+        self._forwarded: dict[str, tuple[str, ...]] = {}  # Devices by attempt, the last few.
 
     @override
     def _made_engine(self, actors: factory.ActorFactory) -> engine_lib.Engine:
@@ -73,12 +73,12 @@ class SelectorHost(host_lib.Host):
         await self._grpc.start()
 
     def _bound(self, parts: Parts) -> grpc.aio.Server:
-        """Binds the address that is wanted; after a restart the same one if it can be had."""
+        """Binds the configured address; after a restart the same port, if it is free."""
         wanted = self._deployment.addresses[self._placement.selectors.index(self.name)]
         host, _, port = wanted.rpartition(":")
         former = self._transport.remembered(self.name)
         ports = dict.fromkeys([port if port != "0" else former or port])
-        if former:  # Somebody else may have taken it, or this may be another node.
+        if former:  # Another program may have taken it, or this may be another node.
             ports["0"] = None
         for number in ports:
             try:
@@ -95,8 +95,9 @@ class SelectorHost(host_lib.Host):
         self._address = f"{self._transport.node_address() if is_any else host}:{port}"
         return bound
 
+    @override
     async def stop(self) -> None:
-        """See the base class; waiting devices are sent away."""
+        """Sends waiting devices away, ends all actors, and closes the port."""
         if self._service is not None:
             self._service.stop()
         await super().stop()
@@ -120,17 +121,18 @@ class SelectorHost(host_lib.Host):
                 del self._forwarded[next(iter(self._forwarded))]
         return super().send(to, message)
 
+    @override
     def spawn(self, parent: str, address: str, role: Any) -> bool:
-        """See the base class; a Coordinator's host is found or started first."""
+        """Starts an actor on another host; the Coordinator's host is started first if needed."""
         if not isinstance(role, roles.CoordinatorRole):
             return super().spawn(parent, address, role)
-        self._forget_children(parent)  # A Coordinator that it no longer hears.
+        self._forget_children(parent)  # The former Coordinator.
         if self._seeking is None or self._seeking.done():
             self._seeking = self._job(self._seek_leader(mail_lib.Begin(address, role, parent)))
         return True
 
     async def _seek_leader(self, begin: mail_lib.Begin) -> None:
-        with contextlib.suppress(mail_lib.Unreachable):  # The Selector will ask again.
+        with contextlib.suppress(mail_lib.Unreachable):  # The Selector will retry.
             await self._transport.start_coordinator()
             self._outbox.post(placement_lib.COORDINATOR, begin)
 
@@ -141,16 +143,16 @@ class SelectorHost(host_lib.Host):
         super()._deliver(to, message)
 
     @override
-    def _hear_of(self, mail: mail_lib.Ended | mail_lib.Told) -> None:
+    def _on_notice(self, mail: mail_lib.Ended | mail_lib.EventNotice) -> None:
         if isinstance(mail, mail_lib.Ended):
             self._service.actor_gone(mail.address)
             return
-        event = mail.noted.event
+        event = mail.named.event
         if isinstance(event, events.SelectionOpened):
             self._service.opening = event
         elif isinstance(event, events.StoreFailed):
             self._store_failure = event.reason
-        self._recorder.relay(mail.at, mail.noted)
+        self._recorder.relay(mail.at, mail.named)
 
     @override
     def _do_without(self, host: str, life: str) -> None:

@@ -70,7 +70,7 @@ class WorkerHost(host_lib.Host):
             if life < self._lives.get(host, ""):  # That process has ended in the meantime.
                 asyncio.get_running_loop().call_soon(self._lose_devices, host, life)
             else:
-                self._see(host, life)
+                self._note_process(host, life)
 
     @override
     def _actor_gone(self, address: str) -> None:

@@ -51,7 +51,7 @@ class _Collector(Collector):
         yield from self._devices()
         yield from self._rounds()
         yield from self._reports()
-        yield from self._told()
+        yield from self._summaries()
         yield from self._alerts()
 
     def _total(self, name: str) -> float:
@@ -82,7 +82,7 @@ class _Collector(Collector):
         )
         yield _counters(
             "devices_sent_away",
-            "Devices that were told to come back later, by reason.",
+            "Devices that were asked to come back later, by reason.",
             ["reason"],
             _labelled(self._seen.sent_away_reasons.items()),
         )
@@ -191,8 +191,8 @@ class _Collector(Collector):
         received = {(name,): task.bytes_received for name, task in tasks.items()}
         yield _counters("received_bytes", "Reports of devices.", ["task"], received)
 
-    def _told(self) -> Iterator[core.Metric]:
-        counts = dict(self._seen.told_shapes.items())
+    def _summaries(self) -> Iterator[core.Metric]:
+        counts = dict(self._seen.reported_shapes.items())
         shapes = sorted(session_shape.SHAPES) + [bounded_counts.OTHER]
         yield _counters(
             "session_shapes",

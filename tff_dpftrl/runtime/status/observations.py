@@ -1,7 +1,7 @@
-"""What was seen of a server since it started: counts in memory, of a size that does not grow.
+"""Observations of a server since its start: counters in memory of a fixed size.
 
-Nothing here is about a single device, and no text that comes from one becomes a label: how
-many labels there are is bounded, whatever devices say.
+No counter is about a single device. The number of labels is bounded whatever devices send: a
+device's text becomes a label only if it is plain and one of the first.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from tff_dpftrl.runtime.status import (
 )
 
 LEVELS = ("connected", "waiting", "participating")
-"""Devices, as time series."""
+"""Levels of the time series: numbers of devices by state."""
 
 COUNTERS = (
-    "sessions",  # That were opened.
+    "sessions",  # Opened sessions.
     "refused_sessions",
     "sent_away",
     "configured",  # Devices that began to take part.
     "dropped_connecting",
     "dropped_waiting",
     "dropped_participating",
-    "reports",  # That count.
+    "reports",  # Accepted reports.
     "refused_reports",
-    "committed",  # Rounds.
-    "abandoned",  # Attempts at rounds.
+    "committed",  # Committed rounds.
+    "abandoned",  # Abandoned attempts at rounds.
     "bytes_sent",
     "bytes_received",
     "told_sessions",
     "told_errors",
     "store_failures",
 )
-"""What is counted over time."""
+"""Counters of the time series."""
 
 _DROPPED = {
     "connecting": "dropped_connecting",
     "waiting": "dropped_waiting",
     "training": "dropped_participating",
 }
-# What the service says of a device that goes away in the middle: nobody has refused it.
+# Reason that the service gives for a device that dropped out, which is no refusal.
 _GONE = "ended early"
 _VERSIONS = ("tff_dpftrl", "tensorflow", "python", "system")
 _VERSION = re.compile(r"[A-Za-z0-9.+_-]{1,24}")
@@ -64,23 +64,24 @@ _GIBIBYTE = 2**30
 
 
 class Observations(observer.Observer):
-    """Counts what it hears; to be called on one thread.
+    """Observer that counts events and sessions; for one thread.
 
     Attributes:
-      served: The population.
-      started_at: When it began, in seconds since 1970.
-      epoch: Epoch of the lease; 0 while nobody leads.
-      leaders: How many Coordinators have led.
-      last_store_failure_at: When the store last failed; None if it has not.
-      tasks: By name.
-      series: `LEVELS` and `COUNTERS` over time.
-      refused_sessions: By reason.
-      sent_away_reasons: Devices told to come back, by reason.
-      session_table: Shapes of the sessions of the last weeks, as devices told them.
-      told_shapes: The same since the server started.
-      session_seconds: How long sessions that got a plan took, as devices told.
-      peak_memory: Of devices, in bytes, as they told.
-      versions: What devices run, as they told, by the name of the component.
+      served: Population that is served.
+      started_at: Time of the start, in seconds since 1970.
+      epoch: Epoch of the lease; 0 while no Coordinator leads.
+      leaders: Number of Coordinators that have led.
+      last_store_failure_at: Time of the store's last failure in seconds since 1970; None if it
+        has not failed.
+      tasks: Figures of the tasks by name.
+      series: Time series of `LEVELS` and `COUNTERS`.
+      refused_sessions: Numbers of refused sessions by reason.
+      sent_away_reasons: Numbers of devices that were asked to come back, by reason.
+      session_table: Shapes of the sessions of the last weeks, as devices reported them.
+      reported_shapes: Shapes of the sessions since the start, as devices reported them.
+      session_seconds: Durations of sessions that received a plan, as devices reported them.
+      peak_memory: Peak memory of devices in bytes, as they reported it.
+      versions: Versions of the devices' components, as they reported them, by component.
     """
 
     def __init__(
@@ -89,11 +90,11 @@ class Observations(observer.Observer):
         *,
         clock: Callable[[], float] = time.time,
     ):
-        """Starts with nothing seen.
+        """Starts all counters at zero.
 
         Args:
-          served: The population, with the tasks that are told of.
-          clock: Seconds since 1970.
+          served: Population that is served, with its tasks.
+          clock: Clock that returns seconds since 1970.
         """
         self.served = served
         self._clock = clock
@@ -108,7 +109,7 @@ class Observations(observer.Observer):
         self.refused_sessions = bounded_counts.BoundedCounts(verdicts, room=_OTHER_REASONS)
         self.sent_away_reasons = bounded_counts.BoundedCounts(room=_OTHER_REASONS)
         self.session_table = session_table.SessionTable(clock=clock)
-        self.told_shapes = bounded_counts.BoundedCounts(session_shape.SHAPES)
+        self.reported_shapes = bounded_counts.BoundedCounts(session_shape.SHAPES)
         self.session_seconds = task_figures.seconds_distribution()
         self.peak_memory = distribution.Distribution(_GIBIBYTE / 64, 64 * _GIBIBYTE)
         self.versions = {
@@ -116,27 +117,27 @@ class Observations(observer.Observer):
         }
 
     def now(self) -> float:
-        """Brings the time series up to now; returns the time."""
+        """Advances the time series to the present time, and returns it."""
         return self.series.advance(self._clock())
 
     def save_counts(self, path: str | os.PathLike[str]) -> None:
-        """Writes what is to last over a restart: `session_table`.
+        """Writes `session_table`, which outlasts a restart, to a file.
 
         Raises:
-          OSError: If it cannot be written.
+          OSError: If the file cannot be written.
         """
         self.session_table.save(path)
 
     def load_counts(self, path: str | os.PathLike[str]) -> None:
-        """Goes on from what `save_counts` wrote; from nothing, if there is no file.
+        """Reads a file of `save_counts`; starts with an empty table if there is none.
 
         Raises:
-          OSError: If it cannot be read.
-          ValueError: If the file holds something else.
+          OSError: If the file cannot be read.
+          ValueError: If the file has other content.
         """
         self.session_table = session_table.SessionTable.load(path, clock=self._clock)
 
-    # What an observer hears.
+    # Callbacks of an observer.
 
     @override
     def on_event(self, now: float, event: Any) -> None:
@@ -150,7 +151,7 @@ class Observations(observer.Observer):
             case _:
                 task = self.tasks.get(getattr(event, "task", ""))
                 if task is not None:
-                    self._hear_of_task(task, now, event)
+                    self._on_task_event(task, now, event)
 
     def _lead(self, epoch: int) -> None:
         self.epoch = epoch
@@ -160,7 +161,7 @@ class Observations(observer.Observer):
                 task.lost(task.attempt.name, "its Coordinator is lost", {})
                 self.series.add("abandoned")
 
-    def _hear_of_task(self, task: task_figures.TaskFigures, now: float, event: Any) -> None:
+    def _on_task_event(self, task: task_figures.TaskFigures, now: float, event: Any) -> None:
         match event:
             case events.RoundBegan():
                 task.began(event, now)
@@ -237,7 +238,7 @@ class Observations(observer.Observer):
         self.now()
         self.series.add("told_sessions")
         shape = self.session_table.add(summary.shape)
-        self.told_shapes.add(shape)
+        self.reported_shapes.add(shape)
         if session_table.is_error(shape):
             self.series.add("told_errors")
         if session_table.got_plan(shape):

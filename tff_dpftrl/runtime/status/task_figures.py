@@ -1,4 +1,4 @@
-"""What was seen of one task: its rounds, its reports, how long they took."""
+"""Figures of one task: its rounds, its reports, and their durations."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 from tff_dpftrl.runtime.actors import events, messages, population
 from tff_dpftrl.runtime.status import bounded_counts, distribution
 
-# Tenths of a second to more than a week.
-_LEAST_SECONDS, _MOST_SECONDS = 0.125, 2**20
+# From an eighth of a second to more than a week.
+_MIN_SECONDS, _MAX_SECONDS = 0.125, 2**20
 _OTHER_REASONS = 12
 
 ACCEPTED = "accepted"
 OUTCOMES = (ACCEPTED, *(refusal.value for refusal in messages.Refusal), bounded_counts.OTHER)
-"""What becomes of a report."""
+"""Outcomes of a report."""
 
 GROUPS = ("summed", "lost")
-"""What becomes of a group of devices that sum their reports securely."""
+"""Outcomes of a group of secure aggregation."""
 
 
 def seconds_distribution() -> distribution.Distribution:
-    """An empty distribution of durations."""
-    return distribution.Distribution(_LEAST_SECONDS, _MOST_SECONDS)
+    """Creates an empty histogram of durations."""
+    return distribution.Distribution(_MIN_SECONDS, _MAX_SECONDS)
 
 
 @dataclasses.dataclass
 class Attempt:
-    """The attempt at a round that runs.
+    """The running attempt at a round.
 
     Attributes:
-      name: Which one.
-      round_index: The round, from 0.
-      began_at: When its devices were chosen.
-      devices: How many.
-      reports: Reports that count, so far.
+      name: Unique name of the attempt.
+      round_index: Index of the round, from 0.
+      began_at: Time of the selection of its devices, in seconds since 1970.
+      devices: Number of selected devices.
+      reports: Number of accepted reports so far.
     """
 
     name: str
@@ -46,29 +46,34 @@ class Attempt:
 
 
 class TaskFigures:
-    """What was seen of a task since the server started.
+    """Figures of a task since the server started.
 
     Attributes:
-      settings: The task.
-      rounds_done: Committed rounds, those before the start included; None if not yet known.
-      committed: Rounds that were seen to be committed with a result.
-      skipped: Rounds that were seen to be committed as skipped.
-      last_commit_at: When the last of them was; None if none.
-      abandoned: Attempts that came to nothing, by reason.
-      attempt: The one that runs; None if none does.
-      stopped: Why it has no further round, when somebody has said so; else empty.
-      too_few: How many devices waited when there were too few for too long; None if there
-        were enough since.
-      reports: What became of reports, by one of `OUTCOMES`.
-      groups: What became of groups of secure sums, by one of `GROUPS`.
-      bytes_sent: Plans and models sent to devices.
-      bytes_received: Reports of devices.
-      round_seconds: From the choice of devices to the commit.
-      report_seconds: From there to each report that counts.
+      settings: Task as the server knows it.
+      rounds_done: Number of committed rounds, also before the start; None if not yet known.
+      committed: Number of rounds committed with a result since the start.
+      skipped: Number of rounds committed as skipped since the start.
+      last_commit_at: Time of the last commit with a result, in seconds since 1970; None if
+        there was none.
+      abandoned: Numbers of abandoned attempts by reason.
+      attempt: Running attempt; None if none runs.
+      stopped: Reason why the task has no further round; empty if it has, or if it is not known.
+      too_few: Number of waiting devices when the time for selection was over with too few of
+        them; None if there were enough since.
+      reports: Numbers of reports by outcome, one of `OUTCOMES`.
+      groups: Numbers of groups of secure aggregation by outcome, one of `GROUPS`.
+      bytes_sent: Size of all plans and models sent to devices, in bytes.
+      bytes_received: Size of all reports of devices, in bytes.
+      round_seconds: Durations from the selection of devices to the commit.
+      report_seconds: Durations from the selection of devices to each accepted report.
     """
 
     def __init__(self, settings: population.Task):
-        """Nothing has been seen."""
+        """Starts all figures at zero.
+
+        Args:
+          settings: Task as the server knows it.
+        """
         self.settings = settings
         self.rounds_done: int | None = None
         self.committed = 0
@@ -87,13 +92,13 @@ class TaskFigures:
 
     @property
     def is_over(self) -> bool:
-        """Whether all the rounds that were asked for are done, or it was stopped."""
+        """Whether all rounds of the task are done, or it was stopped."""
         wanted = self.settings.num_rounds
         return bool(self.stopped) or wanted is not None and (self.rounds_done or 0) >= wanted
 
     @property
     def phase(self) -> str:
-        """What it does, in a few words."""
+        """Phase of the task, in a few words."""
         if self.attempt is not None:
             if self.attempt.reports >= self.settings.rounds.goal_count:
                 return "committing"
@@ -103,26 +108,26 @@ class TaskFigures:
         return "waiting for devices" if self.too_few is None else "too few devices"
 
     def began(self, event: events.RoundBegan, now: float) -> None:
-        """Devices were chosen."""
+        """Handles the selection of a round's devices."""
         self.attempt = Attempt(event.attempt, event.round_index, now, event.devices)
         self.rounds_done = max(self.rounds_done or 0, event.round_index)
         self.too_few = None
 
     def released(self, event: events.RoundReleased, now: float) -> bool:
-        """A round is committed, or was said to be once more.
+        """Handles a commit, whose event may be a repetition.
 
         Returns:
-          Whether it was committed since the server started, and was not heard of before.
+          Whether the commit is new, and later than the start of the server.
         """
         is_known = self.rounds_done is not None and event.round_index < self.rounds_done
-        first_word = self.rounds_done is None
+        is_first = self.rounds_done is None
         self.rounds_done = max(self.rounds_done or 0, event.round_index + 1)
         attempt = self.attempt
         if attempt is not None and attempt.round_index <= event.round_index:
             self.attempt = None
             if attempt.name == event.attempt:
                 self.round_seconds.add(now - attempt.began_at)
-        elif first_word:  # The last round of an earlier server.
+        elif is_first:  # The last round of an earlier server.
             return False
         if is_known:
             return False
@@ -132,8 +137,8 @@ class TaskFigures:
         return True
 
     def was_skipped(self, event: events.RoundSkipped) -> None:
-        """A round is committed as skipped, or was said to be once more."""
-        # The first word of a task's rounds may be of a round before the server's start.
+        """Handles the commit of a skipped round, whose event may be a repetition."""
+        # The first event of a task may be about a round before the server's start.
         if self.rounds_done is not None and event.round_index >= self.rounds_done:
             self.skipped += 1
         self.rounds_done = max(self.rounds_done or 0, event.round_index + 1)
@@ -144,19 +149,19 @@ class TaskFigures:
             self.groups[outcome] += counts.get(f"{prefix}{outcome}_groups", 0)
 
     def lost(self, attempt: str, reason: str, counts: Mapping[str, int]) -> None:
-        """An attempt was abandoned."""
+        """Handles the end of an abandoned attempt."""
         self.abandoned.add(reason)
         self._count_groups(counts, "")
         if self.attempt is not None and self.attempt.name == attempt:
             self.attempt = None
 
     def reported(self, outcome: str, num_bytes: int, now: float) -> str:
-        """A report came.
+        """Counts a report.
 
         Args:
-          outcome: Why it was refused, as observers hear it; empty if it counts.
-          num_bytes: Its size.
-          now: Seconds since 1970.
+          outcome: Reason of the refusal, as observers get it; empty if the report counts.
+          num_bytes: Size of the report in bytes.
+          now: Present time in seconds since 1970.
 
         Returns:
           The outcome, one of `OUTCOMES`.
