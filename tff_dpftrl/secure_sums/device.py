@@ -220,7 +220,7 @@ class Participant:
         self._channels, self._received, self._own_share = {}, {}, b""
 
     def _answer_directory(self, directory: secure_sum_pb2.Directory) -> secure_sum_pb2.ToServer:
-        self._members = directories.check(directory, self._advertisement, self._demanded)
+        self._members = directories.check(directory, _held(self._advertisement), self._demanded)
         self._index, self._num_devices = directory.index, directory.num_devices
         self._threshold = directory.threshold
         if self._is_active:
