@@ -1,1 +1,1 @@
-"""Learning processes of our own (DP-FedAvg, DP-FedSGD), and the DP-FTRL server optimizer."""
+"""Learning processes (DP-FedAvg, DP-FedSGD), their models and data, and server optimizers."""

@@ -16,12 +16,12 @@ def of_texts(corpus: user_text.UserText) -> tff.simulation.datasets.ClientData:
     """Returns a corpus of texts as TFF's `ClientData`.
 
     Args:
-      corpus: The corpus.
+      corpus: Texts by user.
 
     Returns:
-      Clients are the users; elements are `OrderedDict(tokens=text)`, as in TFF's
-      Stack Overflow. `serializable_dataset_fn`, and so `preprocess` and
-      `dataset_computation`, embed the whole corpus in a graph: for one over a
+      Client data whose clients are the users. Its elements are `OrderedDict(tokens=text)`,
+      as in TFF's Stack Overflow. `serializable_dataset_fn`, and so `preprocess` and
+      `dataset_computation`, embed the whole corpus in a graph. For a corpus above a
       gigabyte, use SQLite and `tff.simulation.datasets.SqlClientData`.
     """
     return _TextClientData(corpus)
@@ -33,13 +33,13 @@ def of_sequences(
     """Returns the batches of `client_datasets.client_dataset` as TFF's `ClientData`.
 
     Args:
-      corpus: The corpus.
-      spec: Batch size and caps.
-      seed: As in `client_datasets.client_dataset`; the same for every round.
+      corpus: Sequences by user.
+      spec: Batch size and caps of a client's data.
+      seed: Seed of the shuffling and selection of a client's sequences, for all rounds.
 
     Returns:
-      Clients are the users; elements are batches (x, y). Only
-      `serializable_dataset_fn` and what builds on it read the whole corpus.
+      Client data whose clients are the users, with batches (x, y) as elements. Only
+      `serializable_dataset_fn` and its callers read the whole corpus.
     """
     return _SequenceClientData(corpus, spec, seed)
 
@@ -72,8 +72,8 @@ class _InMemoryClientData(tff.simulation.datasets.ClientData):
             with tf.control_dependencies([tf.debugging.Assert(index >= 0, [message])]):
                 index = tf.identity(index)
             starts = tf.constant(np.concatenate([[0], ends[:-1]]))
-            own = tf.constant(values)[starts[index] : tf.constant(ends)[index]]
-            return self._dataset(own)
+            client_rows = tf.constant(values)[starts[index] : tf.constant(ends)[index]]
+            return self._dataset(client_rows)
 
         return create_dataset
 
@@ -83,7 +83,7 @@ class _InMemoryClientData(tff.simulation.datasets.ClientData):
 
 
 class _TextClientData(_InMemoryClientData):
-    """Texts."""
+    """Client data of texts."""
 
     def __init__(self, corpus: user_text.UserText):
         self._user_ids = corpus.user_ids
@@ -100,7 +100,7 @@ class _TextClientData(_InMemoryClientData):
 
 
 class _SequenceClientData(_InMemoryClientData):
-    """Batches of sequences."""
+    """Client data of batches of sequences."""
 
     def __init__(
         self, corpus: sequences.SequenceCorpus, spec: client_datasets.ClientSpec, seed: int

@@ -1,4 +1,4 @@
-"""What a client does in a round: UserUpdateFedAvg and UserUpdateFedSGD.
+"""Client work of a round: UserUpdateFedAvg and UserUpdateFedSGD.
 
 McMahan et al. 2018, Algorithm 1. Updates have TFF's sign: initial minus final
 weights, a gradient to be subtracted by the server's optimizer.
@@ -18,13 +18,13 @@ from tff_dpftrl.learning import local_model
 from tff_dpftrl.private_round import clipping as clipping_lib
 
 ITERATOR = tff.learning.LoopImplementation.DATASET_ITERATOR
-"""The faster way through the batches in simulation; TPUs need the other one."""
+"""Loop over the batches that is faster in simulation; TPUs need the other one."""
 
 _LocalUpdate: TypeAlias = Callable[
     [local_model.LocalModel, tff.learning.models.ModelWeights, tf.data.Dataset, tf.Tensor],
     tuple[list[tf.Tensor], tf.Tensor, Any],
 ]
-"""(model, weights, batches, round) to (update, number of examples, metrics)."""
+"""Function from (model, weights, batches, round) to (update, number of examples, metrics)."""
 
 
 def build_fed_avg_client_work(
@@ -36,23 +36,22 @@ def build_fed_avg_client_work(
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = ITERATOR,
 ) -> tff.learning.templates.ClientWorkProcess:
-    """UserUpdateFedAvg: local training that stays near the weights it began with.
+    """Builds UserUpdateFedAvg: local training that stays near its initial weights.
 
     After every batch the difference to the initial weights is clipped. The
     weight of the result is the client's number of examples, each counted once
     whatever `local_epochs` is.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      optimizer: Of the client; the paper's is SGD.
-      clipping: The projection after every batch, or None to leave clipping to the
-        aggregator, at the end.
-      local_epochs: E, passes over the client's batches.
-      metrics_aggregator: How the training metrics are aggregated.
-      loop_implementation: How a client goes through its batches.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      optimizer: Client optimizer; the paper's is SGD.
+      clipping: Clipping after every batch; None if only the aggregator clips, at the end.
+      local_epochs: Number E of passes over the client's batches.
+      metrics_aggregator: Function that builds the aggregation of the training metrics.
+      loop_implementation: TFF's loop over a client's batches.
 
     Returns:
-      The process; its state is the round.
+      The client work process. Its state is the index of the round.
 
     Raises:
       ValueError: If `local_epochs` is less than 1.
@@ -93,7 +92,7 @@ def _clipped_weights(
     clipping: clipping_lib.Clipping,
     round_index: tf.Tensor,
 ) -> tuple[tf.Tensor, ...]:
-    """θ⁰ + ClipFn(θ − θ⁰); weights that diverged stay so, for the aggregator to drop."""
+    """Computes θ⁰ + ClipFn(θ − θ⁰); diverged weights stay so, for the aggregator to drop."""
     moved = [w - w0 for w, w0 in zip(trainable, initial, strict=True)]
     clipped, norm = clipping.clip(moved, round_index)
     return tuple(
@@ -109,7 +108,7 @@ def build_fed_sgd_client_work(
     metrics_aggregator: Callable[..., tff.Computation] = tff.learning.metrics.sum_then_finalize,
     loop_implementation: tff.learning.LoopImplementation = ITERATOR,
 ) -> tff.learning.templates.ClientWorkProcess:
-    """UserUpdateFedSGD: the gradient of one batch, times the learning rate.
+    """Builds UserUpdateFedSGD: the gradient of one batch, times the learning rate.
 
     Round t takes batch number t modulo the number of batches of the client, so
     that a client's batches take turns and a repeated round repeats its update.
@@ -117,13 +116,13 @@ def build_fed_sgd_client_work(
     the aggregator.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      learning_rate: η of the client.
-      metrics_aggregator: How the training metrics are aggregated.
-      loop_implementation: How a client goes through its batches.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      learning_rate: Learning rate η of the client.
+      metrics_aggregator: Function that builds the aggregation of the training metrics.
+      loop_implementation: TFF's loop over a client's batches.
 
     Returns:
-      The process; its state is the round.
+      The client work process. Its state is the index of the round.
 
     Raises:
       ValueError: If `learning_rate` is not positive.
@@ -158,7 +157,7 @@ def _build_client_work(
     local_update: _LocalUpdate,
     metrics_aggregator: Callable[..., tff.Computation],
 ) -> tff.learning.templates.ClientWorkProcess:
-    """Makes a process of what one client does, counting rounds at the server."""
+    """Builds a process from the update of one client, and counts rounds at the server."""
     weights_type = local_model.build_initial_weights(model_fn).type_signature.result
     data_type, aggregate_metrics = local_model.input_and_metrics(model_fn, metrics_aggregator)
 

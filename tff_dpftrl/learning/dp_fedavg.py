@@ -37,17 +37,17 @@ def build_dp_fedavg(
     the seed of the noise and is secret.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      aggregator: The private estimate: clipping, noise, weights and estimator, with q.
-        Its `run_of` does the accounting.
-      client_optimizer: Of the client; the paper's is SGD.
-      server_optimizer: Applied to the noised estimate; SGD with learning rate 1,
-        the paper's, if None.
-      local_epochs: E, passes of a client over its batches.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      aggregator: Factory of the private estimate, with clipping, noise, weights and the
+        sampling probability q. Its `run_of` does the accounting.
+      client_optimizer: Client optimizer; the paper's is SGD.
+      server_optimizer: Server optimizer, applied to the noised estimate; SGD with
+        learning rate 1, the paper's, if None.
+      local_epochs: Number E of passes of a client over its batches.
       clip_every_step: Whether clients clip after every local batch, as in the
         paper, or only at the end. The privacy is the same.
-      metrics_aggregator: How the training metrics are aggregated.
-      loop_implementation: How a client goes through its batches.
+      metrics_aggregator: Function that builds the aggregation of the training metrics.
+      loop_implementation: TFF's loop over a client's batches.
 
     Returns:
       A learning process, with the methods of `build_weighted_fed_avg`'s.
@@ -84,15 +84,15 @@ def build_dp_fedsgd(
     the seed of the noise and is secret.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      aggregator: The private estimate: how `learning_rate` times the gradient is
-        clipped, noise, weights (by the examples in all of a client's batches) and
-        estimator, with q. Its `run_of` does the accounting.
-      learning_rate: η, which a client multiplies its gradient with.
-      server_optimizer: Applied to the noised estimate; SGD with learning rate 1,
-        the paper's, if None.
-      metrics_aggregator: How the training metrics are aggregated.
-      loop_implementation: How a client goes through its batches.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      aggregator: Factory of the private estimate, with the clipping of `learning_rate`
+        times the gradient, noise, weights (by the examples in all of a client's batches)
+        and the sampling probability q. Its `run_of` does the accounting.
+      learning_rate: Learning rate η, by which a client multiplies its gradient.
+      server_optimizer: Server optimizer, applied to the noised estimate; SGD with
+        learning rate 1, the paper's, if None.
+      metrics_aggregator: Function that builds the aggregation of the training metrics.
+      loop_implementation: TFF's loop over a client's batches.
 
     Returns:
       A learning process, with the methods of `build_fed_sgd`'s.

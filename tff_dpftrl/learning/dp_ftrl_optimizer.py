@@ -1,9 +1,9 @@
-"""The server update of DP-FTRL, written with prefix sums.
+"""Server update of DP-FTRL, written with prefix sums.
 
-θ^{t+1} = θ⁰ − η · (sum of the updates of rounds 0 ... t). Our aggregators emit
+θ^{t+1} = θ⁰ − η · (sum of the updates of rounds 0 ... t). The aggregators emit
 per-round residuals whose prefix sums carry the correlated noise, so plain SGD on
-them gives the same weights; this optimizer shows it, and avoids that the
-rounding of each step adds up in the weights.
+them gives the same weights. This optimizer shows that, and keeps the rounding of
+each step from adding up in the weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VELOCITY_SUM = "velocity_sum"
 
 
 class _DpFtrl(tff.learning.optimizers.Optimizer):
-    """See `build_dp_ftrl_optimizer`."""
+    """Optimizer of `build_dp_ftrl_optimizer`."""
 
     def __init__(self, learning_rate: float, momentum: float):
         self._learning_rate = learning_rate
@@ -81,7 +81,7 @@ class _DpFtrl(tff.learning.optimizers.Optimizer):
 def build_dp_ftrl_optimizer(
     learning_rate: float, momentum: float = 0.0
 ) -> tff.learning.optimizers.Optimizer:
-    """The DP-FTRL server optimizer (Kairouz et al. 2021, Algorithm 1).
+    """Builds the DP-FTRL server optimizer (Kairouz et al. 2021, Algorithm 1).
 
     With updates g_t, prefix sums s_t = g_0 + ... + g_t and v_t = momentum ·
     v_{t−1} + s_t, the weights after round t are θ⁰ − learning_rate · v_t. These are
@@ -89,12 +89,12 @@ def build_dp_ftrl_optimizer(
     up to rounding.
 
     θ⁰ are the weights that the first step is applied to. Weights that are set
-    from outside after it have no effect on later steps, and neither does the past
-    forget a changed learning rate: unlike SGD, it applies to the whole sum.
+    from outside after it have no effect on later steps. A changed learning rate
+    applies to the whole sum, unlike in SGD.
 
     Args:
-      learning_rate: η, positive.
-      momentum: In [0, 1); 0 for none.
+      learning_rate: Learning rate η, positive.
+      momentum: Momentum in [0, 1); 0 for none.
 
     Returns:
       The optimizer. Its state holds two copies of the model, three with momentum.

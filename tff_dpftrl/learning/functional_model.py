@@ -1,4 +1,4 @@
-"""A language model as a `tff.learning.models.FunctionalModel`, and the other way round."""
+"""Conversion of language models to and from `tff.learning.models.FunctionalModel`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def build(
 ) -> tff.learning.models.FunctionalModel:
     """Builds the model for `tff.learning.algorithms`.
 
-    `predict_on_batch` returns scores at the positions without padding only, and
-    where they are (`LanguageModel.compact_logits`). The loss is the mean cross-entropy of
+    `predict_on_batch` returns scores at the positions without padding only, and these
+    positions (`LanguageModel.compact_logits`). The loss is the mean cross-entropy of
     a batch's targets. In simulation, `LoopImplementation.DATASET_ITERATOR` is much
-    the faster for it.
+    faster.
 
     Args:
-      model: The model.
+      model: Language model.
       special: Ids of special tokens.
       seed: Seed of the initial weights, non-negative.
-      initial_weights: One float32 array for each entry of the model's `weight_shapes`;
-        drawn with `seed` if None.
+      initial_weights: Initial weights, a float32 array for each entry of the model's
+        `weight_shapes`; drawn with `seed` if None.
 
     Returns:
       The model; batches are (x, y), int32 of shape [None, sequence_length]. Its
@@ -92,20 +92,22 @@ def build(
 def read(
     model: tff.learning.models.FunctionalModel, *, vocabulary_size: int, sequence_length: int
 ) -> own_model.OwnModel:
-    """Makes a language model of somebody's functional model.
+    """Makes a language model of a client-supplied functional model.
 
     Only its `predict_on_batch` and its trainable weights are used, not its loss and metrics.
 
     Args:
-      model: It maps ids, int32, [batch, T], to scores (logits), float32, [batch, T, V].
-      vocabulary_size: V, special tokens included.
-      sequence_length: T.
+      model: Functional model that maps ids, int32, [batch, T], to scores (logits), float32,
+        [batch, T, V].
+      vocabulary_size: Number V of words, special tokens included.
+      sequence_length: Length T of a sequence.
 
     Returns:
-      The model, with its weights as the initial ones.
+      The language model, with the same weights as the initial ones.
 
     Raises:
-      ValueError: If it has weights that are not trained, or as for `own_model.build`.
+      ValueError: If it has weights that are not trained, or its weights or scores have other
+        shapes or dtypes.
     """
     trainable, others = model.initial_weights
     if tf.nest.flatten(others):
@@ -135,7 +137,7 @@ def read(
 
 
 def _names(structure: Any, name: str) -> Any:
-    """The same structure with a name in the place of each leaf."""
+    """Returns the same structure with a name in the place of each leaf."""
     if isinstance(structure, Mapping):
         return {key: _names(value, f"{name}/{key}") for key, value in structure.items()}
     if isinstance(structure, (list, tuple)):

@@ -1,4 +1,4 @@
-"""A server optimizer that also keeps an average of the models of all rounds."""
+"""Server optimizer that also keeps an average of the models of all rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIMIZER = "optimizer"
 
 
 class _IterateAveraging(tff.learning.optimizers.Optimizer):
-    """See `average_iterates`."""
+    """Optimizer of `average_iterates`."""
 
     def __init__(self, optimizer: tff.learning.optimizers.Optimizer, decay: float):
         self._optimizer = optimizer
@@ -62,18 +62,17 @@ def average_iterates(
 ) -> tff.learning.optimizers.Optimizer:
     """Makes a server optimizer keep the exponential moving average of its models.
 
-    Training goes on as without it: clients get the model of the last round, not the
-    average, which is in the optimizer's state under `AVERAGE`. It is computed from models that
-    are released anyway, so that it costs no privacy, and evens out the noise of single rounds
-    (De et al. 2022, "Unlocking high-accuracy differentially private image classification
-    through scale").
+    Training does not change: clients receive the model of the last round. The average is in
+    the optimizer's state under `AVERAGE`. It is computed from models that are released anyway,
+    so that it costs no privacy, and evens out the noise of single rounds (De et al. 2022,
+    "Unlocking high-accuracy differentially private image classification through scale").
 
     The average after round t has the weights of round s in proportion to decay^(t − s), with
     no share of the initial model.
 
     Args:
-      optimizer: The server's optimizer.
-      decay: In (0, 1); 0.95 averages about the last 20 rounds.
+      optimizer: Server optimizer to wrap.
+      decay: Decay of a round's share, in (0, 1); 0.95 averages about the last 20 rounds.
 
     Returns:
       The optimizer; its state holds one more copy of the model.

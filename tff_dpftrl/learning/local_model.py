@@ -1,4 +1,4 @@
-"""One face for the two kinds of TFF models: gradients of a batch, and metrics.
+"""Common interface of TFF's two kinds of models: gradients of a batch, and metrics.
 
 Client updates are written once, on tuples of trainable tensors, and work with a
 `tff.learning.models.VariableModel` and a `tff.learning.models.FunctionalModel`.
@@ -18,26 +18,26 @@ from tff_dpftrl import validation
 Model: TypeAlias = (
     Callable[[], tff.learning.models.VariableModel] | tff.learning.models.FunctionalModel
 )
-"""What TFF's own builders take: a function that makes a model, or a functional model."""
+"""Model as TFF's builders take it: a function that makes a model, or a functional model."""
 
 
 class LocalModel(abc.ABC):
-    """A model at one client during one round, inside a TensorFlow computation."""
+    """Model at one client during one round, inside a TensorFlow computation."""
 
     @abc.abstractmethod
     def load(self, weights: tff.learning.models.ModelWeights) -> Any:
-        """Takes over the round's weights; returns the initial state of the metrics."""
+        """Loads the round's weights; returns the initial state of the metrics."""
 
     @abc.abstractmethod
     def gradients(
         self, trainable: tuple[tf.Tensor, ...], metrics: Any, batch: Any
     ) -> tuple[tuple[tf.Tensor, ...], Any]:
-        """Gradients of a batch's loss, and the metrics with this batch included.
+        """Computes the gradients of a batch's loss, and updates the metrics.
 
         Args:
-          trainable: Trainable weights to take the gradient at.
+          trainable: Trainable weights at which the gradient is taken.
           metrics: State of the metrics.
-          batch: A batch, as the model's `input_spec` describes it.
+          batch: Batch with the model's `input_spec`.
 
         Returns:
           Dense gradients like `trainable`, and the new state of the metrics.
@@ -45,11 +45,11 @@ class LocalModel(abc.ABC):
 
     @abc.abstractmethod
     def unfinalized_metrics(self, metrics: Any) -> Any:
-        """What the metrics aggregator gets from this client."""
+        """Returns this client's metrics for the metrics aggregator."""
 
 
 class _VariableLocalModel(LocalModel):
-    """The weights and the metrics live in the model's variables."""
+    """Model whose weights and metrics live in its variables."""
 
     def __init__(self, model: tff.learning.models.VariableModel):
         self._model = model
@@ -73,7 +73,7 @@ class _VariableLocalModel(LocalModel):
 
 
 class _FunctionalLocalModel(LocalModel):
-    """Weights and metrics are passed around as tensors."""
+    """Model whose weights and metrics are passed around as tensors."""
 
     def __init__(self, model: tff.learning.models.FunctionalModel):
         self._model = model
@@ -107,7 +107,7 @@ def _dense_gradients(tape, loss, sources) -> tuple[tf.Tensor, ...]:
 
 
 def num_examples(batch: Any) -> tf.Tensor:
-    """Number of examples in a batch: the size of its first dimension, int64."""
+    """Counts the examples in a batch: the size of its first dimension, int64."""
     return tf.shape(tf.nest.flatten(batch)[0], out_type=tf.int64)[0]
 
 
@@ -115,7 +115,7 @@ def build_local_model(model_fn: Model) -> LocalModel:
     """Wraps a model; call it inside a TensorFlow computation.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
 
     Returns:
       The model at a client.
@@ -129,7 +129,7 @@ def build_initial_weights(model_fn: Model) -> tff.Computation:
     """Builds the computation that makes the initial model weights.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
 
     Returns:
       A computation without arguments that returns `ModelWeights`.
@@ -164,11 +164,12 @@ def build_initial_weights(model_fn: Model) -> tff.Computation:
 def input_and_metrics(
     model_fn: Model, metrics_aggregator: Callable[..., tff.Computation]
 ) -> tuple[tff.Type, tff.Computation]:
-    """The type of a client's data, and the aggregation of its metrics.
+    """Returns the type of a client's data, and the aggregation of its metrics.
 
     Args:
-      model_fn: A function that makes a `VariableModel`, or a `FunctionalModel`.
-      metrics_aggregator: Like `tff.learning.metrics.sum_then_finalize`.
+      model_fn: Function that makes a `VariableModel`, or a `FunctionalModel`.
+      metrics_aggregator: Function that builds the aggregation of the metrics, such as
+        `tff.learning.metrics.sum_then_finalize`.
 
     Returns:
       The sequence type of the batches, and a computation from the clients'

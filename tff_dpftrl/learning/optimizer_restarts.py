@@ -1,4 +1,4 @@
-"""A server optimizer that forgets what it has gathered, where the noise restarts."""
+"""Server optimizer whose momentum and moments are reset where the noise restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUND = "restarts_round"
 
 
 class _Restarting(tff.learning.optimizers.Optimizer):
-    """See `restart_at`. The state stays flat: schedules look for their rate in it."""
+    """Optimizer of `restart_at`. Its state stays flat: schedules look for their rate in it."""
 
     def __init__(self, optimizer: tff.learning.optimizers.Optimizer, rounds: tuple[int, ...]):
         self._optimizer = optimizer
@@ -28,7 +28,7 @@ class _Restarting(tff.learning.optimizers.Optimizer):
         begins_anew = tf.reduce_any(tf.equal(state[_ROUND], tf.constant(self._rounds, tf.int64)))
         specs = tf.nest.map_structure(lambda w: tf.TensorSpec(w.shape, w.dtype), weights)
         kept = _without_round(state)
-        # What was set, like a scheduled learning rate, stays.
+        # Hyperparameters that were set, like a scheduled learning rate, stay.
         fresh = self._optimizer.set_hparams(
             self._optimizer.initialize(specs), self._optimizer.get_hparams(kept)
         )
@@ -55,13 +55,13 @@ def _without_round(state: Any) -> collections.OrderedDict[str, Any]:
 def restart_at(
     optimizer: tff.learning.optimizers.Optimizer, rounds: Sequence[int]
 ) -> tff.learning.optimizers.Optimizer:
-    """Makes a server optimizer begin anew in some rounds: momentum and moments are zero again.
+    """Makes a server optimizer reset its momentum and moments to zero in some rounds.
 
-    For runs whose noise restarts. It only post-processes what was noised: no cost in privacy.
+    For runs whose noise restarts. It only post-processes noised values: no cost in privacy.
 
     Args:
-      optimizer: The server's optimizer.
-      rounds: The rounds, from 0, before whose step it begins anew.
+      optimizer: Server optimizer to wrap.
+      rounds: Indices of the rounds, from 0, before whose step the optimizer is reset.
 
     Returns:
       The optimizer.
@@ -71,7 +71,7 @@ def restart_at(
     """
     if not rounds:
         raise validation.UsageError(
-            "rounds must name at least one round, got none: leave the optimizer be."
+            "rounds must name at least one round, got none: use the optimizer without restart_at."
         )
     checked = tuple(validation.integer("rounds", one, minimum=0) for one in rounds)
     return _Restarting(optimizer, checked)

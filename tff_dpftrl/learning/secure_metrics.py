@@ -1,8 +1,8 @@
-"""Metrics of clients through secure sums, so that the server sees no client's own.
+"""Metrics of clients through secure sums, so that the server sees no single client's metrics.
 
-In place of `tff.learning.metrics.sum_then_finalize`, which sums them in the clear. TFF's
-`secure_sum_then_finalize` clips to [0, 2²⁰), where it has 32 bits, and adds measurements of its
-own; here all metrics are counts and losses that a fixed grid has room for, and only they are sent.
+They replace `tff.learning.metrics.sum_then_finalize`, which sums metrics in the clear. TFF's
+`secure_sum_then_finalize` clips to [0, 2²⁰), where it has 32 bits, and adds other measurements.
+Here all metrics are counts and losses that fit a fixed grid, and only they are sent.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 FRACTION_BITS = 20
-"""Of floating-point numbers: they are rounded to multiples of 2⁻²⁰."""
+"""Number of fraction bits: floating-point numbers are rounded to multiples of 2⁻²⁰."""
 LARGEST_ENTRY = 2**40 - 1
-"""Of one client. A sum of up to 2²² clients stays an int64."""
+"""Largest integer that one client sends, so that a sum of up to 2²² clients is an int64."""
 
 
 class SecureMetricsSumFactory(tff.aggregators.UnweightedAggregationFactory):
-    """Sums metrics that are not negative by exact secure sums of integers.
+    """TFF factory of exact secure sums of metrics that are not negative.
 
     A client's floating-point number is rounded to a multiple of 2⁻²⁰, up to 2²⁰; an integer is
-    sent as it is, up to 2⁴⁰ - 1. What is above counts as that, what is below 0 as 0. A client of
-    whose metrics one is not finite, because its training diverged, counts as zero in all.
+    sent unchanged, up to 2⁴⁰ - 1. Larger values count as the limit, negative ones as 0. A client
+    with a metric that is not finite, because its training diverged, counts as zero in all.
     """
 
     def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
         """Creates the process, without state or measurements.
 
         Args:
-          value_type: Any nesting of integers and floating-point numbers, of fixed shapes.
+          value_type: Type of a client's metrics, any nesting of integers and floating-point
+            numbers of fixed shapes.
 
         Returns:
           The process; the sum has the same type.
@@ -74,15 +75,16 @@ class SecureMetricsSumFactory(tff.aggregators.UnweightedAggregationFactory):
 def secure_sum_then_finalize(
     metric_finalizers: Any, local_unfinalized_metrics_type: Any = None
 ) -> tff.Computation:
-    """The `metrics_aggregator` of a learning process whose metrics are summed securely.
+    """Builds secure metrics, as the `metrics_aggregator` of a learning process.
 
     Args:
-      metric_finalizers: As `tff.learning.metrics.sum_then_finalize` takes them.
-      local_unfinalized_metrics_type: Not needed: the computation is polymorphic.
+      metric_finalizers: Function from summed metrics to final ones, or an ordered dictionary
+        with a function for each metric.
+      local_unfinalized_metrics_type: Ignored, because the computation is polymorphic.
 
     Returns:
-      A computation from metrics at clients, as for `SecureMetricsSumFactory`, to metrics at the
-      server.
+      A computation from metrics at clients, of a type that `SecureMetricsSumFactory` takes, to
+      metrics at the server.
     """
     del local_unfinalized_metrics_type
 
@@ -106,10 +108,10 @@ def secure_sum_then_finalize(
 def build_evaluation_process(
     model: tff.learning.models.FunctionalModel,
 ) -> tff.templates.AggregationProcess:
-    """The `metrics_aggregation_process` of an evaluation whose metrics are summed securely.
+    """Builds secure metrics, as the `metrics_aggregation_process` of an evaluation.
 
     Args:
-      model: The model; its metrics are as for `SecureMetricsSumFactory`.
+      model: Model whose metrics have a type that `SecureMetricsSumFactory` takes.
 
     Returns:
       A process for `tff.learning.algorithms.build_fed_eval`.
