@@ -1,9 +1,8 @@
-"""The clients' part of a round: their work, and sums of it in an order that is fixed.
+"""Clients' part of a round: their work, and its sums in a fixed order.
 
 Floating-point sums depend on their order. Here it depends on the number of clients only:
 they are cut into `chunks`, the clients of a chunk are added one after the other, and then
-the chunks are. Whoever computes a client or a chunk, in however many threads or processes,
-the result has the same bits.
+the chunks. The result has the same bits in any number of threads or processes.
 
 Needs TensorFlow only: a `ClientPart` is plain data that can be sent to another process.
 """
@@ -22,25 +21,26 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl.execution import graph_function
 
 Tensors: TypeAlias = list[tf.Tensor]
-"""The leaves of one value, in TFF's order."""
+"""Leaves of one value, in TFF's order."""
 
 CPU = "/CPU:0"
-"""Where everything is added up, and noised: no reduced precision there."""
+"""Device of all sums and noise: it has no reduced precision."""
 
 _MAX_CHUNKS = 64
 _MIN_CLIENTS = 2
 _CLIENTS_A_CALL = 16
-"""So many clients' values are held for one call; a round can be interrupted between calls."""
+"""Number of clients whose values one call holds; a round can be interrupted between calls."""
 _CLIENTS_AT_ONCE = 2
-"""The next client of a call begins while the last one's result is clipped and added."""
+"""Number of a call's clients in flight: one begins while another's result is clipped and added."""
 
 
 def chunks(num_clients: int) -> list[range]:
-    """Which clients are added up first, before their sums are.
+    """Cuts the clients of a round into chunks, each of which is summed before all of them.
 
     Args:
       num_clients: Number of clients of the round.
@@ -55,19 +55,19 @@ def chunks(num_clients: int) -> list[range]:
 
 @dataclasses.dataclass(frozen=True)
 class ClientPart:
-    """What clients compute and how it is added up, as graphs.
+    """Graphs of the clients' computations and of their sums.
 
     Attributes:
-      data: From a client's tensors to its datasets (variants); None if a client's values
-        are what `work` takes.
-      work: From a client's values, then what is broadcast, to a client's result: what
-        `accumulate` takes, then what is summed securely.
-      zero: The sum of nothing, without what is summed securely.
-      accumulate: From a sum and a client's result to their sum.
-      merge: From two sums to their sum.
+      data: Graph from a client's tensors to its datasets (variants); None if `work` takes a
+        client's values themselves.
+      work: Graph from a client's values and the broadcast tensors to a client's result: first
+        the tensors for `accumulate`, then those that are summed securely.
+      zero: Graph of the sum of no clients, without the secure sums.
+      accumulate: Graph from a sum and a client's result to their sum.
+      merge: Graph from two sums to their sum.
       num_broadcast: Number of tensors that are broadcast.
       secure_shapes: Shape of each tensor that is summed securely.
-      bounds: For each of them the largest entry that a client may send, or None for a sum
+      bounds: Largest entry that a client may send, for each secure sum; None for a sum
         modulo some number.
     """
 
@@ -82,23 +82,23 @@ class ClientPart:
 
 
 class ClientFunctions:
-    """A client part, traced in this process.
+    """Client part, traced in this process.
 
-    A client's work runs on the first GPU, as far as it has kernels there, if TensorFlow
-    sees one.
+    A client's work runs on the first GPU that TensorFlow sees, as far as it has kernels
+    there.
     """
 
     def __init__(self, part: ClientPart):
         """Traces the graphs, which takes a second or so.
 
         Args:
-          part: The clients' part of a process.
+          part: Clients' part of a process.
 
         Raises:
           graph_function.UnsupportedGraphError: If a graph cannot be run in this way.
         """
         self.part = part
-        """What it was traced from."""
+        """Client part from which it was traced."""
         split = len(part.work.inputs) - part.num_broadcast
         broadcast_specs = part.work.input_specs[split:]
         num_plain = len(part.zero.outputs)
@@ -114,7 +114,7 @@ class ClientFunctions:
         def start() -> Tensors:
             return [*zero(), *(tf.zeros(spec.shape, spec.dtype) for spec in secure_specs)]
 
-        # What names no device in a loop goes where the loop is, and that is the CPU.
+        # Operations without a device in a loop run where the loop is, on the CPU.
         work_device = "/GPU:0" if tf.config.list_logical_devices("GPU") else None
 
         def add_client(total: Tensors, values: Tensors, broadcast: Tensors) -> Tensors:
@@ -135,7 +135,7 @@ class ClientFunctions:
                     _element(tensors, index, spec)
                     for tensors, spec in zip(lists, self._value_specs, strict=True)
                 ]
-                # What is imported into the loop's graph takes tensors of that graph only.
+                # Imported graphs take tensors of the loop's graph only.
                 shared = [tf.identity(tensor) for tensor in broadcast]
                 total = add_client(list(total), values, shared)
                 for tensor, spec in zip(total, self.sum_specs, strict=True):
@@ -167,7 +167,7 @@ class ClientFunctions:
         self._add_sum = traced(add_sum, self.sum_specs * 2, device=CPU)
 
     def zero(self) -> Tensors:
-        """The sum of no clients."""
+        """Returns the sum of no clients."""
         return self._zero()
 
     def add(
@@ -176,12 +176,12 @@ class ClientFunctions:
         clients: Sequence[Sequence[tf.Tensor]],
         broadcast: Sequence[tf.Tensor],
     ) -> Tensors:
-        """Lets clients work and adds their results to a sum, one after the other.
+        """Runs clients' work and adds their results to a sum, one after the other.
 
         Args:
-          total: A sum.
-          clients: The values of each client.
-          broadcast: What they all get.
+          total: Sum to which the results are added.
+          clients: Values of each client.
+          broadcast: Tensors that all clients receive.
 
         Returns:
           The sum with their results.
@@ -197,12 +197,12 @@ class ClientFunctions:
             return self._add_clients(*total, *lists, tf.constant(len(clients)), *broadcast)
 
     def merge(self, total: Tensors, other: Tensors) -> Tensors:
-        """The sum of two sums."""
+        """Adds two sums."""
         return self._add_sum(*total, *other)
 
 
 def _tensor_list(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """Tensors of any shapes as one variant."""
+    """Packs tensors of any shapes in one variant."""
     made = tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=dtype)
     for tensor in tensors:
         made = tf.raw_ops.TensorListPushBack(input_handle=made, tensor=tensor)
@@ -210,7 +210,7 @@ def _tensor_list(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
 
 
 def _element(tensors: tf.Tensor, index: tf.Tensor, spec: tf.TensorSpec) -> tf.Tensor:
-    """One of the tensors of `_tensor_list`."""
+    """Returns one of the tensors of `_tensor_list`."""
     shape = -1 if spec.shape.rank is None else [-1 if d is None else d for d in spec.shape]
     element = tf.raw_ops.TensorListGetItem(
         input_handle=tensors,
@@ -227,9 +227,9 @@ def traced(
     """Traces a function of tensors once.
 
     Args:
-      function: From tensors to a list of tensors.
+      function: Function from tensors to a list of tensors.
       specs: Shapes and dtypes of its arguments.
-      device: Where it runs; where TensorFlow puts it if None.
+      device: Device on which it runs; TensorFlow's choice if None.
 
     Returns:
       The function, as TensorFlow's concrete function.
@@ -243,7 +243,7 @@ def traced(
 
 
 def _as_summand(value: tf.Tensor, bound: int | None) -> tf.Tensor:
-    """A client's integers as int64: sums of them are exact below 2^63."""
+    """Casts a client's integers to int64, whose sums are exact below 2^63, and checks them."""
     value = tf.cast(value, tf.int64)
     if bound is None:
         return value
@@ -261,11 +261,11 @@ def _added(one: Sequence[tf.Tensor], other: Sequence[tf.Tensor]) -> Tensors:
 
 
 class NoWorkersError(ConnectionError):
-    """No worker answers, or all that tried a share of a round were lost on the way."""
+    """No worker answers, or workers were lost too often in a round."""
 
 
 class ClientRunner(abc.ABC):
-    """Runs the clients of a round somewhere and adds up their results."""
+    """Runner of the clients of a round, which adds up their results."""
 
     @abc.abstractmethod
     def sum(
@@ -277,44 +277,44 @@ class ClientRunner(abc.ABC):
         """Adds up the results of all clients of a round, chunk by chunk.
 
         Args:
-          functions: What they compute.
-          clients: For each client a function that makes its values.
-          broadcast: What they all get.
+          functions: Functions of the clients' work and its sums.
+          clients: Functions that make the values of each client.
+          broadcast: Tensors that all clients receive.
 
         Returns:
           The sum.
 
         Raises:
           tf.errors.OpError: If a client's computation fails.
-          NoWorkersError: If clients work elsewhere, and nobody is there to do it.
+          NoWorkersError: If clients run in worker processes, and there are none.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Ends what the runner has started; no round can follow."""
+        """Stops the runner's threads or workers; no round can follow."""
 
 
 class ThreadedClients(ClientRunner):
-    """Runs clients in threads of this process, a chunk in each.
+    """Runner of clients in threads of this process, a chunk in each.
 
     However many clients there are, a thread holds the data of 16 of them and works for two,
     and two sums for each thread are in memory.
     """
 
     def __init__(self, num_threads: int | None = None):
-        """Starts no thread yet.
+        """Sets up a pool, which starts its threads when they are needed.
 
         Args:
-          num_threads: Number of chunks that are worked on at the same time. If None, one more
-            than cores: what a thread does in Python leaves its core to another.
+          num_threads: Number of chunks that are computed at the same time. If None, one more
+            than cores, because a thread that runs Python leaves its core idle.
         """
         if num_threads is None:
             num_threads = len(os.sched_getaffinity(0)) + 1
         self._num_ahead = 2 * num_threads
         self._pool = concurrent.futures.ThreadPoolExecutor(num_threads, "clients")
 
+    @override
     def sum(self, functions, clients, broadcast):
-        """As the base class says."""
         total = None
         partials = self._sums_of_chunks(functions, clients, broadcast)
         with contextlib.closing(partials):
@@ -328,7 +328,7 @@ class ThreadedClients(ClientRunner):
         clients: Sequence[Callable[[], Sequence[tf.Tensor]]],
         broadcast: Sequence[tf.Tensor],
     ) -> Iterator[Tensors]:
-        """The sums of the chunks in their order, while the next ones are computed."""
+        """Yields the sums of the chunks in their order, while the next ones are computed."""
         is_over = threading.Event()
 
         def add_up(chunk: range) -> Tensors:
@@ -357,6 +357,6 @@ class ThreadedClients(ClientRunner):
                 future.cancel()
             concurrent.futures.wait(waiting)
 
+    @override
     def close(self):
-        """As the base class says."""
         self._pool.shutdown()

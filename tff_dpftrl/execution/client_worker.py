@@ -1,6 +1,6 @@
-"""A process that computes chunks of clients for another process, and what the two exchange.
+"""Worker that computes chunks of clients for another process, and the encoding of its messages.
 
-What is sent is plain data: NumPy arrays, and datasets as the graphs that make them. It
+Messages are plain data: NumPy arrays, and datasets as the graphs that make them. It
 needs TensorFlow only, so that a worker starts without TFF.
 """
 
@@ -20,39 +20,39 @@ _FAIL_IF_STATEFUL = 2  # TensorFlow's ExternalStatePolicy.
 
 @dataclasses.dataclass(frozen=True)
 class SerializedDataset:
-    """A dataset as the graph that makes it, with its options; it starts from the beginning."""
+    """Dataset as the graph that makes it, with its options; it starts from the beginning."""
 
     graph: bytes
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """An error of TensorFlow in a client's computation.
+    """Error of TensorFlow in a client's computation.
 
     Attributes:
-      code: TensorFlow's code of it.
-      message: What it says.
+      code: TensorFlow's error code.
+      message: Text of the error.
     """
 
     code: int
     message: str
 
     def error(self) -> tf.errors.OpError:
-        """The error, of the class that the computation has raised."""
+        """Makes an error of the class that the computation has raised."""
         return tf.compat.v1.errors.exception_type_from_error_code(self.code)(
             None, None, self.message
         )
 
 
 def encode(tensors: Sequence[tf.Tensor], name: str) -> list[Any]:
-    """Turns the leaves of a value into what can be sent.
+    """Encodes the leaves of a value as plain data.
 
     Args:
       tensors: Eager tensors; variants are datasets.
-      name: What the value is, for errors.
+      name: Name of the value, for errors.
 
     Returns:
-      An array or a `SerializedDataset` for each.
+      An array or a `SerializedDataset` for each tensor.
 
     Raises:
       ValueError: If a dataset cannot leave this process.
@@ -78,7 +78,7 @@ def _encode_leaf(tensor: tf.Tensor, name: str) -> Any:
 
 
 def decode(leaves: Sequence[Any]) -> list[tf.Tensor]:
-    """The tensors of what `encode` returned."""
+    """Decodes the leaves that `encode` returned to tensors."""
     return [
         tf.raw_ops.DatasetFromGraph(graph_def=leaf.graph)
         if isinstance(leaf, SerializedDataset)
@@ -88,10 +88,10 @@ def decode(leaves: Sequence[Any]) -> list[tf.Tensor]:
 
 
 class ClientWorker:
-    """Adds up the clients of a chunk, in the order that `client_part` lays down."""
+    """Worker that adds up the clients of a chunk, in the order of `client_part`."""
 
     def __init__(self):
-        """Knows nothing yet of what clients compute."""
+        """Starts without any client part."""
         self._functions: dict[Hashable, client_part.ClientFunctions] = {}
 
     def sum(
@@ -101,16 +101,17 @@ class ClientWorker:
         broadcast: Sequence[Any],
         clients: Sequence[Sequence[Any]],
     ) -> list[Any] | Failure:
-        """The sum of a chunk.
+        """Runs the clients of a chunk and adds up their results.
 
         Args:
-          key: Names what the clients compute.
-          get_part: Gets what they compute; called the first time that the key is seen.
-          broadcast: What all clients get, encoded.
-          clients: The values of each client, encoded.
+          key: Name of the client part.
+          get_part: Function that fetches the client part; called the first time that the key
+            is used.
+          broadcast: Tensors that all clients receive, encoded.
+          clients: Values of each client, encoded.
 
         Returns:
-          The sum, encoded, or how TensorFlow has failed.
+          The sum, encoded, or TensorFlow's error.
         """
         if key not in self._functions:
             self._functions[key] = client_part.ClientFunctions(get_part())

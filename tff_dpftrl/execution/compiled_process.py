@@ -1,9 +1,9 @@
 """Rounds of a TFF process as plain TensorFlow functions in this process.
 
 TFF's executor sends the state of a process to a worker and back in every round, and runs
-every client through layers of its own. A process that can be written as a `MapReduceForm`
-needs none of it: what clients and server compute are TensorFlow graphs, which are taken
-out of the process once and called directly. The state stays where it is.
+every client through several layers. A process that can be written as a `MapReduceForm`
+needs none of it: the computations of clients and server are TensorFlow graphs, which are
+taken out of the process once and called directly. The state stays in this process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tff_dpftrl.execution import client_part, graph_function, leaves, process_fo
 
 
 class NotCompilableError(validation.UsageError):
-    """A process that can only be run by TFF."""
+    """The process can only be run by TFF."""
 
 
 def compile_process(
@@ -33,10 +33,10 @@ def compile_process(
 ) -> CompiledProcess:
     """Compiles a process, so that its rounds run in this Python process.
 
-    For every process that has a `tff.backends.mapreduce.MapReduceForm`: ours, TFF's
-    federated averaging and its relatives, with any aggregator but those of several
-    phases. Sums that would be secure are computed in the clear, as in TFF's test context:
-    for simulations only. It takes one to two seconds, and starts no worker of TFF's.
+    It works for every process that has a `tff.backends.mapreduce.MapReduceForm`: those of
+    this package, TFF's federated averaging and its relatives, with any aggregator of one
+    phase. Secure sums are computed in the clear, as in TFF's test context: for simulations
+    only. It takes one to two seconds, and starts no worker of TFF's.
 
     Example:
       ```
@@ -49,31 +49,31 @@ def compile_process(
     clients that work at the same time. TFF's worker is another build of TensorFlow and adds
     up in another order: from the same state, the model after a round differs from TFF's by
     roundings, whose norm was at most 6e-7 of that of the round's change (word LSTMs of 8
-    thousand to 4 million parameters, 1.3e-7 with our aggregators' noise). Training amplifies
-    what differs, as it does any rounding: after 12 rounds weights were 5e-7 apart with noise,
-    8e-6 without, and further with learning rates that hardly converge. So go on with a run in
-    the engine that it began with.
+    thousand to 4 million parameters, 1.3e-7 with the aggregators' noise). Training amplifies
+    such differences: after 12 rounds weights were 5e-7 apart with noise, 8e-6 without, and
+    further with learning rates that hardly converge. So resume a run in the engine that it
+    began with.
 
-    TensorFlow's random operations draw new numbers in every call, as in TFF. Those with a seed
-    of their own, `tf.random.normal([], seed=1)`, begin anew whenever TFF makes a session for a
-    call; here they go on, in the order in which clients happen to come, and begin anew in
+    TensorFlow's random operations draw new numbers in every call, as in TFF. Those with an
+    explicit seed, `tf.random.normal([], seed=1)`, restart whenever TFF makes a session for a
+    call. Here they continue, in the order in which clients happen to run, and restart in
     another compiled process, after a resume, and in every worker of Ray. Never use them for
-    noise. Stateless operations, which our aggregators use, have none of this.
+    noise. Stateless operations, which the aggregators use, are not affected.
 
     Call `execution.limit_operation_threads` at the start of the program, before TensorFlow's
-    first operation: clients that work side by side then need not wait for each other.
+    first operation, so that clients in parallel threads do not wait for each other.
 
     Build the process with `tff.learning.LoopImplementation.DATASET_ITERATOR`, if its builder
-    has the argument: TensorFlow prepares the function that a `dataset.reduce` calls, which is
-    TFF's default, again for every client, here as in TFF's worker.
+    has the argument. With `dataset.reduce`, which is TFF's default, TensorFlow prepares a
+    function again for every client, here as in TFF's worker.
 
     Args:
-      process: The process.
-      dataset_fn: From a structure of a client's tensors to its dataset (or structure of
-        datasets), traced once; `next` then takes such tensors instead of datasets, and
+      process: Iterative process of TFF to compile.
+      dataset_fn: Function from a structure of a client's tensors to its dataset (or structure
+        of datasets), traced once. `next` then takes such tensors instead of datasets, and
         no pipeline is built in Python for each client.
       tensor_spec: Structure of `tf.TensorSpec` of those tensors, for `dataset_fn`.
-      clients: Runs the clients; in threads of this process if None.
+      clients: Runner of the clients; threads of this process if None.
 
     Returns:
       The process, with methods of the same names, arguments and results.
@@ -111,11 +111,11 @@ def _refusing_the_process() -> Iterator[None]:
 
 
 class CompiledProcess:
-    """A process whose rounds run in this Python process; `compile_process` makes it.
+    """Process whose rounds run in this Python process; `compile_process` makes it.
 
     It has the methods of a `tff.learning.templates.LearningProcess`. A state is in the same
     containers, with `tf.Tensor`s as leaves, and may be given with NumPy arrays; metrics are
-    NumPy's.
+    NumPy arrays.
     """
 
     def __init__(
@@ -126,7 +126,15 @@ class CompiledProcess:
         tensor_spec: Any,
         clients: client_part.ClientRunner,
     ):
-        """As `compile_process`, of which it is a part."""
+        """Traces the parts of a process.
+
+        Args:
+          process: Process that is compiled.
+          form: Computations of the process, taken apart.
+          data: Graph from a client's tensors to its datasets; None if `next` takes datasets.
+          tensor_spec: Structure of `tf.TensorSpec` of a client's tensors; None with datasets.
+          clients: Runner of the clients.
+        """
         self._process = process
         self._tensor_spec = tensor_spec
         self._runner = clients
@@ -142,20 +150,20 @@ class CompiledProcess:
         self._unplaced: dict[str, Callable[..., Any]] = {}
 
     def initialize(self) -> Any:
-        """Returns a first state; what is random in it is drawn anew at every call."""
+        """Returns a first state; its random numbers are drawn anew at every call."""
         return leaves.pack(self._initialize(), self._state_type)
 
     def next(self, state: Any, client_data: Sequence[Any]) -> Any:
         """Runs a round.
 
         Args:
-          state: What `initialize` or an earlier round returned, or NumPy arrays in the
+          state: State that `initialize` or an earlier round returned, or NumPy arrays in the
             same containers.
-          client_data: A value for each client: a dataset, a list of elements, tensors, or
-            a structure of those, as the process takes it; or what `dataset_fn` takes.
+          client_data: Value of each client: a dataset, a list of elements, tensors, or a
+            structure of those, as the process takes it; or the argument of `dataset_fn`.
 
         Returns:
-          What the process returns: new state and metrics, for a learning process.
+          Result of the process's `next`: for a learning process new state and metrics.
 
         Raises:
           ValueError: If an argument is not of the process's type.
@@ -198,19 +206,19 @@ class CompiledProcess:
         return [leaves.to_tensor(leaf, spec, name) for leaf, spec in pairs]
 
     def get_model_weights(self, state: Any) -> Any:
-        """The model's weights in a state, as tensors; for learning processes."""
+        """Returns the model's weights in a state, as tensors; for learning processes."""
         return self._call("get_model_weights", state)
 
     def set_model_weights(self, state: Any, model_weights: Any) -> Any:
-        """A state with other model weights; for learning processes."""
+        """Returns a state with other model weights; for learning processes."""
         return self._call("set_model_weights", state, model_weights)
 
     def get_hparams(self, state: Any) -> Any:
-        """The hyperparameters in a state; for learning processes."""
+        """Returns the hyperparameters in a state; for learning processes."""
         return self._call("get_hparams", state)
 
     def set_hparams(self, state: Any, hparams: Any) -> Any:
-        """A state with other hyperparameters; for learning processes."""
+        """Returns a state with other hyperparameters; for learning processes."""
         return self._call("set_hparams", state, hparams)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -227,5 +235,5 @@ class CompiledProcess:
         return leaves.pack(self._unplaced[name](*flat), computation.type_signature.result)
 
     def close(self) -> None:
-        """Ends the threads or workers of the clients; no round can follow."""
+        """Stops the threads or workers of the clients; no round can follow."""
         self._runner.close()

@@ -1,7 +1,7 @@
-"""Execution contexts of TFF, entered by a program's entry point and by nothing else.
+"""Execution contexts of TFF, which only a program's entry point enters.
 
 No builder of this package sets TFF's context. Each function here is a context
-manager: TFF's context is what it was before once the `with` block is left. Entering one
+manager, and restores the earlier context at the end of the `with` block. Entering one
 also starts the watchdog of TFF's workers and the faster transfer of state.
 """
 
@@ -19,7 +19,7 @@ from tff_dpftrl.execution import state_transfer, worker_watchdog
 
 @contextlib.contextmanager
 def local() -> Iterator[tff.framework.SyncContext]:
-    """Runs computations in one worker process on this machine, TFF's own default.
+    """Runs computations in one worker process on this machine, TFF's default.
 
     It has no secure sums.
 
@@ -32,10 +32,11 @@ def local() -> Iterator[tff.framework.SyncContext]:
 
 @contextlib.contextmanager
 def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
-    """Like `local`, and computes secure sums too, without the cryptography.
+    """Runs computations in one local worker process that simulates secure sums.
 
-    The results are those of a secure sum, but the worker computes them in the clear:
-    for simulations only, where the operator holds the clients' data anyway.
+    The results are those of a secure sum, but the worker computes them in the clear,
+    without cryptography: for simulations only, where the operator holds the clients' data
+    anyway.
 
     Yields:
       TFF's context.
@@ -46,10 +47,10 @@ def secure_sum_simulation() -> Iterator[tff.framework.SyncContext]:
 
 @contextlib.contextmanager
 def compiled_only() -> Iterator[None]:
-    """Runs nothing by TFF: for programs that compile their processes.
+    """Keeps TFF from running computations, for programs that compile their processes.
 
     Processes, with secure sums too, are built here and given to `compile_process`; no worker
-    is started. A computation that is called directly is refused.
+    is started. Direct calls of computations are refused.
     """
     with tff.framework.get_context_stack().install(_CompiledOnly()):
         yield
@@ -60,20 +61,20 @@ class _CompiledOnly(tff.framework.SyncContext):
         """Refuses to run anything."""
         del comp, arg
         raise RuntimeError(
-            "This program runs compiled processes only, and this computation is none: give its "
-            "process to tff_dpftrl.compile_process, or enter tff_dpftrl.execution.local()."
+            "This program runs compiled processes only, and this computation is not compiled: give "
+            "its process to tff_dpftrl.compile_process, or enter tff_dpftrl.execution.local()."
         )
 
 
 @contextlib.contextmanager
 def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncContext]:
-    """Enters a context, with what every context of ours has besides.
+    """Installs a context, with the watchdog and the faster transfer of state.
 
     Args:
-      context: The context.
+      context: Context to install.
 
     Yields:
-      It, installed.
+      The same context.
     """
     worker_watchdog.start()
     state_transfer.install_fast_state_transfer()
@@ -84,8 +85,8 @@ def _entered(context: tff.framework.SyncContext) -> Iterator[tff.framework.SyncC
 def check_secure_sums() -> None:
     """Tries a secure sum in TFF's current execution context.
 
-    An asynchronous context is let through untried; so is `compiled_only`, because compiled
-    processes have secure sums.
+    Asynchronous contexts are accepted without a trial. So is `compiled_only`, because
+    compiled processes have secure sums.
 
     Raises:
       RuntimeError: If the context, like TFF's default one, has no secure sums.

@@ -1,4 +1,4 @@
-"""A serialized TensorFlow graph as a function that can be called while another is traced.
+"""Serialized TensorFlow graph as a function that can be called while another is traced.
 
 It is plain data (a GraphDef, names and specs), so that it can be sent to another process,
 and needs TensorFlow only.
@@ -26,15 +26,15 @@ _COUNTER = itertools.count()
 
 
 class UnsupportedGraphError(validation.UsageError):
-    """A graph holds something that cannot be run again and again in one process."""
+    """The graph holds something that cannot run repeatedly in one process."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphFunction:
-    """A graph with names for what goes in and what comes out.
+    """Graph with the names of its inputs and outputs.
 
     Attributes:
-      graph: A serialized GraphDef. Variables and tables in it belong to one call.
+      graph: Serialized GraphDef. Variables and tables in it belong to one call.
       inputs: Names of the input tensors.
       outputs: Names of the output tensors.
       input_specs: Shapes and dtypes of the inputs.
@@ -54,7 +54,7 @@ class GraphFunction:
         """Traces a Python function.
 
         Args:
-          function: From tensors to a sequence of tensors; it may capture nothing.
+          function: Function from tensors to a sequence of tensors, without captures.
           specs: Shapes and dtypes of its arguments.
 
         Returns:
@@ -78,10 +78,10 @@ class GraphFunction:
         )
 
     def importer(self) -> Callable[..., list[tf.Tensor]]:
-        """Returns a function to be called on input tensors, inside a `tf.function`.
+        """Makes a function that imports the graph, to be called inside a `tf.function`.
 
         Returns:
-          From one tensor for each of `inputs` to one for each of `outputs`.
+          A function from one tensor for each of `inputs` to one for each of `outputs`.
 
         Raises:
           UnsupportedGraphError: If the graph keeps state in anything but variables and
@@ -92,15 +92,15 @@ class GraphFunction:
             graph_def.ParseFromString(self.graph)
         except message.DecodeError as error:
             raise UnsupportedGraphError(f"its graph cannot be read: {error}.") from error
-        # TensorFlow's eager context may know functions of these names, from when the graph was
-        # traced, and forgets them when that graph is collected. And two threads, or two
-        # processes of one process tree, never share a name.
+        # TensorFlow's eager context may hold functions of these names from the trace of the
+        # graph, and drops them when that graph is collected. And two threads, or two processes
+        # of one process tree, must not share a name.
         suffix = f"_{os.getpid()}_{next(_COUNTER)}"
         names = [function.signature.name for function in graph_def.library.function]
         rename_functions(graph_def, {name: name + suffix for name in names})
         _separate_resources(graph_def)
         _initialize_first(graph_def, _operation(self.initialize_op))
-        # TensorFlow's eager context must know the functions, also after this graph is gone.
+        # Registers the functions in TensorFlow's eager context, also after this graph is gone.
         library = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
         tf.compat.v1.wrap_function(lambda: tf.graph_util.import_graph_def(library), [])
 
@@ -121,12 +121,12 @@ class GraphFunction:
 def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
     """Drops operations that nothing wanted depends on, as a session does not run them.
 
-    A function would, if they have state: a Keras model looks its embeddings up once while it is
-    built, for an input that nobody feeds.
+    A `tf.function` would run those with state. A Keras model, for instance, looks up its
+    embeddings once while it is built, for an input that is never fed.
 
     Args:
-      graph_def: The graph, which is changed.
-      wanted: Names of tensors and operations.
+      graph_def: Graph that is changed in place.
+      wanted: Names of the tensors and operations to keep.
     """
     nodes = {node.name: node for node in graph_def.node}
     kept = set().union(*(_ancestors(nodes, _operation(name)) for name in wanted))
@@ -134,7 +134,7 @@ def prune(graph_def: tf.compat.v1.GraphDef, wanted: Sequence[str]) -> None:
     for node in nodes_kept:
         beside = node.attr["_class"].list.s if "_class" in node.attr else ()
         if any(_colocated(name) not in kept for name in beside):
-            del node.attr["_class"]  # A place to run at: everything runs on one device.
+            del node.attr["_class"]  # A colocation constraint: everything runs on one device.
     del graph_def.node[:]
     graph_def.node.extend(nodes_kept)
 
@@ -143,8 +143,8 @@ def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str])
     """Renames functions of a graph, wherever they are called.
 
     Args:
-      graph_def: The graph, which is changed.
-      names: From names of all functions in its library to new names.
+      graph_def: Graph that is changed in place.
+      names: New names by the names of all functions in its library.
     """
     for node in nodes_of(graph_def):
         node.op = names.get(node.op, node.op)
@@ -158,23 +158,23 @@ def rename_functions(graph_def: tf.compat.v1.GraphDef, names: Mapping[str, str])
 
 
 def nodes_of(graph_def: tf.compat.v1.GraphDef) -> Iterator:
-    """All nodes of a graph and of the functions in its library."""
+    """Yields all nodes of a graph and of the functions in its library."""
     yield from graph_def.node
     for function in graph_def.library.function:
         yield from function.node_def
 
 
 def called_by(node: tf.compat.v1.NodeDef) -> Iterator:
-    """Names, as messages that can be changed, of functions in a node's attributes."""
+    """Yields the names of functions in a node's attributes, as messages that can be changed."""
     for key in sorted(node.attr):
         attr = node.attr[key]
         yield from [attr.func] if attr.HasField("func") else attr.list.func
 
 
 def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
-    """Lets no two runs share state through a resource, which they would find by its name.
+    """Keeps runs from sharing state through resources of the same name.
 
-    In TFF's executor, each run has a session of its own. Variables become new ones in
+    In TFF's executor, each run has a separate session. Here variables become new ones in
     every run. A static table becomes one that only this graph has: initialising it again,
     with the same content, does nothing.
 
@@ -199,7 +199,7 @@ def _separate_resources(graph_def: tf.compat.v1.GraphDef) -> None:
 
 
 def _initialize_first(graph_def: tf.compat.v1.GraphDef, initialize_op: str) -> None:
-    """Lets everything wait for the initialisation of variables and tables."""
+    """Makes all operations wait for the initialisation of variables and tables."""
     if not initialize_op:
         return
     before = _ancestors({node.name: node for node in graph_def.node}, initialize_op)
@@ -209,21 +209,21 @@ def _initialize_first(graph_def: tf.compat.v1.GraphDef, initialize_op: str) -> N
 
 
 def _ancestors(nodes: dict, name: str) -> set[str]:
-    """A node and everything that runs before it."""
-    found, waiting = set(), [name]
+    """Returns a node and all nodes that run before it."""
+    visited, waiting = set(), [name]
     while waiting:
         current = waiting.pop()
-        if current not in found:
-            found.add(current)
+        if current not in visited:
+            visited.add(current)
             waiting += [_operation(entry) for entry in nodes[current].input]
-    return found
+    return visited
 
 
 def _colocated(name: bytes) -> str:
-    """The operation of an entry of the attribute "_class"."""
+    """Returns the operation of an entry of the attribute "_class"."""
     return name.decode().removeprefix("loc:@")
 
 
 def _operation(name: str) -> str:
-    """The operation of a tensor, or of a control input."""
+    """Returns the operation of a tensor, or of a control input."""
     return name.lstrip("^").partition(":")[0]

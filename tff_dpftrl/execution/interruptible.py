@@ -1,8 +1,8 @@
-"""Calls of TensorFlow functions that another thread can end.
+"""Calls of TensorFlow functions that another thread can interrupt.
 
-This needs two names of TensorFlow that are not public, `eager.execute` and
-`eager.cancellation`: the public way, with a context manager, is one for all threads, so that
-a call could be ended in the place of another.
+This needs two private modules of TensorFlow, `eager.execute` and `eager.cancellation`. The
+public context manager holds for all threads, so that another call could be interrupted
+instead.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tensorflow.python.eager import cancellation, context, execute
 
 
 class InterruptibleCall:
-    """One call of a function."""
+    """Call of a function that `interrupt` can end."""
 
     def __init__(self):
-        """Begins nothing."""
+        """Prepares a call, which `run` makes."""
         self._manager = cancellation.CancellationManager()
-        self._is_interrupted = False  # The manager says so of a call that fails, too.
+        self._is_interrupted = False  # The manager is cancelled by a call that fails, too.
 
     @property
     def is_interrupted(self) -> bool:
@@ -37,11 +37,11 @@ class InterruptibleCall:
         """Calls a function and waits for it.
 
         Args:
-          function: A function of tensors to a list of tensors, which captures nothing.
-          tensors: Its arguments.
+          function: Function from tensors to a list of tensors, without captures.
+          tensors: Arguments of the function.
 
         Returns:
-          Its results.
+          Results of the function.
 
         Raises:
           tf.errors.OpError: If it fails, or was interrupted before it ended.

@@ -15,12 +15,12 @@ _VARIANT = tf.TensorSpec([], tf.variant)
 
 
 def member(type_spec: tff.Type) -> tff.Type:
-    """The type of one placed value, or the type itself."""
+    """Returns the member type of a federated type, or the type itself."""
     return type_spec.member if isinstance(type_spec, tff.FederatedType) else type_spec
 
 
 def specs(type_spec: tff.Type | None) -> list[tf.TensorSpec]:
-    """Specs of the leaves of a type, in TFF's order; a sequence is a variant."""
+    """Returns the specs of a type's leaves, in TFF's order; a sequence is a variant."""
     if type_spec is None:
         return []
     if isinstance(type_spec, tff.StructType):
@@ -33,7 +33,7 @@ def specs(type_spec: tff.Type | None) -> list[tf.TensorSpec]:
 
 
 def paths(type_spec: tff.Type | None) -> list[str]:
-    """Where each leaf of a type is, like "train/loss" or "0/1"; "" for a type that is a leaf."""
+    """Returns the path of each leaf, such as "train/loss" or "0/1"; "" if the type is a leaf."""
     if not isinstance(type_spec, tff.StructType):
         return [] if type_spec is None else [""]
     return [
@@ -44,19 +44,19 @@ def paths(type_spec: tff.Type | None) -> list[str]:
 
 
 def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
-    """Takes a value apart.
+    """Flattens a value to tensors.
 
     Args:
-      value: As TFF would take it: containers, arrays or tensors, datasets or lists of
+      value: Value as TFF takes it: containers, arrays or tensors, datasets or lists of
         elements.
-      type_spec: Its type, not federated.
-      name: What the value is, for errors.
+      type_spec: Type of the value, not federated.
+      name: Name of the value, for errors.
 
     Returns:
-      Its leaves as tensors; nothing is copied that is a tensor of this process already.
+      The leaves as tensors; tensors of this process are not copied.
 
     Raises:
-      ValueError: If the value is not of the type; the message says where.
+      ValueError: If the value is not of the type; the message names the place.
     """
     if isinstance(type_spec, tff.SequenceType):
         return [_dataset_variant(value, type_spec, name)]
@@ -67,18 +67,18 @@ def flatten(value: Any, type_spec: tff.Type, name: str) -> list[tf.Tensor]:
 
 
 def to_tensor(value: Any, spec: tf.TensorSpec, name: str) -> tf.Tensor:
-    """One leaf as a tensor.
+    """Converts one leaf to a tensor.
 
     Args:
       value: Array, number or tensor.
-      spec: Its dtype and shape.
-      name: What the value is, for errors.
+      spec: Dtype and shape of the tensor.
+      name: Name of the value, for errors.
 
     Returns:
       The tensor.
 
     Raises:
-      ValueError: If the value does not fit; integers that would overflow do not.
+      ValueError: If the value does not fit the spec, for instance because it would overflow.
     """
     try:
         tensor = tf.convert_to_tensor(value, spec.dtype)
@@ -129,26 +129,27 @@ def _dataset_variant(value: Any, type_spec: tff.SequenceType, name: str) -> tf.T
 
 
 def check_elements(dataset: tf.data.Dataset, type_spec: tff.SequenceType, name: str) -> None:
-    """Refuses a dataset with other elements than a sequence type's.
+    """Checks that the elements of a dataset have the type of a sequence's elements.
 
     Raises:
       ValueError: If the type of an element cannot be assigned.
     """
-    found = tff.types.tensorflow_to_type(dataset.element_spec)
-    if not type_spec.element.is_assignable_from(found):
+    element_type = tff.types.tensorflow_to_type(dataset.element_spec)
+    if not type_spec.element.is_assignable_from(element_type):
         raise validation.UsageError(
-            f"{name} must be a dataset with elements of type {type_spec.element}, got {found}."
+            f"{name} must be a dataset with elements of type {type_spec.element}, got "
+            f"{element_type}."
         )
 
 
 def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
-    """A dataset as a tensor, without rewriting and tuning of its pipeline.
+    """Converts a dataset to a tensor, without optimisation and autotuning of its pipeline.
 
-    A client reads a handful of batches: to optimise a pipeline and to tune it while it
-    runs takes longer. Elements and their order are the same.
+    A client reads a handful of batches, which takes less time than to optimise and tune the
+    pipeline. Elements and their order are the same.
 
     Args:
-      dataset: A dataset.
+      dataset: Dataset to convert.
 
     Returns:
       A scalar variant.
@@ -160,7 +161,7 @@ def as_variant(dataset: tf.data.Dataset) -> tf.Tensor:
 
 
 def _dataset_of_elements(elements: Any, type_spec: tff.SequenceType, name: str) -> tf.data.Dataset:
-    """A dataset of the elements of a list, as TFF makes one too."""
+    """Makes a dataset of the elements of a list, as TFF does."""
     if not isinstance(elements, list | tuple):
         raise validation.UsageError(
             f"{name} must be a tf.data.Dataset or a list, got {type(elements)}."
@@ -178,11 +179,11 @@ def _dataset_of_elements(elements: Any, type_spec: tff.SequenceType, name: str) 
 
 
 def pack(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
-    """Puts leaves together again.
+    """Packs leaves to a value of a type.
 
     Args:
-      tensors: One for each of `specs(type_spec)`.
-      type_spec: The type, not federated.
+      tensors: Leaves, one for each of `specs(type_spec)`.
+      type_spec: Type of the value, not federated.
 
     Returns:
       A value in the Python containers of the type.
@@ -200,15 +201,15 @@ def pack(tensors: Sequence[tf.Tensor], type_spec: tff.Type) -> Any:
 
 
 def to_numpy(value: Any) -> Any:
-    """The same containers with NumPy arrays and scalars, as TFF returns them."""
+    """Converts the leaves of containers to NumPy arrays and scalars, as TFF returns them."""
     return tf.nest.map_structure(lambda leaf: leaf.numpy(), value)
 
 
 def spread(type_spec: tff.Type, over: tff.Type) -> list[int]:
-    """Positions of leaves of `type_spec`, one for each leaf of `over`.
+    """Finds the leaf of `type_spec` that stands for each leaf of `over`, by position.
 
-    A leaf of `type_spec` stands for all leaves of what `over` has in its place, as one
-    modulus does for a sum of several tensors.
+    A leaf of `type_spec` stands for all leaves of `over` in its place, as one modulus does for
+    a sum of several tensors.
     """
     position = iter(range(len(specs(type_spec))))
 

@@ -1,4 +1,4 @@
-"""A TFF process taken apart into TensorFlow graphs: what its clients and its server compute."""
+"""A TFF process taken apart into the TensorFlow graphs of its clients and its server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tff_dpftrl.execution import client_part, graph_function, leaves
 
 @dataclasses.dataclass(frozen=True)
 class ProcessForm:
-    """A process taken apart: what TFF calls the MapReduceForm, and the initialisation.
+    """A process taken apart: its initialisation, and TFF's MapReduceForm of its round.
 
     Attributes:
-      initialize: Makes a first state.
-      round: What clients and server compute in a round.
+      initialize: Computation of a first state.
+      round: Computations of clients and server in a round.
     """
 
     initialize: tff.Computation
@@ -29,13 +29,13 @@ class ProcessForm:
         """Takes a process apart, which takes one to two seconds.
 
         Args:
-          process: The process.
+          process: Iterative process of TFF.
 
         Returns:
-          Its parts.
+          The parts of the process.
 
         Raises:
-          graph_function.UnsupportedGraphError: If TFF cannot.
+          graph_function.UnsupportedGraphError: If TFF cannot take it apart.
         """
         # Grappler would lower loops to a form that cannot be called in a `tf.function`.
         config = tf.compat.v1.ConfigProto()
@@ -47,11 +47,11 @@ class ProcessForm:
                 mapreduce.get_map_reduce_form_for_computation(process.next, config),
             )
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise graph_function.UnsupportedGraphError(f"TFF says: {error}") from error
+            raise graph_function.UnsupportedGraphError(f"TFF reports: {error}") from error
 
     @property
     def _secure_types(self) -> list[tff.Type]:
-        """Types of what is summed securely: by bit width, by largest input, by modulus."""
+        """Types of the secure sums: with a bit width, with a largest input, with a modulus."""
         return list(self.round.work.type_signature.result)[1:]
 
     @property
@@ -60,7 +60,7 @@ class ProcessForm:
 
     @property
     def bounds(self) -> list[int | None]:
-        """For each secure sum the largest entry that a client may send; None with a modulus."""
+        """Largest entry that a client may send, for each secure sum; None with a modulus."""
         by_bits, by_input, by_modulus = self._secure_types
         bits = _limits(self.round.secure_sum_bitwidth, by_bits)
         inputs = _limits(self.round.secure_sum_max_input, by_input)
@@ -68,12 +68,12 @@ class ProcessForm:
 
     @property
     def moduli(self) -> list[int | None]:
-        """For each secure sum its modulus; None with a bound."""
+        """Modulus of each secure sum; None with a bound."""
         moduli = _limits(self.round.secure_modular_sum_modulus, self._secure_types[-1])
         return [*[None] * (len(self._secure_specs) - len(moduli)), *moduli]
 
     def client_part(self, data: graph_function.GraphFunction | None) -> client_part.ClientPart:
-        """What clients compute, with the limits of what they may send."""
+        """Builds the clients' part of a round, with the bounds of their secure sums."""
         return client_part.ClientPart(
             data=data,
             work=graph_of(self.round.work),
@@ -86,12 +86,12 @@ class ProcessForm:
         )
 
     def finish(self) -> tuple[Callable[..., list[tf.Tensor]], list[tf.TensorSpec]]:
-        """What the server does with the sums.
+        """Builds the server's update of a round.
 
         Returns:
-          A function, to be traced, from the leaves of the state and of the sums, secure ones
-          last and as int64, to those of the new state and the output; and the specs of what
-          it takes.
+          A pair. First, a traceable function: it takes the flat tensors of the server state,
+          of the plain sums and of the secure sums (int64), in this order, and returns the flat
+          tensors of the new state and of the round's output. Second, the specs of its arguments.
         """
         report = graph_of(self.round.report).importer()
         update = graph_of(self.round.update).importer()
@@ -113,21 +113,23 @@ class ProcessForm:
 
 
 def _limits(computation: tff.Computation, summed: tff.Type) -> list[int]:
-    """Values of a computation without arguments, one for each leaf of what is summed."""
+    """Runs a computation without arguments; returns a value for each leaf of the secure sum."""
     values = [int(value) for value in local_function(computation)()]
     return [values[i] for i in leaves.spread(computation.type_signature.result, summed)]
 
 
 def graph_of(computation: tff.Computation) -> graph_function.GraphFunction:
-    """The graph of a computation that is a TensorFlow graph.
+    """Returns the graph of a TensorFlow computation.
 
     Raises:
-      graph_function.UnsupportedGraphError: If it is none.
+      graph_function.UnsupportedGraphError: If the computation is of another kind.
     """
     message = tff.framework.ConcreteComputation.get_proto(computation)
     kind = message.WhichOneof("computation")
     if kind != "tensorflow":
-        raise graph_function.UnsupportedGraphError(f"a part of it is no TensorFlow but a {kind}.")
+        raise graph_function.UnsupportedGraphError(
+            f"a part of it is not a TensorFlow graph but a {kind}."
+        )
     content = message.tensorflow
     graph = tf.compat.v1.GraphDef()
     content.graph_def.Unpack(graph)
@@ -145,7 +147,7 @@ def graph_of(computation: tff.Computation) -> graph_function.GraphFunction:
 
 
 def _tensor_names(binding: Any) -> list[str]:
-    """Names of a value's leaves; `binding` says where they are in the graph."""
+    """Returns the names of a value's leaves in the graph, from TFF's binding of the value."""
     match binding.WhichOneof("binding"):
         case "struct":
             return [name for element in binding.struct.element for name in _tensor_names(element)]
@@ -158,7 +160,7 @@ def _tensor_names(binding: Any) -> list[str]:
 
 
 def local_function(computation: tff.Computation) -> Callable[..., Any]:
-    """A computation of one place as a function of flat tensors, on the CPU."""
+    """Traces a computation of one place as a function of flat tensors, on the CPU."""
     graph = graph_of(computation)
     return client_part.traced(graph.importer(), graph.input_specs, device=client_part.CPU)
 
@@ -166,10 +168,10 @@ def local_function(computation: tff.Computation) -> Callable[..., Any]:
 def data_graph(
     dataset_fn: Callable[[Any], Any], tensor_spec: Any, data_type: tff.Type
 ) -> graph_function.GraphFunction:
-    """Traces what makes datasets of a client's tensors.
+    """Traces the function that makes datasets of a client's tensors.
 
     Args:
-      dataset_fn: From a structure of tensors to a dataset, or a structure of datasets.
+      dataset_fn: Function from a structure of tensors to a dataset, or a structure of datasets.
       tensor_spec: Structure of `tf.TensorSpec` of those tensors.
       data_type: TFF's type of the datasets.
 

@@ -1,4 +1,4 @@
-"""The address of a Ray cluster, checked without loading Ray."""
+"""Check of a Ray cluster's address, without loading Ray."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from tff_dpftrl import validation
 
 
 def check(address: str) -> None:
-    """Refuses a text that cannot be the address of a Ray cluster.
+    """Checks the address of a Ray cluster.
 
     Args:
-      address: "host:port", or "auto" for a cluster that has a node on this machine.
+      address: Address to check: "host:port", or "auto" for a cluster that has a node on this
+        machine.
 
     Raises:
       UsageError: If it is neither.

@@ -1,8 +1,8 @@
 """Clients in the processes of Ray, on this machine or on a cluster.
 
-A worker gets what clients compute once, and in a round what is broadcast and whole chunks
-of clients, which it adds up; the chunks are added up here. Noise and all that the server
-computes stay in this process.
+A worker receives the clients' computation once, and in a round the broadcast and whole chunks
+of clients, which it adds up. The chunks are added up here. Noise and all computations of the
+server stay in this process.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.execution import client_part, client_worker, ray_sessions
 
-ray = ray_sessions.ray  # It says what to do where Ray is not installed.
+ray = ray_sessions.ray  # Its import explains what to do where Ray is not installed.
 
-_MAX_LOSSES = 3  # Of workers, while they compute one chunk, or for each one that starts.
-_CHUNKS_AHEAD = 4  # For each worker: computed, or under way, and not yet added up.
-_TICK = 1.0  # Seconds between two looks at the clock.
-_RESUME = "The state before the round is still good: start the round again, or resume the run."
+_MAX_LOSSES = 3  # Lost workers during one chunk, or for each worker that starts.
+_CHUNKS_AHEAD = 4  # Chunks per worker that are computed or in flight, and not yet added up.
+_TICK = 1.0  # Seconds between two checks of the timeouts.
+_RESUME = "The state before the round is still valid: start the round again, or resume the run."
 
 
 class RayClients(client_part.ClientRunner):
-    """Runs clients in worker processes of Ray.
+    """Runner of clients in worker processes of Ray.
 
-    The sum has the same bits however many workers there are, and those of
-    `ThreadedClients` where workers compute on the same kind of processor with as many
-    TensorFlow threads. It does not depend on workers that are lost: what they were
-    computing is computed again by others, and new ones take their place. A dataset is sent
-    as it was built: one that shuffles anew at every iteration is read for the first time.
+    The sum has the same bits with any number of workers. They are those of
+    `ThreadedClients` where workers run on the same kind of processor with as many
+    TensorFlow threads. A lost worker does not change the sum: other workers compute its
+    chunks again, and a new one takes its place. A dataset is sent as it was built: one that
+    shuffles anew at every iteration is read for the first time.
 
     Example:
       ```
@@ -47,9 +48,9 @@ class RayClients(client_part.ClientRunner):
         process = tff_dpftrl.compile_process(process, clients=clients, ...)
       ```
 
-    Whoever reaches the ports of a Ray cluster can run code on it, and what is sent is not
-    encrypted: it has to be in a network of its own. The Ray that is started here listens
-    on loopback only.
+    Anybody who reaches the ports of a Ray cluster can run code on it, and its traffic is not
+    encrypted: it needs a separate network. A Ray that is started here listens on loopback
+    only.
     """
 
     def __init__(
@@ -66,16 +67,18 @@ class RayClients(client_part.ClientRunner):
 
         Args:
           num_workers: Number of worker processes; one for each core if None.
-          address: A cluster to join, "host:port" or "auto" for one that has a node on this
-            machine. If None, Ray is started on this machine, unless the program is
+          address: Address of a cluster to join, "host:port" or "auto" for one that has a node
+            on this machine. If None, Ray is started on this machine, unless the program is
             connected to one already.
-          threads_per_worker: Number of threads of one TensorFlow operation of a worker; as
-            in this process if None. One is faster where there is a worker for each core,
-            and gives other bits only if an operation is split among threads, as the
-            gradient of a convolution is.
-          object_store_memory: Bytes of shared memory for what is sent, if Ray is started.
-          start_timeout_seconds: After this time without any worker a round fails.
-          chunk_timeout_seconds: A worker that takes longer for a chunk counts as lost.
+          threads_per_worker: Number of threads of one TensorFlow operation of a worker; the
+            number in this process if None. One is faster where there is a worker for each
+            core, and gives other bits only if an operation is split among threads, such as
+            the gradient of a convolution.
+          object_store_memory: Size of Ray's shared memory in bytes, if Ray is started.
+          start_timeout_seconds: Time without any worker, in seconds, after which a round
+            fails.
+          chunk_timeout_seconds: Time for one chunk, in seconds, after which a worker counts
+            as lost.
 
         Raises:
           ValueError: If an argument is out of range, or an address is given although the
@@ -127,7 +130,7 @@ class RayClients(client_part.ClientRunner):
         """Waits for all workers; a round only waits for the first one.
 
         Returns:
-          Their process ids.
+          Process ids of the workers.
 
         Raises:
           NoWorkersError: If they do not start in time.
@@ -141,8 +144,9 @@ class RayClients(client_part.ClientRunner):
             worker.has_started(pid)
         return [worker.pid for worker in self._workers]
 
+    @override
     def sum(self, functions, clients, broadcast):
-        """As the base class says.
+        """Adds up the results of all clients of a round, chunk by chunk.
 
         Raises:
           NoWorkersError: If workers are lost too often, or none starts.
@@ -173,8 +177,9 @@ class RayClients(client_part.ClientRunner):
                 total = partial if total is None else functions.merge(total, partial)
         return total
 
+    @override
     def close(self):
-        """As the base class says; a cluster that was joined goes on without us."""
+        """Stops the workers, and Ray if it was started here; a joined cluster goes on."""
         if self._closed:
             return
         self._closed = True
@@ -189,14 +194,14 @@ class RayClients(client_part.ClientRunner):
             shutil.rmtree(self._temp_dir, ignore_errors=True)
 
     def _send_part(self, functions: client_part.ClientFunctions) -> tuple[int, list[ray.ObjectRef]]:
-        """What clients compute, as a name and where to get it; it is sent once."""
+        """Stores the clients' computation in Ray once; returns its key and its reference."""
         if functions not in self._parts:
             # In a list, Ray does not resolve it for every call.
             self._parts[functions] = len(self._parts), [ray.put(functions.part)]
         return self._parts[functions]
 
     def _start_workers(self) -> None:
-        """Starts workers in the place of those that are missing."""
+        """Starts the workers that are missing."""
         while len(self._workers) < self._num_workers:
             actor = self._actor_class.remote(self._num_threads)
             self._workers.append(_Worker(actor, starting=actor.pid.remote()))
@@ -204,7 +209,7 @@ class RayClients(client_part.ClientRunner):
     def _in_order(
         self, call: Callable[[_Worker, int], ray.ObjectRef], num_calls: int
     ) -> Iterator[Any]:
-        """Results of calls in their order; what is lost with a worker is called again."""
+        """Yields the results of calls in their order; calls of a lost worker are repeated."""
         waiting = list(range(num_calls))  # A heap.
         results: dict[int, Any] = {}
         losses: collections.Counter[int | None] = collections.Counter()
@@ -218,7 +223,7 @@ class RayClients(client_part.ClientRunner):
                         heapq.heapify(waiting)
                         self._drop(worker, losses, error)
                 yield results.pop(index)
-        finally:  # What has not begun never does, after a failure or Ctrl-C.
+        finally:  # Calls that have not begun are cancelled after a failure or Ctrl-C.
             for worker in self._workers:
                 for reference in worker.calls:
                     ray.cancel(reference)
@@ -227,12 +232,12 @@ class RayClients(client_part.ClientRunner):
     def _assign(
         self, call: Callable[[_Worker, int], ray.ObjectRef], waiting: list[int], end: int
     ) -> None:
-        """Calls workers that are free, or will be soon, in the order of the chunks."""
+        """Assigns chunks in their order to workers that are free, or will be soon."""
         started = [worker for worker in self._workers if worker.starting is None]
         while started and waiting and waiting[0] < end:
             worker = min(started, key=lambda worker: len(worker.calls))
-            # The next one arrives while a worker computes, but for the last ones: whoever is
-            # free first takes them.
+            # The next chunk arrives while a worker computes. The last chunks go to the workers
+            # that are free first.
             if len(worker.calls) >= (2 if len(waiting) > len(started) else 1):
                 return
             if not worker.calls:
@@ -241,7 +246,7 @@ class RayClients(client_part.ClientRunner):
             worker.calls[call(worker, index)] = index
 
     def _receive(self, results: dict[int, Any]) -> list[tuple[_Worker, Exception]]:
-        """Waits a moment for an answer, and returns workers that are lost."""
+        """Waits a moment for an answer, and returns lost workers with their errors."""
         worker_of = {call: worker for worker in self._workers for call in worker.pending()}
         answered, _ = ray.wait(list(worker_of), timeout=_TICK)
         now = time.monotonic()
@@ -267,7 +272,7 @@ class RayClients(client_part.ClientRunner):
             for worker in self._workers
         ):
             raise client_part.NoWorkersError(
-                f"No Ray worker has started in {self._start_timeout} s: look whether the cluster "
+                f"No Ray worker has started in {self._start_timeout} s: check whether the cluster "
                 f"has a free CPU for each of {self._num_workers} workers. {_RESUME}"
             )
         return [
@@ -279,13 +284,13 @@ class RayClients(client_part.ClientRunner):
     def _drop(
         self, worker: _Worker, losses: collections.Counter[int | None], error: Exception
     ) -> None:
-        """Ends what is left of a worker that is lost."""
+        """Removes a lost worker; raises an error if workers are lost too often."""
         ray.kill(worker.actor)
         self._workers.remove(worker)
         # The first of its calls was under way; None is a worker that was still starting.
         chunk = next(iter(worker.calls.values()), None)
         losses[chunk] += 1
-        reason = str(error).strip().splitlines()[-1]  # After what Ray calls it.
+        reason = str(error).strip().splitlines()[-1]  # The lines before are Ray's name of it.
         limit = _MAX_LOSSES if chunk is not None else _MAX_LOSSES * self._num_workers
         if losses[chunk] > limit:
             what = "the start of workers" if chunk is None else f"chunk {chunk} of the clients"
@@ -294,22 +299,21 @@ class RayClients(client_part.ClientRunner):
                 f"because: {reason} {_RESUME}"
             ) from error
         warnings.warn(
-            "A Ray worker was lost: others do again what it did, and a new one is started. "
-            f"{reason}",
+            f"A Ray worker was lost: others repeat its chunks, and a new one is started. {reason}",
             stacklevel=3,
         )
 
 
 @dataclasses.dataclass(eq=False)
 class _Worker:
-    """What this process knows of a worker.
+    """State of a worker, as this process records it.
 
     Attributes:
-      actor: Ray's handle.
-      starting: The call that it answers when it has started; None after that.
-      calls: Chunks that it has to compute, in this order, by their calls.
-      since: When it began with the first of them, or to start.
-      pid: Its process id, when it has started.
+      actor: Ray's handle of the worker.
+      starting: Call that the worker answers when it has started; None after that.
+      calls: Indices of the chunks that it has to compute, in this order, by their calls.
+      since: Time, on the monotonic clock, when it began to start or with its first chunk.
+      pid: Process id of the worker; None before it has started.
     """
 
     actor: ray.actor.ActorHandle
@@ -319,16 +323,16 @@ class _Worker:
     pid: int | None = None
 
     def has_started(self, pid: int) -> None:
-        """Takes its process id, the answer to `starting`."""
+        """Records the worker's process id, the answer to `starting`."""
         self.starting, self.pid = None, pid
 
     def pending(self) -> list[ray.ObjectRef]:
-        """The calls that it has not answered."""
+        """Returns the calls that the worker has not answered."""
         return [*self.calls] if self.starting is None else [self.starting]
 
 
 class _Actor(client_worker.ClientWorker):
-    """A worker, in a process of its own."""
+    """Worker in a separate process."""
 
     def __init__(self, num_threads: int):
         """Sets up TensorFlow with this number of threads for one operation."""
@@ -336,9 +340,10 @@ class _Actor(client_worker.ClientWorker):
         tf.config.threading.set_intra_op_parallelism_threads(num_threads)
 
     def pid(self) -> int:
-        """The id of this process; answers once it has loaded TensorFlow."""
+        """Returns the id of this process, once it has loaded TensorFlow."""
         return os.getpid()
 
+    @override
     def sum(self, key, part, broadcast, clients):
-        """As the base class says, with a list that holds Ray's reference of the part."""
+        """Runs the clients of a chunk; `part` is a list with Ray's reference of the part."""
         return super().sum(key, lambda: ray.get(part[0]), broadcast, clients)

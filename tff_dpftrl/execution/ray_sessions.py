@@ -27,12 +27,12 @@ def start(num_cpus: int, object_store_memory: int, temp_dir: str) -> None:
     """Starts Ray on this machine, for this process only, on loopback.
 
     Args:
-      num_cpus: How many CPUs it may give to workers.
-      object_store_memory: Bytes of shared memory for what is sent.
-      temp_dir: Where it keeps its files; a short path, since names of sockets have to be short.
+      num_cpus: Number of CPUs for workers.
+      object_store_memory: Size of the shared memory in bytes.
+      temp_dir: Folder of Ray's files; a short path, since names of sockets have to be short.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Else it says on the terminal that nobody collects its metrics.
+    # Otherwise it reports on the terminal that its metrics are not collected.
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     with _undisturbed():
         ray.init(
@@ -51,10 +51,11 @@ def join(address: str) -> None:
     """Connects this process to a cluster.
 
     Args:
-      address: "host:port", or "auto" for a cluster that has a node on this machine.
+      address: Address of the cluster, "host:port", or "auto" for a cluster that has a node on
+        this machine.
 
     Raises:
-      ValueError: If the address can be none.
+      ValueError: If it is not such an address.
       ConnectionError: If no cluster answers there, or it cannot be joined.
     """
     ray_address.check(address)
@@ -75,10 +76,10 @@ def join(address: str) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps the program's way to end on SIGTERM, which Ray replaces, and a warning away."""
+    """Restores the program's SIGTERM handler, which Ray replaces, and silences a warning."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with warnings.catch_warnings():  # Of how Ray will treat GPUs, one day.
+        with warnings.catch_warnings():  # About a future treatment of GPUs by Ray.
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:

@@ -1,4 +1,4 @@
-"""Hands a process's state to TFF's worker with fewer copies.
+"""Transfer of a process's state to TFF's worker with fewer copies.
 
 TFF 0.87 runs a computation in a worker process and sends the whole state there and
 back in every round. On the way there it builds a protocol buffer from the leaves
@@ -51,7 +51,7 @@ async def _create_value(executor, value: Any, type_spec: tff.Type | None = None)
 
 
 def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff.Type) -> None:
-    """Writes `value` into an empty message, without intermediate messages."""
+    """Writes a value into an empty message, without intermediate messages."""
     if isinstance(type_spec, tff.FederatedType):
         type_message = tff_private.type_serialization.serialize_type(type_spec).federated
         message.federated.type.CopyFrom(type_message)
@@ -82,7 +82,7 @@ def _fill(message: tff_private.executor_pb2.Value, value: Any, type_spec: tff.Ty
 
 
 def _is_large_array(value: Any, type_spec: tff.Type) -> bool:
-    """Whether `value` is an array of exactly its type and worth the trouble."""
+    """Checks whether a value is a large array of exactly its type."""
     return (
         isinstance(type_spec, tff.TensorType)
         and isinstance(value, np.ndarray)

@@ -1,6 +1,6 @@
-"""Everything of TensorFlow Federated that is used without being public: this file only.
+"""All private names of TensorFlow Federated that this package uses.
 
-TFF promises nothing about these names. `TESTED_VERSION` is the release that they were
+TFF gives no guarantee for these names. `TESTED_VERSION` is the release that they were
 tried with; `tests/execution/tff_private_test.py` fails with a clear message on another.
 """
 
@@ -26,5 +26,5 @@ TESTED_VERSION = "0.87.0"
 
 
 def is_tested_version() -> bool:
-    """Whether the installed TFF is the release that this file was tried with."""
+    """Checks whether the installed TFF is the release that this file was tried with."""
     return tff.__version__ == TESTED_VERSION

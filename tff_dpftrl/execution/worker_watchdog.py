@@ -1,10 +1,10 @@
-"""Ends TFF's worker processes when the training process is gone, however it went.
+"""Watchdog that kills TFF's worker processes once the training process is gone.
 
-TFF's runtime is a child process, `worker_binary`, that outlives a parent which
-ends without Python's clean-up (SIGTERM, SIGKILL, a crash) and keeps its
-terminal or pipe open. The watchdog is a small process of its own session: it
-notes the workers of its parent and kills them once the pipe to the parent
-closes, which the kernel does for every kind of death.
+TFF's runtime is a child process, `worker_binary`. It outlives a parent that ends
+without Python's clean-up (SIGTERM, SIGKILL, a crash) and keeps its terminal or pipe
+open. The watchdog is a small process in a separate session: it records the workers of
+its parent, and kills them once the pipe to the parent closes, which the kernel does for
+every kind of death.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def start() -> subprocess.Popen[bytes]:
     Call it in the main thread, before the first TFF computation runs. It needs
     Linux's /proc; where there is none it runs, but finds no workers.
 
-    Where Ctrl-C is ignored, as in a script's background job, it is no longer: the
-    worker would inherit that, and TFF, which ends a worker with the same signal when
-    the execution context is replaced, would wait for it forever.
+    If Ctrl-C is ignored, as in a script's background job, Python's default is restored. A
+    worker would inherit that setting, and TFF ends a worker with the same signal when the
+    execution context is replaced: it would wait for the worker forever.
 
     Returns:
       The watchdog's process. It ends by itself after this one.
@@ -52,7 +52,7 @@ def start() -> subprocess.Popen[bytes]:
 
 
 def _parent_and_start_time(pid: int) -> tuple[int, str] | None:
-    """Parent's id and start time of a process named like TFF's worker, else None."""
+    """Returns parent's id and start time of a process named like TFF's worker, else None."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             name, _, rest = file.read().partition("(")[2].rpartition(")")
@@ -63,13 +63,13 @@ def _parent_and_start_time(pid: int) -> tuple[int, str] | None:
 
 
 def _workers(parent: int) -> dict[int, str]:
-    """Ids and start times of the workers whose parent is `parent`."""
-    found = {}
+    """Returns ids and start times of the workers whose parent is `parent`."""
+    start_times = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
         facts = _parent_and_start_time(int(entry)) if entry.isdigit() else None
         if facts is not None and facts[0] == parent:
-            found[int(entry)] = facts[1]
-    return found
+            start_times[int(entry)] = facts[1]
+    return start_times
 
 
 def _watch(parent: int) -> None:
