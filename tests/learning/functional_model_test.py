@@ -149,7 +149,7 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
         loss_fn=loss,
         input_spec={"x": spec, "y": spec},
     )
-    ours = functional_model.read(theirs, vocabulary_size=10, sequence_length=4)
+    ours = functional_model.to_language_model(theirs, vocabulary_size=10, sequence_length=4)
     assert list(ours.weight_shapes) == [f"weights/{n}" for n in ("a/0", "a/1", "a/2")] + [
         f"weights/b/{n}" for n in "xyz"
     ]

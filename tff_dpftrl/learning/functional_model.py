@@ -89,7 +89,7 @@ def build(
     )
 
 
-def read(
+def to_language_model(
     model: tff.learning.models.FunctionalModel, *, vocabulary_size: int, sequence_length: int
 ) -> own_model.OwnModel:
     """Makes a language model of a client-supplied functional model.

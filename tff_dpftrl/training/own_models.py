@@ -50,7 +50,7 @@ def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> own_model
     from tff_dpftrl.learning import functional_model
 
     if isinstance(model, tff.learning.models.FunctionalModel):
-        return functional_model.read(model, **sizes)
+        return functional_model.to_language_model(model, **sizes)
     raise validation.UsageError(
         "model must be a tf.keras.Model or a tff.learning.models.FunctionalModel, got "
         f"{type(model).__name__}: give the model itself, not a function that makes it."
