@@ -183,7 +183,7 @@ def build_adaptive_dp_ftrl_aggregator(
     With S the sensitivity of `strategy`, restarts included, under the schema that the
     cohorts keep to, the run satisfies ρ-zCDP with ρ = S² / (2 noise_multiplier²)
     against zeroing out one client, its bits included, as `guarantee` of the factory
-    says. The estimation of the clip norm is inside; its price is more noise on the
+    states. The estimation of the clip norm is inside; its price is more noise on the
     updates (`private_round.update_noise_multiplier`). It replaces
     `tff.aggregators.DifferentiallyPrivateFactory.tree_adaptive`.
 

@@ -141,7 +141,7 @@ def build_dp_ftrl_aggregator(
 
     With S the sensitivity of the strategy under the participation schema that the
     cohorts keep to, the run satisfies ρ-zCDP with ρ = S² / (2 noise_multiplier²)
-    against zeroing out one client, as `guarantee` of the factory says. It replaces
+    against zeroing out one client, as `guarantee` of the factory states. It replaces
     `tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation`.
 
     A client whose update has a norm that is not finite (NaN, Inf), or above 1.8e19,

@@ -21,7 +21,7 @@ ROTATION_STREAM = 0
 _ROUNDING_STREAM = 1
 _SMALLEST_NORMAL = 2.0**-126
 # float32 norms and rotations err by less: vectors clipped this short of the bound are as
-# likely to be accepted as the theory says.
+# likely to be accepted as in theory.
 _NORM_MARGIN = 1e-5
 
 

@@ -110,8 +110,8 @@ class PrivateRound(abc.ABC):
 
         A round may collect updates and fail before its release. Its index is then used up: the
         noise of that index is drawn, kept where later noise is correlated with it, and never
-        released. What remains is the mechanism without one of its outputs, in which nobody took
-        part: post-processing of the mechanism that is accounted for.
+        released. That is the mechanism without one of its outputs, in which no client took part:
+        post-processing of the mechanism that is accounted for.
 
         Args:
           state: State before the round.

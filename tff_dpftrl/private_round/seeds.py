@@ -5,7 +5,7 @@ Every arrow of that path is one call of `derive`, so a round that is repeated
 after a crash repeats its noise, and no two draws share a seed.
 
 `tf.random.*` without a seed starts from 32 bits of entropy, which can be
-searched exhaustively by whoever sees one noisy round. A root seed is therefore
+searched exhaustively by a reader of one noisy round. A root seed is therefore
 read from the operating system's generator.
 """
 

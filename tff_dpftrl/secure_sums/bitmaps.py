@@ -1,4 +1,4 @@
-"""Sets of devices as bitmaps: bit i % 8 of byte i / 8 says whether device i is in it."""
+"""Sets of devices as bitmaps: bit i % 8 of byte i / 8 is set if device i is in it."""
 
 from __future__ import annotations
 

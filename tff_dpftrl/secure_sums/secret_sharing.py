@@ -2,7 +2,7 @@
 
 The field is that of 2²⁵⁶ + 297, the smallest prime above all numbers of 32 bytes. A secret is
 the value at 0 of a random polynomial of a degree below the threshold; a share is its value at
-the holder's point, from 1. Any `threshold` shares recover it, fewer say nothing about it. Shares
+the holder's point, from 1. Any `threshold` shares recover it, fewer reveal nothing about it. Shares
 that are wrong can be found where there are more than needed: they are the errors of a
 Reed-Solomon code (Gao 2003, "A new algorithm for decoding Reed-Solomon codes").
 
