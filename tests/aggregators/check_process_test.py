@@ -40,7 +40,7 @@ def _adaptive():
     )
 
 
-def _found(process):
+def _leaks(process):
     """Kinds and paths of the leaks."""
     return [(leak.kind, path) for leak in check_process(process).leaks for path in leak.paths]
 
@@ -54,9 +54,9 @@ def test_a_private_aggregator_is_clean(factory):
 
 
 def test_other_aggregators_are_not():
-    assert _found(tff.aggregators.SumFactory().create(_TYPE)) == [(LeakKind.EXACT, "result")]
-    found = _found(tff.aggregators.UnweightedMeanFactory().create(_TYPE))
-    assert found == [(LeakKind.EXACT, "result"), (LeakKind.COHORT_SIZE, "result")]
+    assert _leaks(tff.aggregators.SumFactory().create(_TYPE)) == [(LeakKind.EXACT, "result")]
+    leaks = _leaks(tff.aggregators.UnweightedMeanFactory().create(_TYPE))
+    assert leaks == [(LeakKind.EXACT, "result"), (LeakKind.COHORT_SIZE, "result")]
     weighted = tff.aggregators.MeanFactory().create(_TYPE, tff.TensorType(np.float32))
     leaks = check_process(weighted).leaks
     assert [leak.paths for leak in leaks] == [("result",)] * 2  # The weights' sum is one of them.
@@ -136,7 +136,7 @@ def test_counting_clients_is_told_apart_from_their_data():
         del value
         return tff.federated_sum(tff.federated_value(np.int32(1), tff.CLIENTS))
 
-    assert _found(compute) == [(LeakKind.COHORT_SIZE, "result")]
+    assert _leaks(compute) == [(LeakKind.COHORT_SIZE, "result")]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_releases_that_protect_nobody_are_named(options, reason):
 
 def test_an_exact_count_beside_the_release_is_a_metric():
     process = _ours(report_non_finite_clients=True).create(_TYPE)
-    assert _found(process) == [(LeakKind.METRICS, "measurements.non_finite_clients")]
+    assert _leaks(process) == [(LeakKind.METRICS, "measurements.non_finite_clients")]
 
 
 class _SumThatKeeps(tff.aggregators.UnweightedAggregationFactory):
@@ -193,7 +193,7 @@ class _SumThatKeeps(tff.aggregators.UnweightedAggregationFactory):
 )
 def test_an_inner_sum_that_shows_the_sum_is_found(keeps, kind, path):
     process = _ours(sum_factory=_SumThatKeeps(keeps)).create(_TYPE)
-    ((found_kind, found_path),) = _found(process)
+    ((found_kind, found_path),) = _leaks(process)
     assert found_kind is kind
     assert found_path.startswith(path)
 
@@ -214,8 +214,8 @@ def test_other_clients_values_are_followed_through_the_clipping():
         mean = tff.federated_broadcast(tff.federated_mean(value))
         return inner.next(state, tff.federated_map(subtract, (value, mean)))
 
-    found = _found(tff.templates.AggregationProcess(inner.initialize, next_fn))
-    assert (LeakKind.OTHER_NOISE, "result") in found
+    leaks = _leaks(tff.templates.AggregationProcess(inner.initialize, next_fn))
+    assert (LeakKind.OTHER_NOISE, "result") in leaks
 
 
 def _clip_and_release():
@@ -352,9 +352,9 @@ def _add():
     ids=["gaussian", "adaptive", "tree"],
 )
 def test_noise_of_tffs_own_factories_is_not_vouched_for(factory):
-    found = _found(factory.create(_TYPE))
-    assert (LeakKind.OTHER_NOISE, "result") in found
-    assert {kind for kind, _ in found} == {LeakKind.OTHER_NOISE}
+    leaks = _leaks(factory.create(_TYPE))
+    assert (LeakKind.OTHER_NOISE, "result") in leaks
+    assert {kind for kind, _ in leaks} == {LeakKind.OTHER_NOISE}
     assert not check_process(factory.create(_TYPE)).releases
 
 
@@ -369,8 +369,8 @@ def test_secure_sums_are_clean_but_for_their_count():
         )
         process = factory.create(_TYPE)
     check = check_process(process)
-    found = [(leak.kind, leak.paths) for leak in check.leaks]
-    assert found == [(LeakKind.COHORT_SIZE, ("measurements.summed_clients",))]
+    leaks = [(leak.kind, leak.paths) for leak in check.leaks]
+    assert leaks == [(LeakKind.COHORT_SIZE, ("measurements.summed_clients",))]
     check.raise_if_any(allow=["measurements.summed_clients"])
 
 
@@ -395,7 +395,7 @@ def test_paths_name_parts_as_wholes_only_where_all_of_them_are_meant():
         parts = collections.OrderedDict(a=(total, total), b=(total, state.b[1]))
         return collections.OrderedDict(state=tff.federated_zip(parts))
 
-    assert [path for _, path in _found(compute)] == ["state.a", "state.b[0]"]
+    assert [path for _, path in _leaks(compute)] == ["state.a", "state.b[0]"]
 
 
 def test_a_factory_is_no_process():

@@ -62,9 +62,9 @@ def _table(title: str) -> dict[str, list[str]]:
 
 def _code(cell: str) -> set[str]:
     """What a cell has in quotes, which is nothing if it says so."""
-    found = set(re.findall(r"`([^`]*)`", cell))
-    assert bool(found) != cell.startswith("nothing"), cell
-    return found
+    paths = set(re.findall(r"`([^`]*)`", cell))
+    assert bool(paths) != cell.startswith("nothing"), cell
+    return paths
 
 
 def _evaluate():

@@ -26,13 +26,13 @@ def test_chunks_are_consecutive_and_few(num_clients):
 def test_work_is_on_a_gpu_and_sums_are_not(monkeypatch):
     part = plain_part.build()
     values, broadcast = plain_part.values(5), plain_part.broadcast()
-    found, totals = [], []
+    results, totals = [], []
     for gpus in ([], ["a GPU"]):
         monkeypatch.setattr(tf.config, "list_logical_devices", lambda _, gpus=gpus: gpus)
         functions = client_part.ClientFunctions(part)
         library = functions._add_clients.graph.as_graph_def().library
         nodes = [node for function in library.function for node in function.node_def]
-        found.append(
+        results.append(
             {
                 op: {"GPU" in node.device for node in nodes if node.op == op}
                 for op in ("Mul", "TensorListGetItem")
@@ -40,7 +40,7 @@ def test_work_is_on_a_gpu_and_sums_are_not(monkeypatch):
         )
         # Without a GPU TensorFlow puts the work where there is a kernel.
         totals.append(functions.add(functions.zero(), values, broadcast)[0].numpy())
-    without, with_gpu = found
+    without, with_gpu = results
     assert without == {"Mul": {False}, "TensorListGetItem": {False}}
     assert with_gpu == {"Mul": {True}, "TensorListGetItem": {False}}
     np.testing.assert_array_equal(*totals)
@@ -156,10 +156,10 @@ def test_a_round_that_failed_can_be_repeated():
 
 def test_two_rounds_at_the_same_time_do_not_mix():
     compiled = compiled_process.compile_process(small_processes.build(lambda x: 2 * x))
-    found = {}
+    sums = {}
 
     def run(start):
-        found[start] = [compiled.next(0.0, range_of(start))[1] for _ in range(20)]
+        sums[start] = [compiled.next(0.0, range_of(start))[1] for _ in range(20)]
 
     def range_of(start):
         return list(range(start, start + 30))
@@ -169,7 +169,7 @@ def test_two_rounds_at_the_same_time_do_not_mix():
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {start: 20 * [2 * sum(range_of(start))] for start in (0, 100, 200)}
+    assert sums == {start: 20 * [2 * sum(range_of(start))] for start in (0, 100, 200)}
     compiled.close()
 
 

@@ -36,8 +36,8 @@ def test_datasets_arrive_with_their_elements_and_options():
     dataset = tf.data.Dataset.range(20).shuffle(20, seed=3, reshuffle_each_iteration=False).batch(3)
     (sent,) = client_worker.encode([leaves.as_variant(dataset)], "client 0")
     (arrived,) = client_worker.decode(_sent([sent]))
-    found = tf.data.experimental.from_variant(arrived, dataset.element_spec)
-    for expected, element in zip(dataset, found, strict=True):
+    restored = tf.data.experimental.from_variant(arrived, dataset.element_spec)
+    for expected, element in zip(dataset, restored, strict=True):
         np.testing.assert_array_equal(expected, element)
     (again,) = client_worker.encode([arrived], "client 0")
     options = [
@@ -79,13 +79,13 @@ def test_a_chunk_is_added_up_as_in_one_process():
         return _sent(part)
 
     for _ in range(2):
-        found = worker.sum(
+        total = worker.sum(
             "key",
             part_from_elsewhere,
             _sent(client_worker.encode(broadcast, "broadcast")),
             [_sent(client_worker.encode(value, "client")) for value in values],
         )
-        for one, other in zip(expected, found, strict=True):
+        for one, other in zip(expected, total, strict=True):
             np.testing.assert_array_equal(one.numpy(), other)
     assert len(fetched) == 1
 

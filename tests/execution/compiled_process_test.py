@@ -161,11 +161,11 @@ def test_rounds_are_those_of_tff(name):
     tree.assert_same_structure(state, compiled.initialize(), check_types=True)
     for round_index in range(2):
         expected = process.next(reference, _cohort(round_index))
-        found = compiled.next(state, _cohort(round_index))
-        assert type(found) is type(expected)
-        _assert_close(found.state, expected.state, _CLOSE)
-        _assert_close(found.metrics, expected.metrics, _CLOSE)
-        reference, state = expected.state, found.state
+        output = compiled.next(state, _cohort(round_index))
+        assert type(output) is type(expected)
+        _assert_close(output.state, expected.state, _CLOSE)
+        _assert_close(output.metrics, expected.metrics, _CLOSE)
+        reference, state = expected.state, output.state
     _assert_close(compiled.get_model_weights(state), process.get_model_weights(reference), _CLOSE)
 
 

@@ -118,9 +118,9 @@ def test_client_values_may_be_structures_of_datasets():
 def test_results_have_the_containers_of_tff():
     process = small_processes.build(lambda x: (x, {"b": x, "a": (x, [x])}))
     compiled = compiled_process.compile_process(process)
-    expected, found = process.next(0.0, [1, 2])[1], compiled.next(0.0, [1, 2])[1]
-    tree.assert_same_structure(expected, found, check_types=True)
-    assert expected == found
+    expected, actual = process.next(0.0, [1, 2])[1], compiled.next(0.0, [1, 2])[1]
+    tree.assert_same_structure(expected, actual, check_types=True)
+    assert expected == actual
 
 
 def test_updates_that_are_no_numbers_are_summed_as_in_tff():

@@ -99,8 +99,8 @@ def _clients(disturb=lambda index: None):
     ]
 
 
-def _assert_same_bits(found, expected):
-    assert [one.numpy().tobytes() for one in found] == [one.numpy().tobytes() for one in expected]
+def _assert_same_bits(total, expected):
+    assert [one.numpy().tobytes() for one in total] == [one.numpy().tobytes() for one in expected]
 
 
 def _is_running(pid: int) -> bool:
@@ -120,18 +120,18 @@ def _wait_until_gone(pids) -> None:
 
 def test_the_order_of_the_sum_matters_here(functions, expected):
     backwards = client_part.ThreadedClients(2)
-    found = backwards.sum(functions, _clients()[::-1], plain_part.broadcast())
+    total = backwards.sum(functions, _clients()[::-1], plain_part.broadcast())
     backwards.close()
-    assert found[0].numpy().tobytes() != expected[0].numpy().tobytes()
+    assert total[0].numpy().tobytes() != expected[0].numpy().tobytes()
 
 
 def test_number_of_workers_changes_no_bit(functions, expected, two_workers):
     for _ in range(2):
-        found = two_workers.sum(functions, _clients(), plain_part.broadcast())
-        _assert_same_bits(found, expected)
+        total = two_workers.sum(functions, _clients(), plain_part.broadcast())
+        _assert_same_bits(total, expected)
     with _workers(1) as one_worker:
-        found = one_worker.sum(functions, _clients(), plain_part.broadcast())
-        _assert_same_bits(found, expected)
+        total = one_worker.sum(functions, _clients(), plain_part.broadcast())
+        _assert_same_bits(total, expected)
 
 
 def _dataset(seed):
@@ -154,8 +154,8 @@ def test_rounds_with_noise_are_those_of_one_process(two_workers):
 
 
 def test_no_clients_sum_to_zero(functions, two_workers):
-    found = two_workers.sum(functions, [], plain_part.broadcast())
-    _assert_same_bits(found, functions.zero())
+    total = two_workers.sum(functions, [], plain_part.broadcast())
+    _assert_same_bits(total, functions.zero())
 
 
 def test_one_runner_serves_several_processes(functions, expected, two_workers):
@@ -174,8 +174,8 @@ def test_a_killed_worker_changes_no_bit_and_is_replaced(functions, expected, two
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.warns(UserWarning, match="A Ray worker was lost"):
-        found = two_workers.sum(functions, _clients(disturb), plain_part.broadcast())
-    _assert_same_bits(found, expected)
+        total = two_workers.sum(functions, _clients(disturb), plain_part.broadcast())
+    _assert_same_bits(total, expected)
     pids = two_workers.wait_until_ready()
     assert len(pids) == 2 and killed[0] not in pids
 
@@ -190,8 +190,8 @@ def test_all_workers_killed_changes_no_bit(functions, expected, two_workers):
                 os.kill(pid, signal.SIGKILL)
 
     with pytest.warns(UserWarning, match="A Ray worker was lost"):
-        found = two_workers.sum(functions, _clients(disturb), plain_part.broadcast())
-    _assert_same_bits(found, expected)
+        total = two_workers.sum(functions, _clients(disturb), plain_part.broadcast())
+    _assert_same_bits(total, expected)
     assert not set(killed) & set(two_workers.wait_until_ready())
 
 
@@ -225,8 +225,8 @@ def test_a_worker_that_hangs_counts_as_lost(functions, expected, ray):
                 os.kill(stopped[0], signal.SIGSTOP)
 
         with pytest.warns(UserWarning, match="more than 3.0 s"):
-            found = clients.sum(functions, _clients(disturb), plain_part.broadcast())
-    _assert_same_bits(found, expected)
+            total = clients.sum(functions, _clients(disturb), plain_part.broadcast())
+    _assert_same_bits(total, expected)
     _wait_until_gone(stopped)
 
 

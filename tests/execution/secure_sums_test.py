@@ -88,9 +88,9 @@ def test_sums_and_decoded_updates_are_tffs(name):
             for _ in range(5)
         ]
         reference, expected = process.next(reference, values)
-        state, found = compiled.next(state, values)
+        state, actual = compiled.next(state, values)
         # What follows the sum is computed in float32, with noise: only the last bits differ.
-        for one, other in zip(tree.flatten(found), tree.flatten(expected), strict=True):
+        for one, other in zip(tree.flatten(actual), tree.flatten(expected), strict=True):
             if np.asarray(other).dtype.kind == "f" and name.startswith("secagg"):
                 np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
             else:
@@ -106,9 +106,9 @@ def test_modular_sums_of_many_clients_do_not_wrap_around(modulus):
 
     compiled = compiled_process.compile_process(small_processes.build_from(round_fn, _INTEGERS))
     value = np.array([modulus - 1, modulus // 2 + 1, modulus - 12345, 7], np.int32)
-    found = compiled.next(0.0, 1000 * [value])[1]
-    np.testing.assert_array_equal(found, 1000 * value.astype(np.int64) % modulus)
-    assert found.dtype == np.int32
+    actual = compiled.next(0.0, 1000 * [value])[1]
+    np.testing.assert_array_equal(actual, 1000 * value.astype(np.int64) % modulus)
+    assert actual.dtype == np.int32
 
 
 def test_moduli_belong_to_their_tensors():
@@ -121,10 +121,10 @@ def test_moduli_belong_to_their_tensors():
     process = small_processes.build_from(round_fn, value_type)
     value = collections.OrderedDict(a=9, b=(99, np.array([1, 2, 3, 6], np.int32)))
     expected = process.next(0.0, [value] * 3)[1]
-    found = compiled_process.compile_process(process).next(0.0, [value] * 3)[1]
-    tree.assert_same_structure(found, expected)
-    assert (found["a"], found["b"][0], found["b"][1].tolist()) == (7, 97, [3, 6, 2, 4])
-    tree.map_structure(np.testing.assert_array_equal, found, expected)
+    actual = compiled_process.compile_process(process).next(0.0, [value] * 3)[1]
+    tree.assert_same_structure(actual, expected)
+    assert (actual["a"], actual["b"][0], actual["b"][1].tolist()) == (7, 97, [3, 6, 2, 4])
+    tree.map_structure(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize("limit", ["bits", "largest input"])

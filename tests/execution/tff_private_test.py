@@ -30,12 +30,12 @@ def test_every_listed_name_exists():
 
 def test_no_other_file_imports_what_is_not_public():
     package = pathlib.Path(tff_dpftrl.__file__).parent
-    found = [
+    importers = [
         str(path.relative_to(package))
         for path in package.rglob("*.py")
         if _PRIVATE_IMPORT.search(path.read_text(encoding="utf-8"))
     ]
-    assert found == ["execution/tff_private.py"]
+    assert importers == ["execution/tff_private.py"]
 
 
 if __name__ == "__main__":

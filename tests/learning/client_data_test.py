@@ -30,8 +30,8 @@ def test_texts_as_client_data():
     assert client_data.client_ids == list(_TEXTS.user_ids)
     for make in (client_data.create_tf_dataset_for_client, client_data.serializable_dataset_fn):
         for user_id in _TEXTS.user_ids:
-            found = [element["tokens"].decode() for element in make(user_id).as_numpy_iterator()]
-            assert found == _TEXTS.examples(user_id)
+            texts = [element["tokens"].decode() for element in make(user_id).as_numpy_iterator()]
+            assert texts == _TEXTS.examples(user_id)
 
 
 def test_sequences_as_client_data():

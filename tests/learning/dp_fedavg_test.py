@@ -135,12 +135,12 @@ def test_fed_avg_equals_the_pseudo_code(clip_every_step, loop_implementation):
         loop_implementation=loop_implementation,
     )
     expected = _INITIAL
-    for t, found in enumerate(_run(process, 4)):
+    for t, update in enumerate(_run(process, 4)):
         clip_norm = _CLIP_NORMS[min(t, 2)]
         deltas = [_fed_avg_delta(expected, c, clip_norm, epochs, clip_every_step) for c in _CLIENTS]
         weights = [min(len(c[0]) / 4, 1) for c in _CLIENTS]
         expected = expected + np.dot(weights, deltas) / 3
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_clipping_every_step_differs_from_clipping_at_the_end():
@@ -158,7 +158,7 @@ def test_fed_sgd_takes_one_batch_a_round_in_turn():
         loop_implementation=_REDUCE,
     )
     expected = _INITIAL
-    for t, found in enumerate(_run(process, 5)):
+    for t, update in enumerate(_run(process, 5)):
         clip_norm = _CLIP_NORMS[min(t, 2)]
         total = np.zeros(4)
         for client in _CLIENTS:
@@ -166,7 +166,7 @@ def test_fed_sgd_takes_one_batch_a_round_in_turn():
             gradient = _gradient(expected, *batches[t % len(batches)])
             total += min(len(client[0]) / 4, 1) * _clipped(-_RATE * gradient, clip_norm)
         expected = expected + total / 3
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(update, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_clipped_denominator_without_clipping_is_tff_weighted_fed_avg():

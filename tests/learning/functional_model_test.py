@@ -57,8 +57,8 @@ def _process():
 
 def test_it_starts_from_the_seeds_weights(process):
     weights = process.initialize().global_model_weights.trainable
-    for found, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_a_round_is_local_sgd_and_its_mean(process):
@@ -74,22 +74,22 @@ def test_a_round_is_local_sgd_and_its_mean(process):
             weights = [w - 0.5 * g for w, g in zip(weights, gradients, strict=True)]
         deltas.append([w - w0 for w, w0 in zip(weights, _MODEL.initial_weights(1), strict=True)])
     output = process.next(process.initialize(), [_dataset(rows) for rows in clients])
-    found = output.state.global_model_weights.trainable
-    for weight, start, *steps in zip(found, _MODEL.initial_weights(1), *deltas, strict=True):
+    new_weights = output.state.global_model_weights.trainable
+    for weight, start, *steps in zip(new_weights, _MODEL.initial_weights(1), *deltas, strict=True):
         np.testing.assert_allclose(weight, start + sum(steps) / 2, rtol=1e-4, atol=1e-6)
 
 
 def test_training_metrics_are_sums_over_clients(process):
     clients = [_rows(0, 10), _rows(1, 6)]
     output = process.next(process.initialize(), [_dataset(rows, 100) for rows in clients])
-    found = output.metrics["client_work"]["train"]
+    measured = output.metrics["client_work"]["train"]
     # With one batch a client, all predictions are made by the initial weights.
     rows = np.concatenate(clients)
     expected = evaluation.Evaluator(_MODEL, _SPECIAL, rows)(_MODEL.initial_weights(1))
-    assert set(found) == {*expected, "num_sequences"}
+    assert set(measured) == {*expected, "num_sequences"}
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value, rel=1e-5), name
-    assert found["num_sequences"] == 16
+        assert measured[name] == pytest.approx(value, rel=1e-5), name
+    assert measured["num_sequences"] == 16
 
 
 def test_it_learns(process):
@@ -109,8 +109,8 @@ def test_a_client_without_batches_sends_zeros(process):
     rows = np.zeros([0, 5], np.int32)
     output = process.next(process.initialize(), [_dataset(rows)])
     weights = output.state.global_model_weights.trainable
-    for found, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
+        np.testing.assert_array_equal(weight, expected)
     assert output.metrics["client_work"]["train"]["num_targets"] == 0
 
 
@@ -118,8 +118,8 @@ def test_a_batch_of_padding_has_no_gradient(process):
     rows = np.zeros([4, 5], np.int32)
     output = process.next(process.initialize(), [_dataset(rows)])
     weights = output.state.global_model_weights.trainable
-    for found, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for weight, expected in zip(weights, _MODEL.initial_weights(1), strict=True):
+        np.testing.assert_array_equal(weight, expected)
 
 
 def test_it_takes_batches_of_ids():
@@ -153,8 +153,8 @@ def test_somebody_s_functional_model_is_read_as_a_language_model():
     assert list(ours.weight_shapes) == [f"weights/{n}" for n in ("a/0", "a/1", "a/2")] + [
         f"weights/b/{n}" for n in "xyz"
     ]
-    for found, weight in zip(ours.initial_weights(5), weights, strict=True):
-        np.testing.assert_array_equal(found, weight)
+    for copied, weight in zip(ours.initial_weights(5), weights, strict=True):
+        np.testing.assert_array_equal(copied, weight)
     words = _rows(0, 3)[:, :-1]
     np.testing.assert_allclose(
         ours.logits(weights, words), _MODEL.logits(weights, words), rtol=1e-6

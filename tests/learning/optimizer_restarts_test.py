@@ -35,12 +35,12 @@ def _train(optimizer, updates, weights, state=None):
 def test_it_begins_anew_in_the_rounds_that_are_named(name):
     updates, start = _updates(9), tuple(tf.ones(s.shape) for s in _SPECS)
     restarting = optimizer_restarts.restart_at(_OPTIMIZERS[name](), [3, 7])
-    _, found = _train(restarting, updates, start)
+    _, restarted = _train(restarting, updates, start)
     expected = start
     for part in (updates[:3], updates[3:7], updates[7:]):
         _, expected = _train(_OPTIMIZERS[name](), part, expected)
     _, plain = _train(_OPTIMIZERS[name](), updates, start)
-    for one, other, without in zip(found, expected, plain, strict=True):
+    for one, other, without in zip(restarted, expected, plain, strict=True):
         np.testing.assert_array_equal(one, other)
         assert np.abs(one - without).max() > 1e-3
 

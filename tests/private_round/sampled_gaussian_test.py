@@ -62,20 +62,20 @@ def test_the_estimator_divides_the_sum():
 
 def test_noise_is_scaled_by_the_sensitivity_and_follows_the_clip_norm():
     # Nobody in the rounds: the estimates are noise alone, the same draws in both runs.
-    found = {}
+    averages = {}
     for name, clip in (("changing", [1.0, 0.5]), ("constant", 1.0)):
         round_ = _round(noise_multiplier=2.0, clipping=clipping.FlatClipping(clip))
         state, rows = round_.initial_state(_SHAPES), []
         for _ in range(2):
             state, (noise,), measurements = round_.release(state, round_.total([], _SHAPES))
             rows.append(noise.numpy())
-        found[name] = np.array(rows)
+        averages[name] = np.array(rows)
         last = np.ravel(clip)[-1]
         stddev = 2.0 * estimators.FixedDenominator(0.5, 6).unit_sensitivity * last
         assert measurements["noise_stddev"].numpy() == pytest.approx(stddev)
     factors = np.array([[1.0], [0.5]])
-    np.testing.assert_allclose(found["changing"], factors * found["constant"], rtol=1e-12)
-    assert not np.allclose(found["constant"][0], found["constant"][1])
+    np.testing.assert_allclose(averages["changing"], factors * averages["constant"], rtol=1e-12)
+    assert not np.allclose(averages["constant"][0], averages["constant"][1])
 
 
 @pytest.mark.parametrize(

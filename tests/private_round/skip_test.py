@@ -86,8 +86,8 @@ def test_both_streams_of_an_adaptive_round_go_on_past_a_skipped_one():
     for one, other in zip(after_release[:4], after_skip[:4], strict=True):
         np.testing.assert_array_equal(one, other)
     expected, _ = _average(round_, after_release)
-    found, _ = _average(round_, after_skip)  # The same clip norm scales them: no restart yet.
-    np.testing.assert_array_equal(found, expected)
+    average, _ = _average(round_, after_skip)  # The same clip norm scales them: no restart yet.
+    np.testing.assert_array_equal(average, expected)
 
 
 def test_independent_noise_moves_to_the_next_round():
@@ -100,8 +100,8 @@ def test_independent_noise_moves_to_the_next_round():
     state = round_.initial_state(_SHAPES)
     first, after = _average(round_, state)
     second, _ = _average(round_, after)
-    found, _ = _average(round_, round_.skip(state, _SHAPES))
-    np.testing.assert_array_equal(found, second)
+    average, _ = _average(round_, round_.skip(state, _SHAPES))
+    np.testing.assert_array_equal(average, second)
     assert not np.array_equal(first, second)
 
 

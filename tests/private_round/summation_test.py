@@ -79,12 +79,12 @@ def test_one_of_many_cancelling_clients(order):
     elif order == "random":
         rng.shuffle(rows)
     changes = {dtype: [] for dtype in (np.float32, np.float64)}
-    for dtype, found in changes.items():
-        found += [_change(rows, position, dtype) for position in range(0, len(rows), 1111)]
+    for dtype, moved in changes.items():
+        moved += [_change(rows, position, dtype) for position in range(0, len(rows), 1111)]
     assert max(changes[np.float64]) <= clip_norm
     # The margin is worth having: float32 uses it up.
     exact = np.linalg.norm(rows[0])
-    error = {dtype: np.max(np.abs(np.array(found) - exact)) for dtype, found in changes.items()}
+    error = {dtype: np.max(np.abs(np.array(moved) - exact)) for dtype, moved in changes.items()}
     assert error[np.float64] <= summation.relative_error(_NUM_CLIENTS) * clip_norm
     assert error[np.float32] > 1e4 * error[np.float64]
 

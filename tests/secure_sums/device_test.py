@@ -536,13 +536,13 @@ def _objects(root):
     """All that can be reached from an object's own state, through any of our objects."""
     seen, todo = {}, [root]
     while todo:
-        found = todo.pop()
-        if id(found) in seen or isinstance(found, (type, types.ModuleType, types.FunctionType)):
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, (type, types.ModuleType, types.FunctionType)):
             continue
-        seen[id(found)] = found
-        todo.extend(gc.get_referents(found))
-        if isinstance(found, np.ndarray):
-            todo.append(found.base)
+        seen[id(value)] = value
+        todo.extend(gc.get_referents(value))
+        if isinstance(value, np.ndarray):
+            todo.append(value.base)
     return list(seen.values())
 
 
@@ -578,18 +578,18 @@ class _Secrets:
         texts |= {text[:33] for text in self.contents} | {text[33:] for text in self.contents}
         texts |= {entries.tobytes() for entries in vector}
         texts |= {entries.astype(np.int64).tobytes() for entries in vector}
-        found = []
+        remaining = []
         for value in _objects(participant):
             if isinstance(value, int) and value in self.numbers:
-                found.append(value)
+                remaining.append(value)
             if isinstance(value, (bytes, bytearray, np.ndarray)):
                 held = bytes(value) if not isinstance(value, np.ndarray) else value.tobytes()
-                found.extend(text for text in texts if text in held)
+                remaining.extend(text for text in texts if text in held)
             if isinstance(value, (x25519.X25519PrivateKey, keys.KeyPair, keys.Channel)):
-                found.append(value)
+                remaining.append(value)
             if isinstance(value, keys.IdentityKey):
-                found.append(value)
-        return found
+                remaining.append(value)
+        return remaining
 
 
 _VECTOR = [np.array([0x1234567], np.uint32), np.array([901, 802, 703, 604, 505, 406], np.uint16)]

@@ -189,10 +189,10 @@ def test_choice_is_the_smallest_that_will_do(num_devices, corrupt, dropped):
     chosen = neighbours.choose(num_devices, corrupt, dropped)
 
     def will_do(num_neighbours, threshold):
-        found = neighbours.failure_probabilities(
+        bounds = neighbours.failure_probabilities(
             neighbours.Neighbourhood(num_devices, num_neighbours, threshold), corrupt, dropped
         )
-        return found.insecure <= -40 and found.too_few_shares <= -20
+        return bounds.insecure <= -40 and bounds.too_few_shares <= -20
 
     def least(num_neighbours):
         return (num_neighbours + 1) // 2 + 1

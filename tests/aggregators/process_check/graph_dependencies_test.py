@@ -18,9 +18,9 @@ def _analyse(function, num_results):
 
 
 def test_results_depend_on_what_they_are_made_of():
-    found = _analyse(lambda a, b: (a + 1.0, (b, a * b), tf.constant(2.0)), 4)
-    assert found.arguments == ({0}, {1}, {0, 1}, set())
-    assert found.random == (False,) * 4
+    dependencies = _analyse(lambda a, b: (a + 1.0, (b, a * b), tf.constant(2.0)), 4)
+    assert dependencies.arguments == ({0}, {1}, {0, 1}, set())
+    assert dependencies.random == (False,) * 4
 
 
 def test_control_dependencies_count():
@@ -56,8 +56,8 @@ def test_a_variable_is_a_channel_between_all():
 
 
 def test_python_functions_are_not_looked_into():
-    found = _analyse(lambda a, b: (tf.numpy_function(np.sin, [a], tf.float32), b), 2)
-    assert found.arguments == ({0, 1}, {0, 1})
+    dependencies = _analyse(lambda a, b: (tf.numpy_function(np.sin, [a], tf.float32), b), 2)
+    assert dependencies.arguments == ({0, 1}, {0, 1})
 
 
 @pytest.mark.parametrize(
@@ -70,9 +70,9 @@ def test_python_functions_are_not_looked_into():
     ids=["stateful", "stateless", "in a function"],
 )
 def test_random_numbers_are_seen_where_they_go(draw):
-    found = _analyse(lambda a, b: (a + draw(), b * 2.0), 2)
-    assert found.arguments == ({0}, {1})
-    assert found.random == (True, False)
+    dependencies = _analyse(lambda a, b: (a + draw(), b * 2.0), 2)
+    assert dependencies.arguments == ({0}, {1})
+    assert dependencies.random == (True, False)
 
 
 def test_sequences_are_arguments_too():
@@ -80,9 +80,9 @@ def test_sequences_are_arguments_too():
     computation = tff.tensorflow.computation(
         lambda data, b: (data.reduce(0.0, tf.add), b), [sequence, np.float32]
     )
-    found = graph_dependencies.analyse(computation.to_building_block(), 2, 2)
-    assert found.arguments[0] >= {0}
-    assert found.arguments[1] >= {1}
+    dependencies = graph_dependencies.analyse(computation.to_building_block(), 2, 2)
+    assert dependencies.arguments[0] >= {0}
+    assert dependencies.arguments[1] >= {1}
 
 
 if __name__ == "__main__":
