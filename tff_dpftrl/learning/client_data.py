@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import abc
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+from typing_extensions import override
 
 from tff_dpftrl.data import client_datasets, sequences, user_text
 
@@ -46,6 +49,16 @@ def of_sequences(
 
 class _InMemoryClientData(tff.simulation.datasets.ClientData):
     """Client datasets made from arrays on the host, or from a graph that embeds them."""
+
+    _user_ids: Sequence[str]
+
+    @abc.abstractmethod
+    def _rows(self, user_id: str) -> np.ndarray:
+        """Returns the data of a user as one array."""
+
+    @abc.abstractmethod
+    def _dataset(self, rows: Any) -> tf.data.Dataset:
+        """Makes a dataset of rows, an array or a tensor."""
 
     @property
     def client_ids(self) -> list[str]:
@@ -89,9 +102,11 @@ class _TextClientData(_InMemoryClientData):
         self._user_ids = corpus.user_ids
         self._corpus = corpus
 
+    @override
     def _rows(self, user_id: str) -> np.ndarray:
         return np.array([text.encode("utf-8") for text in self._corpus.examples(user_id)], object)
 
+    @override
     def _dataset(self, rows) -> tf.data.Dataset:
         rows = tf.convert_to_tensor(rows, tf.string)
         return tf.data.Dataset.from_tensor_slices(
@@ -110,8 +125,10 @@ class _SequenceClientData(_InMemoryClientData):
         self._spec = spec
         self._seed = seed
 
+    @override
     def _rows(self, user_id: str) -> np.ndarray:
         return client_datasets.client_rows(self._corpus, user_id, self._spec, self._seed)
 
+    @override
     def _dataset(self, rows) -> tf.data.Dataset:
         return client_datasets.batches(rows, self._spec)
