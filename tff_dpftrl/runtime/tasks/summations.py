@@ -53,6 +53,7 @@ class PlanSummation(population_lib.Summation):
         strides, times = (np.zeros(shape, np.int64) for shape in self._buckets.shapes)
         return Total(self._work.zero(), strides, times)
 
+    @override
     def for_round(self, model: bytes) -> PlanSummation:
         """Makes a summation for the clip norm that a model holds, if it is learned."""
         made = copy.copy(self)
@@ -120,6 +121,7 @@ class SecureSummation(population_lib.Summation):
         del total, payload
         raise population_lib.UnusableReport("reports of this task are summed by their devices")
 
+    @override
     def decode_group(self, vector: vectors.Vector, num_devices: int) -> Total:
         """Takes the sum of a group apart, and refuses one that honest devices cannot have made."""
         try:
