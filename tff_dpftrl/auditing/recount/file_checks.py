@@ -114,7 +114,7 @@ def _contents(path: pathlib.Path) -> Iterator[bytes]:
 def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_report.Finding:
     """Checks that all files of a run exist, and no others."""
     present = {name for name, path in _all(run.folder) if not path.is_dir()}
-    required = ["config.json"] if run.is_own else ["config.json", "vocabulary.json"]
+    required = ["config.json"] if run.has_custom_model else ["config.json", "vocabulary.json"]
     if run.rounds_done == terms.num_rounds:
         required += [*_AT_THE_END, _model_of(run)]
     if (run.folder / "private").exists():
@@ -141,7 +141,7 @@ def complete(test: str, run: records.Records, terms: terms_lib.Terms) -> audit_r
 
 
 def _model_of(run: records.Records) -> str:
-    return "weights.npz" if run.is_own else "model.npz"
+    return "weights.npz" if run.has_custom_model else "model.npz"
 
 
 def exact_figures(test: str, run: records.Records) -> audit_report.Finding:

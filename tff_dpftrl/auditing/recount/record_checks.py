@@ -49,7 +49,7 @@ def noise_multiplier(
     test: str, run: records.Records, terms: terms_lib.Terms
 ) -> audit_report.Finding:
     """Checks that the derived noise multiplier is the one that the options ask for."""
-    if run.is_own:
+    if run.has_custom_model:
         return findings.skipped(
             test, "it was given in Python, and only what it came to is recorded"
         )

@@ -119,17 +119,17 @@ class Records:
 
     @property
     def derived(self) -> Json:
-        """What the run derived from them."""
+        """The values that the run derived from its options."""
         return self.public["derived"]
 
     @property
     def facts(self) -> Json:
-        """What the run found in its data."""
+        """The facts that the run found in its data."""
         return self.public["facts"]
 
     @property
-    def is_own(self) -> bool:
-        """Whether `finetuning.own_run` made it: of somebody's own model and examples."""
+    def has_custom_model(self) -> bool:
+        """Whether `finetuning.own_run` made it, with a custom model and custom examples."""
         return bool(self.config.get("own_model"))
 
     @property
@@ -146,7 +146,7 @@ class Records:
 
     @property
     def binding(self) -> str:
-        """What every fingerprint of a state covers besides: the options, in private and in full."""
+        """The private and full options, which every fingerprint of a state also covers."""
         content = {k: v for k, v in self.manifest.items() if k != "versions"}
         text = json.dumps(content, sort_keys=True).encode("utf-8")
         digest = hashlib.blake2b(text, digest_size=16).hexdigest()
