@@ -1,9 +1,8 @@
 """Client datasets of next-word prediction.
 
-Two ways to the same batches. `client_dataset` makes a dataset of ids that were
-tokenised on the host and kept: it is what a training round calls.
-`create_preprocess_fn` is the same as a graph, from text to batches, to be mapped
-over any `tff.simulation.datasets.ClientData` of texts, such as
+There are two ways to the same batches. A training round calls `client_dataset`, which makes a
+dataset of ids that were tokenised on the host and kept. `create_preprocess_fn` returns a graph
+from text to batches, for any `tff.simulation.datasets.ClientData` of texts, such as
 `tff_dpftrl.learning.client_data.of_texts`.
 """
 
@@ -25,12 +24,12 @@ TEXT_FEATURE = "tokens"
 
 @dataclasses.dataclass(frozen=True)
 class ClientSpec:
-    """What one client trains on in one round.
+    """Batches and caps of one client's text in one round.
 
     Attributes:
       batch_size: Number of sequences in a batch; the last one may be smaller.
       max_sequences: Largest number of sequences in one epoch; all if None.
-      num_epochs: Number of passes over them.
+      num_epochs: Number of passes over the sequences.
     """
 
     batch_size: int = 8
@@ -56,11 +55,11 @@ def client_dataset(
     """Returns one client's batches for one round.
 
     Args:
-      corpus: The corpus.
-      user_id: One of its users.
+      corpus: Corpus of sequences.
+      user_id: Id of one of its users.
       spec: Batch size and caps.
-      seed: Non-negative; give another one in each round. Which sequences are
-        taken, and their order, depend on it and the user id only.
+      seed: Non-negative seed; give another one in each round. The sampled sequences and
+        their order depend on it and the user id only.
 
     Returns:
       A dataset of (x, y), both int32 of shape [<= batch_size, sequence_length]; y is
@@ -98,16 +97,16 @@ def create_preprocess_fn(
     """Returns a graph from texts to batches, for `ClientData.preprocess`.
 
     Args:
-      vocabulary: The words.
-      sequence_spec: How texts become sequences.
+      vocabulary: Vocabulary of the ids.
+      sequence_spec: Length and splitting of the sequences.
       client_spec: Batch size and caps.
       is_tokenized: Whether texts are words separated by spaces already.
       shuffle_seed: Seed of the order of the sequences; the texts' order if None.
-      shuffle_buffer_size: How many sequences are shuffled at a time.
+      shuffle_buffer_size: Number of sequences that are shuffled at a time.
 
     Returns:
-      A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar
-      string, to a dataset of (x, y), as in `client_dataset`.
+      A function from a dataset of `OrderedDict(tokens=text, ...)`, text a scalar string, to a
+      dataset of (x, y), both int32 of shape [<= batch_size, sequence_length].
     """
     rule = tokenizer.Tokenizer(vocabulary.lower_case, is_tokenized)
     length = sequence_spec.sequence_length

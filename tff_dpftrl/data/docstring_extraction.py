@@ -1,9 +1,8 @@
-"""Sentences of the docstrings of Python source files, without importing them.
+"""Extraction of sentences from the docstrings of Python source files, without importing them.
 
 It needs the standard library only and is also a program, so that
-`tff_dpftrl.data.docstrings` can run several copies of it: a JSON list of paths on
-standard input, one JSON list of docstrings (lists of sentences) a line on standard
-output.
+`tff_dpftrl.data.docstrings` can run several copies of it. It reads a JSON list of paths from
+standard input, and writes a JSON list of docstrings (lists of sentences) per path, a line each.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Iterator
 
 _TRIPLE_QUOTED = re.compile(r'"""(.*?)"""|\'\'\'(.*?)\'\'\'', re.DOTALL)
 _MIN_QUOTED_WORDS = 100
-"""Files with fewer words between triple quotes are not parsed: it takes most of the time."""
+"""Least number of words between triple quotes in a file that is parsed: parsing is slow."""
 
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _NEW_PARAGRAPH = re.compile(r"\s*(?:[-*+•]\s|:\w|\d+[.)]\s|@\w|\.\.\s|#)")
@@ -34,12 +33,12 @@ def docstrings_of_file(path: str) -> list[list[str]]:
     """Returns the docstrings of one file.
 
     Args:
-      path: A Python source file.
+      path: Path of a Python source file.
 
     Returns:
-      For each docstring of a module, class or function, in the file's order, its
-      sentences; docstrings without a sentence are left out. Empty for a file that
-      cannot be read or parsed, or has fewer than 100 words in triple quotes.
+      The sentences of each docstring of a module, class or function, in the file's order;
+      docstrings without a sentence are left out. Empty for a file that cannot be read or
+      parsed, or has fewer than 100 words in triple quotes.
     """
     try:
         source = pathlib.Path(path).read_text(encoding="utf-8")
@@ -54,11 +53,11 @@ def docstrings_of_file(path: str) -> list[list[str]]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
-    return [found for text in _docstrings(tree) if (found := sentences(text))]
+    return [split for text in _docstrings(tree) if (split := sentences(text))]
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    """Yields docstrings of `node` and what is defined in it, not within expressions."""
+    """Yields the docstrings of `node` and of definitions in it, but not within expressions."""
     if isinstance(node, _DOCUMENTED) and node.body:
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
@@ -76,7 +75,7 @@ def sentences(docstring: str) -> list[str]:
     and each item of a list begins a sentence.
 
     Args:
-      docstring: A raw docstring, with its indentation.
+      docstring: Raw docstring, with its indentation.
 
     Returns:
       Sentences of at least three words, most of whose characters are letters.
@@ -110,9 +109,9 @@ def _is_prose(sentence: str) -> bool:
 
 def main() -> None:
     """Answers one request on standard input."""
-    if hasattr(signal, "SIGPIPE"):  # Ends quietly when the process that asked is gone.
+    if hasattr(signal, "SIGPIPE"):  # Ends quietly when the parent process is gone.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    gc.disable()  # It takes a fifth of the time, and finds nothing: syntax trees have no cycles.
+    gc.disable()  # It takes a fifth of the time, and frees nothing: syntax trees have no cycles.
     for path in json.load(sys.stdin):
         print(json.dumps(docstrings_of_file(path)), flush=True)
 

@@ -1,17 +1,16 @@
-"""The embedded corpus: docstrings of what is installed. A user is a module.
+"""The corpus "docs": docstrings of the installed packages. A user is a module.
 
-Real text by real authors on any machine, without a download. The users are the
+It is real text by real authors, on any machine, without a download. The users are the
 modules of the installed packages. The standard library is kept apart, as the
 public text from which the vocabulary is made (`tff_dpftrl.data.vocabulary`), so
 that nothing but the packages' text is protected and nothing of it is given away.
 
-What a user has must not depend on who else is there, or the guarantee for one user would
-not hold for what the others say because of them. So text is compared with public text and
-with the user's own, never with other users': a docstring is left out if more than half of
-its words are in sentences that the standard library has, and a sentence counts once per
-module. Vendored packages, and a few known copies (`_COPIES`), are left out by their names.
-Modules still share some sentences; such a sentence is protected as part of each module,
-not of all of them together.
+A user's text must not depend on the other users, or the guarantee for one user would not hold
+for its effect on the text of others. So text is compared with public text and with the same
+user's text, never with other users'. A docstring is left out if more than half of its words are
+in sentences that the standard library has, and a sentence counts once per module. Vendored
+packages, and a few known copies (`_COPIES`), are left out by their names. Modules still share
+some sentences; such a sentence is protected as part of each module, not of all of them together.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import docstring_extraction, jsonl, user_text
 
 MIN_WORDS = 100
-"""Words a module must have, after the removal of public text, to be a user."""
+"""Least number of words of a module that is a user, after the removal of public text."""
 
 _FORMAT = 2
 """Raise it when the same environment yields another corpus: it names cache files."""
@@ -44,21 +43,21 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _COPIES = frozenset(
     [
-        "tensorboard.compat",  # Of parts of TensorFlow.
-        "tensorflow._api",  # The names of tensorflow.python once more.
-        "tensorflow.python.keras",  # Of keras, as it was.
-        "tensorflow_probability.python.internal.backend",  # Of tensorflow.python.ops.
+        "tensorboard.compat",  # Parts of TensorFlow.
+        "tensorflow._api",  # The names of tensorflow.python.
+        "tensorflow.python.keras",  # An earlier keras.
+        "tensorflow_probability.python.internal.backend",  # tensorflow.python.ops.
         "tensorflow_probability.substrates",  # tensorflow_probability.python for JAX and NumPy.
-        "tf_keras",  # Of keras.
+        "tf_keras",  # keras.
     ]
 )
-"""Packages and folders in the text of other packages, in the environment that is pinned."""
+"""Packages and folders that copy text of other packages, in the pinned environment."""
 
-_OWN_PACKAGE = "tff_dpftrl"
+_THIS_PACKAGE = "tff_dpftrl"
 _MAX_PROCESSES = 4
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of files read so far, and of all files."""
+"""Callback with the number of files read so far, and the number of all files."""
 
 _WORD = re.compile(r"\w+")
 
@@ -71,17 +70,16 @@ def read(
 ) -> user_text.UserText:
     """Returns the docstrings of the installed packages by module.
 
-    The first call in an environment reads its source files, some ten seconds; the
-    result is then cached under a name made of the names and versions of all that
-    is installed.
+    The first call in an environment reads its source files, in some ten seconds. The result is
+    cached under a name made of the names and versions of all installed packages.
 
     Args:
-      packages: Top-level names to read, like `("numpy", "scipy")`; all packages
+      packages: Top-level names to read, such as `("numpy", "scipy")`; all packages
         on `sys.path` in folders called site-packages or dist-packages if None.
       cache_dir: Folder of the cache; `$XDG_CACHE_HOME/tff_dpftrl`, or else
         `~/.cache/tff_dpftrl`, if None. A folder that cannot be written to is
         ignored.
-      progress: Told how many files have been read.
+      progress: Callback for the number of files read so far, and of all files.
 
     Returns:
       Modules with at least 100 words; user ids are dotted module names, sorted.
@@ -105,10 +103,10 @@ def read(
 
     def extract() -> dict[str, list[str]]:
         files = [
-            found
+            (module, path)
             for root in roots
-            for found in _source_files(root, chosen)
-            if found[0].partition(".")[0] != _OWN_PACKAGE
+            for module, path in _source_files(root, chosen)
+            if module.partition(".")[0] != _THIS_PACKAGE
         ]
         public = read_standard_library(cache_dir=cache_dir)
         return _modules(files, public=public.texts(), progress=progress)
@@ -123,7 +121,8 @@ def read_standard_library(*, cache_dir: str | os.PathLike[str] | None = None) ->
     The first call with a version of Python takes some two seconds.
 
     Args:
-      cache_dir: As in `read`.
+      cache_dir: Folder of the cache; `$XDG_CACHE_HOME/tff_dpftrl`, or else
+        `~/.cache/tff_dpftrl`, if None.
 
     Returns:
       Modules with at least 100 words; user ids are dotted module names, sorted.
@@ -147,7 +146,7 @@ def _package_roots() -> list[pathlib.Path]:
 
 def _source_files(root: pathlib.Path, chosen: frozenset[str] | None) -> list[tuple[str, str]]:
     """Returns (module name, path) of the source files below `root`, sorted by name."""
-    found = []
+    sources = []
     for folder, subfolders, files in os.walk(root):
         parts = pathlib.Path(folder).relative_to(root).parts
         subfolders[:] = [
@@ -163,29 +162,29 @@ def _source_files(root: pathlib.Path, chosen: frozenset[str] | None) -> list[tup
             if extension != ".py" or (not parts and chosen is not None and name not in chosen):
                 continue
             module = ".".join(parts if name == "__init__" else (*parts, name))
-            found.append((module, os.path.join(folder, file)))
-    return sorted(found)
+            sources.append((module, os.path.join(folder, file)))
+    return sorted(sources)
 
 
 def _modules(
     files: Sequence[tuple[str, str]], public: Iterable[str], progress: Progress | None
 ) -> dict[str, list[str]]:
-    """Reads the files, each by itself, and removes what is mostly public text."""
+    """Reads the files independently, and removes docstrings that are mostly public text."""
     public_keys = {_sentence_key(sentence) for sentence in public}
     modules: dict[str, list[str]] = {}
     with contextlib.closing(_extract_all([path for _, path in files])) as extracted:
         for done, ((module, _), docstrings) in enumerate(
             zip(files, extracted, strict=True), start=1
         ):
-            own: dict[bytes, tuple[str, int]] = {}  # Sentences, with their numbers of words.
+            kept: dict[bytes, tuple[str, int]] = {}  # Sentences, with their numbers of words.
             for sentences in docstrings:
                 by_key = {_sentence_key(text): text for text in sentences}
                 counted = {key: (text, len(_WORD.findall(text))) for key, text in by_key.items()}
                 repeated = sum(n for key, (_, n) in counted.items() if key in public_keys)
                 if 2 * repeated <= sum(n for _, n in counted.values()):
-                    own.update(counted)
-            if sum(n for _, n in own.values()) >= MIN_WORDS:
-                modules.setdefault(module, [text for text, _ in own.values()])
+                    kept.update(counted)
+            if sum(n for _, n in kept.values()) >= MIN_WORDS:
+                modules.setdefault(module, [text for text, _ in kept.values()])
             if progress is not None:
                 progress(done, len(files))
     return modules
@@ -199,10 +198,10 @@ def _sentence_key(sentence: str) -> bytes:
 def _extract_all(paths: Sequence[str]) -> Iterator[list[list[str]]]:
     """Yields the docstrings of each file in order, read by a few child processes.
 
-    The children are plain subprocesses, not multiprocessing: they neither import
-    the caller's `__main__` nor inherit TensorFlow's threads, and they end by
-    themselves when this process dies, as nobody reads what they write. Ctrl-C in the
-    terminal is not for them: they have a session of their own.
+    The children are plain subprocesses, not multiprocessing: they neither import the caller's
+    `__main__` nor inherit TensorFlow's threads. They end by themselves when this process dies, as
+    nobody reads their output. Each has a new session, so that Ctrl-C in the terminal does not
+    reach it.
     """
     count = max(1, min(_MAX_PROCESSES, os.cpu_count() or 1, len(paths) // 100))
     command = [sys.executable, "-I", docstring_extraction.__file__]
@@ -241,7 +240,7 @@ def _cached(
     """Returns the cached corpus for `key`, extracting and caching it if needed."""
     if cache_dir is None:
         base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-        cache_dir = os.path.join(base, _OWN_PACKAGE)
+        cache_dir = os.path.join(base, _THIS_PACKAGE)
     digest = hashlib.sha256(json.dumps([_FORMAT, MIN_WORDS, key]).encode("utf-8")).hexdigest()
     path = pathlib.Path(cache_dir, f"{name}-{digest[:16]}.jsonl.gz")
     if path.exists():

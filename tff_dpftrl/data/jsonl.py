@@ -21,8 +21,8 @@ def read(path: str | os.PathLike[str], *, is_tokenized: bool = False) -> user_te
     list of strings; other keys are ignored, and so are blank lines.
 
     Args:
-      path: The file, UTF-8.
-      is_tokenized: Whether its texts are words separated by white space.
+      path: File to read, UTF-8.
+      is_tokenized: Whether texts are words separated by white space already.
 
     Returns:
       The corpus, in memory, users in the file's order.
@@ -66,8 +66,8 @@ def write(corpus: user_text.UserText, path: str | os.PathLike[str]) -> None:
     """Writes a corpus in the format that `read` reads, whole or not at all.
 
     Args:
-      corpus: The corpus; nothing but its ids and texts is kept.
-      path: The file, gzip-compressed if it ends in `.gz`; replaced if it exists.
+      corpus: Corpus, of which only ids and texts are kept.
+      path: File to write, gzip-compressed if it ends in `.gz`; replaced if it exists.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from tff_dpftrl.data import vocabulary as vocabulary_lib
 
 @dataclasses.dataclass(frozen=True)
 class SequenceSpec:
-    """How texts become sequences.
+    """Length and splitting of the sequences that texts become.
 
     Attributes:
       sequence_length: Number of positions T that a model predicts.
@@ -32,7 +32,7 @@ class SequenceSpec:
 
 
 class SequenceCorpus:
-    """The sequences of a corpus by user, tokenised when first asked for.
+    """The sequences of a corpus by user, tokenised at the first access.
 
     A sequence is T + 1 ids, T the sequence length: a model reads ids 0 to T − 1
     and predicts ids 1 to T. A text is BOS, its words and EOS, then PAD; a text that
@@ -45,12 +45,12 @@ class SequenceCorpus:
         vocabulary: vocabulary_lib.Vocabulary,
         spec: SequenceSpec | None = None,
     ):
-        """Creates the view; nothing is read yet.
+        """Initialises the view; nothing is read yet.
 
         Args:
-          corpus: The texts.
-          vocabulary: The words.
-          spec: How texts become sequences; the default spec if None.
+          corpus: Corpus of texts.
+          vocabulary: Vocabulary of the ids.
+          spec: Length and splitting of the sequences; the default spec if None.
         """
         self.corpus = corpus
         self.vocabulary = vocabulary
@@ -67,7 +67,7 @@ class SequenceCorpus:
         """Returns all sequences of one user.
 
         Args:
-          user_id: One of `user_ids`.
+          user_id: Id of one of `user_ids`.
 
         Returns:
           Ids, int32, shape [n, T + 1], in the texts' order; do not modify it.
@@ -85,13 +85,13 @@ class SequenceCorpus:
     def sample(
         self, user_id: str, *, max_sequences: int | None, num_epochs: int = 1, seed: int
     ) -> np.ndarray:
-        """Returns sequences of one user in random order, all or some of them.
+        """Samples sequences of one user in random order, all or some of them.
 
         Args:
-          user_id: One of `user_ids`.
+          user_id: Id of one of `user_ids`.
           max_sequences: Largest number of sequences; all if None.
-          num_epochs: How often they are repeated, each time in another order.
-          seed: Non-negative. The result depends on it and the user only.
+          num_epochs: Number of passes over the sequences, each in another order.
+          seed: Non-negative seed. The result depends on it and the user only.
 
         Returns:
           Ids, int32, shape [num_epochs · min(n, max_sequences), T + 1].
@@ -112,22 +112,22 @@ class SequenceCorpus:
     def pooled(
         self, user_ids: Sequence[str] | None = None, max_sequences: int | None = None, seed: int = 0
     ) -> np.ndarray:
-        """Returns the sequences of `pooled_with_users` without telling whose they are."""
+        """Returns the sequences of `pooled_with_users` without their users."""
         return self.pooled_with_users(user_ids, max_sequences, seed)[0]
 
     def pooled_with_users(
         self, user_ids: Sequence[str] | None = None, max_sequences: int | None = None, seed: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the sequences of many users in one array, and whose each of them is.
+        """Returns the sequences of many users in one array, and the user of each sequence.
 
         Args:
-          user_ids: Users; all if None.
-          max_sequences: If given, a random sample of so many of the pooled sequences,
-            from users in random order, so that few are read.
-          seed: Non-negative; the sample depends on it.
+          user_ids: Ids of the users; all if None.
+          max_sequences: Size of a random sample of the pooled sequences, from users in random
+            order, so that few are read; all sequences if None.
+          seed: Non-negative seed of the sample.
 
         Returns:
-          Ids, int32, shape [n, T + 1], and places in `user_ids`, int64, shape [n].
+          Ids, int32, shape [n, T + 1], and indices in `user_ids`, int64, shape [n].
         """
         user_ids = list(self.user_ids if user_ids is None else user_ids)
         order = np.arange(len(user_ids))
@@ -135,7 +135,7 @@ class SequenceCorpus:
             order = np.random.default_rng([seed, 0]).permutation(len(user_ids))
         parts, users, count = [np.zeros([0, self.spec.sequence_length + 1], np.int32)], [], 0
         for index in order:
-            # Twice the size asked for, so that a long user does not fill the sample alone.
+            # Twice the size of the sample, so that a long user does not fill it alone.
             if max_sequences is not None and count >= 2 * max_sequences:
                 break
             parts.append(self.sequences(user_ids[index]))

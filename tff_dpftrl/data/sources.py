@@ -1,4 +1,4 @@
-"""Finds the reader for what a user calls their data."""
+"""The corpus of a name or path of the command line or a config."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def load_user_text(
     """Returns the corpus that `spec` names.
 
     Args:
-      spec: "docs" for the docstrings of the installed packages, or a path that
+      spec: Name "docs" for the docstrings of the installed packages, or a path that
         ends in `.jsonl`, `.jsonl.gz` or `.sqlite`.
       pretokenized: Whether the texts of a file are words separated by white space.
-      sqlite_text_feature: Name of the feature of an example in SQLite that is text.
+      sqlite_text_feature: Name of the text feature of an example in SQLite.
       sqlite_split: Split of SQLite to read; all of them if None.
-      cache_dir: Where "docs" is cached; see `docstrings.read`.
-      progress: Told about files read for "docs"; see `docstrings.read`.
+      cache_dir: Folder in which "docs" is cached; `docstrings.read` has the default.
+      progress: Callback for the number of files read for "docs", and of all files.
 
     Returns:
       The corpus; it has at least two users.
@@ -68,11 +68,11 @@ def load_user_text(
 
 
 def are_same_text(one: str, other: str) -> bool:
-    """Whether two names stand for the same text: by name, or as a file and its copy.
+    """Returns whether two names stand for the same text: by name, or as a file and its copy.
 
     Args:
-      one: As `load_user_text` takes it; whatever names no file is compared by name.
-      other: The same.
+      one: First name or path; a name of no file is compared by name.
+      other: Second name or path.
 
     Returns:
       Whether they do. Other files with the same texts are not recognised.

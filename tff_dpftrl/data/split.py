@@ -34,7 +34,7 @@ def by_user(corpus: user_text.UserText) -> UserSplit:
     """Splits by user: bucket 0 is test, 1 is validation, the others train.
 
     Args:
-      corpus: The corpus to split.
+      corpus: Corpus to split.
 
     Returns:
       The three parts, about 80, 10 and 10 % of the users, in the corpus's order.
@@ -52,11 +52,11 @@ def within_users(
 ) -> tuple[user_text.UserText, user_text.UserText]:
     """Splits each user's texts in two, the earlier ones first.
 
-    It suits personalisation. A user with n texts keeps ceil(train_fraction · n) of
+    It is for personalisation. A user with n texts keeps ceil(train_fraction · n) of
     them for training, so a single text is never a test text.
 
     Args:
-      corpus: The corpus to split.
+      corpus: Corpus to split.
       train_fraction: Share of each user's texts in the first part, in (0, 1).
 
     Returns:

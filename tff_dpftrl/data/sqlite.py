@@ -16,7 +16,7 @@ import sqlite3
 from tff_dpftrl import validation
 from tff_dpftrl.data import user_text
 
-_SHOWN = 100  # Characters of a name in a message.
+_SHOWN = 100  # Largest number of characters of a name in a message.
 
 
 def read(
@@ -26,17 +26,17 @@ def read(
     text_feature: str = "tokens",
     is_tokenized: bool = False,
 ) -> user_text.UserText:
-    """Opens a corpus; texts are read when they are asked for.
+    """Opens a corpus; texts are read at each access.
 
     For the Stack Overflow file of `tff.simulation.datasets.stackoverflow.load_data`,
     whose words are separated by spaces, pass `is_tokenized=True`.
 
     Args:
-      path: The SQLite file; it is opened for reading only.
-      split_name: Read only this split ("train", "heldout" or "test" in Stack
-        Overflow); all of them if None.
+      path: SQLite file; it is opened for reading only.
+      split_name: Split to read ("train", "heldout" or "test" in Stack Overflow); all of them if
+        None.
       text_feature: Name of the bytes feature that holds the text, UTF-8.
-      is_tokenized: Whether that text is words separated by white space already.
+      is_tokenized: Whether texts are words separated by white space already.
 
     Returns:
       The corpus, users sorted by id, examples in the file's order.
@@ -61,7 +61,7 @@ def read(
 
 
 class _ExampleReader:
-    """Queries one database; every call opens it anew, so that it can be copied."""
+    """A reader of one database; each call opens it again, so that a reader can be copied."""
 
     def __init__(self, path: pathlib.Path, split_name: str | None, text_feature: str):
         self._path = path
@@ -69,7 +69,7 @@ class _ExampleReader:
         self._text_feature = text_feature
 
     def _query_split(self, query: str, *values: str) -> list[tuple]:
-        """Answers a query about the split that is read."""
+        """Runs a query on the split that is read."""
         if self._split_name is None:
             return self._query(query, *values)
         condition = (" AND" if values else " WHERE") + " split_name = ?"
@@ -117,11 +117,11 @@ class _ExampleReader:
         except (message.DecodeError, TypeError) as error:  # Other types than bytes, too.
             raise validation.UsageError(f"{where} is not a tf.train.Example.") from error
         # Not `features[name]`, which adds a feature that is missing.
-        found = {name: len(feature.bytes_list.value) for name, feature in features.items()}
-        if found.get(self._text_feature) != 1:
-            texts = [name for name in sorted(found) if found[name] == 1]
+        num_values = {name: len(feature.bytes_list.value) for name, feature in features.items()}
+        if num_values.get(self._text_feature) != 1:
+            texts = [name for name in sorted(num_values) if num_values[name] == 1]
             raise validation.UsageError(
-                f"{where} has {found.get(self._text_feature, 0)} values of the text feature "
+                f"{where} has {num_values.get(self._text_feature, 0)} values of the text feature "
                 f"{self._text_feature!r}, expected 1; its features with one value of bytes are "
                 f"{', '.join(texts) or 'none'}. Say which one is text (sqlite_text_feature)."
             )

@@ -1,14 +1,13 @@
-"""How text becomes words, as one rule for Python and for TensorFlow graphs.
+"""The tokenizer: one rule from text to words, for Python and for TensorFlow graphs.
 
 A word is a run of letters, with apostrophes inside ("don't"); a number is a run of
-digits, with points inside ("3.11"); any other visible character is a word of its
-own. `Tokenizer.words` applies the rule with `re`, which is several times faster on
-the host; `Tokenizer.split` inside a graph, with operations of TensorFlow's core, so that
-a SavedModel that splits text loads without any other package.
+digits, with points inside ("3.11"); any other visible character is a word by itself.
+`Tokenizer.words` applies the rule with `re`, which is several times faster on the host.
+`Tokenizer.split` applies it inside a graph, with operations of TensorFlow's core, so that a
+SavedModel that splits text loads without any other package.
 
-The two agree on every character that Python's Unicode database knows, in any locale. RE2's
-knows some more (4,388 letters and digits, for Python 3.11), which it takes as such, and
-Python as characters of their own.
+The two agree on every character that Python's Unicode database knows, in any locale. RE2 knows
+some more letters and digits (4,388 for Python 3.11); for Python each is a word by itself.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _RE2_LETTER = r"[\p{L}\p{Nl}\p{No}]"
 _RE2_SPACES = r"\s\v\x{1c}-\x{1f}\x{85}\p{Z}"
 _RE2_WORD = rf"{_RE2_LETTER}+(?:'{_RE2_LETTER}+)*|\p{{Nd}}+(?:\.\p{{Nd}}+)*"
 
-# TensorFlow lower-cases up to the first NUL only; CommonMark reads it like this too.
+# TensorFlow lower-cases up to the first NUL only; CommonMark replaces it in the same way.
 _NUL, _REPLACEMENT = "\0", "\ufffd"
 _SIGMA, _DOTTED_I = "Σ", "İ"
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """Splits text into words.
+    """A tokenizer of text into words.
 
     Attributes:
       lower_case: Whether words are lower-cased.
-      is_tokenized: Whether texts are words already, separated by white space, as
+      is_tokenized: Whether texts are words separated by white space already, as
         in TFF's Stack Overflow; then nothing else is split.
     """
 
@@ -59,10 +58,10 @@ class Tokenizer:
         """Returns the words of each text, as a graph.
 
         Args:
-          texts: Strings, UTF-8, shape [n].
+          texts: Texts, UTF-8 strings, shape [n].
 
         Returns:
-          Strings, ragged shape [n, None]: what `words` returns for each.
+          Words of each text, the same as from `words`; strings, ragged shape [n, None].
         """
         import tensorflow as tf
 
@@ -79,7 +78,7 @@ def _lower(texts: tf.Tensor) -> tf.Tensor:
     """Lower-cases like `str.lower`.
 
     `tf.strings.lower` follows the locale of the process (Turkish: "I" becomes "ı") and an
-    older Unicode. So it is left with what depends on the letters around: the final sigma.
+    older Unicode. So it only handles what depends on the letters around: the final sigma.
     """
     import tensorflow as tf
 
@@ -94,7 +93,7 @@ def _lower(texts: tf.Tensor) -> tf.Tensor:
 
 @functools.cache
 def _capitals() -> tuple[np.ndarray, np.ndarray]:
-    """Characters that have a small form by themselves, and that form: int32, ascending."""
+    """Returns capitals with a small form of one character, and that form; int32, ascending."""
     pairs = [
         (code, ord(chr(code).lower()))
         for code in range(sys.maxunicode + 1)

@@ -1,4 +1,4 @@
-"""A corpus of texts keyed by user: what every source of data yields."""
+"""Corpora of texts keyed by user, which all sources of data return."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tff_dpftrl import validation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UserText:
-    """Users in a fixed order, and the texts of each.
+    """A corpus: users in a fixed order, and the texts of each.
 
     Attributes:
-      name: What the corpus is called in reports: a file name, or "docs".
-      user_unit: What one user is, for the privacy statement; for instance
+      name: Name of the corpus in reports: a file name, or "docs".
+      user_unit: Description of one user for the privacy statement, for instance
         "one line (user_id) of the file".
-      user_ids: Identifiers, unique, in the corpus's own order.
-      read_examples: Maps a user id to that user's texts, in their order. It may
+      user_ids: Unique identifiers of the users, in the corpus's order.
+      read_examples: Function from a user id to that user's texts, in their order. It may
         read them lazily; call `examples` instead.
-      is_tokenized: True if the texts are words already, separated by spaces.
+      is_tokenized: Whether texts are words separated by white space already.
     """
 
     name: str
@@ -49,9 +49,9 @@ class UserText:
         """Builds a corpus held in memory, users in the mapping's order.
 
         Args:
-          name: What messages and statements call it; see `UserText`, as for the others.
-          examples_by_user: The texts of each user.
-          user_unit: What one user is, in words.
+          name: Name of the corpus in messages and statements.
+          examples_by_user: Texts of each user.
+          user_unit: Description of one user, in words.
           is_tokenized: Whether texts are words separated by white space already.
 
         Returns:
@@ -74,10 +74,10 @@ class UserText:
         """Builds a corpus from a table with a user and a text in each row.
 
         Args:
-          name: As in `from_mapping`, as for the others.
-          rows: Users and texts, read once; of a pandas data frame, `zip(frame["user"],
-            frame["text"])`.
-          user_unit: What one user is, in words.
+          name: Name of the corpus in messages and statements.
+          rows: Pairs of a user and a text, read once; for a pandas data frame
+            `zip(frame["user"], frame["text"])`.
+          user_unit: Description of one user, in words.
           is_tokenized: Whether texts are words separated by white space already.
 
         Returns:
@@ -107,7 +107,7 @@ class UserText:
         """Returns the texts of one user.
 
         Args:
-          user_id: One of `user_ids`.
+          user_id: Id of one of `user_ids`.
 
         Returns:
           The user's texts, in order.
@@ -134,7 +134,7 @@ class UserText:
         """Returns the corpus restricted to some users, in the order given.
 
         Args:
-          user_ids: Users of this corpus; may be none.
+          user_ids: Ids of users of this corpus; may be empty.
 
         Returns:
           A corpus that reads its texts from this one.
@@ -151,10 +151,10 @@ class UserText:
 
 
 def require_several_users(corpus: UserText) -> UserText:
-    """Returns `corpus`, or refuses it if it has fewer than two users.
+    """Checks that a corpus has at least two users, and returns it.
 
     Args:
-      corpus: A whole corpus, as read from its source.
+      corpus: Whole corpus, as read from its source.
 
     Returns:
       The same corpus.

@@ -1,9 +1,9 @@
-"""Words and their ids, made from text that nobody's privacy depends on.
+"""Vocabularies: words and their ids, counted on text that is public.
 
 A vocabulary counted on the users being protected would itself be a release without
-noise. So it comes from other text. Nothing here can tell whether that is public: what a
-file holds is public because the operator says so, and `source`, which is for the privacy
-statement, says who says so. A file that has users of the protected corpus is refused.
+noise. So it comes from other text. Nothing here can check that this is public: a file is public
+because the operator declares it, and the attribute `source` records this for the privacy
+statement. A file that has users of the protected corpus is refused.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from tff_dpftrl import validation
 from tff_dpftrl.data import docstrings, jsonl, tokenizer, user_text
 
 PAD = 0
-"""Id that fills sequences up, as in TFF's Stack Overflow word prediction."""
-
+"""Id of padding, as in TFF's Stack Overflow word prediction."""
 
 _SIZE = "size of the vocabulary"
 _DECLARED = "declared public by the operator"
 _MIN_SHARED_WORDS = 20
-"""Users who say less may well say the same by chance."""
+"""Least number of words that show a copy: shorter texts may well be the same by chance."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """Words in a fixed order, and the ids of words and special tokens.
+    """A vocabulary: words in a fixed order, and the ids of words and special tokens.
 
     Ids are those of TFF's Stack Overflow word prediction with one
     out-of-vocabulary bucket (tensorflow_federated/python/simulation/baselines/
@@ -38,11 +37,10 @@ class Vocabulary:
     to n, then come out-of-vocabulary, beginning and end of sequence.
 
     Attributes:
-      words: Distinct words, most frequent first where it was counted.
-      source: Where the words are from, and on whose word it is public, for the privacy
-        statement.
+      words: Distinct words, most frequent first if they were counted.
+      source: Source of the words, and who declared it public, for the privacy statement.
       lower_case: Whether the words are lower-cased, and texts must be.
-      is_public: False if the users to be protected decided which words there are.
+      is_public: Whether the words are independent of the users to be protected.
     """
 
     words: tuple[str, ...] = dataclasses.field(repr=False)
@@ -97,9 +95,9 @@ def most_frequent(
     """Returns the most frequent words of a corpus.
 
     Args:
-      corpus: The corpus to count.
+      corpus: Corpus to count.
       size: Largest number of words.
-      source: What the privacy statement is to say of the corpus; see `Vocabulary`.
+      source: Description of the corpus for the privacy statement.
       lower_case: Whether to lower-case.
 
     Returns:
@@ -125,12 +123,15 @@ def of_training_users(
     """Returns the most frequent words of the users to protect, which gives them away.
 
     Args:
-      corpus: The training users.
-      size: As for `most_frequent`, and so are the errors.
+      corpus: Corpus of the training users.
+      size: Largest number of words.
       lower_case: Whether to lower-case.
 
     Returns:
       A vocabulary that is not public, whose source says that no guarantee covers it.
+
+    Raises:
+      ValueError: If `size` is not positive or the corpus has no words.
     """
     source = f"counted without noise on the training users of {corpus.name}, so NOT covered"
     counted = most_frequent(corpus, size, source=source, lower_case=lower_case)
@@ -148,7 +149,7 @@ def standard_library(
     Args:
       size: Largest number of words; there are about 9,000.
       lower_case: Whether to lower-case.
-      cache_dir: As in `docstrings.read`.
+      cache_dir: Folder of the cache; `docstrings.read` has the default.
 
     Returns:
       A public vocabulary.
@@ -169,18 +170,18 @@ def from_file(
     is_tokenized: bool = False,
     protected: user_text.UserText | None = None,
 ) -> Vocabulary:
-    """Returns a vocabulary from a file that whoever names it declares public.
+    """Returns a vocabulary from a file, which the caller thereby declares public.
 
     Args:
-      path: A corpus to count, if it ends in `.jsonl` or `.jsonl.gz`; otherwise a
-        text file, UTF-8, with one word a line, best first. There, words that equal
-        an earlier one after lower-casing, and what stands after the first white
-        space of a line (such as a count), are ignored.
+      path: Corpus to count, if it ends in `.jsonl` or `.jsonl.gz`; otherwise a text file,
+        UTF-8, with one word a line, best first. In a text file, words that equal an earlier one
+        after lower-casing are ignored, and so is the rest of a line after its first white space
+        (such as a count).
       size: Largest number of words; must be given for a corpus.
       lower_case: Whether to lower-case.
       is_tokenized: Whether the texts of a corpus are words separated by white space.
-      protected: The users to protect, all of whose texts are read if the file is a
-        corpus; None if there are none.
+      protected: Users to protect, all of whose texts are read if the file is a corpus; None if
+        there are none.
 
     Returns:
       A vocabulary whose source says that the operator declared it public.
@@ -221,14 +222,14 @@ def from_file(
 
 
 def _shared_users(public: user_text.UserText, protected: user_text.UserText) -> int:
-    """Returns how many users of `protected` have their texts in `public`, in any order."""
+    """Counts the users of `protected` that have their texts in `public`, in any order."""
     texts_of = {user_id: _normal(public.examples(user_id)) for user_id in public.user_ids}
     all_texts = frozenset().union(*texts_of.values())
     shared = 0
     for user_id in protected.user_ids:
-        own = _normal(protected.examples(user_id))
-        is_copied = own <= all_texts and _num_words(own) >= _MIN_SHARED_WORDS
-        shared += is_copied or not own.isdisjoint(texts_of.get(user_id, ()))
+        texts = _normal(protected.examples(user_id))
+        is_copied = texts <= all_texts and _num_words(texts) >= _MIN_SHARED_WORDS
+        shared += is_copied or not texts.isdisjoint(texts_of.get(user_id, ()))
     return shared
 
 

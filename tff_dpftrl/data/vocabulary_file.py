@@ -1,6 +1,6 @@
-"""A vocabulary as a file of JSON: words by id, where they are from, and how text is split.
+"""Files of vocabularies, in JSON: words by id, their source, and the tokenizer.
 
-Whoever has it and a model's weights needs neither the corpus nor the options of the run.
+With such a file and a model's weights, neither the corpus nor the options of the run are needed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def write(
     """Writes a vocabulary, whole or not at all.
 
     Args:
-      path: The file; an existing one is replaced.
-      words: The vocabulary.
-      rule: How texts become words.
+      path: File to write; an existing one is replaced.
+      words: Vocabulary to write.
+      rule: Tokenizer of the texts.
 
     Raises:
       ValueError: If only one of the two lower-cases.
@@ -65,26 +65,26 @@ def read(path: str | os.PathLike[str]) -> tuple[vocabulary.Vocabulary, tokenizer
     """Reads a vocabulary that `write` wrote.
 
     Args:
-      path: The file.
+      path: File to read.
 
     Returns:
-      The words, and how texts become words.
+      The vocabulary, and the tokenizer of the texts.
 
     Raises:
       ValueError: If the file is missing, or is not such a file.
     """
     try:
         content = json_text.parse(pathlib.Path(path).read_text(encoding="utf-8"))
-        found = content["format"]
+        file_format = content["format"]
         words, source = content["words"], content["source"]
         lower_case, is_tokenized = content["lower_case"], content["is_tokenized"]
         is_public = content["is_public"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise validation.UsageError(f"{path} cannot be read as a vocabulary: {error!r}.") from error
-    if found != FORMAT:
+    if file_format != FORMAT:
         raise validation.UsageError(
-            f"{path} is a vocabulary of format {found!r}, and this version of tff-dpftrl reads "
-            f"format {FORMAT} only: use the version that wrote it."
+            f"{path} is a vocabulary of format {file_format!r}, and this version of tff-dpftrl "
+            f"reads format {FORMAT} only: use the version that wrote it."
         )
     if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
         raise validation.UsageError(
