@@ -71,11 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.finetuning import opening  # Not needed by --help.
 
     output = pathlib.Path(args.output)
-    if args.resume:
-        train.check_nothing_given(args, config_lib.FinetuningConfig)
-        opened = opening.open_begun(output)
-    else:
-        opened = opening.open_new(train.config_from(args, config_lib.FinetuningConfig), output)
+    opened = opening.open_run(train.config_from(args, config_lib.FinetuningConfig), output)
     train.silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     from tff_dpftrl.finetuning import run as run_lib

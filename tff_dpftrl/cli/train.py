@@ -247,12 +247,7 @@ def run(args: argparse.Namespace) -> int:
     from tff_dpftrl.training import opening  # Not needed by --help.
 
     output = pathlib.Path(args.output)
-    placement = placement_from(args)
-    if args.resume:
-        check_nothing_given(args)
-        opened = opening.open_begun(output, placement=placement)
-    else:
-        opened = opening.open_new(config_from(args), output, placement=placement)
+    opened = opening.open_run(config_from(args), output, placement=placement_from(args))
     silence_tensorflow()
     print("Loading TensorFlow ...", file=sys.stderr)
     _leave_cores_to_clients(opened.config)
@@ -265,7 +260,7 @@ def run(args: argparse.Namespace) -> int:
 def config_from(
     args: argparse.Namespace,
     kind: type[options_lib.Config] = config_lib.TrainingConfig,
-) -> options_lib.Config:
+) -> options_lib.Config | None:
     """Returns the config of a new run, from the file of options and the flags.
 
     Args:
@@ -273,34 +268,22 @@ def config_from(
       kind: Class of the config.
 
     Returns:
-      The config.
+      The config; None with --resume.
 
     Raises:
-      UsageError: If the file cannot be read, or an option cannot be used.
-    """
-    options = merged_options(args.config, given_options(args, kind))
-    return options_lib.config_from_mapping(options, args.config or "the command line", kind)
-
-
-def check_nothing_given(
-    args: argparse.Namespace,
-    kind: type[language_config.TextConfig] = config_lib.TrainingConfig,
-) -> None:
-    """Refuses options beside --resume.
-
-    Args:
-      args: Arguments of the command.
-      kind: Class of the config whose fields are the options.
-
-    Raises:
-      UsageError: If an option or a file of options is given.
+      UsageError: If the file cannot be read, an option cannot be used, or one is given beside
+        --resume.
     """
     flags = given_options(args, kind)
+    if not args.resume:
+        options = merged_options(args.config, flags)
+        return options_lib.config_from_mapping(options, args.config or "the command line", kind)
     if flags or args.config:
         raise validation.UsageError(
             "--resume goes on with the options that the run began with: leave out "
             f"{'--config' if args.config else '--' + next(iter(flags)).replace('_', '-')}."
         )
+    return None
 
 
 def print_summary(summary: str, output: pathlib.Path) -> None:

@@ -6,13 +6,14 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Mapping
+from typing import TypeVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.finetuning import contributions, group_size, proxies, run_privacy
 from tff_dpftrl.finetuning import plan as plan_lib
-from tff_dpftrl.runs import dp_ftrl_privacy, privacy
+from tff_dpftrl.runs import dp_ftrl_privacy
 
 CLIP_FACTOR = 0.5
 """The clip norm that is chosen, over the median norm of public users' gradients."""
@@ -34,11 +35,21 @@ class Chosen:
       not_covered: Data accesses for the choices that ε does not cover, a sentence each.
     """
 
-    privacy: privacy.PrivacyPlan
+    privacy: run_privacy.FinetuningPlan
     group_size: int
     reasons: tuple[str, ...] = ()
     facts: Mapping[str, statement.Scalar] = dataclasses.field(default_factory=dict)
     not_covered: tuple[str, ...] = ()
+
+
+_T = TypeVar("_T")
+
+
+def _given(name: str, value: _T | None) -> _T:
+    """Returns an option that the config has made sure of."""
+    if value is None:
+        raise validation.UsageError(f"{name} is needed for this sampling: give it.")
+    return value
 
 
 def needs_proxies(config: config_lib.FinetuningConfig) -> bool:
@@ -53,9 +64,14 @@ def largest_group(config: config_lib.FinetuningConfig, num_users: int) -> int:
     if config.group_size is not None:
         return config.group_size
     if config.cohort_size is not None:
-        return config.compute_budget // config.cohort_size
+        return _given("compute_budget", config.compute_budget) // config.cohort_size
     _check_num_users(num_users)
-    return max(g for g, _ in group_size.splits(config.compute_budget, num_users=num_users))
+    return max(
+        g
+        for g, _ in group_size.splits(
+            _given("compute_budget", config.compute_budget), num_users=num_users
+        )
+    )
 
 
 def choose(
@@ -86,7 +102,7 @@ def choose(
         case "user":
             choice, cohort, why = _group_and_cohort(config, users, public)
             return _sampled(config, _user(config, users, choice, cohort), public, why)
-    return _better(config, users, public)
+    return _better(config, users, _given("proxy_data", public))
 
 
 def _better(
@@ -131,23 +147,27 @@ def _group_and_cohort(
 ) -> tuple[group_size.Choice, int, tuple[str, ...]]:
     """G and M of ULS, and why."""
     if config.group_size is not None:
-        cohort = config.cohort_size or config.compute_budget // config.group_size
+        cohort = (
+            config.cohort_size
+            or _given("compute_budget", config.compute_budget) // config.group_size
+        )
         return group_size.Choice(config.group_size), cohort, ()
     if config.cohort_size is not None:
-        found = config.compute_budget // config.cohort_size
-        return group_size.Choice(found, "compute_budget / cohort_size"), config.cohort_size, ()
+        group = _given("compute_budget", config.compute_budget) // config.cohort_size
+        return group_size.Choice(group, "compute_budget / cohort_size"), config.cohort_size, ()
     num_users = config.declared_units or len(users)
     _check_num_users(num_users)
     sigma = plan_lib.noise_multiplier_of_cohort(
         num_users,
         num_steps=config.num_steps,
-        target_epsilon=config.target_epsilon,
+        target_epsilon=_given("target_epsilon", config.target_epsilon),
         delta=config.delta or plan_lib.default_delta(int(users.num_examples.sum())),
     )
+    public = _given("proxy_data", public)
     split = group_size.estimate_and_double(
         public.gradient_norms,
         sigma,
-        compute_budget=config.compute_budget,
+        compute_budget=_given("compute_budget", config.compute_budget),
         num_users=num_users,
     )
     path = " → ".join(f"({one.group_size}, {one.cohort_size})" for one in (*split.doublings, split))
@@ -169,12 +189,13 @@ def _example(
     config: config_lib.FinetuningConfig, users: contributions.Users, choice: group_size.Choice
 ) -> plan_lib.Plan:
     pool = config.declared_units or users.pool_size(choice.group_size)
-    if config.compute_budget > pool:
+    budget = _given("compute_budget", config.compute_budget)
+    if budget > pool:
         raise validation.UsageError(
-            f"compute_budget={config.compute_budget} exceeds the {pool} examples of the pool: "
+            f"compute_budget={budget} exceeds the {pool} examples of the pool: "
             "lower it, or raise group_size."
         )
-    return _plan(config, users, plan_lib.EXAMPLE, choice, config.compute_budget)
+    return _plan(config, users, plan_lib.EXAMPLE, choice, budget)
 
 
 def _user(
@@ -227,6 +248,7 @@ def _clip_norm(
     """Returns the clip norm and its source."""
     if config.clip_norm is not None:
         return config.clip_norm, "given"
+    public = _given("proxy_data", public)
     # Few digits say as much as it is worth.
     norm = float(f"{CLIP_FACTOR * public.gradient_norms(rows):.2g}")
     return norm, (
@@ -241,19 +263,20 @@ def _passes(
     public: proxies.Proxies | None,
     num_parameters: int,
 ) -> Chosen:
-    clip_norm, source = _clip_norm(config, public, config.group_size)
+    group = _given("group_size", config.group_size)
+    clip_norm, source = _clip_norm(config, public, group)
     asked = asked_of_passes(config, clip_norm=clip_norm)
-    _check_cohort(config, config.group_size, asked.clients_per_round, len(users))
+    _check_cohort(config, group, asked.clients_per_round, len(users))
     plan = asked.plan(len(users), num_parameters)
     turn = math.ceil(len(users) / plan.clients_per_round)
     facts = {
         "sampling": "passes",
-        "group_size": config.group_size,
+        "group_size": group,
         "clip_norm_source": source,
         "contribution": "the mean gradient of at most group_size examples of a user",
     }
     reasons = (f"Clip norm: {clip_norm:g}, {source}.", f"Passes: everybody once in {turn} steps.")
-    return Chosen(plan, config.group_size, reasons, facts)
+    return Chosen(plan, group, reasons, facts)
 
 
 def asked_of_passes(
@@ -268,11 +291,15 @@ def asked_of_passes(
     Returns:
       The request; the plan of a new run, or of one that goes on, is made of it.
     """
+    cohort = config.cohort_size
+    if cohort is None:
+        budget = _given("compute_budget", config.compute_budget)
+        cohort = budget // _given("group_size", config.group_size)
     return dp_ftrl_privacy.DpFtrlPrivacy(
         num_rounds=config.num_steps,
-        clients_per_round=config.cohort_size or config.compute_budget // config.group_size,
+        clients_per_round=cohort,
         clip_norm=clip_norm,
-        delta=config.delta,
+        delta=_given("delta", config.delta),
         mechanism=config.mechanism,
         noise_multiplier=config.noise_multiplier,
         target_epsilon=config.target_epsilon,

@@ -265,23 +265,23 @@ def sum_in_chunks(
                 f"row_splits must be a vector that begins with 0, got {row_splits}."
             )
         weights = [tf.convert_to_tensor(weight) for weight in weights]
-        clip_norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
+        norm = tf.constant(clipping.check_clip_norm("clip_norm", clip_norm), tf.float64)
         total = [tf.zeros(weight.shape, summation.DTYPE) for weight in weights]
         measured = [PerUnit(np.zeros(0), np.zeros(0))]
         for begin, end in _chunks(len(row_splits) - 1, units_per_chunk):
             splits = row_splits[begin : end + 1]
             rows = tf.nest.map_structure(tf.convert_to_tensor, read_rows(splits[0], splits[-1]))
-            found = {int(x.shape[0]) for x in tf.nest.flatten(rows)}
-            if found != {splits[-1] - splits[0]}:
+            lengths = {int(x.shape[0]) for x in tf.nest.flatten(rows)}
+            if lengths != {splits[-1] - splits[0]}:
                 raise validation.UsageError(
                     f"read_rows must return the rows from {splits[0]} up to {splits[-1]}, all "
-                    f"{splits[-1] - splits[0]} of them; got {sorted(found)} rows."
+                    f"{splits[-1] - splits[0]} of them; got {sorted(lengths)} rows."
                 )
             if compiled is None:
                 compiled = _compiled(clipped_sum, weights, rows)
-            chunk, of_chunk = compiled(weights, rows, splits - splits[0], clip_norm)
+            chunk, of_chunk = compiled(weights, rows, splits - splits[0], norm)
             total = [x + y for x, y in zip(total, chunk, strict=True)]
-            measured.append(PerUnit(*(x.numpy() for x in of_chunk)))
+            measured.append(PerUnit(*map(np.asarray, of_chunk)))
         return total, PerUnit(*map(np.concatenate, zip(*measured, strict=True)))
 
     return whole_sum

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+import pathlib
+import typing
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tff_dpftrl import validation
 from tff_dpftrl.finetuning import group_size as group_sizes
@@ -13,10 +15,13 @@ from tff_dpftrl.training import language_config
 if TYPE_CHECKING:
     from tff_dpftrl.accounting import statement
 
+    Mechanism: TypeAlias = str
+else:
+    Mechanism = Literal[tuple(table.runnable())]
+
 Sampling = Literal["auto", "example", "user", "passes"]
 Optimizer = Literal["sgd", "momentum", "adam", "adamw", "adafactor"]
 Decay = Literal["none", "linear", "cosine"]
-Mechanism = Literal[tuple(table.runnable())]
 
 _option = language_config.option
 
@@ -293,7 +298,7 @@ class FinetuningConfig(language_config.TextConfig):
                     f"compute_budget={self.compute_budget} is smaller than cohort_size="
                     f"{self.cohort_size}, with one example of each user: raise it or lower that."
                 )
-        if self.splits_budget and self.compute_budget < group_sizes.SMALLEST_COHORT:
+        if self.splits_budget and (self.compute_budget or 0) < group_sizes.SMALLEST_COHORT:
             raise validation.UsageError(
                 f"compute_budget={self.compute_budget} is below {group_sizes.SMALLEST_COHORT}, the "
                 "cohort that Estimate-and-Double begins with: raise it, or give sampling 'user', "
@@ -318,6 +323,11 @@ class FinetuningConfig(language_config.TextConfig):
                 f"mechanism {self.mechanism!r} is for sampling 'passes', not for "
                 f"{self.sampling!r}, whose noise is independent: leave it out."
             )
+
+    @property
+    def initial_folder(self) -> pathlib.Path:
+        """Folder of the model to fine-tune."""
+        return pathlib.Path(typing.cast(str, self.initial_weights))  # Checked at the beginning.
 
     def statement_parameters(self) -> dict[str, statement.Scalar]:
         """What the privacy statement says of the options, besides what the plan says."""

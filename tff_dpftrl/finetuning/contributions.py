@@ -352,7 +352,7 @@ def random_order(stream: str, user_id: str, num_examples: int, limit: int) -> np
     return np.array(order, dtype=np.int64)
 
 
-def of_sizes(sizes: Sequence[int]) -> Users:
+def of_sizes(sizes: Sequence[int] | np.ndarray) -> Users:
     """Users of whom only the numbers of examples are known, named "0", "1" and so on."""
     return Users(tuple(map(str, range(len(sizes)))), np.array(sizes))
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import typing
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -107,7 +108,8 @@ def booked(
             losses = shares * tf.reduce_sum(tf.reshape(losses, [-1, rows_per_unit]), axis=1)
         results = record.results
         # Of the sum of all losses: a token has a part in that of its own unit only.
-        gradients = tape.gradient(losses, [result.outputs for result in results])
+        outputs = [result.outputs for result in results]
+        gradients = typing.cast(list[tf.Tensor], tape.gradient(losses, outputs))
         units = _Units(tf.size(num_rows), rows_per_unit, model.sequence_length)
         formed = _formed(results, gradients, units)
         norms = _norms(_squares(results, gradients, units) + list(map(_square, formed.values())))
@@ -155,7 +157,12 @@ class _Record:
         self._tape = tape
         self._results = {}
 
-    def __call__(self, outputs, *uses, order=weight_uses.Order.SEQUENCES):
+    def __call__(
+        self,
+        outputs: tf.Tensor,
+        *uses: weight_uses.Use,
+        order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
+    ) -> tf.Tensor:
         self._tape.watch(outputs)
         result = self._results.setdefault(outputs.ref(), _Result(outputs, order, []))
         result.uses.extend(uses)
@@ -179,8 +186,8 @@ class _Units:
         """Tokens of a unit, padding included."""
         return self.rows_per_unit * self.sequence_length
 
-    def apart(self, values: tf.Tensor, order: weight_uses.Order) -> tf.Tensor:
-        """From shape [n, …] to [units, tokens, …]."""
+    def apart(self, values: tf.Tensor, order: weight_uses.Order | tf.Tensor) -> tf.Tensor:
+        """Reshapes from [n, …] to [units, tokens, …]."""
         shape = values.shape[1:]
         if order is weight_uses.Order.STEPS:
             values = tf.reshape(values, [self.sequence_length, -1, *shape])
@@ -207,10 +214,17 @@ class _Units:
         return tf.searchsorted(positions, tf.cast(begins, positions.dtype))
 
 
+def _last_size(values: tf.Tensor) -> int:
+    size = values.shape[-1]
+    if size is None:
+        raise ValueError(f"The last axis of {values} has no fixed size.")
+    return size
+
+
 def _is_formed(use: weight_uses.Use, result: _Result, units: _Units) -> bool:
     """Whether to form the gradients of all units: where it is cheaper than to compare tokens."""
     if isinstance(use, weight_uses.Product):
-        sizes = use.inputs.shape[-1], result.outputs.shape[-1]
+        sizes = _last_size(use.inputs), _last_size(result.outputs)
         is_picked = not isinstance(result.order, weight_uses.Order)
         return not is_picked and units.num_tokens * sum(sizes) > math.prod(sizes)
     if isinstance(use, weight_uses.Bias):
@@ -332,6 +346,8 @@ def _compared(
     """
     alike = []
     for use, x in zip(uses, given, strict=True):
+        if x is None:
+            continue
         if isinstance(use, weight_uses.Product):
             alike.append(tf.matmul(x, x, transpose_b=True))
         elif isinstance(use, weight_uses.Lookup):
@@ -406,8 +422,9 @@ def _sums(
                 elif isinstance(use, weight_uses.Bias):
                     of_use = tf.matmul(scale, by, transpose_a=True)[0]
                 else:
-                    num_ids = shapes[use.name][0]
-                    of_use = tf.math.unsorted_segment_sum(by * scale, use.ids, num_ids)
+                    lookup = typing.cast(weight_uses.Lookup, use)  # All others are formed.
+                    num_ids = shapes[lookup.name][0]
+                    of_use = tf.math.unsorted_segment_sum(by * scale, lookup.ids, num_ids)
                 sums[use.name].append(of_use)
         return {name: tf.add_n(of_uses) for name, of_uses in sums.items()}
 
@@ -428,7 +445,7 @@ def _of_product(
 ) -> tf.Tensor:
     """Gradient of a matrix, each token times its scale."""
     # The scores' gradient is much the largest tensor, and is not copied.
-    if inputs.shape[-1] < gradient.shape[-1]:
+    if _last_size(inputs) < _last_size(gradient):
         inputs *= scale
     else:
         gradient *= scale

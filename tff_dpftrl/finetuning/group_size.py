@@ -47,7 +47,7 @@ class Choice:
         validation.number("epsilon", self.epsilon, at_least=0)
 
 
-def median_choice(sizes: Sequence[int]) -> Choice:
+def median_choice(sizes: Sequence[int] | np.ndarray) -> Choice:
     """The power of two nearest to the median of the users' numbers of examples.
 
     The paper takes 2⁷ for a median of 183 and 2⁴ for 16. The median is exact, that is
@@ -71,7 +71,11 @@ def median_choice(sizes: Sequence[int]) -> Choice:
 
 
 def private_median_choice(
-    sizes: Sequence[int], *, epsilon: float, seed: int, candidates: Sequence[int] | None = None
+    sizes: Sequence[int] | np.ndarray,
+    *,
+    epsilon: float,
+    seed: int,
+    candidates: Sequence[int] | None = None,
 ) -> Choice:
     """A median of the users' numbers of examples by the exponential mechanism.
 
@@ -107,7 +111,7 @@ def private_median_choice(
 
 
 def median_probabilities(
-    sizes: Sequence[int], *, epsilon: float, candidates: Sequence[int] | None = None
+    sizes: Sequence[int] | np.ndarray, *, epsilon: float, candidates: Sequence[int] | None = None
 ) -> dict[int, float]:
     """How likely `private_median_choice` chooses which group size; of the data: secret."""
     counts = np.sort(contributions.of_sizes(sizes).num_examples)
@@ -182,7 +186,7 @@ class GradientNorms:
             )
 
     @classmethod
-    def of_users(cls, group_sizes: Sequence[int], norms: np.ndarray) -> GradientNorms:
+    def of_users(cls, group_sizes: Sequence[int] | np.ndarray, norms: np.ndarray) -> GradientNorms:
         """Medians over users, as Algorithm 3 takes them.
 
         Args:

@@ -33,18 +33,18 @@ class OpenedRun:
     text: split.UserSplit
 
 
-def open_new(
-    config: config_lib.FinetuningConfig,
+def open_run(
+    config: config_lib.FinetuningConfig | None,
     output: pathlib.Path,
     *,
     text: split.UserSplit | None = None,
     progress: progress_lib.Progress = progress_lib.to_stderr,
 ) -> OpenedRun:
-    """Opens a new run; nothing is written.
+    """Opens a run; nothing is written.
 
     Args:
-      config: Options of the run.
-      output: Folder of the run, which must be free.
+      config: Options of a new run; None to go on with the run in `output`.
+      output: Folder of the run, which must be free for a new one.
       text: Users and their text; read from the files that the config names if None.
       progress: Callback for progress lines.
 
@@ -54,42 +54,20 @@ def open_new(
     Raises:
       UsageError: If an option, a file or the folder cannot be used.
     """
-    manifest.check_is_free(output)
-    config = config.with_absolute_paths()
-    warm_start.find(config.initial_weights)
-    warm_start.refuse_protected(pathlib.Path(config.initial_weights), config.data)
-    if text is None:
-        progress("Reading the data ...")
-        text = corpus.read_users(config)
+    known = None
+    if config is None:
+        known = manifest.read(output)
+        config = config_of(known, output)
     else:
-        corpus.check_named(config, text.train)
-    return OpenedRun(output, config, None, text)
-
-
-def open_begun(
-    output: pathlib.Path,
-    *,
-    text: split.UserSplit | None = None,
-    progress: progress_lib.Progress = progress_lib.to_stderr,
-) -> OpenedRun:
-    """Opens a run that has begun.
-
-    Args:
-      output: Folder of the run.
-      text: Users and their text; read from the files that its config names if None.
-      progress: Callback for progress lines.
-
-    Returns:
-      The opened run.
-
-    Raises:
-      UsageError: If there is no fine-tuning run in the folder, or its data cannot be read.
-    """
-    known = manifest.read(output)
-    config = config_of(known, output)
+        manifest.check_is_free(output)
+        config = config.with_absolute_paths()
+        warm_start.find(config.initial_folder)
+        warm_start.refuse_protected(config.initial_folder, config.data)
     if text is None:
         progress("Reading the data ...")
         text = corpus.read_users(config)
+    elif known is None:
+        corpus.check_named(config, text.train)
     return OpenedRun(output, config, known, text)
 
 

@@ -386,9 +386,11 @@ def make_plan(
     """
     if sampling not in _NAMES:
         raise validation.UsageError(f"sampling must be {EXAMPLE!r} or {USER!r}, got {sampling!r}.")
-    choice = group_size
-    if not isinstance(choice, group_sizes.Choice):
-        choice = group_sizes.Choice(contributions.check_group_size(group_size))
+    choice = (
+        group_size
+        if isinstance(group_size, group_sizes.Choice)
+        else group_sizes.Choice(contributions.check_group_size(group_size))
+    )
     expected_units = validation.positive("expected_units", expected_units)
     num_steps = validation.integer("num_steps", num_steps, minimum=1)
     users_scale = validation.number("users_scale", users_scale, at_least=1)
@@ -410,9 +412,11 @@ def make_plan(
             f"expected_units={expected_units:g} exceeds the {num_units} {_units(sampling)} that "
             f"there are to sample from: lower it{remedy}."
         )
-    num_examples = int(users.num_examples.sum()) if delta is None else None
-    scaled = delta if delta is not None else default_delta(users_scale * num_examples)
-    delta = validation.delta(default_delta(num_examples) if delta is None else delta)
+    num_examples, scaled = None, delta
+    if delta is None or scaled is None:
+        num_examples = int(users.num_examples.sum())
+        delta, scaled = default_delta(num_examples), default_delta(users_scale * num_examples)
+    delta = validation.delta(delta)
     if noise_multiplier is None:
         target_epsilon = validation.positive("target_epsilon", target_epsilon)
         left = target_epsilon - choice.epsilon

@@ -84,7 +84,11 @@ class PrivateSteps:
         self._round = private_round
         self._clip_norm = private_round.clipping.constant_norm
         self._sum = clipped_sums.sum_in_chunks(clipped_sum, units_per_chunk=units_at_once)
-        self._weights = [tf.Variable(weight, dtype=tf.float32) for weight in weights]
+        self._weights = [
+            # The stub knows tensors only.
+            tf.Variable(weight, dtype=tf.float32)  # pyright: ignore[reportArgumentType]
+            for weight in weights
+        ]
         self._optimizer = optimizer
         self._optimizer.build(self._weights)
         self._first = _values(self._weights), _values(self._optimizer.variables)
@@ -96,7 +100,7 @@ class PrivateSteps:
     def initial_state(self) -> dict[str, Any]:
         """The state before the first step, with a new root seed each time."""
         weights, of_optimizer = self._first
-        shapes = [weight.shape for weight in self._weights]
+        shapes = [weight.shape for weight in weights]
         finalizer: dict[str, Any] = {"optimizer": list(of_optimizer)}
         if self._averaging is not None:
             finalizer["average"] = [np.zeros_like(weight) for weight in weights]

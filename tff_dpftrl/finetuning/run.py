@@ -33,7 +33,7 @@ from tff_dpftrl.finetuning import (
 from tff_dpftrl.finetuning import config as config_lib
 from tff_dpftrl.mechanisms import identity
 from tff_dpftrl.models import table
-from tff_dpftrl.runs import manifest, prepared, privacy, released_model, stopping
+from tff_dpftrl.runs import manifest, prepared, released_model, stopping
 from tff_dpftrl.runs import progress as progress_lib
 from tff_dpftrl.runs import run as run_lib
 from tff_dpftrl.training import (
@@ -72,10 +72,8 @@ def finetune(
         been written then.
       OSError: If a file cannot be written; every committed step is kept.
     """
-    output, given = pathlib.Path(output), {"text": text, "progress": progress}
-    if config is None:
-        return finetune_opened(opening.open_begun(output, **given), progress)
-    return finetune_opened(opening.open_new(config, output, **given), progress)
+    opened = opening.open_run(config, pathlib.Path(output), text=text, progress=progress)
+    return finetune_opened(opened, progress)
 
 
 def finetune_opened(
@@ -102,14 +100,13 @@ def finetune_opened(
 def _new(opened: opening.OpenedRun, progress: progress_lib.Progress) -> prepared.Prepared:
     """Prepares a new run: chooses what it samples, how much of it, and its noise."""
     config = opened.config
-    folder = pathlib.Path(config.initial_weights)
-    initial = warm_start.find(folder).load()
+    initial = warm_start.find(config.initial_folder).load()
     part = trained_part.TrainedPart.of(initial, config.adapter_rank, seed=config.seed)
     task = _task(opened, initial, progress)
     users = users_of(task)
     # Also refuses held-out text without words, before anything is written.
     pretrained = float(task.evaluate(initial.weights)["top1_in_vocab"])
-    source, weights_are_public = warm_start.source(folder)
+    source, weights_are_public = warm_start.source(config.initial_folder)
     progress(f"Initial weights: {source}; {initial.model.num_parameters} of them.")
     for line in part.describe():
         progress(line)
@@ -152,7 +149,7 @@ def _begun(
 def _prepared(
     opened: opening.OpenedRun,
     known: manifest.Manifest,
-    plan: privacy.PrivacyPlan,
+    plan: run_privacy.FinetuningPlan,
     part: trained_part.TrainedPart,
     task: text_task.TextTask,
     users: contributions.Users,
@@ -184,7 +181,7 @@ def _reportable(
     config: config_lib.FinetuningConfig,
     output: pathlib.Path,
     known: manifest.Manifest,
-    plan: privacy.PrivacyPlan,
+    plan: run_privacy.FinetuningPlan,
     whole: released_model.Whole,
 ) -> prepared.Reportable:
     return prepared.Reportable(
@@ -238,7 +235,7 @@ _REMEDY = "restore data and model"
 
 def steps_of(
     config: config_lib.FinetuningConfig,
-    plan: privacy.PrivacyPlan,
+    plan: run_privacy.FinetuningPlan,
     group_size: int,
     model: Any,
     weights: Sequence[np.ndarray],
@@ -255,12 +252,13 @@ def steps_of(
     Returns:
       The steps.
     """
+    strategy, rows_per_unit = None, group_size
     if isinstance(plan, run_privacy.SampledFinetuning):
-        strategy, rows_per_unit = identity.Identity(), plan.plan.rows_per_unit
+        rows_per_unit = plan.plan.rows_per_unit
     else:
-        strategy, rows_per_unit = plan.strategy, group_size
+        strategy = plan.strategy
     return private_steps.PrivateSteps(
-        private_steps.round_of(plan, strategy),
+        private_steps.round_of(plan, identity.Identity() if strategy is None else strategy),
         ghost.fastest_clipped_sum(model, rows_per_unit),
         optimizers.build(config),
         weights,
@@ -272,7 +270,7 @@ def steps_of(
 
 
 def batches_of(
-    plan: privacy.PrivacyPlan, users: contributions.Users, group_size: int, seed: int
+    plan: run_privacy.FinetuningPlan, users: contributions.Users, group_size: int, seed: int
 ) -> Callable[[int], contributions.Batch]:
     """Returns the batches of a run.
 
@@ -297,7 +295,9 @@ def batches_of(
     return turns
 
 
-def plan_of(known: manifest.Manifest, config: config_lib.FinetuningConfig) -> privacy.PrivacyPlan:
+def plan_of(
+    known: manifest.Manifest, config: config_lib.FinetuningConfig
+) -> run_privacy.FinetuningPlan:
     """Returns the privacy of a run that has begun, from its manifest."""
     if "plan" in known.derived:
         return run_privacy.SampledFinetuning.resumed(
@@ -383,7 +383,7 @@ def _kept_initial(
             shapes = model.weight_shapes.values()
             kept = model, [np.zeros(shape, np.float32) for shape in shapes]
     if kept is None:
-        return warm_start.find(pathlib.Path(config.initial_weights)).load()
+        return warm_start.find(config.initial_folder).load()
     return trained_model.TrainedModel(*kept, *trained_model.read_vocabulary(output))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from typing_extensions import override
 
@@ -14,7 +14,7 @@ from tff_dpftrl.accounting import statement
 from tff_dpftrl.finetuning import plan as plan_lib
 from tff_dpftrl.participation import observed
 from tff_dpftrl.participation import schema as schema_lib
-from tff_dpftrl.runs import privacy
+from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 
 METRICS_NOT_COVERED = (
     "The loss on the users or examples of a step, how long it took, which grows with their number, "
@@ -23,6 +23,9 @@ METRICS_NOT_COVERED = (
     "(metrics.csv, curves.png, TensorBoard events and terminal): exact figures; do not publish "
     "them."
 )
+
+FinetuningPlan: TypeAlias = "SampledFinetuning | dp_ftrl_privacy.DpFtrlPlan"
+"""Plan of fine-tuning by sampling, or by passes."""
 
 SWAMPED = 2.0
 """`PrivacyPlan.noise_to_signal` above which a fine-tuning run is warned; a rule of thumb.

@@ -66,7 +66,8 @@ class StepTrainer(prepared.Trainer):
 
     @override
     def members(self, round_index: int) -> list[str]:
-        return [self._user_ids[user] for user in np.unique(self._batch(round_index).unit_users)]
+        users: list[int] = np.unique(self._batch(round_index).unit_users).tolist()
+        return [self._user_ids[user] for user in users]
 
     @override
     def train(self, state: Any, round_index: int, members: Sequence[str]) -> prepared.Trained:
@@ -76,7 +77,7 @@ class StepTrainer(prepared.Trainer):
             )
             self._progress = None
         batch = self._batch(round_index)
-        owners = batch.row_users
+        owners: list[int] = batch.row_users.tolist()
 
         def read_rows(begin: int, end: int) -> clipped_sums.Rows:
             return self._read_examples(
@@ -88,5 +89,6 @@ class StepTrainer(prepared.Trainer):
 
         state, units = self._steps.step(state, batch.row_splits, read_rows)
         counts = np.isfinite(units.norms)  # All units of a batch have rows.
-        loss = float(np.mean(units.losses[counts])) if counts.any() else None
+        losses = np.asarray(units.losses)[counts]
+        loss = float(np.mean(losses)) if counts.any() else None
         return prepared.Trained(state, loss, None, int(np.sum(~counts)))

@@ -58,12 +58,12 @@ class TrainedPart:
         return cls(initial, adapted, adapted.initial_weights(seed))
 
     @property
-    def _has_adapters(self) -> bool:
-        return isinstance(self.model, low_rank.LowRank)
+    def _adapters(self) -> low_rank.LowRank | None:
+        return self.model if isinstance(self.model, low_rank.LowRank) else None
 
     def whole(self, weights: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns all weights of the model for weights of this part."""
-        return self.model.merged(weights) if self._has_adapters else list(weights)
+        return list(weights) if self._adapters is None else self._adapters.merged(weights)
 
     def keep(self, output: pathlib.Path) -> None:
         """Writes the fixed weights, if there are any, to a run's folder, where `kept` reads them.
@@ -71,34 +71,34 @@ class TrainedPart:
         Raises:
           OSError: If the file cannot be written.
         """
-        if self._has_adapters:
+        if self._adapters is not None:
             export.write(output / _FIXED, self.initial.model, self.initial.weights)
 
     def identities(self) -> dict[str, Sequence[str]]:
         """Returns what must not change while a run lasts, by name."""
-        if not self._has_adapters:
+        if self._adapters is None:
             return {}
         fixed = checkpoint.Snapshot.of(tuple(self.initial.weights))
         return {f"fixed weights ({_FIXED})": [fixed.fingerprint()]}
 
     def facts(self) -> Mapping[str, statement.Scalar]:
         """Returns the parameters that the statement reports of the trained part."""
-        if not self._has_adapters:
+        if self._adapters is None:
             return {}
         return {
-            "adapter_rank": self.model.adapter_rank,
+            "adapter_rank": self._adapters.adapter_rank,
             "trained_weights": self.model.num_parameters,
             "model_weights": self.initial.model.num_parameters,
         }
 
     def describe(self) -> list[str]:
         """Returns progress lines about the trained part, before the first step."""
-        if not self._has_adapters:
+        if self._adapters is None:
             return []
         return [
             f"Trained are low-rank adapters of {len(self.model.weight_shapes) // 2} kernels, of "
-            f"rank {self.model.adapter_rank}: {self.model.num_parameters} weights, which get the "
-            f"noise; the {self.initial.model.num_parameters} stay as they are."
+            f"rank {self._adapters.adapter_rank}: {self.model.num_parameters} weights, which get "
+            f"the noise; the {self.initial.model.num_parameters} stay as they are."
         ]
 
 

@@ -113,9 +113,9 @@ def _digest(tensor: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _bytes(tensor: np.ndarray) -> np.ndarray:
+def _bytes(tensor: np.ndarray) -> memoryview:
     """Returns the bytes of a tensor in C order, without a copy if they lie in this order."""
-    return np.asarray(tensor, order="C").reshape(-1).view(np.uint8)
+    return np.asarray(tensor, order="C").reshape(-1).view(np.uint8).data
 
 
 def _is_within(path: str, part: str) -> bool:

@@ -79,7 +79,7 @@ class DpFtrlPrivacy(privacy.Privacy):
         noise_multiplier = self.noise_multiplier or 0.0
         if self.target_epsilon is not None:
             noise_multiplier = calibrate.calibrate_noise_multiplier(
-                strategy, schema, target_epsilon=self.target_epsilon, delta=self.delta
+                _needed(strategy), schema, target_epsilon=self.target_epsilon, delta=self.delta
             )
         return self._with(num_clients, num_parameters, schema, noise_multiplier, strategy)
 
@@ -149,7 +149,9 @@ class DpFtrlPrivacy(privacy.Privacy):
         scale, simulated = 1.0, None
         if self.deployment is not None:
             scale = self.deployment.scale(self.clients_per_round)
-            simulated = self._simulated(schema, noise_multiplier, strategy)
+            simulated = self._simulated(
+                self.deployment, schema, noise_multiplier, _needed(strategy)
+            )
         encoding = None
         if self.secagg_bits is not None:
             encoding = grid.for_bits(num_parameters, self.clients_per_round, self.secagg_bits)
@@ -172,6 +174,7 @@ class DpFtrlPrivacy(privacy.Privacy):
 
     def _simulated(
         self,
+        deployment: simulated_run.Deployment,
         schema: schema_lib.MinSep,
         noise_multiplier: float,
         strategy: strategy_lib.Strategy,
@@ -180,13 +183,22 @@ class DpFtrlPrivacy(privacy.Privacy):
             strategy, noise_multiplier=noise_multiplier, schema=schema, delta=self.delta
         )
         return simulated_run.SimulatedRun(
-            deployment=self.deployment,
+            deployment=deployment,
             num_rounds=schema.num_rounds,
             participation=_participation(schema),
             noise_multiplier=noise_multiplier,
             epsilon=promised.epsilon,
             delta=self.delta,
         )
+
+
+def _needed(strategy: strategy_lib.Strategy | None) -> strategy_lib.Strategy:
+    if strategy is None:
+        raise validation.UsageError(
+            "Without a mechanism there is no noise to calibrate or to scale: name a mechanism, or "
+            "leave out target_epsilon and the simulated run."
+        )
+    return strategy
 
 
 def _largest_schema(num_clients: int, clients_per_round: int, num_rounds: int) -> schema_lib.MinSep:
@@ -228,6 +240,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
       data_in_one_place: Whether there are no clients.
     """
 
+    clients_per_round: int
     schema: schema_lib.MinSep
     wanted_schema: schema_lib.MinSep
     strategy: strategy_lib.Strategy | None
@@ -253,7 +266,7 @@ class DpFtrlPlan(privacy.FederatedPlan):
 
     @override
     def epsilon_after(self, rounds_done: int) -> float | None:
-        if not self.has_guarantee:
+        if not self.has_guarantee or self.strategy is None:
             return None
         return guarantee.epsilon_so_far(
             self.strategy,

@@ -222,14 +222,21 @@ def read(output: pathlib.Path) -> Manifest:
             "repeated with other noise. Finish it with the version that began it, or start a new "
             "run."
         )
-    parts = [copy.get(name) for name in ("config", "derived", "facts", "identities")]
-    kind = copy.get("kind")
-    if not all(isinstance(part, dict) for part in parts) or kind not in (None, *_COMMANDS):
-        raise validation.UsageError(
-            f"{output / _COPY} is not the manifest of a run of this version: a part of it is "
-            "missing, or its kind is unknown. Restore it, or use the version that began the run."
-        )
-    return Manifest(*parts, recorded_kind=kind)
+    config, derived, facts, identities, kind = (
+        copy.get(name) for name in ("config", "derived", "facts", "identities", "kind")
+    )
+    if (
+        isinstance(config, dict)
+        and isinstance(derived, dict)
+        and isinstance(facts, dict)
+        and isinstance(identities, dict)
+        and kind in (None, *_COMMANDS)
+    ):
+        return Manifest(config, derived, facts, identities, recorded_kind=kind)
+    raise validation.UsageError(
+        f"{output / _COPY} is not the manifest of a run of this version: a part of it is "
+        "missing, or its kind is unknown. Restore it, or use the version that began the run."
+    )
 
 
 def _bound(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tff_dpftrl import validation
 from tff_dpftrl.accounting import display, statement
@@ -110,13 +110,16 @@ class PrivacyPlan(abc.ABC):
       num_rounds: Largest number of rounds.
       delta: δ of the (ε, δ) statement.
       deterministic_seed: Seed of the noise if the user gave one; the run is not private then.
+      needs_secret_cohorts: Whether the guarantee rests on the secrecy of who took part.
       simulated: Larger run whose noise, scaled down with the cohort, this run has; None if the
         run stands for itself. All other attributes are those of this run.
     """
 
+    needs_secret_cohorts: ClassVar[bool]
+
     noise_multiplier: float
     clip_norm: float
-    clients_per_round: int
+    clients_per_round: float
     num_clients: int
     num_rounds: int
     delta: float
@@ -142,11 +145,6 @@ class PrivacyPlan(abc.ABC):
     def memory_copies(self) -> int:
         """Model-sized tensors that the noise keeps between rounds."""
         return 0
-
-    @property
-    @abc.abstractmethod
-    def needs_secret_cohorts(self) -> bool:
-        """Whether the guarantee rests on the secrecy of who took part."""
 
     @property
     @abc.abstractmethod

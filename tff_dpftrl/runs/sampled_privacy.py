@@ -10,6 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from tff_dpftrl import validation
 from tff_dpftrl.accounting import dp_fedavg, statement
 from tff_dpftrl.accounting import facts as facts_lib
 from tff_dpftrl.participation import cohorts, observed
@@ -69,6 +70,8 @@ class SampledPrivacy(privacy.Privacy):
         self.check(num_clients)
         noise_multiplier = self.noise_multiplier
         if noise_multiplier is None:
+            if self.target_epsilon is None:
+                raise validation.UsageError("Give either noise_multiplier or target_epsilon.")
             noise_multiplier = dp_fedavg.calibrate_noise_multiplier(
                 sampling_probability=self._sampling_probability(num_clients),
                 num_rounds=self.num_rounds,

@@ -16,7 +16,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.models import table as model_table
 
 if TYPE_CHECKING:
-    from typing import Self  # From Python 3.11.
+    from typing_extensions import Self
 
 Model = Literal[(*model_table.MODELS, model_table.OWN)]
 

@@ -41,8 +41,8 @@ class OpenedRun:
     placement: placement_lib.Placement
 
 
-def open_new(
-    config: config_lib.TrainingConfig,
+def open_run(
+    config: config_lib.TrainingConfig | None,
     output: pathlib.Path,
     *,
     text: corpus.RunText | None = None,
@@ -51,16 +51,17 @@ def open_new(
     progress: progress_lib.Progress = progress_lib.to_stderr,
     placement: placement_lib.Placement = IN_THIS_PROCESS,
 ) -> OpenedRun:
-    """Opens a new run; nothing is written.
+    """Opens a run; nothing is written.
 
     Args:
-      config: Options of the run.
-      output: Folder of the run, which must be free.
+      config: Options of a new run; None to go on with the run in `output`.
+      output: Folder of the run, which must be free for a new one.
       text: Text and vocabulary of the run; read from the files that the config names if None.
       model: The caller's own model; None if the config names one.
-      model_trained_on: Public text that the caller's model was trained on; None if unknown.
+      model_trained_on: Public text that the caller's model was trained on; None if unknown, and
+        for a run that has begun, which has recorded it.
       progress: Callback for progress lines.
-      placement: Where the clients work; in this process by default.
+      placement: Placement of the clients; in this process by default.
 
     Returns:
       The opened run.
@@ -68,51 +69,23 @@ def open_new(
     Raises:
       UsageError: If an option, a file, the folder or the population cannot be used.
     """
-    manifest.check_is_free(output)
-    name = own_models.name_of(config.model, model, model_trained_on)
-    config = dataclasses.replace(config, model=name).with_absolute_paths().with_model_sizes()
-    placement.check(config.engine)
-    if config.initial_weights is not None:
-        warm_start.find(config.initial_weights)
-    if text is None:
-        progress("Reading the data ...")
-        text = corpus.read(config)
+    known = None
+    if config is None:
+        known = manifest.read(output)
+        config = options.of_manifest(known, output)
+        own_models.check_resumed(config.model, model, model_trained_on, output)
     else:
-        corpus.check_named(config, text.train)
-    config.privacy().check(len(text.train))
-    return OpenedRun(output, config, None, text, model, model_trained_on, placement)
-
-
-def open_begun(
-    output: pathlib.Path,
-    *,
-    text: corpus.RunText | None = None,
-    model: own_models.Own | None = None,
-    model_trained_on: str | None = None,
-    progress: progress_lib.Progress = progress_lib.to_stderr,
-    placement: placement_lib.Placement = IN_THIS_PROCESS,
-) -> OpenedRun:
-    """Opens a run that has begun.
-
-    Args:
-      output: Folder of the run.
-      text: Text and vocabulary of the run; read from the files that its config names if None.
-      model: The caller's own model, if the run began with one.
-      model_trained_on: Must be None: a run has recorded it when it began.
-      progress: Callback for progress lines.
-      placement: Where the clients work; in this process by default.
-
-    Returns:
-      The opened run.
-
-    Raises:
-      UsageError: If there is no training run in the folder, or it cannot go on like this.
-    """
-    known = manifest.read(output)
-    config = options.of_manifest(known, output)
-    own_models.check_resumed(config.model, model, model_trained_on, output)
+        manifest.check_is_free(output)
+        name = own_models.name_of(config.model, model, model_trained_on)
+        config = dataclasses.replace(config, model=name).with_absolute_paths().with_model_sizes()
+        if config.initial_weights is not None:
+            warm_start.find(config.initial_weights)
     placement.check(config.engine)
     if text is None:
         progress("Reading the data ...")
         text = corpus.read(config)
-    return OpenedRun(output, config, known, text, model, None, placement)
+    elif known is None:
+        corpus.check_named(config, text.train)
+    if known is None:  # A run that has begun does not need the strategy's file any more.
+        config.privacy().check(len(text.train))
+    return OpenedRun(output, config, known, text, model, model_trained_on, placement)

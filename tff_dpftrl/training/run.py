@@ -75,17 +75,16 @@ def train(
         been written then.
       OSError: If a file cannot be written; every committed round is kept.
     """
-    given = {
-        "text": text,
-        "model": model,
-        "model_trained_on": model_trained_on,
-        "progress": progress,
-        "placement": placement,
-    }
-    output = pathlib.Path(output)
-    if config is None:
-        return train_opened(opening.open_begun(output, **given), progress)
-    return train_opened(opening.open_new(config, output, **given), progress)
+    opened = opening.open_run(
+        config,
+        pathlib.Path(output),
+        text=text,
+        model=model,
+        model_trained_on=model_trained_on,
+        progress=progress,
+        placement=placement,
+    )
+    return train_opened(opened, progress)
 
 
 def train_opened(
