@@ -10,11 +10,11 @@ import pytest
 
 from tests import small_disk
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import small_folder, toy_task
+from tests.runtime.tasks import small_folder, tiny_task
 from tff_dpftrl.cli import main
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.status import session_table
-from tff_dpftrl.runtime.tasks import making, planned_task, report
+from tff_dpftrl.runtime.tasks import making, planned_task, task_report
 
 disk = small_disk.disk
 
@@ -186,7 +186,7 @@ def test_a_report_lists_sessions_with_and_without_a_plan(monkeypatch, tmp_path, 
         sessions.add(shape)
     sessions.save(tmp_path / "store" / "server" / "sessions.json")
     found = types.SimpleNamespace(summary="2 of 6 rounds.")
-    monkeypatch.setattr(report, "write", lambda *_, **__: found)
+    monkeypatch.setattr(task_report, "write", lambda *_, **__: found)
     assert main.main(["task", "report", str(folder), "--store", str(tmp_path / "store")]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["-v[]+^", "1", "100.0", "%"] in lines and ["-#", "1"] in lines
@@ -204,8 +204,8 @@ def test_the_help_of_a_part_says_what_it_takes(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", [0, 10])
 def test_a_task_is_made_when_there_is_room_again(disk, tmp_path, capsys, pages):
-    toy_task.write_corpora(tmp_path)
-    options = toy_task.config(tmp_path).to_dict()
+    tiny_task.write_corpora(tmp_path)
+    options = tiny_task.config(tmp_path).to_dict()
     lines = [f"{k} = {json.dumps(v)}" for k, v in options.items() if v is not None]
     (tmp_path / "task.toml").write_text("\n".join(lines))
     output = disk.folder / "tasks" / "toy"

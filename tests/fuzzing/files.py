@@ -44,7 +44,7 @@ from tff_dpftrl.runtime.device import example_store, participation_timer, text_e
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface, sql
-from tff_dpftrl.runtime.tasks import config as task_config
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.sweeps import folder as sweep_folder
 from tff_dpftrl.training import config as training_config
 from tff_dpftrl.training import options, trained_model, warm_start

@@ -15,12 +15,11 @@ from tests.runtime.plans import secure_plans
 from tff_dpftrl import validation
 from tff_dpftrl.data import tokenizer, vocabulary
 from tff_dpftrl.runtime.plans import plan_pb2, signing
-from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import task_folder
+from tff_dpftrl.runtime.tasks import task_config, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _NAMED = {"population": "tests", "task": "small"}
-_CONFIG = config_lib.TaskConfig(
+_CONFIG = task_config.TaskConfig(
     **_NAMED,
     num_devices=100,
     num_rounds=6,

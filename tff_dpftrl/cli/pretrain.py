@@ -10,7 +10,7 @@ import sys
 import typing
 
 from tff_dpftrl.cli import train
-from tff_dpftrl.runtime.tasks import config as task_config
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import language_config, pretraining
 from tff_dpftrl.training import options as options_lib
 

@@ -15,7 +15,7 @@ from tff_dpftrl import validation
 from tff_dpftrl.cli import output as output_lib
 from tff_dpftrl.cli import train
 from tff_dpftrl.runtime import signing_keys
-from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import options as options_lib
 
 _DESCRIPTION = """\
@@ -66,7 +66,7 @@ examples:
 """
 
 _HIDDEN = (
-    *config_lib.MEANINGLESS,
+    *task_config.MEANINGLESS,
     *("algorithm", "estimator", "per_layer_clipping", "engine", "eval_every", "max_users"),
 )
 
@@ -118,8 +118,8 @@ def _add_new(parts) -> None:
         ),
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
-    hints = typing.get_type_hints(config_lib.TaskConfig)
-    for field in dataclasses.fields(config_lib.TaskConfig):
+    hints = typing.get_type_hints(task_config.TaskConfig)
+    for field in dataclasses.fields(task_config.TaskConfig):
         if field.name not in _HIDDEN:
             group = field.metadata["group"]
             if group not in groups:
@@ -174,12 +174,12 @@ def _report(args: argparse.Namespace) -> int:
     train.silence_tensorflow()
     from tff_dpftrl.runtime.server import server_folder
     from tff_dpftrl.runtime.status import session_table
-    from tff_dpftrl.runtime.tasks import report
+    from tff_dpftrl.runtime.tasks import task_report
 
     counted = server_folder.of(args.server_folder or pathlib.Path(args.store) / "server").sessions
     sessions = session_table.SessionTable.load(counted)
     with sql.SqlStore(args.store) as store:
-        found = report.write(
+        found = task_report.write(
             folder, store, output, with_held_out=not args.no_held_out, sessions=sessions
         )
     if args.format == "json":
@@ -209,7 +209,7 @@ def _new(args: argparse.Namespace) -> int:
     from tff_dpftrl.runtime.tasks import task_folder
 
     output = pathlib.Path(args.output)
-    flags = train.given_options(args, config_lib.TaskConfig)
+    flags = train.given_options(args, task_config.TaskConfig)
     if args.evaluates and (args.config or args.grid):
         raise validation.UsageError(
             "--evaluates takes its options from the task that it evaluates: leave out "
@@ -220,12 +220,12 @@ def _new(args: argparse.Namespace) -> int:
         values = options_lib.read_toml(args.config) if args.config else {}
         source = args.config or "the command line"
         values = options_lib.overrule(values, flags)
-        config = options_lib.config_from_mapping(values, source, config_lib.TaskConfig)
+        config = options_lib.config_from_mapping(values, source, task_config.TaskConfig)
     else:
         config = _evaluating(of.config, flags)
     group = [("", config)]
     if args.grid:
-        group = config_lib.grid(config, *_grid(args.grid))
+        group = task_config.grid(config, *_grid(args.grid))
     folders = [(pathlib.Path(f"{output}{suffix}"), options) for suffix, options in group]
     for folder, _ in folders:
         task_folder.check_is_free(folder)
@@ -245,11 +245,11 @@ def _new(args: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluating(config: config_lib.TaskConfig, flags: dict[str, Any]) -> config_lib.TaskConfig:
+def _evaluating(config: task_config.TaskConfig, flags: dict[str, Any]) -> task_config.TaskConfig:
     """Returns the options of an evaluation: those of the evaluated task, with its changes."""
     values = {**config.to_dict(), "task": "", "max_epsilon": None, "weight": 1.0}
     values |= {"min_sep": None, "max_participations": None, "least_group": None, **flags}
-    return config_lib.TaskConfig(**values)
+    return task_config.TaskConfig(**values)
 
 
 def _grid(text: str) -> tuple[str, list[Any]]:

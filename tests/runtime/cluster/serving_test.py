@@ -20,7 +20,7 @@ import pytest
 
 from tests.runtime.cluster import ray_nodes
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import small_folder, toy_task
+from tests.runtime.tasks import small_folder, tiny_task
 from tff_dpftrl.runtime import serving as serving_lib
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.fleet import behaviour, fleet, tally
@@ -29,7 +29,7 @@ from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import limits, server_folder
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import sql
-from tff_dpftrl.runtime.tasks import making, planned_task, report
+from tff_dpftrl.runtime.tasks import making, planned_task, task_report
 
 try:
     import ray
@@ -231,12 +231,12 @@ def _asked(url):
 def _corpora(tmp_path_factory):
     """Texts, and a task of a small language model."""
     folder = tmp_path_factory.mktemp("corpora")
-    toy_task.write_corpora(folder)
+    tiny_task.write_corpora(folder)
     rounds = {"clients_per_round": 6, "num_devices": 40, "min_sep": 2, "num_rounds": 200}
     seconds = {"selection_timeout": 5.0, "reporting_timeout": 20.0, "exchange_timeout": 10.0}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
-        config = toy_task.config(folder, **rounds, **seconds)
+        config = tiny_task.config(folder, **rounds, **seconds)
         making.make(config, folder / "toy", small_tasks.KEY, progress=lambda line: None)
     return folder
 
@@ -316,7 +316,7 @@ def test_the_command_serves_a_fleet_on_two_nodes_whoever_is_killed(nodes, corpor
     assert asyncio.run(asyncio.wait_for(look(), 120)) == privacy
     assert lines[0] == f"toy: goes on after round {rounds()} of 200."
     with sql.SqlStore(place) as store:
-        found = report.write(task.folder, store, tmp_path / "report", with_held_out=False)
+        found = task_report.write(task.folder, store, tmp_path / "report", with_held_out=False)
         history = store.history("tests", "toy")
     assert found.statement.epsilon == privacy["declared_epsilon"]
     assert history[-1]["privacy/epsilon"] == privacy["epsilon"]

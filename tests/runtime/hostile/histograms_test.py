@@ -13,13 +13,13 @@ from tests.runtime.tasks import small_folder
 from tff_dpftrl.execution import contexts
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import secure_report
-from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
+from tff_dpftrl.runtime.tasks import planned_task, task_privacy, task_state
 from tff_dpftrl.secure_sums import vectors
 from verification import memory_store
 
 _SCHEMA = small_folder.SCHEMA
 _MODULUS = secure_report.COUNT_MODULUS
-_DECLARED = privacy.TaskPrivacy(small_folder.SECURE_TERMS).declared_epsilon
+_DECLARED = task_privacy.TaskPrivacy(small_folder.SECURE_TERMS).declared_epsilon
 _TERMS = dataclasses.replace(small_folder.SECURE_TERMS, max_epsilon=_DECLARED)
 _TOO_SOON = ((0, 1, 0, 0, 0, 0, 0), (0, 1, 0))
 _ENTRIES = st.one_of(
@@ -103,7 +103,7 @@ def _privacy_of(commit):
 
 def _statement(task, rounds):
     state = task_state.TaskState.from_bytes(rounds.commit.state, task.folder.terms.digest())
-    return privacy.TaskPrivacy(task.folder.terms).statement(state.observed)
+    return task_privacy.TaskPrivacy(task.folder.terms).statement(state.observed)
 
 
 def _checked(task, lies, device):

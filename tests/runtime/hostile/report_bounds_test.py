@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.plans import small_tasks
-from tests.runtime.tasks import small_folder, toy_task
+from tests.runtime.tasks import small_folder, tiny_task
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
 from tff_dpftrl.runtime.tasks import making, planned_task
@@ -57,12 +57,12 @@ class _Round:
 def training(tmp_path_factory):
     """Of a language model's task that learns its clip norm."""
     corpora = tmp_path_factory.mktemp("corpora")
-    toy_task.write_corpora(corpora)
-    config = toy_task.config(
+    tiny_task.write_corpora(corpora)
+    config = tiny_task.config(
         corpora, adaptive_clipping=True, mechanism="tree", clipped_count_stddev=5.0
     )
     folder = making.make(config, corpora / "task", small_tasks.KEY, progress=lambda _: None)
-    return _Round(planned_task.PlannedTask(folder), toy_task.examples())
+    return _Round(planned_task.PlannedTask(folder), tiny_task.examples())
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_a_device_whose_training_diverges_is_never_refused_for_its_metrics(train
             signs = np.resize([1, -1, 1], tensor.shape).astype(tensor.dtype)
             model[place] = signs * np.float32(weight)
     content = tensor_values.to_bytes(model)
-    report = small_folder.report(small_folder.device_of(task), content, toy_task.examples()[0])
+    report = small_folder.report(small_folder.device_of(task), content, tiny_task.examples()[0])
     summation = task.served.task.summation.for_round(content)
     total = summation.accumulate(summation.zero(), report)
     assert all(np.isfinite(part).all() for part in total.sums)

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.fleet import server_thread
 from tests.runtime.plans import small_tasks
 from tests.runtime.server import example_service
-from tests.runtime.tasks import toy_task
+from tests.runtime.tasks import tiny_task
 from tff_dpftrl.models import export
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.actors import population
@@ -20,8 +20,13 @@ from tff_dpftrl.runtime.fleet import behaviour, fleet
 from tff_dpftrl.runtime.plans import measured_run, plan_pb2, predicates
 from tff_dpftrl.runtime.server import server
 from tff_dpftrl.runtime.status import session_table
-from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import making, planned_task, report, summation_sentences
+from tff_dpftrl.runtime.tasks import (
+    making,
+    planned_task,
+    summation_sentences,
+    task_config,
+    task_report,
+)
 from tff_dpftrl.training import corpus, trained_model
 from verification import memory_store
 
@@ -37,7 +42,7 @@ def quick_measurement():
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpora")
-    toy_task.write_corpora(folder)
+    tiny_task.write_corpora(folder)
     return folder
 
 
@@ -56,7 +61,7 @@ def folder(corpora, said, tmp_path_factory):
     output = tmp_path_factory.mktemp("tasks") / "toy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
-        return making.make(toy_task.config(corpora), output, small_tasks.KEY, progress=said.append)
+        return making.make(tiny_task.config(corpora), output, small_tasks.KEY, progress=said.append)
 
 
 def test_the_plans_say_what_the_options_do(folder, said):
@@ -78,7 +83,7 @@ def test_the_plans_say_what_the_options_do(folder, said):
 
 
 def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_path):
-    config = toy_task.config(
+    config = tiny_task.config(
         corpora, secagg_bits=20, secure_aggregation="honest-but-curious", least_group=3
     )
     made = making.make(config, tmp_path / "secure", small_tasks.KEY, progress=lambda line: None)
@@ -94,11 +99,11 @@ def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_
 
 def test_nothing_is_overwritten(folder, corpora):
     with pytest.raises(ValueError, match="never overwritten"):
-        making.make(toy_task.config(corpora), folder.path, small_tasks.KEY, progress=print)
+        making.make(tiny_task.config(corpora), folder.path, small_tasks.KEY, progress=print)
 
 
 def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_path):
-    config = toy_task.config(corpora, client_learning_rate=1e-12)
+    config = tiny_task.config(corpora, client_learning_rate=1e-12)
     with pytest.raises(predicates.TaskRefusedError) as caught:
         making.make(config, tmp_path / "new" / "toy", small_tasks.KEY, progress=lambda line: None)
     assert any("The update is zero" in reason for reason in caught.value.reasons)
@@ -106,27 +111,27 @@ def test_a_task_that_fails_its_tests_is_refused_with_the_reasons(corpora, tmp_pa
 
 
 def test_a_budget_must_pay_for_a_round(corpora, tmp_path):
-    config = toy_task.config(corpora, max_epsilon=0.1)
+    config = tiny_task.config(corpora, max_epsilon=0.1)
     with pytest.raises(ValueError, match="max_epsilon=0.1 does not pay for one round"):
         making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 
 def test_public_text_must_not_be_what_is_protected(corpora, tmp_path):
-    config = toy_task.config(corpora, proxy_data=str(corpora / "users.jsonl"))
+    config = tiny_task.config(corpora, proxy_data=str(corpora / "users.jsonl"))
     with pytest.raises(ValueError, match="proxy_data .* is the data that is protected"):
         making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
 
 
 def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
-    rounds = toy_task.begun(folder, memory_store.MemoryStore())
+    rounds = tiny_task.begun(folder, memory_store.MemoryStore())
     with pytest.raises(ValueError, match="has not released a round"):
-        report.write(folder, rounds.store, tmp_path)
+        task_report.write(folder, rounds.store, tmp_path)
     for _ in range(2):
-        toy_task.run_round(rounds)
+        tiny_task.run_round(rounds)
     output = tmp_path / "new" / "report"
     sessions = session_table.SessionTable()
     sessions.add("-v[]+^")
-    found = report.write(folder, rounds.store, output, sessions=sessions)
+    found = task_report.write(folder, rounds.store, output, sessions=sessions)
     assert "| `-v[]+^` | 1 | 100.0 % |" in (output / "sessions.md").read_text()
     assert [row["round"] for row in found.rows] == [1, 2]
     with open(output / "metrics.csv", newline="") as file:
@@ -140,7 +145,7 @@ def test_everything_is_reported_of_what_was_committed(folder, tmp_path):
     values = plan_pb2.Values.FromString(rounds.commit.model).values
     for weight, value in zip(weights, values, strict=False):
         np.testing.assert_array_equal(weight.ravel(), np.frombuffer(value.content, np.float32))
-    (predicted,) = trained_model.find(output).load().predict([toy_task.TEXTS[0]])
+    (predicted,) = trained_model.find(output).load().predict([tiny_task.TEXTS[0]])
     assert predicted.next_words
     assert set(found.held_out) >= {"top1_in_vocab", "loss"}
     assert "top-1 accuracy on held-out users" in found.summary
@@ -162,19 +167,19 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
     assert (made.name, made.terms.kind, made.terms.model_of) == ("watch", "evaluation", "toy")
     assert made.devices[0].kind == plan_pb2.EVALUATION
     store = memory_store.MemoryStore()
-    trained, watched = toy_task.begun(folder, store), toy_task.begun(made, store)
+    trained, watched = tiny_task.begun(folder, store), tiny_task.begun(made, store)
     losses = []
     for _ in range(2):
-        toy_task.run_round(watched, model=trained.commit.model)
+        tiny_task.run_round(watched, model=trained.commit.model)
         losses.append(watched.commit.metrics["client_work/eval/current_round_metrics/loss"])
-        toy_task.run_round(trained)
+        tiny_task.run_round(trained)
     assert losses[0] != losses[1]
-    found = report.write(made, store, tmp_path / "report", with_held_out=False)
+    found = task_report.write(made, store, tmp_path / "report", with_held_out=False)
     assert found.statement is None
     assert "2 rounds evaluated toy" in found.summary
     assert not (tmp_path / "report" / "model.npz").exists()
     # Its metrics have no ρ: the task that trains is not composed with it.
-    assert not report.write(folder, store, tmp_path / "other").statement.headline_caveats
+    assert not task_report.write(folder, store, tmp_path / "other").statement.headline_caveats
     with pytest.raises(ValueError, match="is the task that is evaluated"):
         making.make_evaluation(
             folder, folder.config, tmp_path / "toy", small_tasks.KEY, progress=print
@@ -186,7 +191,7 @@ def test_an_evaluation_takes_the_model_that_is_trained(folder, corpora, tmp_path
 def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
     corpora, tmp_path, adaptive_clipping
 ):
-    config = toy_task.config(
+    config = tiny_task.config(
         corpora,
         secagg_bits=20,
         secure_aggregation="honest-but-curious",
@@ -203,14 +208,14 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
     assert watch.terms.secure_aggregation == made.terms.secure_aggregation
     assert not watch.server.zero.outputs
     store = memory_store.MemoryStore()
-    trained, watched = toy_task.begun(made, store), toy_task.begun(watch, store)
+    trained, watched = tiny_task.begun(made, store), tiny_task.begun(watch, store)
     for _ in range(2):
-        toy_task.run_secure_round(watched, model=trained.commit.model)
-        toy_task.run_secure_round(trained)
+        tiny_task.run_secure_round(watched, model=trained.commit.model)
+        tiny_task.run_secure_round(trained)
     metrics = watched.commit.metrics
     assert metrics["client_work/eval/current_round_metrics/num_sequences"] == 9
     assert metrics["client_work/eval/current_round_metrics/loss"] > 1
-    found = report.write(made, store, tmp_path / "report", with_held_out=False)
+    found = task_report.write(made, store, tmp_path / "report", with_held_out=False)
     assert "summed securely, against a server that is honest but curious, 3" in found.summary
     (caveat,) = [text for text in found.statement.caveats if "secure" in text]
     assert caveat == summation_sentences.who_sees(made.terms.secure_aggregation)
@@ -219,13 +224,13 @@ def test_a_task_and_its_evaluation_show_the_server_sums_of_groups(
 @pytest.mark.slow
 @pytest.mark.parametrize("adaptive_clipping", [False, True])
 def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptive_clipping):
-    config = toy_task.config(
+    config = tiny_task.config(
         corpora, secagg_bits=20, adaptive_clipping=adaptive_clipping, num_rounds=4
     )
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     assert made.server.secure_sums
-    rounds = toy_task.begun(made, memory_store.MemoryStore())
-    toy_task.run_round(rounds)
+    rounds = tiny_task.begun(made, memory_store.MemoryStore())
+    tiny_task.run_round(rounds)
     assert rounds.commit.rounds_done == 1
     largest = max(rule.modulus for rule in made.server.secure_sums)
     assert largest >= 2 * config.rounds.wanted
@@ -235,7 +240,7 @@ def test_secure_sums_hold_all_devices_that_are_chosen(corpora, tmp_path, adaptiv
 def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     rounds = {"clients_per_round": 8, "num_devices": 40, "min_sep": 2, "num_rounds": 3}
     seconds = {"selection_timeout": 5.0, "reporting_timeout": 10.0, "exchange_timeout": 5.0}
-    config = toy_task.config(corpora, **rounds, **seconds)
+    config = tiny_task.config(corpora, **rounds, **seconds)
     making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
     task = planned_task.load(tmp_path / "toy", small_tasks.KEYS)
     store = memory_store.MemoryStore()
@@ -279,26 +284,26 @@ def test_a_fleet_trains_it_over_the_wire(corpora, tmp_path):
     assert (seen.unknown_rounds, seen.min_sep in (None, 2)) == (0, True)
     assert commit.metrics["devices/reports"] >= 7
     assert task.refusal(commit) == "all 3 declared rounds are done"
-    found = report.write(task.folder, store, tmp_path / "report")
+    found = task_report.write(task.folder, store, tmp_path / "report")
     assert found.statement.epsilon == task.privacy(commit).epsilon
     assert "The task is over" in found.summary
 
 
 @pytest.mark.slow
 def test_an_averaged_model_is_what_is_released(corpora, tmp_path):
-    config = toy_task.config(corpora, iterate_averaging=0.5, server_decay="cosine")
+    config = tiny_task.config(corpora, iterate_averaging=0.5, server_decay="cosine")
     made = making.make(config, tmp_path / "toy", small_tasks.KEY, progress=lambda line: None)
-    rounds = toy_task.begun(made, memory_store.MemoryStore())
+    rounds = tiny_task.begun(made, memory_store.MemoryStore())
     for _ in range(2):
-        toy_task.run_round(rounds)
-    report.write(made, rounds.store, tmp_path / "report", with_held_out=False)
+        tiny_task.run_round(rounds)
+    task_report.write(made, rounds.store, tmp_path / "report", with_held_out=False)
     _, weights = export.read(tmp_path / "report" / "model.npz")
     last = plan_pb2.Values.FromString(rounds.commit.model).values[0]
     assert not np.array_equal(weights[0].ravel(), np.frombuffer(last.content, np.float32))
 
 
 def test_options_of_the_folder_can_be_read_again(folder):
-    assert config_lib.TaskConfig(**folder.config.to_dict()) == folder.config
+    assert task_config.TaskConfig(**folder.config.to_dict()) == folder.config
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tff_dpftrl.execution import compiled_process, contexts
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import plan_pb2, tensor_values
-from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
+from tff_dpftrl.runtime.tasks import planned_task, task_privacy, task_state
 from verification import memory_store
 
 _PROCESS = small_tasks.PROCESSES["blt"]
@@ -70,12 +70,12 @@ def test_a_skipped_round_is_counted_and_charged(task, device, rounds):
     seen = task.observed(commit)
     assert (seen.num_rounds, seen.skipped_rounds, seen.max_participations) == (2, 1, 1)
     assert task.privacy(commit).epsilon == skipped.metrics["privacy/epsilon"]
-    statement = privacy.TaskPrivacy(task.folder.terms).statement(seen)
+    statement = task_privacy.TaskPrivacy(task.folder.terms).statement(seen)
     assert statement.parameters["num_rounds_skipped"] == 1
     assert statement.parameters["num_rounds_done"] == 2
     with pytest.raises(ValueError, match="has released no round"):
         first = participation_histograms.ObservedRounds().with_skipped_round()
-        privacy.TaskPrivacy(task.folder.terms).statement(first)
+        task_privacy.TaskPrivacy(task.folder.terms).statement(first)
 
 
 def test_a_step_that_is_repeated_gives_equal_bytes(task, device, rounds):
@@ -272,7 +272,7 @@ def test_an_evaluation_shows_metrics_of_the_model_of_another_task(task, rounds):
 
 
 def test_a_budget_ends_the_task_before_it_is_exceeded(task):
-    unlimited = privacy.TaskPrivacy(small_folder.TERMS)
+    unlimited = task_privacy.TaskPrivacy(small_folder.TERMS)
     seen = participation_histograms.ObservedRounds(2, 2, 2)
     budget = 1.001 * unlimited.so_far(seen).epsilon
     terms = dataclasses.replace(small_folder.TERMS, max_epsilon=budget)

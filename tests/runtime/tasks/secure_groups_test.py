@@ -7,7 +7,7 @@ import pytest
 
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
-from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.secure_sums import parameters, vectors
 
 _CURIOUS, _ACTIVE = "honest-but-curious", "active-server"
@@ -23,7 +23,7 @@ _GIVEN = {
 
 
 def _config(**changes):
-    return config_lib.TaskConfig(**(_GIVEN | changes))
+    return task_config.TaskConfig(**(_GIVEN | changes))
 
 
 def test_a_plan_demands_what_the_options_say():
@@ -48,7 +48,7 @@ def test_the_least_group_is_its_share_of_the_least_reports_and_is_kept():
     assert _config(least_group=5).resolved("nwp").least_group == 5
     assert _config(secure_aggregation=None).resolved("nwp").least_group is None
     resolved = thirds.resolved("nwp")
-    assert config_lib.TaskConfig(**resolved.to_dict()) == resolved
+    assert task_config.TaskConfig(**resolved.to_dict()) == resolved
     smaller = dataclasses.replace(resolved, least_group=3)
     assert smaller.resolved("nwp").least_group == 3
 

@@ -21,13 +21,12 @@ from tff_dpftrl.runtime.plans import (
     tensor_values,
 )
 from tff_dpftrl.runtime.protocol import wire_pb2
-from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import planned_task, task_folder
+from tff_dpftrl.runtime.tasks import planned_task, task_config, task_folder
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.secure_sums import group, parameters, vectors
 
 SCHEMA = schema_lib.MinSep(num_rounds=6, min_sep=2, max_participations=3)
-CONFIG = config_lib.TaskConfig(
+CONFIG = task_config.TaskConfig(
     population="tests",
     task="small",
     num_devices=100,

@@ -29,7 +29,7 @@ from tff_dpftrl.runtime.device import (
 from tff_dpftrl.runtime.protocol import attestation
 from tff_dpftrl.runtime.server import server_folder
 from tff_dpftrl.runtime.store import sql
-from tff_dpftrl.runtime.tasks import planned_task, privacy, task_state
+from tff_dpftrl.runtime.tasks import planned_task, task_privacy, task_state
 from verification.campaign import recount
 
 EDGES = {"stride_edges": (1, 2, 4), "times_edges": (1, 2, 3)}
@@ -192,7 +192,7 @@ def test_the_statement_of_a_task_whose_server_was_killed_is_that_of_a_recount(tm
         times_edges=tuple(edges.times_edges),
     )
     state = task_state.TaskState.from_bytes(commit.state, terms.digest())
-    statement = privacy.TaskPrivacy(terms).statement(state.observed)
+    statement = task_privacy.TaskPrivacy(terms).statement(state.observed)
     assert statement.observed == counted
     assert counted.num_rounds == terms.schema.num_rounds == commit.rounds_done
     assert not counted.breaches(terms.schema) and not statement.headline_caveats

@@ -31,8 +31,14 @@ from tff_dpftrl.runtime.plans import (
     predicates,
     text_pipeline,
 )
-from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import privacy, proxies, readme, secure_groups, task_folder
+from tff_dpftrl.runtime.tasks import (
+    proxies,
+    readme,
+    secure_groups,
+    task_config,
+    task_folder,
+    task_privacy,
+)
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import corpus, process, startup, warm_start
 
@@ -149,7 +155,7 @@ class _Parts:
 
 
 def make(
-    config: config_lib.TaskConfig,
+    config: task_config.TaskConfig,
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
@@ -203,7 +209,7 @@ def make(
 
 def make_evaluation(
     of: task_folder.TaskFolder,
-    config: config_lib.TaskConfig,
+    config: task_config.TaskConfig,
     output: str | pathlib.Path,
     key: ed25519.Ed25519PrivateKey,
     *,
@@ -263,7 +269,7 @@ def make_evaluation(
     return _finish(parts, plans, terms, output, key, progress)
 
 
-def _prepare(config: config_lib.TaskConfig, epochs: int, progress: Progress) -> _Parts:
+def _prepare(config: task_config.TaskConfig, epochs: int, progress: Progress) -> _Parts:
     """Reads and checks what the options name; `epochs` are passes over a device's sequences."""
     public = proxies.read(
         config.proxy_data,
@@ -337,7 +343,7 @@ def _read_language(
     return _Language(name, words, rule, model, initial, functional)
 
 
-def _demands(config: config_lib.TaskConfig, language: _Language) -> _Demands:
+def _demands(config: task_config.TaskConfig, language: _Language) -> _Demands:
     return _Demands(
         population=config.population,
         task=config.task,
@@ -453,7 +459,7 @@ def _terms(
 
 
 def _check_budget(terms: terms_lib.Terms) -> None:
-    refusal = privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
+    refusal = task_privacy.TaskPrivacy(terms).refusal(participation_histograms.ObservedRounds())
     if refusal:
         raise validation.UsageError(
             f"max_epsilon={terms.max_epsilon:g} does not pay for one round: {refusal}. Raise it, "

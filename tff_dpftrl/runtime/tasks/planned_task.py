@@ -29,8 +29,7 @@ from tff_dpftrl.runtime.plans import (
 )
 from tff_dpftrl.runtime.server import served_task
 from tff_dpftrl.runtime.store import interface
-from tff_dpftrl.runtime.tasks import privacy as privacy_lib
-from tff_dpftrl.runtime.tasks import summations, task_folder, task_state
+from tff_dpftrl.runtime.tasks import summations, task_folder, task_privacy, task_state
 from tff_dpftrl.secure_sums import vectors
 
 _OVERHEAD_BYTES = 4096  # Room for a report's tensor names, shapes, and its attempt's name.
@@ -44,7 +43,7 @@ class _PlanStep(population_lib.ServerStep):
         self,
         work: server_work.ServerWork,
         terms: str,
-        privacy: privacy_lib.TaskPrivacy,
+        privacy: task_privacy.TaskPrivacy,
     ):
         self._work = work
         self._terms = terms
@@ -182,7 +181,7 @@ class PlannedTask:
         self.folder = folder
         """Folder of the task."""
         terms, config = folder.terms, folder.config
-        self._privacy = privacy_lib.TaskPrivacy(terms)
+        self._privacy = task_privacy.TaskPrivacy(terms)
         work = server_work.ServerWork(folder.server)
         kind = TrainingStep if terms.kind == "training" else EvaluationStep
         self._digest = terms.digest()
@@ -256,7 +255,7 @@ class PlannedTask:
         """
         return task_state.observed(commit.state, self._digest)
 
-    def privacy(self, commit: interface.Commit) -> privacy_lib.PrivacySoFar:
+    def privacy(self, commit: interface.Commit) -> task_privacy.PrivacySoFar:
         """Returns what the rounds up to a commit have spent; the result is cached."""
         return self._privacy.so_far(self.observed(commit))
 

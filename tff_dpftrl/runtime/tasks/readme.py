@@ -8,7 +8,7 @@ from tff_dpftrl import version
 from tff_dpftrl.accounting import display
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import plan_pb2
-from tff_dpftrl.runtime.tasks import privacy, summation_sentences, task_folder
+from tff_dpftrl.runtime.tasks import summation_sentences, task_folder, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 
@@ -78,14 +78,14 @@ def _who_sees(secure: terms_lib.SecureAggregation | None) -> str:
 def _promise(terms: terms_lib.Terms) -> list[str]:
     if terms.kind == "evaluation":
         return ["None: metrics are sums of the devices' exact figures, without noise."]
-    accounting = privacy.TaskPrivacy(terms)
+    accounting = task_privacy.TaskPrivacy(terms)
     if terms.strategy is None or accounting.declared_epsilon is None:
         return ["NO guarantee: no noise is added."]
     lines = [
         f"{terms.strategy.name} noise, z = {terms.noise_multiplier:.6g}, clip norm "
         f"{terms.clip_norm:g}{' at first' if terms.adaptive_clipping else ''}: ε at most "
         f"{display.round_up(accounting.declared_epsilon)} at δ = {terms.delta:g} after all rounds, "
-        f"per device, of {terms.num_devices} or more. {privacy.HONEST_DEVICES}"
+        f"per device, of {terms.num_devices} or more. {task_privacy.HONEST_DEVICES}"
     ]
     if terms.max_epsilon is not None:
         lines.append(f"No round begins that would bring ε above {terms.max_epsilon:g}.")

@@ -33,7 +33,7 @@ from tff_dpftrl import durable_files, json_text, validation
 from tff_dpftrl.data import tokenizer, vocabulary, vocabulary_file
 from tff_dpftrl.runtime import signing_keys
 from tff_dpftrl.runtime.plans import plan_pb2, secure_report, signing
-from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 from tff_dpftrl.training import options as options_lib
 
@@ -68,7 +68,7 @@ class TaskFolder:
     server: plan_pb2.ServerPlan
     devices: tuple[plan_pb2.DevicePlan, ...]
     terms: terms_lib.Terms
-    config: config_lib.TaskConfig
+    config: task_config.TaskConfig
     words: vocabulary.Vocabulary
     rule: tokenizer.Tokenizer
 
@@ -173,7 +173,7 @@ def read(
         _check_bound(path, terms, signed, server, devices)
         words, rule = vocabulary_file.read(path / _VOCABULARY)
         values = json_text.parse((path / _CONFIG).read_text(encoding="utf-8"))
-        config = options_lib.config_from_mapping(values, _CONFIG, config_lib.TaskConfig)
+        config = options_lib.config_from_mapping(values, _CONFIG, task_config.TaskConfig)
     except message.DecodeError:
         raise validation.UsageError(
             f"The task in {path} is refused: {_TASK} cannot be read."

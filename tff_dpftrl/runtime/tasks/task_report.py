@@ -23,7 +23,7 @@ from tff_dpftrl.runtime.actors import population as population_lib
 from tff_dpftrl.runtime.plans import tensor_values
 from tff_dpftrl.runtime.status import session_table
 from tff_dpftrl.runtime.store import interface
-from tff_dpftrl.runtime.tasks import privacy, summation_sentences, task_folder, task_state
+from tff_dpftrl.runtime.tasks import summation_sentences, task_folder, task_privacy, task_state
 from tff_dpftrl.training import corpus, text_task, trained_model
 from tff_dpftrl.training import report as training_report
 
@@ -173,7 +173,7 @@ def write(
         summary = f"{len(released)} rounds evaluated {terms.model_of}. {_last(shown)}"
         summary += f"\n{summation_sentences.in_short(terms.secure_aggregation)}"
         return TaskReport(rows, None, None, summary)
-    accounting = privacy.TaskPrivacy(terms)
+    accounting = task_privacy.TaskPrivacy(terms)
     statement = accounting.statement(
         state.observed, others=others(store, terms.population, terms.task)
     )

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tff_dpftrl.runtime.tasks import config as config_lib
+from tff_dpftrl.runtime.tasks import task_config
 from tff_dpftrl.training import options
 
 _GIVEN = {
@@ -19,7 +19,7 @@ _GIVEN = {
 
 
 def _config(**changes):
-    return config_lib.TaskConfig(**(_GIVEN | changes))
+    return task_config.TaskConfig(**(_GIVEN | changes))
 
 
 def test_rounds_follow_from_the_options():
@@ -37,7 +37,7 @@ def test_what_follows_is_kept(tmp_path):
     assert _config(num_devices=52).resolved("nwp").min_sep == 1
     assert _config(num_devices=10**6).resolved("nwp").min_sep == 50
     assert resolved.resolved("nwp") == resolved
-    assert config_lib.TaskConfig(**resolved.to_dict()) == resolved
+    assert task_config.TaskConfig(**resolved.to_dict()) == resolved
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,16 @@ def test_bad_options_are_refused_in_one_line(changes, message):
 
 def test_unknown_options_are_refused():
     with pytest.raises(ValueError, match="did you mean over_selection"):
-        options.config_from_mapping({"overselection": 2}, "a file", config_lib.TaskConfig)
+        options.config_from_mapping({"overselection": 2}, "a file", task_config.TaskConfig)
 
 
 def test_a_grid_is_a_group_of_named_tasks():
-    group = config_lib.grid(_config(task="nwp"), "client_learning_rate", [0.1, 0.3])
+    group = task_config.grid(_config(task="nwp"), "client_learning_rate", [0.1, 0.3])
     assert [(suffix, config.task, config.client_learning_rate) for suffix, config in group] == [
         ("-client_learning_rate=0.1", "nwp-client_learning_rate=0.1", 0.1),
         ("-client_learning_rate=0.3", "nwp-client_learning_rate=0.3", 0.3),
     ]
-    (_, unnamed), *_ = config_lib.grid(_config(), "num_rounds", [2])
+    (_, unnamed), *_ = task_config.grid(_config(), "num_rounds", [2])
     assert unnamed == dataclasses.replace(_config(), num_rounds=2)
 
 
@@ -97,12 +97,12 @@ def test_a_grid_is_a_group_of_named_tasks():
 )
 def test_bad_grids_are_refused(name, values, message):
     with pytest.raises(ValueError, match=message):
-        config_lib.grid(_config(), name, values)
+        task_config.grid(_config(), name, values)
 
 
 def test_the_demo_is_a_task():
     values = options.read_toml(pathlib.Path(__file__).parents[3] / "configs" / "next_word.toml")
-    config = options.config_from_mapping(values, "the demo", config_lib.TaskConfig)
+    config = options.config_from_mapping(values, "the demo", task_config.TaskConfig)
     assert config.population == "keyboard"
     assert config.rounds.wanted <= config.num_devices
 

@@ -6,7 +6,7 @@ import types
 import pytest
 
 from tff_dpftrl.runtime.store import interface
-from tff_dpftrl.runtime.tasks import report
+from tff_dpftrl.runtime.tasks import task_report
 from verification import memory_store
 
 
@@ -33,14 +33,14 @@ def _commit(store, task, *all_metrics):
 
 def test_rounds_have_the_same_columns(store):
     _commit(store, "one", {"loss": 2.0}, {"loss": 1.0, "accuracy": 0.5})
-    rows = report.rounds(store, "tests", "one")
+    rows = task_report.rounds(store, "tests", "one")
     assert [row["round"] for row in rows] == [1, 2]
     assert [list(row) for row in rows] == [
         ["task", "round", "epoch", "committed_at", "loss", "accuracy"]
     ] * 2
     assert [row["accuracy"] for row in rows] == [None, 0.5]
     with pytest.raises(interface.UnknownTask):
-        report.rounds(store, "tests", "two")
+        task_report.rounds(store, "tests", "two")
 
 
 def test_tasks_that_train_on_the_same_devices_are_composed(store):
@@ -49,7 +49,7 @@ def test_tasks_that_train_on_the_same_devices_are_composed(store):
     _commit(store, "without noise", {"privacy/rho_zcdp": None})
     _commit(store, "evaluates", {"loss": 1.0})
     _commit(store, "not begun")
-    assert report.others(store, "tests", "one") == {"two": 0.75, "without noise": None}
+    assert task_report.others(store, "tests", "one") == {"two": 0.75, "without noise": None}
 
 
 def test_a_line_says_what_is_promised():
@@ -57,10 +57,10 @@ def test_a_line_says_what_is_promised():
         has_guarantee=False, no_guarantee=["No noise was added."], epsilon=8.0, delta=1e-5
     )
     line = "Privacy: NO guarantee: No noise was added; see privacy_statement.md."
-    assert report.privacy_line(statement) == line
+    assert task_report.privacy_line(statement) == line
     statement.has_guarantee = True
     line = "Privacy: ε = 8 at δ = 1e-05, per device; see privacy_statement.md."
-    assert report.privacy_line(statement) == line
+    assert task_report.privacy_line(statement) == line
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from typing import Any
 from tests.runtime.tasks import small_folder
 from tests.training import toy_run
 from tff_dpftrl.runtime.device import text_examples
-from tff_dpftrl.runtime.tasks import config as config_lib
-from tff_dpftrl.runtime.tasks import planned_task
+from tff_dpftrl.runtime.tasks import planned_task, task_config
 
 TEXTS = [f"{toy_run.WORDS[i]} {toy_run.WORDS[i + 1]} {toy_run.WORDS[i + 2]}" for i in range(20)]
 
@@ -24,9 +23,9 @@ def write_corpora(folder: pathlib.Path) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def config(corpora: pathlib.Path, **options: Any) -> config_lib.TaskConfig:
+def config(corpora: pathlib.Path, **options: Any) -> task_config.TaskConfig:
     """The options of the task."""
-    return config_lib.TaskConfig(
+    return task_config.TaskConfig(
         **{
             "data": str(corpora / "users.jsonl"),
             "vocabulary": str(corpora / "words.txt"),

@@ -11,7 +11,7 @@ from tff_dpftrl.accounting import gaussian, guarantee
 from tff_dpftrl.accounting import statement as statement_lib
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.runtime import participation_histograms
-from tff_dpftrl.runtime.tasks import privacy, summation_sentences
+from tff_dpftrl.runtime.tasks import summation_sentences, task_privacy
 from tff_dpftrl.runtime.tasks import terms as terms_lib
 
 _SCHEMA = small_folder.SCHEMA
@@ -42,7 +42,7 @@ def _guarantee(num_rounds, min_sep, max_participations, noise_multiplier=0.5):
     ],
 )
 def test_the_declared_participation_is_spent(seen, schema):
-    found = privacy.TaskPrivacy(_terms()).so_far(seen)
+    found = task_privacy.TaskPrivacy(_terms()).so_far(seen)
     expected = _guarantee(*schema)
     assert found.epsilon == expected.epsilon
     assert found.rho_zcdp == expected.rho_zcdp
@@ -55,43 +55,43 @@ def test_epsilon_is_that_of_all_patterns_of_participation():
     matrix = small_folder.TERMS.strategy.strategy_matrix(6)
     patterns = _SCHEMA.patterns()
     sensitivity = max(np.linalg.norm(matrix[:, list(rounds)].sum(axis=1)) for rounds in patterns)
-    found = privacy.TaskPrivacy(_terms()).so_far(_SEEN(6, 2, 3))
+    found = task_privacy.TaskPrivacy(_terms()).so_far(_SEEN(6, 2, 3))
     assert found.epsilon == pytest.approx(gaussian.epsilon(sensitivity / 0.5, 1e-5), rel=1e-9)
 
 
 def test_nothing_is_spent_before_the_first_round():
-    found = privacy.TaskPrivacy(_terms()).so_far(_SEEN())
+    found = task_privacy.TaskPrivacy(_terms()).so_far(_SEEN())
     assert (found.epsilon, found.rho_zcdp) == (0.0, 0.0)
 
 
 def test_all_declared_rounds_are_paid_for():
-    task = privacy.TaskPrivacy(_terms())
+    task = task_privacy.TaskPrivacy(_terms())
     assert [task.refusal(_SEEN(n, 2, 3)) for n in range(6)] == [None] * 6
     assert task.refusal(_SEEN(6, 2, 3)) == "all 6 declared rounds are done"
 
 
 def test_a_budget_ends_a_task_before_it_is_exceeded():
     costs = [_guarantee(n, 2, 3).epsilon for n in range(1, 7)]
-    task = privacy.TaskPrivacy(_terms(max_epsilon=(costs[2] + costs[3]) / 2))
+    task = task_privacy.TaskPrivacy(_terms(max_epsilon=(costs[2] + costs[3]) / 2))
     refusals = [task.refusal(_SEEN(n, 2, min(n, 3))) for n in range(1, 5)]
     assert refusals[:2] == [None, None]
     assert refusals[2].startswith("round 4 would bring ε to")
     assert f"above the budget of {task.budget_epsilon:.2f}"[:25] in refusals[2]
     assert task.so_far(_SEEN(3, 2, 2)).epsilon <= task.budget_epsilon
     # A budget that is just what was asked for pays for all rounds.
-    exact = privacy.TaskPrivacy(_terms(max_epsilon=costs[-1]))
+    exact = task_privacy.TaskPrivacy(_terms(max_epsilon=costs[-1]))
     assert exact.refusal(_SEEN(5, 2, 3)) is None
 
 
 def test_no_report_ends_a_task_early():
     for terms in (_terms(), _terms(max_epsilon=_guarantee(6, 2, 3).epsilon)):
-        task = privacy.TaskPrivacy(terms)
+        task = task_privacy.TaskPrivacy(terms)
         for num_rounds in range(1, 6):
             assert task.refusal(_SEEN(num_rounds, 1, num_rounds, num_rounds, 9, 1)) is None
 
 
 def test_without_noise_nothing_is_promised():
-    task = privacy.TaskPrivacy(_terms(strategy=None, noise_multiplier=0.0))
+    task = task_privacy.TaskPrivacy(_terms(strategy=None, noise_multiplier=0.0))
     assert task.so_far(_SEEN(2, 2, 1)).epsilon is None
     assert task.refusal(_SEEN(2, 1, 2)) is None
     statement = task.statement(_SEEN(2, 2, 1))
@@ -100,13 +100,13 @@ def test_without_noise_nothing_is_promised():
 
 
 def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
-    task = privacy.TaskPrivacy(_terms())
+    task = task_privacy.TaskPrivacy(_terms())
     statement = task.statement(_SEEN(6, 2, 3))
     assert statement.epsilon == _guarantee(6, 2, 3).epsilon
     assert statement.declared == statement.accounted == _SCHEMA
     assert statement.observed.min_sep == 2
     assert statement.unit_of_privacy == "device"
-    assert privacy.HONEST_DEVICES in statement.assumptions
+    assert task_privacy.HONEST_DEVICES in statement.assumptions
     assert summation_sentences.SUMS_ARE_SEEN in statement.caveats
     assert any("evaluation tasks" in text for text in statement.not_covered)
     assert statement.parameters["server_plan_sha256"] == "ab" * 32
@@ -119,7 +119,7 @@ def test_the_statement_of_a_task_that_is_over_is_of_its_rounds():
 
 def _statement(**secure):
     terms = _terms(secure_aggregation=terms_lib.SecureAggregation(**secure))
-    return privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
+    return task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
 
 
 @pytest.mark.parametrize(
@@ -180,11 +180,11 @@ def test_shares_in_league_are_never_rounded_up(threshold, said):
 
 
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
-    statement = privacy.TaskPrivacy(_terms()).statement(_SEEN(2, None, 1))
+    statement = task_privacy.TaskPrivacy(_terms()).statement(_SEEN(2, None, 1))
     assert statement.epsilon == _guarantee(6, 2, 3).epsilon
     assert statement.parameters["num_rounds_charged"] == 6
     budget = _guarantee(4, 2, 3).epsilon
-    limited = privacy.TaskPrivacy(_terms(max_epsilon=budget))
+    limited = task_privacy.TaskPrivacy(_terms(max_epsilon=budget))
     assert limited.statement(_SEEN(2, None, 1)).epsilon == budget
     ended = limited.statement(_SEEN(4, 2, 2))
     assert ended.epsilon == budget
@@ -198,7 +198,7 @@ def _said(caveat):
 
 def test_what_contradicts_the_declaration_stands_beside_epsilon():
     seen = _SEEN(6, 1, 3, 2, contradicting_reports=5, contradicting_rounds=1)
-    task = privacy.TaskPrivacy(_terms())
+    task = task_privacy.TaskPrivacy(_terms())
     statement = task.statement(seen)
     assert statement.epsilon == _guarantee(6, 2, 3).epsilon
     assert statement.declared == statement.accounted == _SCHEMA
@@ -222,7 +222,7 @@ def test_what_contradicts_the_declaration_stands_beside_epsilon():
 
 def test_what_is_said_of_a_task_that_goes_on_is_for_as_many_rounds_as_its_epsilon():
     seen = _SEEN(2, 1, 2, 0, 1, 1)
-    task = privacy.TaskPrivacy(_terms())
+    task = task_privacy.TaskPrivacy(_terms())
     for caveats, num_rounds in (
         (task.contradictions(seen), 2),
         (task.statement(seen).headline_caveats, 6),
@@ -233,7 +233,7 @@ def test_what_is_said_of_a_task_that_goes_on_is_for_as_many_rounds_as_its_epsilo
 
 
 def test_contradictions_that_an_earlier_version_did_not_count_are_said():
-    (told,) = privacy.TaskPrivacy(_terms()).contradictions(_SEEN(6, 1, 4))
+    (told,) = task_privacy.TaskPrivacy(_terms()).contradictions(_SEEN(6, 1, 4))
     assert "max_participations=3" in told
     assert "of a number that is not known" in told
 
@@ -241,7 +241,7 @@ def test_contradictions_that_an_earlier_version_did_not_count_are_said():
 def test_tasks_of_one_population_are_composed():
     terms = _terms()
     other = _guarantee(3, 2, 3, noise_multiplier=2.0)
-    statement = privacy.TaskPrivacy(terms).statement(
+    statement = task_privacy.TaskPrivacy(terms).statement(
         _SEEN(6, 2, 3), others={"more": other.rho_zcdp}
     )
     rho = guarantee.composed_rho([_guarantee(6, 2, 3), other])
@@ -250,23 +250,23 @@ def test_tasks_of_one_population_are_composed():
     assert "training of: more" in caveat
     found = float(caveat.split("ε = ")[1].split(" ")[0])
     assert epsilon <= found <= epsilon * 1.01
-    without = privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3), others={"more": None})
+    without = task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3), others={"more": None})
     assert "nothing is promised for all together" in without.headline_caveats[0]
 
 
 def test_what_begins_with_other_peoples_weights_says_so():
     terms = _terms(initial_weights_source="the model 'old'", vocabulary_is_public=False)
-    statement = privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
+    statement = task_privacy.TaskPrivacy(terms).statement(_SEEN(6, 2, 3))
     assert any("'old'" in text for text in statement.not_covered)
     assert len(statement.headline_caveats) == 2
 
 
 def test_there_is_no_statement_of_nothing():
     with pytest.raises(ValueError, match="released no round"):
-        privacy.TaskPrivacy(_terms()).statement(_SEEN())
+        task_privacy.TaskPrivacy(_terms()).statement(_SEEN())
     evaluation = _terms(kind="evaluation", model_of="small", strategy=None)
     with pytest.raises(ValueError, match="no privacy statement"):
-        privacy.TaskPrivacy(evaluation).statement(_SEEN(1, None, 1))
+        task_privacy.TaskPrivacy(evaluation).statement(_SEEN(1, None, 1))
 
 
 if __name__ == "__main__":
