@@ -1,4 +1,4 @@
-"""Tests of tff_dpftrl.models.keras_model, and of what own_model tries out."""
+"""Tests of tff_dpftrl.models.keras_model, and of what custom_model tries out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_dpftrl.models import keras_model, own_model, table
+from tff_dpftrl.models import custom_model, keras_model, table
 
 _T, _V = 6, 17
 _SIZES = {"vocabulary_size": _V, "sequence_length": _T}
@@ -107,7 +107,9 @@ def test_names_do_not_depend_on_what_was_built_before():
 def test_a_record_tells_models_apart():
     model = keras_model.read(_sequential(_layers.Dense(4, "relu")), **_SIZES)
     record = table.from_description(table.describe(model))
-    assert isinstance(record, own_model.Record) and not isinstance(record, own_model.OwnModel)
+    assert isinstance(record, custom_model.Fingerprint) and not isinstance(
+        record, custom_model.CustomModel
+    )
     assert record.weight_shapes == model.weight_shapes
     # Other initial weights are no other model.
     record.check_same(keras_model.read(_sequential(_layers.Dense(4, "relu")), **_SIZES))

@@ -95,7 +95,7 @@ def language_losses(
     model: language_model.LanguageModel,
     weights: Sequence[tf.Tensor],
     rows: Rows,
-    **recorded: weight_uses.Record,
+    **recorded: weight_uses.Recorder,
 ) -> tf.Tensor:
     """Returns the losses of rows of text, as in `language_rows`.
 

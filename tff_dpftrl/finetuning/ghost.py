@@ -151,7 +151,7 @@ class _Result:
 
 
 class _Record:
-    """A `weight_uses.Record` whose results get gradients."""
+    """A `weight_uses.Recorder` whose results get gradients."""
 
     def __init__(self, tape: tf.GradientTape):
         self._tape = tape

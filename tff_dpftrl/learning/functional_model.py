@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import language_model, metrics, own_model
+from tff_dpftrl.models import custom_model, language_model, metrics
 
 _LOGITS = "logits"
 _POSITIONS = "positions"
@@ -91,7 +91,7 @@ def build(
 
 def to_language_model(
     model: tff.learning.models.FunctionalModel, *, vocabulary_size: int, sequence_length: int
-) -> own_model.OwnModel:
+) -> custom_model.CustomModel:
     """Makes a language model of a client-supplied functional model.
 
     Only its `predict_on_batch` and its trainable weights are used, not its loss and metrics.
@@ -106,8 +106,8 @@ def to_language_model(
       The language model, with the same weights as the initial ones.
 
     Raises:
-      ValueError: If it has weights that are not trained, or its weights or scores have other
-        shapes or dtypes.
+      ValueError: If it has weights that are not trained, or its weights or scores
+        have other shapes or dtypes.
     """
     trainable, others = model.initial_weights
     if tf.nest.flatten(others):
@@ -126,7 +126,7 @@ def to_language_model(
         packed = tf.nest.pack_sequence_as(trainable, weights)
         return model.predict_on_batch((packed, others), words, training=training)
 
-    return own_model.build(
+    return custom_model.build(
         scores,
         collections.OrderedDict(zip(names, arrays, strict=True)),
         vocabulary_size=vocabulary_size,

@@ -1,4 +1,4 @@
-"""Training of a language model on pooled text, epoch by epoch: neither federated nor private."""
+"""Central training of a language model on pooled text: neither federated nor private."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tff_dpftrl.models import language_model, metrics
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """What an epoch left.
+    """The result of an epoch.
 
     Attributes:
       weights: One float32 array for each entry of the model's `weight_shapes`.
-      loss: Mean cross-entropy of the batches as they were trained on, nats per word.
+      loss: Mean training loss of the batches, cross-entropy in nats per word.
     """
 
     weights: tuple[np.ndarray, ...]
@@ -25,7 +25,7 @@ class Epoch:
 
 
 def num_batches(num_sequences: int, batch_size: int) -> int:
-    """Number of batches in an epoch; the last one may be smaller."""
+    """Returns the number of batches in an epoch; the last one may be smaller."""
     return -(-num_sequences // batch_size)
 
 
@@ -43,17 +43,17 @@ def epochs(
     """Trains with Adam, whose learning rate falls linearly to zero over all epochs.
 
     Args:
-      model: The model.
-      weights: Where it begins.
+      model: Model to train.
+      weights: Initial weights.
       sequences: Ids, integer, shape [n, T + 1], T the model's sequence length, n positive.
-      num_epochs: Passes over the sequences, each in another order.
-      batch_size: Sequences in a batch.
-      learning_rate: Adam's in the first batch.
-      seed: Of the order; non-negative.
-      on_batch: Receives the loss of every batch.
+      num_epochs: Number of passes over the sequences, each in another order.
+      batch_size: Number of sequences in a batch.
+      learning_rate: Adam's learning rate in the first batch.
+      seed: Non-negative seed of the sequences' order.
+      on_batch: Callback for the loss of every batch.
 
     Yields:
-      What each epoch left.
+      The result of each epoch.
     """
     variables = [tf.Variable(weight, dtype=tf.float32) for weight in weights]
     rng = np.random.default_rng(seed)

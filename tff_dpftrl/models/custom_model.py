@@ -1,9 +1,9 @@
-"""A language model that somebody else wrote, as one of this package's.
+"""Custom language models: models of the caller behind the interface of this package.
 
-Its scores are traced once, with the weights as arguments; from then on it is a graph and a
-tuple of weights like any other, whatever happens to the objects it was made of. What
-training and evaluation rely on is tried out before: shapes, that a score depends on
-earlier words only, that it is the same in training.
+The scores of a custom model are traced once, with the weights as arguments. From then on it is a
+graph and a tuple of weights like any other, whatever happens to the objects it was made of. Trials
+check what training and evaluation rely on: the shapes, that a score depends on earlier words only,
+and that it is the same in training.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, table
 
 Scores = Callable[[tuple[tf.Tensor, ...], tf.Tensor, bool], Any]
-"""From weights, ids [batch, T] and whether it is training to scores [batch, T, V]."""
+"""Function from weights, ids [batch, T] and whether it is training to scores [batch, T, V]."""
 
 _PROBE_SEED = 20261122
 _NUM_PROBED = 8
-# Of a large score: other machines round otherwise, another model differs by far more.
+# Relative to a large score: other machines round otherwise, another model differs by far more.
 _PROBE_TOLERANCE = 1e-2
 _SAME = 1e-4
 _NOT_HERE = (
-    "The run's model is its author's own, and only the author's code can compute it: give it as "
-    "the argument `model`."
+    "The run's model is a custom one, which only its author's code can compute: give it as the "
+    "argument `model`."
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Record(language_model.LanguageModel):
-    """What a results folder knows of such a model: enough to tell whether one is the same.
+class Fingerprint(language_model.LanguageModel):
+    """The record of a custom model in a results folder: enough to tell whether one is the same.
 
     Attributes:
       vocabulary_size: Number of ids V, special tokens included.
       sequence_length: Number of positions T in a batch.
       shapes: Names and shapes of the weights, in order.
-      probe: A few of its scores, with weights and ids that are always the same.
+      probe: Some scores of the model, for weights and ids that are always the same.
     """
 
     vocabulary_size: int
@@ -57,15 +58,15 @@ class Record(language_model.LanguageModel):
         return collections.OrderedDict(self.shapes)
 
     def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
-        """Raises `ValueError`: a record has no weights."""
+        """Raises `UsageError`: a fingerprint has no weights."""
         raise validation.UsageError(_NOT_HERE)
 
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Raises `ValueError`: a record cannot compute."""
+        """Raises `UsageError`: a fingerprint cannot compute."""
         raise validation.UsageError(_NOT_HERE)
 
     def description(self) -> dict[str, Any]:
-        """What `of_description` needs to build an equal record, fit for JSON."""
+        """Returns a description, fit for JSON, for `from_description`."""
         return {
             "model": table.OWN,
             "vocabulary_size": self.vocabulary_size,
@@ -75,11 +76,11 @@ class Record(language_model.LanguageModel):
         }
 
     @classmethod
-    def of_description(cls, description: Mapping[str, Any]) -> Record:
-        """Builds the record that `description` described.
+    def from_description(cls, description: Mapping[str, Any]) -> Fingerprint:
+        """Builds the fingerprint that `description` described.
 
         Raises:
-          ValueError: If it is none.
+          ValueError: If the description is incomplete.
         """
         try:
             return cls(
@@ -90,14 +91,14 @@ class Record(language_model.LanguageModel):
             )
         except (KeyError, TypeError, ValueError) as error:
             raise validation.UsageError(
-                f"the description of a caller's own model is incomplete: {error}."
+                f"the description of a custom model is incomplete: {error}."
             ) from error
 
-    def check_same(self, model: OwnModel) -> None:
-        """Refuses a model that is not the one recorded.
+    def check_same(self, model: CustomModel) -> None:
+        """Checks that a model is the recorded one.
 
         Args:
-          model: The model; its weights may be any.
+          model: Custom model with any weights.
 
         Raises:
           ValueError: If sizes, names or shapes differ, or it computes something else.
@@ -129,24 +130,24 @@ class Record(language_model.LanguageModel):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class OwnModel(Record):
-    """A model that somebody else wrote.
+class CustomModel(Fingerprint):
+    """A custom model.
 
     Attributes:
-      first_weights: The weights that it came with.
-      function: From weights and ids to scores; without variables or other state.
+      first_weights: Initial weights, as the caller gave them.
+      function: Function from weights and ids to scores, without variables or other state.
     """
 
     first_weights: tuple[np.ndarray, ...] = dataclasses.field(repr=False)
     function: Callable[..., tf.Tensor] = dataclasses.field(repr=False)
 
     def initial_weights(self, seed: int) -> tuple[np.ndarray, ...]:
-        """Returns the weights that it came with, whatever the seed."""
+        """Returns the weights that the caller gave, whatever the seed."""
         del seed
         return self.first_weights
 
+    @override
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns scores of every next word at every position, as the base class says."""
         words = language_model.checked_words(words, self.sequence_length)
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         return self.function(*weights, tf.cast(words, tf.int32))
@@ -159,23 +160,23 @@ def build(
     vocabulary_size: int,
     sequence_length: int,
     trace_in: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
-) -> OwnModel:
-    """Traces a model's scores, and tries them out.
+) -> CustomModel:
+    """Traces a model's scores, and checks them.
 
     Args:
-      scores: The model.
-      weights: Its weights, all of them trainable, by names that do not depend on what else
-        the process has built.
-      vocabulary_size: Number of ids V, special tokens included, that it must score.
-      sequence_length: Number of positions T that it must read.
-      trace_in: Where to trace; in the caller's context if not given.
+      scores: Function from weights, ids and whether it is training to scores.
+      weights: Weights, all of them trainable, by names that do not depend on what else the
+        process has built.
+      vocabulary_size: Number of ids V, special tokens included, that the model must score.
+      sequence_length: Number of positions T that the model must read.
+      trace_in: Maker of the context to trace in; the caller's context if not given.
 
     Returns:
       The model.
 
     Raises:
       ValueError: If it cannot be trained and evaluated as the models of this package are;
-        it says what to change.
+        the message says what to change.
     """
     _check_weights(weights)
     specs = [tf.TensorSpec(weight.shape, tf.float32) for weight in weights.values()]
@@ -202,7 +203,7 @@ def build(
     _check_repeats(trial, trace)
     trial.check_order()
     trial.check_gradient()
-    return OwnModel(
+    return CustomModel(
         vocabulary_size=vocabulary_size,
         sequence_length=sequence_length,
         shapes=tuple((name, tuple(weight.shape)) for name, weight in weights.items()),
@@ -253,7 +254,7 @@ def _check_output(output: Any, wanted: str, sequence_length: int, vocabulary_siz
 
 
 def _without_captures(traced: Any) -> Callable[..., tf.Tensor]:
-    """The same function with what it captured as constants, so that any graph can call it."""
+    """Returns the function with its captures as constants, so that any graph can call it."""
     captures = list(traced.graph.captures)
     if not captures:
         return traced
@@ -272,7 +273,7 @@ def _without_captures(traced: Any) -> Callable[..., tf.Tensor]:
 
 
 class _Trial:
-    """What a model does with weights and ids that are always the same."""
+    """A trial of a model with weights and ids that are always the same."""
 
     def __init__(
         self,
@@ -297,7 +298,7 @@ class _Trial:
         self._vocabulary_size = vocabulary_size
 
     def check_scores(self) -> None:
-        """Refuses what fails, is not finite, or is no scores."""
+        """Checks that the model returns finite scores, and no probabilities."""
         try:
             self.scores = self.function(*self.weights, self.ids).numpy()
         except tf.errors.OpError as error:
@@ -309,21 +310,21 @@ class _Trial:
                 f"model must return scores of shape {[*self.ids.shape, self._vocabulary_size]} for "
                 f"ids of shape {self.ids.shape}, got {list(self.scores.shape)}."
             )
-        found = self.scores[self._is_word]
-        if not np.all(np.isfinite(found)):
+        scores = self.scores[self._is_word]
+        if not np.all(np.isfinite(scores)):
             raise validation.UsageError(
                 "model has scores that are not finite for weights of moderate size, where a "
                 "sequence has padding (id 0) at its end or without: let padding not lead to a "
                 "division by zero."
             )
-        if np.all(found >= 0) and np.allclose(found.sum(axis=-1), 1, rtol=0, atol=1e-3):
+        if np.all(scores >= 0) and np.allclose(scores.sum(axis=-1), 1, rtol=0, atol=1e-3):
             raise validation.UsageError(
                 "model returns probabilities, but training needs scores (logits): leave out the "
                 "softmax at its end."
             )
 
     def check_order(self) -> None:
-        """Refuses a model that sees the words it is to predict, or other sequences."""
+        """Checks that scores depend neither on words to predict nor on other sequences."""
         alone = self.function(*self.weights, self.ids[:1]).numpy()
         if not self._equal(alone[0], self.scores[0]):
             raise validation.UsageError(
@@ -343,7 +344,7 @@ class _Trial:
                 )
 
     def check_gradient(self) -> None:
-        """Refuses weights that the scores do not depend on."""
+        """Checks that the scores depend on all weights."""
         with tf.GradientTape() as tape:
             tape.watch(self.weights)
             scores = tf.boolean_mask(self.function(*self.weights, self.ids), self._is_word)
@@ -357,22 +358,22 @@ class _Trial:
             )
 
     def is_same(self, function: Callable[..., tf.Tensor]) -> bool:
-        """Whether another function has the same scores."""
+        """Returns whether another function has the same scores."""
         return self._equal(function(*self.weights, self.ids).numpy(), self.scores)
 
     def probe(self) -> tuple[float, ...]:
-        """Some scores that tell models with the same weights apart."""
-        found = self.scores[self._is_word].reshape(-1)
-        chosen = np.linspace(0, len(found) - 1, _NUM_PROBED).astype(int)
-        return tuple(float(found[i]) for i in chosen)
+        """Returns some scores, which tell models with the same weights apart."""
+        scores = self.scores[self._is_word].reshape(-1)
+        chosen = np.linspace(0, len(scores) - 1, _NUM_PROBED).astype(int)
+        return tuple(float(scores[i]) for i in chosen)
 
-    def _equal(self, found: np.ndarray, expected: np.ndarray) -> bool:
+    def _equal(self, scores: np.ndarray, expected: np.ndarray) -> bool:
         size = max(float(np.abs(self.scores[self._is_word]).max()), 1e-30)
-        return np.allclose(found, expected, rtol=0, atol=_SAME * size, equal_nan=True)
+        return np.allclose(scores, expected, rtol=0, atol=_SAME * size, equal_nan=True)
 
 
 def _check_repeats(trial: _Trial, trace: Callable[[bool], Callable[..., tf.Tensor]]) -> None:
-    """Refuses a model that computes something else at another call, or in training."""
+    """Checks that the model computes the same at another call, and in training."""
     reason = None
     try:
         repeats = trial.is_same(trial.function) and trial.is_same(_without_captures(trace(True)))

@@ -16,10 +16,10 @@ _MAX_PARALLEL = 8
 
 
 class Evaluator:
-    """Evaluates weights on a fixed set of sequences, as often as you like.
+    """An evaluator of weights on a fixed set of sequences.
 
-    The graph is traced at the first call, for half a second or so. Batches are scored in
-    parallel, on up to eight cores; the metrics do not depend on how many there are.
+    The graph is traced at the first call, in about half a second. Batches are scored in
+    parallel, on up to eight cores; the metrics do not depend on the number of cores.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Evaluator:
         """Copies the sequences to TensorFlow.
 
         Args:
-          model: The model.
+          model: Model to evaluate.
           special: Ids of special tokens.
           sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
           batch_size: Number of sequences that a core scores at a time; it bounds memory.
@@ -84,7 +84,7 @@ class Evaluator:
 
 
 def _batches(sequences: np.ndarray, batch_size: int) -> np.ndarray:
-    """The sequences as int32, shape [batches, batch_size, T + 1], filled up with padding."""
+    """Returns the sequences as int32, [batches, batch_size, T + 1], filled up with padding."""
     batch_size = min(batch_size, len(sequences))
     num_batches = -(-len(sequences) // batch_size)
     padded = np.full([num_batches * batch_size, sequences.shape[1]], language_model.PAD, np.int32)

@@ -1,4 +1,4 @@
-"""A trained model as one file: its weights by name, and which model they belong to.
+"""Files of trained models: weights by name, and the description of their model.
 
 The file is a NumPy archive (`.npz`) that `np.load` opens without pickle: an array for each
 entry of the model's `weight_shapes`, and `model`, a string of JSON (`table.describe`).
@@ -26,9 +26,9 @@ def write(
     """Writes a model, whole or not at all.
 
     Args:
-      path: The file; an existing one is replaced.
-      model: The model, of one of the classes in `table.MODELS`.
-      weights: One array for each entry of its `weight_shapes`.
+      path: File to write; an existing one is replaced.
+      model: Model that a row of `table.MODELS` makes, or a custom one.
+      weights: One array for each entry of the model's `weight_shapes`.
 
     Raises:
       ValueError: If the weights are not those of the model.
@@ -46,11 +46,11 @@ def read(
     """Reads a model that `write` wrote.
 
     Args:
-      path: The file.
+      path: File to read.
 
     Returns:
-      The model, and its weights in the order of `weight_shapes`. Of a caller's own model it is
-      `own_model.Record`, which cannot compute.
+      The model, and its weights in the order of `weight_shapes`. A custom model is returned as
+      its `custom_model.Fingerprint`, which cannot compute.
 
     Raises:
       ValueError: If the file is missing or is not such a file, or its weights are not
@@ -78,10 +78,10 @@ def _named(
     model: language_model.LanguageModel, weights: Sequence[np.ndarray], where: str
 ) -> dict[str, np.ndarray]:
     """Returns the weights by name, or refuses them if their shapes are not the model's."""
-    found = [weight.shape for weight in weights]
+    shapes = [weight.shape for weight in weights]
     expected = list(model.weight_shapes.values())
-    if found != expected:
+    if shapes != expected:
         raise validation.UsageError(
-            f"{where}: the model needs weights of shapes {expected}, got {found}."
+            f"{where}: the model needs weights of shapes {expected}, got {shapes}."
         )
     return dict(zip(model.weight_shapes, weights, strict=True))

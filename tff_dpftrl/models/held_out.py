@@ -1,8 +1,8 @@
-"""What a trained model says at each word of held-out text, beyond one accuracy for all.
+"""Predictions of a trained model at each word of held-out text, and statistics of them.
 
-Two questions of the papers: how differently a model serves its users, and whether noise
-drives it towards the words that are frequent anyway (McMahan et al. 2018, Table 3). It is
-for the end of a run: the rest of the time `evaluation.Evaluator` is quicker.
+They answer two questions of the papers: how accuracy differs between users, and whether noise
+drives a model towards the words that are frequent anyway (McMahan et al. 2018, Table 3). They are
+for the end of a run: during it, `evaluation.Evaluator` is quicker.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, metrics, next_words
 
 TOP = 10
-"""Number of words that a model proposes, in Table 3 of McMahan et al. 2018."""
+"""Number of words that a model proposes, as in Table 3 of McMahan et al. 2018."""
 
 HEAD_SIZES = (10, 50, 100)
-"""Numbers of words that are called frequent there."""
+"""Numbers of words that count as frequent, as in Table 3 of McMahan et al. 2018."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WordPredictions:
-    """What a model says at each word of some sequences, known or not; n of them.
+    """Predictions at each of the n words of some sequences, in the vocabulary or not.
 
     Ends of sequences are no words.
 
@@ -34,7 +34,7 @@ class WordPredictions:
       targets: Ids of the words, int64, shape [n].
       is_best: Whether the word is of the vocabulary and had a better score than every other
         one, as `metrics.count` counts it, bool, shape [n].
-      likeliest: The k words of the vocabulary with the best scores, best first, int32,
+      likeliest: Ids of the k words of the vocabulary with the best scores, best first, int32,
         shape [n, k].
     """
 
@@ -53,10 +53,10 @@ def predict_words(
     top: int = TOP,
     batch_size: int = 64,
 ) -> WordPredictions:
-    """Asks a model at each word of some sequences.
+    """Predicts each word of some sequences.
 
     Args:
-      model: The model.
+      model: Model to evaluate.
       weights: One array for each entry of its `weight_shapes`.
       special: Ids of special tokens.
       sequences: Ids, integer, shape [n, T + 1], T the model's sequence length.
@@ -64,7 +64,7 @@ def predict_words(
       batch_size: Number of sequences that are scored at a time; it bounds memory.
 
     Returns:
-      The model's answers, sequence after sequence.
+      The predictions, sequence after sequence.
 
     Raises:
       ValueError: If `sequences` is empty or has another shape, or `top` is not positive.
@@ -81,7 +81,7 @@ def predict_words(
         autograph=False,
         input_signature=[tf.TensorSpec([None, model.sequence_length + 1], tf.int32)],
     )
-    def ask(batch):
+    def predict(batch):
         logits, positions = model.compact_logits(weights, batch[:, :-1])
         targets = tf.gather(tf.reshape(batch[:, 1:], [-1]), positions)
         is_word = (targets > special.pad) & (targets <= special.oov)
@@ -94,7 +94,7 @@ def predict_words(
 
     parts = []
     for start in range(0, len(sequences), batch_size):
-        positions, *others = ask(tf.constant(sequences[start : start + batch_size], tf.int32))
+        positions, *others = predict(tf.constant(sequences[start : start + batch_size], tf.int32))
         rows = start + positions.numpy() // model.sequence_length
         parts.append((rows, *(part.numpy() for part in others)))
     rows, targets, is_best, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -108,11 +108,11 @@ def accuracy_by_user(
     *,
     count_oov: bool,
 ) -> np.ndarray:
-    """Returns the share of each user's words that the model guessed first.
+    """Returns the share of each user's words that were the model's first guess.
 
     Args:
-      predictions: What the model said.
-      users: Number of the user whom each sequence is from, integer, one for each sequence.
+      predictions: Predictions of the model.
+      users: Number of the user of each sequence, integer.
       special: Ids of special tokens.
       count_oov: Whether words out of the vocabulary count, as wrong ones (AccuracyTop1 of
         McMahan et al. 2018); otherwise they are left out.
@@ -134,15 +134,16 @@ def head_word_histogram(
     special: metrics.SpecialIds,
     head_sizes: Sequence[int] = HEAD_SIZES,
 ) -> np.ndarray:
-    """Returns how many of a model's likeliest words are frequent ones (their Table 3).
+    """Returns histograms of the number of frequent words among a model's likeliest words.
 
-    A model that proposes frequent words only has its mass to the right.
+    They are those of Table 3 in McMahan et al. 2018. A model that proposes frequent words only
+    has its mass to the right.
 
     Args:
-      predictions: What the model said.
+      predictions: Predictions of the model.
       special: Ids of special tokens.
-      head_sizes: Numbers of words that are called frequent: the most frequent ones among the
-        words predicted, smaller ids first among equals.
+      head_sizes: Numbers of words that count as frequent: the most frequent ones among the
+        targets, smaller ids first among equals.
 
     Returns:
       Shares, float64, shape [head sizes, k + 1]: in row i and column j the share of words
@@ -156,6 +157,6 @@ def head_word_histogram(
     for size in head_sizes:
         is_head = np.zeros(special.oov, bool)
         is_head[by_frequency[:size]] = True
-        found = np.count_nonzero(is_head[predictions.likeliest], axis=1)
-        shares.append(np.bincount(found, minlength=top + 1) / max(words, 1))
+        num_frequent = np.count_nonzero(is_head[predictions.likeliest], axis=1)
+        shares.append(np.bincount(num_frequent, minlength=top + 1) / max(words, 1))
     return np.stack(shares)

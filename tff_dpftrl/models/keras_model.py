@@ -11,30 +11,30 @@ import numpy as np
 import tensorflow as tf
 
 from tff_dpftrl import validation
-from tff_dpftrl.models import own_model
+from tff_dpftrl.models import custom_model
 
 _Variable = type(tf.Variable(0.0, trainable=False))
 
 
 def read(
     model: tf.keras.Model, *, vocabulary_size: int, sequence_length: int
-) -> own_model.OwnModel:
+) -> custom_model.CustomModel:
     """Reads a Keras model of any kind: functional, sequential, subclassed, with shared layers.
 
     Optimizer, loss and metrics that it was compiled with are not used. The model itself is
     left as it is; one that has no weights yet gets them.
 
     Args:
-      model: It maps ids, int32, [batch, T], to scores (logits), float32, [batch, T, V].
-      vocabulary_size: V, special tokens included.
-      sequence_length: T.
+      model: Model from ids, int32, [batch, T], to scores (logits), float32, [batch, T, V].
+      vocabulary_size: Number of ids V, special tokens included.
+      sequence_length: Number of positions T.
 
     Returns:
       The model, with its present weights as the initial ones.
 
     Raises:
-      ValueError: If it cannot be trained as the models of this package are; it says what
-        to change. Not supported are weights that are not trained (batch normalisation,
+      ValueError: If it cannot be trained as the models of this package are; the message says
+        what to change. Not supported are weights that are not trained (batch normalisation,
         stateful or frozen layers), dropout, regularisers and constraints.
     """
     try:
@@ -51,7 +51,7 @@ def read(
         with _replaced(variables, weights):
             return model(words, training=training)
 
-    return own_model.build(
+    return custom_model.build(
         scores,
         _named(variables),
         vocabulary_size=vocabulary_size,
@@ -96,7 +96,7 @@ def _check(model: tf.keras.Model, variables: Sequence[tf.Variable]) -> None:
 
 
 def _named(variables: Sequence[tf.Variable]) -> Mapping[str, np.ndarray]:
-    """Values by names that are the same if the process builds the model again.
+    """Returns the values by names that are the same if the process builds the model again.
 
     Keras numbers layers of a kind through all models of a process: a second "dense" is
     "dense_1".
@@ -112,12 +112,12 @@ def _named(variables: Sequence[tf.Variable]) -> Mapping[str, np.ndarray]:
 
 @contextlib.contextmanager
 def _replaced(variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]) -> Iterator[None]:
-    """Lets variables stand for tensors while a graph is traced.
+    """Replaces the values of variables by tensors while a graph is traced.
 
     Keras has no call with weights as arguments. Cloning a model under a variable creator, as
-    TFF's `functional_model_from_keras` does, gives shared layers weights of their own and
-    needs `get_config` of every layer. Here whatever reads a variable gets a tensor, and
-    whatever asks for the variable's memory, to change it, gets an error.
+    TFF's `functional_model_from_keras` does, gives shared layers separate weights and needs
+    `get_config` of every layer. Here reading a variable returns a tensor, and changing it raises
+    an error.
     """
     value_of = {id(v): tensor for v, tensor in zip(variables, tensors, strict=True)}
 

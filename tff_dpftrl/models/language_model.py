@@ -1,4 +1,4 @@
-"""What a language model is to the rest of the package: shapes, first weights, scores."""
+"""The interface of language models: shapes, initial weights and scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PAD = 0
 
 
 class LanguageModel(abc.ABC):
-    """Scores the next word at every position of a batch of sequences.
+    """A model that scores the next word at every position of a batch of sequences.
 
-    A model is a frozen dataclass of its sizes; the weights are kept apart from it, as a
-    tuple of float32 arrays in the order of `weight_shapes`, all of them trainable.
+    A model is a frozen dataclass of its sizes. Its weights are kept apart from it, as a tuple of
+    float32 arrays in the order of `weight_shapes`, all of them trainable.
 
     Attributes:
       vocabulary_size: Number of ids V, special tokens included.
@@ -31,7 +31,7 @@ class LanguageModel(abc.ABC):
 
     @property
     def reports_uses(self) -> bool:
-        """Whether `compact_logits` takes a `weight_uses.Record` as its argument `record`."""
+        """Whether `compact_logits` takes a `weight_uses.Recorder` as its argument `record`."""
         return False
 
     @property
@@ -57,7 +57,7 @@ class LanguageModel(abc.ABC):
         """Draws the weights.
 
         Args:
-          seed: Non-negative; the same seed gives the same weights everywhere.
+          seed: Non-negative seed; the same seed gives the same weights everywhere.
 
         Returns:
           One float32 array for each entry of `weight_shapes`.
@@ -68,7 +68,7 @@ class LanguageModel(abc.ABC):
         """Returns scores of every next word at every position.
 
         Args:
-          weights: The weights.
+          weights: Weights in the order of `weight_shapes`.
           words: Ids, integer, shape [batch, T].
 
         Returns:
@@ -87,7 +87,7 @@ class LanguageModel(abc.ABC):
         that can leave the padding out before its largest product should do so here.
 
         Args:
-          weights: The weights.
+          weights: Weights in the order of `weight_shapes`.
           words: Ids, integer, shape [batch, T].
 
         Returns:
@@ -103,17 +103,17 @@ class LanguageModel(abc.ABC):
 
 
 def word_positions(words: tf.Tensor) -> tf.Tensor:
-    """Returns where the flattened `words` is not padding: int64, shape [n], ascending."""
+    """Returns the positions in the flattened `words` without padding, int64, [n], ascending."""
     # In TFF's graphs `!=` would compare objects, not values.
     return tf.where(tf.not_equal(tf.reshape(words, [-1]), PAD))[:, 0]
 
 
 def checked_words(words: tf.Tensor, sequence_length: int) -> tf.Tensor:
-    """Returns `words` as a tensor, or refuses another number of positions.
+    """Checks the number of positions of `words`, and returns them as a tensor.
 
     Args:
       words: Ids, integer, shape [batch, T].
-      sequence_length: T of the model.
+      sequence_length: Number of positions T of the model.
 
     Returns:
       The same ids.

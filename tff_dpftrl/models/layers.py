@@ -1,9 +1,9 @@
 """Layers with written-out gradients, which cost little more than their matrix products.
 
-TensorFlow's own gradient of an unrolled LSTM makes a gradient as large as the recurrent
-kernel at every step and adds them up, and its gradient of a table that is looked up and
-multiplied with copies the table. That took as long as the products themselves. All
-operations here can be vectorised by `tf.vectorized_map`. Derivatives are the first only.
+TensorFlow's gradient of an unrolled LSTM makes a gradient as large as the recurrent kernel at
+every step and adds them up. Its gradient of a table that is both looked up and multiplied with
+copies the table. That took as long as the products themselves. All operations here can be
+vectorised by `tf.vectorized_map`. They have first derivatives only.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-_LANES = 16  # Numbers in the widest vector of a CPU.
+_LANES = 16  # Floats in the widest vector of a CPU.
 
 
 def lookup(table: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     """Returns rows of a table; the gradient is dense.
 
     Args:
-      table: Floating, shape [V, E], with V known when the graph is made.
-      ids: Rows to return, integer, any shape.
+      table: Table, floating, shape [V, E], with V known when the graph is made.
+      ids: Indices of the rows to return, integer, any shape.
 
     Returns:
       The rows, of `table`'s dtype, shape [..., E].
@@ -51,14 +51,13 @@ def lstm(
     state of the step before instead of the hidden state itself.
 
     Args:
-      gate_inputs: What inputs and biases add to each gate, floating, shape [T, batch,
-        4 · H], or [T, batch, 3 · H] with coupled gates. The layer is unrolled: T must be
-        known when the graph is made.
-      recurrent_kernel: What the output of the step before is multiplied with, shape
-        [P, 4 · H] or [P, 3 · H]; P is H without a projection.
-      projection: What the hidden state is multiplied with, shape [H, P]; None for no
-        projection.
-      couple_gates: Whether gates are coupled.
+      gate_inputs: Parts of the gates from inputs and biases, floating, shape [T, batch, 4 · H],
+        or [T, batch, 3 · H] with coupled gates. The layer is unrolled: T must be known when the
+        graph is made.
+      recurrent_kernel: Kernel of the output of the step before, shape [P, 4 · H] or
+        [P, 3 · H]; P is H without a projection.
+      projection: Projection of the hidden state, shape [H, P]; None for no projection.
+      couple_gates: Whether the forget gate is one minus the input gate.
 
     Returns:
       The output after each step, the hidden state or its projection, of the same dtype,
@@ -101,13 +100,13 @@ def lstm(
 
 
 def _outer(inputs: tf.Tensor, gradients: tf.Tensor) -> tf.Tensor:
-    """Gradient of a kernel: outer products summed over steps and batch."""
+    """Returns the gradient of a kernel: outer products summed over steps and batch."""
     inputs, gradients = (tf.reshape(x, [-1, x.shape[-1]]) for x in (inputs, gradients))
     return tf.matmul(inputs, gradients, transpose_a=True)
 
 
 def _keep_enter_leave(gates: tf.Tensor, couple_gates: bool) -> Sequence[tf.Tensor]:
-    """Splits the last axis: shares of the cell kept, of the new value, and put out."""
+    """Splits the last axis into the forget, input and output gates."""
     if couple_gates:
         enter, leave = tf.split(gates, 2, axis=-1)
         return 1.0 - enter, enter, leave
@@ -121,11 +120,11 @@ def _backward(
     projection: Sequence[tf.Tensor],
     couple_gates: bool,
 ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
-    """Goes back through time.
+    """Computes the gradients by back-propagation through time.
 
     Returns:
-      Gradients of the gates before their non-linearities, and those of the outputs with
-      what later steps add to them.
+      Gradients of the gates before their non-linearities, and those of the outputs, with the
+      parts from later steps.
     """
     gates, new, cell, squashed = trace
     num_steps = gates.shape[0]
@@ -163,9 +162,9 @@ def _backward(
 def _times_transposed(kernel: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns the product with a kernel's transpose, which is made once for all steps.
 
-    Products with a matrix that each of them transposes take three times as long on a CPU,
-    and twice as long where its rows are not whole vectors: the transpose has columns of
-    zeros, which are cut off its products.
+    On a CPU, products that each transpose the matrix take three times as long. They take twice
+    as long where its rows are not whole vectors, so the transpose is padded with columns of
+    zeros, which are cut off the products.
     """
     rows, columns = kernel.shape
     padding = -rows % _LANES

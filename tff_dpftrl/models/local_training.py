@@ -1,4 +1,4 @@
-"""Training of a language model on one user's text after the other's, each from the same start."""
+"""Local training of a language model: for one user after the other, each from the same weights."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from tff_dpftrl.models import language_model, metrics
 
-_ROWS_AT_ONCE = 64  # When measuring; it bounds memory.
+_ROWS_AT_ONCE = 64  # Rows that are measured at a time; it bounds memory.
 
 
 class Measured(NamedTuple):
-    """How well a model predicts some text.
+    """Loss and accuracy of a model on some text.
 
     Attributes:
       loss: Mean cross-entropy in nats over all targets, as in `metrics.finalize`.
@@ -27,9 +27,9 @@ class Measured(NamedTuple):
 
 
 class LocalTraining:
-    """A model that is trained for one user, measured, and then the first one again.
+    """A model that is trained and measured for one user, and reset before the next.
 
-    The graphs are traced once, whoever the users are.
+    The graphs are traced once for all users.
     """
 
     def __init__(
@@ -41,8 +41,9 @@ class LocalTraining:
         """Copies the weights.
 
         Args:
-          model: The model.
-          weights: Where everybody begins; one array for each entry of its `weight_shapes`.
+          model: Model to train.
+          weights: Initial weights for every user; one array for each entry of the model's
+            `weight_shapes`.
           special: Ids of special tokens.
         """
         self._first = [tf.constant(weight, tf.float32) for weight in weights]
@@ -70,7 +71,7 @@ class LocalTraining:
         self._step, self._count = step, count
 
     def restart(self) -> None:
-        """Forgets all that was trained on."""
+        """Resets the model to the initial weights."""
         for weight, first in zip(self._weights, self._first, strict=True):
             weight.assign(first)
 
@@ -83,14 +84,14 @@ class LocalTraining:
         batch_size: int,
         rng: np.random.Generator,
     ) -> None:
-        """Goes on training, by plain SGD on the mean cross-entropy of a batch.
+        """Continues training, by plain SGD on the mean cross-entropy of a batch.
 
         Args:
           rows: Ids, integer, shape [n, T + 1], T the model's sequence length.
-          learning_rate: The same in all steps.
-          num_epochs: Passes over the rows, each in another order.
-          batch_size: Rows in a batch; the last one of a pass may have fewer.
-          rng: Draws the orders.
+          learning_rate: Constant learning rate.
+          num_epochs: Number of passes over the rows, each in another order.
+          batch_size: Number of rows in a batch; the last one of a pass may have fewer.
+          rng: Random generator of the orders.
         """
         rows, learning_rate = np.asarray(rows, np.int32), tf.constant(learning_rate, tf.float32)
         for _ in range(num_epochs):
@@ -100,7 +101,7 @@ class LocalTraining:
                 self._step(tf.constant(batch), learning_rate)
 
     def measure(self, rows: np.ndarray) -> Measured:
-        """Measures the model as it is now.
+        """Measures the current model.
 
         Args:
           rows: Ids, integer, shape [n, T + 1], n positive.
@@ -112,6 +113,6 @@ class LocalTraining:
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             batch = np.asarray(rows[start : start + _ROWS_AT_ONCE], np.int32)
             counts = metrics.add(counts, self._count(tf.constant(batch)))
-        found = metrics.finalize(counts)
-        top1 = float(found["top1_in_vocab"]) if int(found["num_in_vocab"]) else float("nan")
-        return Measured(float(found["loss"]), top1)
+        values = metrics.finalize(counts)
+        top1 = float(values["top1_in_vocab"]) if int(values["num_in_vocab"]) else float("nan")
+        return Measured(float(values["loss"]), top1)

@@ -1,12 +1,12 @@
-"""A model of which low-rank adapters are trained, and nothing else (LoRA, Hu et al. 2021).
+"""Low-rank adapters of a model, of which nothing else is trained (LoRA, Hu et al. 2021).
 
-To a kernel W of shape [inputs, outputs], which stays as it is, A B · `ALPHA` / R is added: A
-has shape [inputs, R], B [R, outputs]. There are fewer weights to train, and fewer that noise
-is added to. Only kernels are adapted, as in the paper: neither embeddings nor biases and layer
-norms are trained. B begins as zero, and the model as the one that it adapts.
+A kernel W of shape [inputs, outputs] stays as it is, and A B · `ALPHA` / R is added to it: A
+has shape [inputs, R], B [R, outputs]. There are fewer weights to train, and to add noise to. Only
+kernels are adapted, as in the paper: neither embeddings nor biases and layer norms are trained. B
+begins as zero, so that the model begins as the one that it adapts.
 
-A model need not know of it. It hands what its weights have a part in to a
-`weight_uses.Record` and goes on with what that returns: here, with the adapters' part added.
+A model need not know of its adapters. It passes each result that its weights have a part in to a
+`weight_uses.Recorder` and uses the value that this returns: here, with the adapters' part added.
 """
 
 from __future__ import annotations
@@ -17,23 +17,24 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, weight_uses
 
 ALPHA = 32.0
-"""The paper's α, whose value for GPT-2 it is (its Table 11).
+"""α of the paper, with its value for GPT-2 (Table 11).
 
-What is added is α / R times A B. Where steps of Adam have moved B by r, the kernel is moved by
-α r / √(R · inputs), root mean square: about r for ranks around four and widths of hundreds,
-so that learning rates are of the size that they have where all weights are trained.
+The adapters add α / R times A B. Where steps of Adam have moved B by r, the kernel is moved by
+α r / √(R · inputs), root mean square: about r for ranks around four and widths of hundreds.
+Learning rates are then of the same size as where all weights are trained.
 """
 
 _A, _B = "_adapter_a", "_adapter_b"
 
 
 class LowRank(language_model.LanguageModel):
-    """The adapters of a model: its scores as a function of A and B of each kernel alone."""
+    """The adapters of a model, whose scores are a function of A and B of each kernel alone."""
 
     def __init__(
         self,
@@ -44,9 +45,9 @@ class LowRank(language_model.LanguageModel):
         """Keeps the weights that are not trained.
 
         Args:
-          model: A model with `adaptable_kernels`.
+          model: Model with `adaptable_kernels`.
           weights: One float32 array for each entry of its `weight_shapes`.
-          adapter_rank: R, at most the smallest side of a kernel.
+          adapter_rank: Rank R of the adapters, at most the smallest side of a kernel.
 
         Raises:
           ValueError: If the model has no such kernels, or the rank is out of range.
@@ -73,17 +74,17 @@ class LowRank(language_model.LanguageModel):
 
     @property
     def vocabulary_size(self) -> int:
-        """The model's."""
+        """The vocabulary size of the model."""
         return self.model.vocabulary_size
 
     @property
     def sequence_length(self) -> int:
-        """The model's."""
+        """The sequence length of the model."""
         return self.model.sequence_length
 
     @property
+    @override
     def reports_uses(self) -> bool:
-        """True: see the base class."""
         return True
 
     @property
@@ -99,7 +100,7 @@ class LowRank(language_model.LanguageModel):
         """Draws A, Gaussian with standard deviation 1/√(inputs); B is zero.
 
         Args:
-          seed: Non-negative; the same seed gives the same weights everywhere.
+          seed: Non-negative seed; the same seed gives the same weights everywhere.
 
         Returns:
           One float32 array for each entry of `weight_shapes`.
@@ -125,8 +126,8 @@ class LowRank(language_model.LanguageModel):
         """
         return self._added([weight.numpy() for weight in self._fixed], weights)
 
+    @override
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns scores of every next word at every position, as the base class says."""
         weights = [tf.convert_to_tensor(weight) for weight in weights]
         return self.model.logits(self._added(self._fixed, weights), words)
 
@@ -134,7 +135,7 @@ class LowRank(language_model.LanguageModel):
         self,
         weights: Sequence[tf.Tensor],
         words: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns scores without padding, from (x A) B: A B is never formed."""
         named = dict(zip(self.weight_shapes, weights, strict=True))
@@ -153,7 +154,7 @@ class LowRank(language_model.LanguageModel):
         return self.model.compact_logits(self._fixed, words, record=adapted)
 
     def _added(self, fixed, weights):
-        """`fixed` with the adapters' part; all arrays, or all tensors."""
+        """Returns `fixed` plus the adapters' part; all arrays, or all tensors."""
         named = dict(zip(self.weight_shapes, weights, strict=True))
         return [
             weight + self._scale * (named[name + _A] @ named[name + _B])

@@ -1,9 +1,8 @@
 """Metrics of next-word prediction as sums of counts, for TFF and without it.
 
-A target is a position to predict. Padding and the beginning of a sequence never
-are. The end of a sequence and out-of-vocabulary words are learned, so they are in
-`loss`; but accuracies and perplexity are about words (McMahan et al. 2018, appendix
-B; TFF's Stack Overflow baseline).
+A target is a position to predict. Padding and the beginning of a sequence are no targets. The
+end of a sequence and out-of-vocabulary words are learned, so they are in `loss`; but accuracies
+and perplexity are about words (McMahan et al. 2018, appendix B; TFF's Stack Overflow baseline).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 Counts = collections.OrderedDict
-"""Sums over targets, by name; scalars. Counts of two batches may be added."""
+"""Scalar sums over targets, by name. Counts of two batches may be added."""
 
 _TOP = (1, 3, 5)
 
@@ -52,9 +51,9 @@ def zero_counts() -> Counts:
 def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     """Returns minus the log-probability of each target.
 
-    It goes over the scores less often than TensorFlow's own
-    `sparse_softmax_cross_entropy_with_logits` does on a CPU, in both directions, to the
-    same precision, and has a first derivative only.
+    It makes fewer passes over the scores than TensorFlow's
+    `sparse_softmax_cross_entropy_with_logits` does on a CPU, in both directions, with the same
+    precision. It has a first derivative only.
 
     Args:
       logits: Scores, floating, shape [n, V].
@@ -69,15 +68,15 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
     def run(logits):
         # Not `tf.gather(..., batch_dims=1)`, which fails for n = 0 in a gradient.
         indices = tf.stack([tf.range(tf.shape(targets)[0]), targets], axis=1)
-        own = tf.gather_nd(logits, indices)
+        target_logits = tf.gather_nd(logits, indices)
         softmax = tf.nn.softmax(logits)
-        # Of the two largest entries; others may have underflowed in the softmax.
+        # From the largest entries of both; others may have underflowed in the softmax.
         normaliser = tf.reduce_max(logits, axis=1) - tf.math.log(tf.reduce_max(softmax, axis=1))
-        losses = normaliser - own
+        losses = normaliser - target_logits
 
         def gradient(weights):
-            # The probabilities, less 1 at the target. Not first the product: an update
-            # copies its input anyway, a product can then be in place.
+            # The probabilities, minus 1 at the target. The product comes last: an update copies
+            # its input anyway, and the product can then be in place.
             updated = tf.tensor_scatter_nd_update(softmax, indices, tf.math.expm1(-losses))
             return updated * weights[:, None]
 
@@ -87,7 +86,7 @@ def cross_entropy(logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
 
 
 def mean_cross_entropy(logits: tf.Tensor, targets: tf.Tensor, pad: int) -> tf.Tensor:
-    """Mean of `cross_entropy` over the targets that are not padding: what training minimises.
+    """Returns the training loss: the mean of `cross_entropy` over targets without padding.
 
     Args:
       logits: Scores, floating, shape [n, V].
@@ -95,7 +94,7 @@ def mean_cross_entropy(logits: tf.Tensor, targets: tf.Tensor, pad: int) -> tf.Te
       pad: Id of padding.
 
     Returns:
-      Nats, a scalar of the scores' dtype; 0 if there is no target.
+      Mean in nats, a scalar of the scores' dtype; 0 if there is no target.
     """
     losses = cross_entropy(logits, targets)
     # In TFF's graphs `!=` would compare objects, not values.
@@ -108,17 +107,17 @@ def count(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> Counts:
 
     A word is among the top k if at most k words of the vocabulary, itself included, have at
     least its score: a tie counts against the model. Special ids are no words and are not
-    ranked: a keyboard proposes words, whatever the probability of the end or of a word that
-    it does not know, and so do the n-grams that a model is compared with. A score that is
-    not finite counts as wrong.
+    ranked: a keyboard proposes words, whatever the probability of the end or of an unknown word,
+    and so do the n-grams that a model is compared with. A score that is not finite counts as
+    wrong.
 
     Args:
       logits: Scores, float32, shape [n, V].
       targets: Ids, integer, shape [n]; padding is ignored.
-      special: The special ids.
+      special: Special ids.
 
     Returns:
-      The counts, as in `zero_counts`.
+      The counts, with the names of `zero_counts`.
     """
     logits, targets = tf.convert_to_tensor(logits), tf.convert_to_tensor(targets)
     losses = cross_entropy(logits, targets)
@@ -144,31 +143,32 @@ def ranks(logits: tf.Tensor, targets: tf.Tensor, special: SpecialIds) -> tf.Tens
     Args:
       logits: Scores, float32, shape [n, V].
       targets: Ids, integer, shape [n].
-      special: The special ids, which are not counted.
+      special: Special ids, which are not counted.
 
     Returns:
-      Whole numbers, float32, shape [n]; 0 where the target's score is not a number. Of
-      a target that is no word, how many words have at least its score.
+      Whole numbers, float32, shape [n]; 0 where the target's score is not a number. For a
+      target that is no word, the number of words with at least its score.
     """
-    own = tf.gather(logits, targets, batch_dims=1)[:, None]
+    target_logits = tf.gather(logits, targets, batch_dims=1)[:, None]
     others = tf.gather(logits, [special.pad, special.oov, special.bos, special.eos], axis=1)
     # Floats are added faster, and exactly up to 2²⁴. A slice of the words would be a copy.
     at_least, special_ones = (
-        tf.reduce_sum(tf.cast(scores >= own, tf.float32), axis=1) for scores in (logits, others)
+        tf.reduce_sum(tf.cast(scores >= target_logits, tf.float32), axis=1)
+        for scores in (logits, others)
     )
     return at_least - special_ones
 
 
 def add(first: Counts, second: Counts) -> Counts:
-    """Returns the counts of two batches together."""
+    """Adds the counts of two batches."""
     return collections.OrderedDict((name, first[name] + second[name]) for name in first)
 
 
 def finalize(counts: Mapping[str, tf.Tensor]) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns the metrics.
+    """Computes the metrics from counts.
 
     Args:
-      counts: As in `zero_counts`.
+      counts: Sums over targets, with the names of `zero_counts`.
 
     Returns:
       Scalars:

@@ -1,4 +1,4 @@
-"""The likely next words of a text that has begun, from a model's scores."""
+"""Predictions of the next word of a text, from a model's scores."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tff_dpftrl.models import language_model, metrics
 
 
 class NextWords(NamedTuple):
-    """What may come next in each of n texts.
+    """Predictions of the next word in each of n texts.
 
-    Probabilities are those of the model, given that what comes next is a word, known or
-    not, or the end of the text: padding and the beginning of a text never come next.
+    Probabilities are those of the model under the condition that a word, known or not, or the
+    end of the text comes next: padding and the beginning of a text never do.
 
     Attributes:
       ids: Ids of the k likeliest words of the vocabulary, best first, int32, shape [n, k].
-      probabilities: Their probabilities, float32, shape [n, k].
+      probabilities: Probabilities of `ids`, float32, shape [n, k].
       unknown_word: Probability of a word out of the vocabulary, float32, shape [n].
-      end_of_text: Probability that nothing comes next, float32, shape [n].
+      end_of_text: Probability of the end of the text, float32, shape [n].
     """
 
     ids: tf.Tensor
@@ -40,11 +40,11 @@ def next_words(
     """Returns the likeliest next words of each text.
 
     Args:
-      model: The model. Of a text that is longer than its sequence_length, it reads the end.
+      model: Model. It reads the end of a text that is longer than its sequence_length.
       weights: One array for each entry of its `weight_shapes`.
       texts: Ids of the words of each text, int32, ragged shape [n, None]; none of them
-        special but `special.oov`. A text may be empty: then a text begins.
-      special: The special ids.
+        special but `special.oov`. An empty text predicts the first word.
+      special: Special ids.
       top: Number of words k; all of the vocabulary's if it has fewer.
 
     Returns:
@@ -73,7 +73,7 @@ def likeliest(
 
     Args:
       scores: Scores of all ids, float32, shape [n, V].
-      special: The special ids, which are left out.
+      special: Special ids, which are left out.
       top: Number of words k; all of the vocabulary's if it has fewer.
 
     Returns:

@@ -10,16 +10,16 @@ from tff_dpftrl import validation
 from tff_dpftrl.models import metrics
 
 MAX_ORDER = 3
-"""Trigrams."""
+"""Largest order of n-grams: trigrams."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NgramAccuracy:
-    """Share of targets that were predicted, with the counts behind it.
+    """Accuracy of an n-gram model, with the counts behind it.
 
     Attributes:
-      top1_in_vocab: Over targets in the vocabulary only.
-      top1_oov_wrong: Over all words, those out of vocabulary counted as wrong
+      top1_in_vocab: Accuracy over targets in the vocabulary only.
+      top1_oov_wrong: Accuracy over all words, those out of vocabulary counted as wrong
         (McMahan et al. 2018, AccuracyTop1).
       num_in_vocab: Number of targets in the vocabulary.
       num_words: Number of targets, out-of-vocabulary words included.
@@ -42,8 +42,8 @@ class _Table:
     def count(cls, contexts: np.ndarray, targets: np.ndarray, size: int) -> _Table:
         pairs, counts = _count(contexts * size + targets)
         contexts, targets = np.divmod(pairs, size)
-        # Pairs come by context, then target. Of those with the highest count of their
-        # context the smallest target is best.
+        # Pairs are sorted by context, then target. Among the pairs of a context with the highest
+        # count, the smallest target is best.
         first = np.flatnonzero(np.diff(contexts, prepend=contexts[0] - 1))
         rank = counts * size + (size - 1 - targets)
         best = np.maximum.reduceat(rank, first)
@@ -57,15 +57,15 @@ class _Table:
 
 
 class NgramModel:
-    """Predicts the word most often seen after the last one or two words.
+    """A model that predicts the most frequent word after the last one or two words.
 
-    A context that was not seen gives way to the next shorter one. Only words of the
-    vocabulary are predicted, as `metrics.count` lets a model do. Counts are of the pooled text,
-    without any privacy: it is a yardstick, not a release.
+    For an unseen context it backs off to the next shorter one. It predicts only words of the
+    vocabulary, like models under `metrics.count`. It counts the pooled text without any privacy:
+    it is a baseline, not a release.
     """
 
     def __init__(self, sequences: np.ndarray, special: metrics.SpecialIds):
-        """Counts.
+        """Counts the n-grams of some sequences.
 
         Args:
           sequences: Ids, integer, shape [n, T + 1], padded at the end.
@@ -94,7 +94,7 @@ class NgramModel:
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: 1 for unigrams, 2 for bigrams, 3 for trigrams, with back-off.
+          order: Order of the n-grams: 1, 2 or 3, with back-off.
 
         Returns:
           Ids, int64, shape [n, T].
@@ -119,7 +119,7 @@ class NgramModel:
 
         Args:
           sequences: Ids, shape [n, T + 1].
-          order: As in `predict`.
+          order: Order of the n-grams: 1, 2 or 3, with back-off.
 
         Returns:
           The accuracy.
@@ -142,8 +142,8 @@ def _count(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the distinct numbers, ascending, and how often each occurs."""
     if numbers.max() < 2 * len(numbers):  # Counting is several times faster than sorting.
         counts = np.bincount(numbers)
-        found = np.flatnonzero(counts)
-        return found, counts[found]
+        distinct = np.flatnonzero(counts)
+        return distinct, counts[distinct]
     return np.unique(numbers, return_counts=True)
 
 

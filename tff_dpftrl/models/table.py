@@ -1,9 +1,9 @@
-"""The one table of language models: what a name stands for, wherever a name can be given.
+"""The table of language models by name.
 
-A name is an architecture with sizes of its own; a config may change the sizes, not the
+A name stands for an architecture with default sizes; a config may change the sizes, not the
 architecture. To add a model, add a row to `MODELS`; a size that no other model has also
-needs a field of `TrainingConfig`. The rows import what they need when they are built: names,
-summaries and sizes are wanted by `--help`, which is to be quick.
+needs a field of `TrainingConfig`. A row imports its architecture when the model is built, so that
+`--help`, which shows names, summaries and sizes, is quick.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 OWN = "own"
-"""Stands for a model that the caller made: see `own_model`."""
+"""Name of custom models, which the caller made (`custom_model`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Model:
     """One row of the table.
 
     Attributes:
-      summary: What it is, in a line.
-      make: Makes the model of its sizes, given by keyword.
-      sizes: The sizes that a config may change, and what they are if it does not.
+      summary: Description of the model in one line.
+      make: Function from sizes, given by keyword, to the model.
+      sizes: Defaults of the sizes that a config may change.
     """
 
     summary: str
@@ -75,7 +75,7 @@ MODELS: Mapping[str, Model] = {
 
 
 def takers(size: str) -> list[str]:
-    """Names of the models that have a size."""
+    """Returns the names of the models that have a size."""
     return [name for name, model in MODELS.items() if size in model.sizes]
 
 
@@ -83,9 +83,9 @@ def build(name: str, **sizes: Any) -> language_model.LanguageModel:
     """Builds the model of a name.
 
     Args:
-      name: A key of `MODELS`.
-      **sizes: The fields of that model, at least `vocabulary_size`; where the row has a
-        size and none is given, it is the row's.
+      name: Key of `MODELS`.
+      **sizes: Fields of the model, at least `vocabulary_size`; the row has the defaults of
+        its sizes.
 
     Returns:
       The model.
@@ -104,13 +104,13 @@ def build(name: str, **sizes: Any) -> language_model.LanguageModel:
 
 
 def describe(model: language_model.LanguageModel) -> dict[str, Any]:
-    """Returns what `from_description` needs to build an equal model, fit for JSON.
+    """Returns a description, fit for JSON, from which `from_description` builds an equal model.
 
-    All fields are in it, so that no later default changes what it stands for; the name
-    is the first one in `MODELS` that takes them.
+    It has all fields, so that no later default changes its meaning; the name is the first one in
+    `MODELS` that takes them.
 
     Args:
-      model: A model that a row of `MODELS` makes, or one of a caller's own.
+      model: Model that a row of `MODELS` makes, or a custom model.
 
     Returns:
       The model's name, as "model", and its sizes.
@@ -118,9 +118,9 @@ def describe(model: language_model.LanguageModel) -> dict[str, Any]:
     Raises:
       ValueError: If no entry of `MODELS` makes such a model.
     """
-    from tff_dpftrl.models import own_model
+    from tff_dpftrl.models import custom_model
 
-    if isinstance(model, own_model.Record):
+    if isinstance(model, custom_model.Fingerprint):
         return model.description()
     sizes = dataclasses.asdict(model)
     for name in MODELS:
@@ -138,13 +138,13 @@ def from_description(description: Mapping[str, Any]) -> language_model.LanguageM
     """Builds the model that `describe` described.
 
     Args:
-      description: "model", its name, and its sizes.
+      description: Name of the model, as "model", and its sizes.
 
     Returns:
-      The model; of a caller's own one, `own_model.Record`, which cannot compute.
+      The model; for a custom model its `custom_model.Fingerprint`, which cannot compute.
 
     Raises:
-      ValueError: If the description has no name, or names no model of ours.
+      ValueError: If the description has no name, or names no model of this package.
     """
     sizes = dict(description)
     if "model" not in sizes:
@@ -152,7 +152,7 @@ def from_description(description: Mapping[str, Any]) -> language_model.LanguageM
             f"the description of a model must have the key 'model': {description}."
         )
     if sizes["model"] == OWN:
-        from tff_dpftrl.models import own_model
+        from tff_dpftrl.models import custom_model
 
-        return own_model.Record.of_description(sizes)
+        return custom_model.Fingerprint.from_description(sizes)
     return build(sizes.pop("model"), **sizes)

@@ -3,7 +3,7 @@
 Embeddings of words and positions, blocks of causal self-attention and a feed-forward layer,
 each behind a layer norm (Xiong et al. 2020), and scores against the embedding of every word.
 Attention has no biases: that of the keys would change nothing but gather noise.
-Neither dropout nor state: a sequence's scores depend on its own words and the weights alone.
+There is neither dropout nor state: a sequence's scores depend on its words and the weights alone.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, layers, weight_uses
 
-_EPSILON = 1e-5  # Of the layer norms' variance, as in GPT-2.
+_EPSILON = 1e-5  # Added to the variance in layer norms, as in GPT-2.
 _EMBEDDING_STDDEV = 0.02
 _MASKED = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class Transformer(language_model.LanguageModel):
-    """Sizes of the model, and the functions that compute it.
+    """A transformer of some sizes.
 
     The trainable weights are a tuple of float32 arrays in the order of
     `weight_shapes`. Padding comes after the words of a sequence, and attention never
@@ -55,13 +56,14 @@ class Transformer(language_model.LanguageModel):
             validation.integer(field.name, getattr(self, field.name), minimum=1)
 
     @property
+    @override
     def reports_uses(self) -> bool:
-        """True: see the base class."""
         return True
 
     @property
+    @override
     def adaptable_kernels(self) -> Sequence[str]:
-        """The four of each block: see the base class."""
+        """The names of the four kernels of each block."""
         return [name for name in self.weight_shapes if name.endswith("_kernel")]
 
     @property
@@ -105,7 +107,7 @@ class Transformer(language_model.LanguageModel):
         0.02; biases are 0, and the scales of layer norms 1.
 
         Args:
-          seed: Non-negative; the same seed gives the same weights everywhere.
+          seed: Non-negative seed; the same seed gives the same weights everywhere.
 
         Returns:
           One float32 array for each entry of `weight_shapes`.
@@ -124,8 +126,8 @@ class Transformer(language_model.LanguageModel):
             weights.append(weight.astype(np.float32))
         return tuple(weights)
 
+    @override
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns scores of every next word at every position, as the base class says."""
         named = dict(zip(self.weight_shapes, weights, strict=True))
         scores = self._scores(named, self._states(named, words))
         return tf.reshape(scores, [-1, self.sequence_length, self.vocabulary_size])
@@ -134,7 +136,7 @@ class Transformer(language_model.LanguageModel):
         self,
         weights: Sequence[tf.Tensor],
         words: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns scores without padding, which the product with the embedding never sees."""
         named = dict(zip(self.weight_shapes, weights, strict=True))
@@ -146,7 +148,7 @@ class Transformer(language_model.LanguageModel):
         self,
         named: dict[str, tf.Tensor],
         words: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
     ) -> tf.Tensor:
         """Returns the states after the last block, shape [batch · T, E]."""
         words = language_model.checked_words(words, self.sequence_length)
@@ -165,7 +167,7 @@ class Transformer(language_model.LanguageModel):
         return states
 
     def _attention(self, block: _Recorded, inputs: tf.Tensor) -> tf.Tensor:
-        """Causal self-attention; inputs and outputs have shape [batch · T, E]."""
+        """Applies causal self-attention; inputs and outputs have shape [batch · T, E]."""
         length, size = self.sequence_length, self._head_size
         projected = block.product("query_key_value_kernel", inputs)
         projected = tf.reshape(projected, [-1, length, 3, self.num_heads, size])
@@ -182,7 +184,7 @@ class Transformer(language_model.LanguageModel):
         self,
         named: dict[str, tf.Tensor],
         states: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
         order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
     ) -> tf.Tensor:
         outputs = _Recorded(named, "", record, order).normalised("output_norm", states)
@@ -197,11 +199,11 @@ class Transformer(language_model.LanguageModel):
 
 @dataclasses.dataclass(frozen=True)
 class _Recorded:
-    """Layers whose weights begin with a prefix, and which say where they use them."""
+    """Layers whose weights' names begin with a prefix, and which record their uses."""
 
     named: dict[str, tf.Tensor]
     prefix: str
-    record: weight_uses.Record
+    record: weight_uses.Recorder
     order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES
 
     def product(self, name: str, inputs: tf.Tensor) -> tf.Tensor:
@@ -219,7 +221,7 @@ class _Recorded:
         )
 
     def normalised(self, name: str, states: tf.Tensor) -> tf.Tensor:
-        """Layer norm (Ba et al. 2016): each state with mean 0 and variance 1, scaled and moved."""
+        """Applies layer norm (Ba et al. 2016): mean 0, variance 1, then scale and bias."""
         centred = states - tf.reduce_mean(states, axis=1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=1, keepdims=True)
         normal = centred * tf.math.rsqrt(variance + _EPSILON)

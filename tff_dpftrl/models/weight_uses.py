@@ -1,9 +1,9 @@
-"""Where a model's forward pass uses its weights, told to whoever wants to know.
+"""Records of the uses of weights in a model's forward pass, for per-example gradients.
 
-The gradients of many sequences, one by one, follow from what went into each use of a weight
-and the gradient of what came out of it (Goodfellow 2015), in one pass over all of them. A
-model that can be asked (`LanguageModel.reports_uses`) hands each result that a weight has a
-part in to a `Record`, and goes on with what that returns. `ignore` returns it as it is.
+The gradient of each of many sequences follows from the inputs of each use of a weight and the
+gradient of its outputs (Goodfellow 2015), in one pass over all sequences. A model that supports
+this (`LanguageModel.reports_uses`) passes each result that a weight has a part in to a
+`Recorder`, and continues with the value that this returns. `ignore` returns it as it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 
 class Order(enum.Enum):
-    """How the sequences and steps of a batch lie in the first axis of a tensor."""
+    """The order of a batch's sequences and steps in the first axis of a tensor."""
 
     SEQUENCES = "all steps of the first sequence first"
     STEPS = "the first step of all sequences first"
@@ -27,8 +27,8 @@ class Product:
     """A matrix product, inputs · W.
 
     Attributes:
-      name: Of the weight W, shape [inputs, outputs].
-      inputs: What W is multiplied with, shape [n, inputs].
+      name: Name of the kernel W, whose shape is [inputs, outputs].
+      inputs: Left factor of the product, shape [n, inputs].
       transposed: Whether it is inputs · Wᵀ, and W has shape [outputs, inputs].
     """
 
@@ -42,8 +42,8 @@ class Scale:
     """A factor for each output, inputs ∘ w.
 
     Attributes:
-      name: Of the weight w, shape [outputs].
-      inputs: What w is multiplied with, shape [n, outputs].
+      name: Name of the weight w, whose shape is [outputs].
+      inputs: Values that are scaled, shape [n, outputs].
     """
 
     name: str
@@ -55,7 +55,7 @@ class Bias:
     """A weight that is added to every output.
 
     Attributes:
-      name: Of the weight, shape [outputs].
+      name: Name of the weight, whose shape is [outputs].
     """
 
     name: str
@@ -66,8 +66,8 @@ class Lookup:
     """Rows of a table.
 
     Attributes:
-      name: Of the weight, shape [ids, outputs].
-      ids: Whose rows, integer, shape [n].
+      name: Name of the table, whose shape is [ids, outputs].
+      ids: Indices of the rows, integer, shape [n].
     """
 
     name: str
@@ -79,7 +79,7 @@ class StepBias:
     """A weight that has a row for each step of a sequence, added to the outputs of that step.
 
     Attributes:
-      name: Of the weight, shape [T, outputs].
+      name: Name of the weight, whose shape is [T, outputs].
     """
 
     name: str
@@ -88,27 +88,27 @@ class StepBias:
 Use: TypeAlias = Product | Scale | Bias | Lookup | StepBias
 
 
-class Record(Protocol):
-    """Is told of a result and the weights that have a part in it."""
+class Recorder(Protocol):
+    """A callback for each result of a forward pass that weights have a part in."""
 
     def __call__(
         self, outputs: tf.Tensor, *uses: Use, order: Order | tf.Tensor = Order.SEQUENCES
     ) -> tf.Tensor:
-        """Takes note of uses of weights.
+        """Records uses of weights.
 
         Args:
-          outputs: A sum, shape [n, outputs], of what `uses` stand for and of anything
-            else. It may be given again, with uses whose inputs are known only later.
-          *uses: The uses, each with n inputs in the order of the outputs.
-          order: How sequences and steps lie in the first axis: n is batch · T, or n
-            positions were picked, int64, ascending, in the flattened batch [batch · T].
+          outputs: Sum of the results of `uses` and of anything else, shape [n, outputs]. It may
+            be given again, with uses whose inputs are known only later.
+          *uses: Uses of weights, each with n inputs in the order of the outputs.
+          order: Order of sequences and steps in the first axis, if n is batch · T; else the n
+            picked positions in the flattened batch [batch · T], int64, ascending.
 
         Returns:
-          What the model is to use as `outputs` from now on.
+          The value that the model has to use in place of `outputs`.
         """
 
 
 def ignore(outputs: tf.Tensor, *uses: Use, order: Order | tf.Tensor = Order.SEQUENCES) -> tf.Tensor:
-    """A `Record` that keeps none."""
+    """A `Recorder` that records nothing."""
     del uses, order
     return outputs

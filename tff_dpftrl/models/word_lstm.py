@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from tff_dpftrl import validation
 from tff_dpftrl.models import language_model, layers, weight_uses
@@ -21,7 +22,7 @@ from tff_dpftrl.models import language_model, layers, weight_uses
 
 @dataclasses.dataclass(frozen=True)
 class WordLstm(language_model.LanguageModel):
-    """Sizes of the model, and the functions that compute it.
+    """An LSTM of some sizes.
 
     The trainable weights are a tuple of float32 arrays in the order of
     `weight_shapes`.
@@ -55,8 +56,9 @@ class WordLstm(language_model.LanguageModel):
             validation.integer(name, getattr(self, name), minimum=1)
 
     @property
+    @override
     def reports_uses(self) -> bool:
-        """True, but with a recurrent projection or embeddings of norm 1: see the base class."""
+        """Whether there is neither a recurrent projection nor embeddings of norm 1."""
         return not (self.recurrent_projection or self.unit_norm_embeddings)
 
     @property
@@ -78,7 +80,7 @@ class WordLstm(language_model.LanguageModel):
 
     @property
     def _output_size(self) -> int:
-        """Length of what the LSTM puts out after a step, which the next step's gates see."""
+        """The length of the LSTM's output after a step, which the next step's gates read."""
         return self.embedding_size if self.recurrent_projection else self.state_size
 
     @property
@@ -92,7 +94,7 @@ class WordLstm(language_model.LanguageModel):
         1/√E, so that they have norm 1 or so; biases are 0, but 1 for the forget gate.
 
         Args:
-          seed: Non-negative; the same seed gives the same weights everywhere.
+          seed: Non-negative seed; the same seed gives the same weights everywhere.
 
         Returns:
           One float32 array for each entry of `weight_shapes`.
@@ -110,8 +112,8 @@ class WordLstm(language_model.LanguageModel):
             weights.append(weight.astype(np.float32))
         return tuple(weights)
 
+    @override
     def logits(self, weights: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
-        """Returns scores of every next word at every position, as the base class says."""
         named = self._named(weights)
         outputs = self._lstm_outputs(named, words)
         outputs = tf.reshape(outputs, [self.sequence_length, -1, self._output_size])
@@ -123,7 +125,7 @@ class WordLstm(language_model.LanguageModel):
         self,
         weights: Sequence[tf.Tensor],
         words: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns scores without padding, which the largest products never see."""
         named = self._named(weights)
@@ -146,7 +148,7 @@ class WordLstm(language_model.LanguageModel):
         self,
         named: dict[str, tf.Tensor],
         words: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
     ) -> tf.Tensor:
         """Returns shape [T · batch, `_output_size`], all of the first step first."""
         words = language_model.checked_words(words, self.sequence_length)
@@ -171,7 +173,7 @@ class WordLstm(language_model.LanguageModel):
             couple_gates=self.couple_gates,
         )
         if record is not weight_uses.ignore:
-            # What the gates of each step saw of the step before.
+            # The inputs of each step's gates from the step before.
             before = tf.concat([tf.zeros_like(outputs[:1]), outputs[:-1]], axis=0)
             before = tf.reshape(before, [-1, self._output_size])
             record(gates, weight_uses.Product("recurrent_kernel", before), order=by_step)
@@ -181,7 +183,7 @@ class WordLstm(language_model.LanguageModel):
         self,
         named: dict[str, tf.Tensor],
         outputs: tf.Tensor,
-        record: weight_uses.Record = weight_uses.ignore,
+        record: weight_uses.Recorder = weight_uses.ignore,
         order: weight_uses.Order | tf.Tensor = weight_uses.Order.SEQUENCES,
     ) -> tf.Tensor:
         if not self.recurrent_projection:

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import tensorflow_federated as tff
 
-    from tff_dpftrl.models import language_model, own_model
+    from tff_dpftrl.models import custom_model, language_model
 
 Own: TypeAlias = Union["tf.keras.Model", "tff.learning.models.FunctionalModel"]
 """A model that the caller made."""
 
 
-def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> own_model.OwnModel:
+def read(model: Own, *, vocabulary_size: int, sequence_length: int) -> custom_model.CustomModel:
     """Makes a language model of one of the caller's own.
 
     Args:
@@ -185,9 +185,9 @@ def of_file(
     Raises:
       ValueError: If the caller's own model is missing, or not that of the file.
     """
-    from tff_dpftrl.models import own_model
+    from tff_dpftrl.models import custom_model
 
-    if not isinstance(found, own_model.Record):
+    if not isinstance(found, custom_model.Fingerprint):
         if model is not None:
             raise validation.UsageError(
                 f"model is given, but {path} is of a model of this package, which needs none: "
