@@ -15,8 +15,14 @@ def _example(ids):
     return tf.train.Example(features=features).SerializeToString()
 
 
+def _shifted(features):
+    """Batches of a language model: y is x shifted by one word."""
+    return features["tokens"][:, :-1], features["tokens"][:, 1:]
+
+
 def _batches(examples, *, seed=None, **options):
-    pipeline = example_pipeline.next_word_pipeline(3, **({"batch_size": 2} | options))
+    features = {"tokens": example_pipeline.PaddedSequence(4)}
+    pipeline = example_pipeline.ExamplePipeline(features, _shifted, **({"batch_size": 2} | options))
     serialized = tf.constant(list(map(_example, examples)), tf.string, shape=[len(examples)])
     seed = None if seed is None else tf.constant(seed, tf.int64)
     return [

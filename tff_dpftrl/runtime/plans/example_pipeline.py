@@ -119,26 +119,3 @@ class ExamplePipeline:
             )[: self.max_rows]
             passes.append(one)
         return tf.concat(passes, axis=0)
-
-
-def next_word_pipeline(
-    sequence_length: int, *, feature: str = "tokens", batch_size: int, **options: Any
-) -> ExamplePipeline:
-    """Builds a pipeline for examples that hold the word ids of a sequence.
-
-    Args:
-      sequence_length: Sequence length T of the model.
-      feature: Name of the int64 feature, with up to T + 1 ids; padded with 0, which is PAD.
-      batch_size: Sequences in a batch.
-      **options: `epochs` and `shuffle` of `ExamplePipeline`.
-
-    Returns:
-      Batches (x, y), int32, [batch, T]; y is x shifted by one word.
-    """
-
-    def to_batch(features: Mapping[str, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-        ids = tf.cast(features[feature], tf.int32)
-        return ids[:, :-1], ids[:, 1:]
-
-    features = {feature: PaddedSequence(sequence_length + 1)}
-    return ExamplePipeline(features, to_batch, batch_size, **options)
