@@ -62,6 +62,7 @@ class Engine(Protocol):
     @property
     def address(self) -> str:
         """Host and port for devices, or several with commas; empty before `start`."""
+        ...
 
     async def start(self) -> None:
         """Begins to serve devices."""
@@ -169,8 +170,8 @@ class Serving:
 
     @property
     def address(self) -> str:
-        """Host and port for devices."""
-        return self._server.address
+        """Host and port for devices; empty before `start`."""
+        return "" if self._server is None else self._server.address
 
     @property
     def page_address(self) -> str:

@@ -75,7 +75,7 @@ def _bounds_in_the_clear(
     if kind != plan_pb2.EVALUATION and limits.encoding is None:
         update = _update_in(tensors, server.get_weights.outputs, limits)
     if update:
-        norm = plan_pb2.ReportBound.Norm(**_largest_norm(server, tensors[update[0]].dtype, limits))
+        norm = _largest_norm(server, tensors[update[0]].dtype, limits)
         yield plan_pb2.ReportBound(tensors=update, norm=norm)
     for place, tensor in enumerate(tensors):
         if place not in update:
@@ -106,11 +106,12 @@ def _update_in(
 
 def _largest_norm(
     server: plan_pb2.ServerPlan, dtype: str, limits: ReportLimits
-) -> dict[str, float | str]:
+) -> plan_pb2.ReportBound.Norm:
     if limits.clip_norm is None:  # Sums must stay finite, and nothing else.
-        return {"largest": float(report_bounds.most_of(dtype)) / (2 * limits.most_reports)}
+        largest = float(report_bounds.most_of(dtype)) / (2 * limits.most_reports)
+        return plan_pb2.ReportBound.Norm(largest=largest)
     if not isinstance(limits.clip_norm, str):
-        return {"largest": limits.clip_norm}
+        return plan_pb2.ReportBound.Norm(largest=limits.clip_norm)
     labels = [
         tensor.label
         for tensor in server.prepare.outputs
@@ -121,7 +122,7 @@ def _largest_norm(
             f"report_limits.clip_norm is {limits.clip_norm!r}, and devices get {len(labels)} "
             "scalars of that name."
         )
-    return {"largest": 1.0, "times": labels[0]}
+    return plan_pb2.ReportBound.Norm(largest=1.0, times=labels[0])
 
 
 def _metric(tensor: plan_pb2.Tensor, place: int, limits: ReportLimits) -> plan_pb2.ReportBound:

@@ -269,8 +269,8 @@ def _cut(report: Sequence[tf.Tensor], bounds: Sequence[plan_pb2.ReportBound]) ->
             tensor = tf.where(tf.math.is_nan(tensor), tf.zeros_like(tensor), tensor)
         else:
             least, largest = int(least), int(largest)
-        limits = (tf.constant(limit, tensor.dtype) for limit in (least, largest))
-        cut[place] = tf.clip_by_value(tensor, *limits)
+        low, high = (tf.constant(limit, tensor.dtype) for limit in (least, largest))
+        cut[place] = tf.clip_by_value(tensor, low, high)
     return cut
 
 
@@ -315,7 +315,9 @@ def _server_plan(
         "merge": form.round.merge,
         "get_weights": process.get_model_weights,
     }
-    plan = plan_pb2.ServerPlan(**{name: _part(part) for name, part in parts.items()})
+    plan = plan_pb2.ServerPlan()
+    for name, part in parts.items():
+        getattr(plan, name).CopyFrom(_part(part))
     # Weights have the labels that `get_weights` gives them.
     arguments = process.set_model_weights.type_signature.parameter
     labels = [path for argument in arguments for path in leaves.paths(argument)]

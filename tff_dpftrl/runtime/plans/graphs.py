@@ -98,7 +98,7 @@ def spec_of(tensor: plan_pb2.Tensor) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.dtypes.as_dtype(tensor.dtype))
 
 
-def function_of(graph: plan_pb2.Graph) -> tf.types.experimental.ConcreteFunction:
+def function_of(graph: plan_pb2.Graph) -> Callable[..., Sequence[tf.Tensor]]:
     """Makes a function of a graph: from tensors to a list of tensors, on the CPU.
 
     Args:

@@ -158,8 +158,9 @@ class ReportBounds:
 
 def most_of(dtype: str) -> float | int:
     """Returns the largest number of a dtype."""
-    info = np.iinfo if np.dtype(dtype).kind in "iu" else np.finfo
-    return info(dtype).max.item() if info is np.finfo else info(dtype).max
+    if np.dtype(dtype).kind in "iu":
+        return np.iinfo(dtype).max
+    return float(np.finfo(dtype).max)
 
 
 def _devices(number: int) -> str:

@@ -21,7 +21,7 @@ from tff_dpftrl.learning import functional_model, secure_metrics
 from tff_dpftrl.models import language_model, metrics, table
 from tff_dpftrl.participation import schema as schema_lib
 from tff_dpftrl.private_round import interface
-from tff_dpftrl.runs import dp_ftrl_privacy
+from tff_dpftrl.runs import dp_ftrl_privacy, privacy
 from tff_dpftrl.runtime import participation_histograms
 from tff_dpftrl.runtime.actors import population
 from tff_dpftrl.runtime.plans import (
@@ -365,9 +365,11 @@ def _demands(config: task_config.TaskConfig, language: _Language) -> _Demands:
 
 
 def _privacy_plan(
-    wanted: dp_ftrl_privacy.DpFtrlPrivacy, parts: _Parts, progress: Progress
+    wanted: privacy.Privacy, parts: _Parts, progress: Progress
 ) -> dp_ftrl_privacy.DpFtrlPlan:
     """Plans the noise; a sum has room for the reports of all devices that a round chooses."""
+    if not isinstance(wanted, dp_ftrl_privacy.DpFtrlPrivacy):
+        raise TypeError("The noise of a task is that of DP-FTRL.")
     num_parameters = parts.language.model.num_parameters
     plan = wanted.plan(parts.demands.num_devices, num_parameters)
     if wanted.secagg_bits is not None:

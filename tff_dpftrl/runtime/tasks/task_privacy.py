@@ -149,14 +149,15 @@ class TaskPrivacy:
         declared = self._terms.schema
         if seen.num_rounds >= declared.num_rounds:
             return f"all {declared.num_rounds} declared rounds are done"
-        if not self.has_guarantee or self._terms.max_epsilon is None:
+        budget = self._terms.max_epsilon
+        if not self.has_guarantee or budget is None:
             return None  # The budget is the ε of the declared rounds.
         epsilon = self._claim(self._declared(seen.num_rounds + 1)).epsilon
-        if epsilon <= self.budget_epsilon * _ROUNDING:
+        if epsilon <= budget * _ROUNDING:
             return None
         return (
             f"round {seen.num_rounds + 1} would bring ε to {display.round_up(epsilon)}, above the "
-            f"budget of {display.round_up(self.budget_epsilon)} at δ = {self._terms.delta:g}"
+            f"budget of {display.round_up(budget)} at δ = {self._terms.delta:g}"
         )
 
     def statement(
@@ -295,12 +296,13 @@ class TaskPrivacy:
         done, most = seen.num_rounds, self._terms.schema.num_rounds
         if self.refusal(seen) is not None:
             return done
-        if not self.has_guarantee:
+        budget = self.budget_epsilon
+        if budget is None:  # Without a guarantee.
             return most
         while done < most:  # The most rounds that the budget pays for.
             middle = (done + most + 1) // 2
             epsilon = self._claim(self._declared(middle)).epsilon
-            if epsilon <= self.budget_epsilon * _ROUNDING:
+            if epsilon <= budget * _ROUNDING:
                 done = middle
             else:
                 most = middle - 1
@@ -341,9 +343,10 @@ class TaskPrivacy:
 def _composed(claim: guarantee.Guarantee, others: Mapping[str, float | None]) -> str:
     names = ", ".join(sorted(others))
     text = f"The devices also take part in the training of: {names}. "
-    if any(rho is None for rho in others.values()) or math.isinf(claim.rho_zcdp):
+    spent = [rho for rho in others.values() if rho is not None]
+    if len(spent) < len(others) or math.isinf(claim.rho_zcdp):
         return text + "Not all of these have a guarantee: nothing is promised for all together."
-    rho = claim.rho_zcdp + sum(others.values())
+    rho = claim.rho_zcdp + sum(spent)
     epsilon = gaussian.epsilon(gaussian.mu_from_rho(rho), claim.delta)
     return text + (
         f"For all of them together, so far, ε = {display.round_up(epsilon)} at δ = "
