@@ -157,7 +157,7 @@ class Serving:
         self._served = put_together(tasks, settings)
         self.population = self._served.population
         """Population that is served."""
-        self.seen = Narrator(
+        self.seen = LoggedObservations(
             self.population, clock=clock, progress=progress, released=self._released
         )
         """Observations of devices and rounds."""
@@ -343,7 +343,7 @@ def _where_it_stands(task: planned_task.PlannedTask, commit: interface.Commit) -
     return f"{task.name}: {total} rounds."
 
 
-class Narrator(observations.Observations):
+class LoggedObservations(observations.Observations):
     """Observations that also write a progress line for each event of interest.
 
     Attributes:

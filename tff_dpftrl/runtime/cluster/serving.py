@@ -206,7 +206,7 @@ class _Hosts:
         self,
         cluster: cluster_lib.RayCluster,
         reader: observed.Reader,
-        seen: serving_lib.Narrator,
+        seen: serving_lib.LoggedObservations,
         *,
         moved: Callable[[], None],
         progress: Callable[[str], None],
