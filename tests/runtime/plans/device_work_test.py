@@ -1,4 +1,4 @@
-"""A device runs verified plans, ends them when told to, and tells nothing of its examples."""
+"""Tests that devices run verified plans, can be interrupted, and reveal nothing of examples."""
 
 import sys
 import threading

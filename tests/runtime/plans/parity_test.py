@@ -1,4 +1,4 @@
-"""Rounds of a plan are the simulation's, with the devices' part run without TFF, on its own."""
+"""Tests that rounds of a plan equal those of the simulation, with devices that have no TFF."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ _NUM_ROUNDS = 3
 
 
 def _cohort(round_index):
-    """Seed and number of examples of each device."""
+    """Returns seed and number of examples of each device."""
     return [(10 * round_index + device, device) for device in (1, 0, 5)]
 
 
@@ -27,7 +27,7 @@ def _loaded(process):
 
 
 def _round(device, server, state, cohort):
-    """A round in which every chunk of the simulation has an Aggregator of its own."""
+    """Runs a round in which every chunk of the simulation has a separate Aggregator."""
     sent = tensor_values.to_bytes(server.broadcast(state))
     total = None
     for chunk in client_part.chunks(len(cohort)):

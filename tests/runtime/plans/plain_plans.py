@@ -17,7 +17,7 @@ def count_and_scale(examples, scale):
 
 
 def plan(function=count_and_scale, **fields):
-    """A plan of a function of examples and a number that is broadcast."""
+    """Makes a plan of a function of examples and a number that is broadcast."""
     graph = graphs.traced(
         function,
         [tf.TensorSpec([None], tf.string), tf.TensorSpec([], tf.float32)],
@@ -41,7 +41,7 @@ def plan(function=count_and_scale, **fields):
 
 
 def examples(*numbers):
-    """Serialized examples with one number each."""
+    """Returns serialized examples with one number each."""
     return [
         tf.train.Example(
             features=tf.train.Features(

@@ -19,7 +19,7 @@ NEVER_BEFORE = (np.int32([1, 0, 0, 0]), np.int32([1, 0, 0]))
 
 
 def wanted(**fields):
-    """What a plan asks of its secure sums."""
+    """Returns the demands of a plan on its secure sums."""
     values = {
         "threat_model": plan_pb2.SecureAggregation.HONEST_BUT_CURIOUS,
         "least_devices": LEAST,
@@ -29,7 +29,7 @@ def wanted(**fields):
 
 
 def device(**fields):
-    """A device's plan: of its graph there are only the outputs."""
+    """Makes a device's plan, whose graph has outputs only."""
     values = {
         "graph": plan_pb2.Graph(outputs=fields.pop("tensors", TENSORS)),
         "secure_sums": RULES,
@@ -40,7 +40,7 @@ def device(**fields):
 
 
 def server(**fields):
-    """The server's plan to `device`, without graphs."""
+    """Makes the server's plan that belongs to `device`, without graphs."""
     values = {
         "update": fields.pop("tensors", TENSORS),
         "secure_sums": RULES,
@@ -51,6 +51,6 @@ def server(**fields):
 
 
 def update(seed=0):
-    """Tensors of a device's update, within their ranges."""
+    """Makes the tensors of a device's update, within their ranges."""
     rng = np.random.default_rng(seed)
     return [rng.integers(0, 1001, 4, np.int32), np.array(rng.integers(0, 2**40, dtype=np.int64))]

@@ -38,7 +38,7 @@ _ENCODING = grid.for_bits(4, 8, 16)
 
 
 def model():
-    """Y = x w + b, with a metric."""
+    """Builds the model y = x w + b, with a metric."""
 
     def mse():
         return collections.OrderedDict(mse=tf.keras.metrics.MeanSquaredError())
@@ -62,7 +62,7 @@ def federated_averaging(aggregator=None, metrics_aggregator=None):
 
 
 def fixed(noise_multiplier, strategy=_BLT):
-    """The aggregator with a fixed clip norm, and a seed for tests."""
+    """Builds an aggregator with a fixed clip norm, and a seed for tests."""
     options = _COMMON | {"noise_multiplier": noise_multiplier}
     return aggregators.build_dp_ftrl_aggregator(strategy, clip_norm=1.0, **options)
 
@@ -131,7 +131,7 @@ def evaluation():
 
 
 def secure_evaluation():
-    """The same with metrics that are summed securely."""
+    """Builds an evaluation whose metrics are summed securely."""
     own = model()
     return tff.learning.algorithms.build_fed_eval(
         own,
@@ -153,7 +153,7 @@ def pipeline(**options):
 
 
 def limits_of(process):
-    """What a device reports at most in a process of this module."""
+    """Returns the upper limits of a report in a process of this module."""
     state = str(process.initialize.type_signature.result)
     clip_norm = 1.0 if "seed=" in state else None
     return bounding.ReportLimits(
@@ -163,7 +163,7 @@ def limits_of(process):
 
 
 def plans(process, **options):
-    """Plans of a process of this module."""
+    """Builds the plans of a process of this module."""
     shuffle = options.pop("shuffle", False)
     values = {
         "population": "tests",
@@ -177,7 +177,7 @@ def plans(process, **options):
 
 
 def rows(seed, num_examples):
-    """A device's data: x, [n, 3], and y, [n, 1], near a linear function of x."""
+    """Makes a device's data: x, [n, 3], and y, [n, 1], near a linear function of x."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(num_examples, 3)).astype(np.float32)
     y = x @ np.float32([[1.0], [-2.0], [0.5]]) + rng.normal(size=(num_examples, 1)) / 10
@@ -185,7 +185,7 @@ def rows(seed, num_examples):
 
 
 def dataset(seed, num_examples):
-    """The batches that a device's pipeline makes, for a simulation."""
+    """Makes the batches that a device's pipeline makes, for a simulation."""
     return (
         tf.data.Dataset.from_tensor_slices(rows(seed, num_examples))
         .repeat(EPOCHS)
@@ -194,7 +194,7 @@ def dataset(seed, num_examples):
 
 
 def examples(seed, num_examples):
-    """The same data as a device stores it."""
+    """Serialises the data of `rows` as a device stores it."""
     return [_example(x, y) for x, y in zip(*rows(seed, num_examples), strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Tasks made of options, and what is reported of them."""
+"""Tests of making tasks from options, and of their reports."""
 
 import csv
 import dataclasses
@@ -33,7 +33,7 @@ from verification import memory_store
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_measurement():
-    """Spares a process of its own for each plan; `measured_run` has its own tests."""
+    """Skips the measurement of plans in separate processes, which tests of predicates cover."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
         yield
@@ -47,13 +47,13 @@ def corpora(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def said():
+def lines():
     return []
 
 
 @pytest.fixture(scope="module")
-def folder(corpora, said, tmp_path_factory):
-    """A task that trains; the text of its devices is not read to make it."""
+def folder(corpora, lines, tmp_path_factory):
+    """Makes a training task, and checks that the text of its devices is not read."""
 
     def fail(config):
         raise AssertionError("The devices' text was read.")
@@ -61,10 +61,12 @@ def folder(corpora, said, tmp_path_factory):
     output = tmp_path_factory.mktemp("tasks") / "toy"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "read_users", fail)
-        return making.make(tiny_task.config(corpora), output, small_tasks.KEY, progress=said.append)
+        return making.make(
+            tiny_task.config(corpora), output, small_tasks.KEY, progress=lines.append
+        )
 
 
-def test_the_plans_say_what_the_options_do(folder, said):
+def test_the_plans_follow_from_the_options(folder, lines):
     config, device = folder.config, folder.devices[0]
     assert (config.task, config.min_sep) == ("toy", 4)  # 400 devices, 65 a round.
     assert (device.population, device.task, device.kind) == ("tests", "toy", plan_pb2.TRAINING)
@@ -78,8 +80,8 @@ def test_the_plans_say_what_the_options_do(folder, said):
     assert folder.words.words == tuple(dict.fromkeys(folder.words.words))
     readme = (folder.path / "README.md").read_text()
     assert "ε at most" in readme and "65 devices are chosen" in readme
-    assert any("Testing the plans" in line for line in said)
-    assert any("Tested for devices of version 1 and later: loss" in line for line in said)
+    assert any("Testing the plans" in line for line in lines)
+    assert any("Tested for devices of version 1 and later: loss" in line for line in lines)
 
 
 def test_a_task_with_secure_aggregation_sends_nothing_in_the_clear(corpora, tmp_path):

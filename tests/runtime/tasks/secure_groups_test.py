@@ -1,4 +1,4 @@
-"""Options of secure aggregation: what follows from them, and what is refused of them."""
+"""Tests of the options of secure aggregation: what follows from them, and which are refused."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""A task of a few weights as a folder holds it, its devices, and their reports."""
+"""Folder of a task of a few weights, its devices and their reports, for tests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ SECURE_TERMS = dataclasses.replace(
 
 
 def evaluation_of(terms: terms_lib.Terms) -> terms_lib.Terms:
-    """Terms of a task that evaluates the model of another one."""
+    """Makes the terms of a task that evaluates the model of another task."""
     return dataclasses.replace(
         terms, kind="evaluation", task="watch", model_of=terms.task, strategy=None
     )
@@ -78,7 +78,7 @@ _BUCKETS = participation_histograms.ParticipationBuckets.for_schema(SCHEMA)
 
 
 def plans(process, **options):
-    """Plans that keep `SCHEMA`."""
+    """Builds the plans of a process, with the participation of `SCHEMA`."""
     participation = plan_pb2.Participation(
         min_sep_rounds=SCHEMA.min_sep,
         stride_edges=_BUCKETS.stride_edges,
@@ -107,7 +107,7 @@ def write_plans(path, built, *, key=small_tasks.KEY, terms=TERMS, config=CONFIG)
 
 
 def folder_of(process, *, terms=TERMS, config=CONFIG, **options) -> task_folder.TaskFolder:
-    """The same in memory."""
+    """Makes the task of a process in memory, without files."""
     built = plans(process, **options)
     signed = built.sign(small_tasks.KEY)
     server = plan_pb2.ServerPlan.FromString(signed.server.plan)
@@ -117,7 +117,7 @@ def folder_of(process, *, terms=TERMS, config=CONFIG, **options) -> task_folder.
 
 
 def device_of(task: planned_task.PlannedTask) -> device_work.DeviceWork:
-    """What a device of the task runs."""
+    """Loads the work of a device of the task."""
     return device_work.load(task.served.plan_for(allowed_ops.RUNTIME_VERSION), small_tasks.KEYS)
 
 
@@ -129,7 +129,7 @@ def report(
     stride: int | None = None,
     times: int = 1,
 ) -> wire_pb2.Report:
-    """The report of a device, as it comes over the wire."""
+    """Makes the report of a device, as it comes over the wire."""
     broadcast = tensor_values.from_bytes(model, device.broadcast)
     buckets = secure_report.buckets_of(device.plan.participation)
     strides, counts = buckets.encode(stride, times)
@@ -150,7 +150,7 @@ def secure_report_of(
     stride: int | None = None,
     times: int = 1,
 ) -> vectors.Vector:
-    """What a device puts into a secure sum in the place of a report."""
+    """Makes the vector that a device adds to a secure sum instead of a report."""
     broadcast = tensor_values.from_bytes(model, device.broadcast)
     participation = secure_report.buckets_of(device.plan.participation).encode(stride, times)
     return secure_report.vector_of(device.plan, device.run(examples, broadcast), participation)
@@ -162,12 +162,12 @@ def run_group(
     """Sums reports by the protocol.
 
     Args:
-      task: The task.
-      reports: Of the devices of a group.
-      drop_outs: Which of them are gone, by phase.
+      task: Task with secure aggregation.
+      reports: Reports of the devices of a group.
+      drop_outs: Indices of the devices that drop out, by phase.
 
     Returns:
-      Whose reports are in the sum, and the sum.
+      Indices of the devices whose reports are in the sum, and the sum.
     """
     demanded, session = task.served.task.secure_sum.parameters, parameters.new_session()
     server = group.Group(demanded, session)
@@ -189,7 +189,7 @@ class Rounds:
         self._epoch = store.acquire(task.population, "tests", now=0.0, duration=1e9).epoch
 
     def run(self, reports, *, num_reports=None):
-        """Sums reports and commits what the server makes of them."""
+        """Sums reports and commits the round."""
         summation = self.task.served.task.summation.for_round(self.commit.model)
         total = summation.zero()
         for one in reports:
@@ -197,7 +197,7 @@ class Rounds:
         return self.step(total, len(reports) if num_reports is None else num_reports)
 
     def run_groups(self, sums):
-        """Commits what the server makes of groups' sums, each with the number of its devices."""
+        """Commits a round of groups' sums, each given with the number of its devices."""
         summation = self.task.served.task.summation
         total = summation.zero()
         for vector, num_devices in sums:
@@ -205,7 +205,7 @@ class Rounds:
         return self.step(total, sum(num_devices for _, num_devices in sums))
 
     def step(self, total, num_reports):
-        """Commits what the server makes of a total."""
+        """Commits a round of a total."""
         step, last = self.task.served.task.server_step, self.commit
         return self.add(step.apply(total, num_reports, last.model, last.state))
 
@@ -225,16 +225,16 @@ class Rounds:
 
 
 def examples(seed: int, num_examples: int = 4) -> list[bytes]:
-    """What a device has stored."""
+    """Returns the examples that a device has stored."""
     return small_tasks.examples(seed, num_examples)
 
 
 def cohort(round_index: int) -> list[list[bytes]]:
-    """The examples of each device of a round."""
+    """Returns the examples of each device of a round."""
     return [examples(10 * round_index + device, device) for device in (1, 0, 5)]
 
 
 def same(one, other) -> bool:
-    """Whether two lists of arrays are equal bit for bit."""
+    """Checks whether two lists of arrays are equal bit for bit."""
     pairs = zip(one, other, strict=True)
     return all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in pairs)

@@ -1,4 +1,4 @@
-"""What tasks make of sums that groups of devices have computed securely."""
+"""Tests of the sums of reports, and of sums that groups of devices have computed securely."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""Options of tasks, and what is refused of them."""
+"""Tests of the options of tasks, and of those that are refused."""
 
 import dataclasses
 import pathlib

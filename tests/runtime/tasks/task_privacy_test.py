@@ -1,4 +1,4 @@
-"""What tasks spend, when they must end, and what their statements say."""
+"""Tests of what tasks spend, when they must end, and their privacy statements."""
 
 import dataclasses
 import sys
@@ -123,7 +123,7 @@ def _statement(**secure):
 
 
 @pytest.mark.parametrize(
-    ("secure", "said"),
+    ("secure", "sentences"),
     [
         (
             {"threat_model": "honest-but-curious", "least_group": 40, "threshold": 0.6},
@@ -157,11 +157,11 @@ def _statement(**secure):
         ),
     ],
 )
-def test_a_statement_says_against_whom_reports_were_hidden(secure, said):
+def test_a_statement_names_the_server_from_whom_reports_were_hidden(secure, sentences):
     statement = _statement(**secure)
     (caveat,) = [text for text in statement.caveats if "secure aggregation" in text]
     assert caveat == summation_sentences.who_sees(terms_lib.SecureAggregation(**secure))
-    for sentence in (*said, summation_sentences.NOT_HIDDEN):
+    for sentence in (*sentences, summation_sentences.NOT_HIDDEN):
         assert sentence in caveat
     assert summation_sentences.SUMS_ARE_SEEN not in statement.caveats
     assert summation_sentences.NOBODY_CHECKS in statement.assumptions
@@ -171,12 +171,12 @@ def test_a_statement_says_against_whom_reports_were_hidden(secure, said):
 
 
 @pytest.mark.parametrize(
-    ("threshold", "said"),
+    ("threshold", "percent"),
     [(2 / 3, "66.6 %"), (0.6666, "66.6 %"), (0.57, "57 %"), (0.9999, "99.9 %")],
 )
-def test_shares_in_league_are_never_rounded_up(threshold, said):
+def test_shares_of_colluding_devices_are_never_rounded_up(threshold, percent):
     secure = terms_lib.SecureAggregation("honest-but-curious", 40, threshold)
-    assert f"no more than {said} of" in summation_sentences.who_sees(secure)
+    assert f"no more than {percent} of" in summation_sentences.who_sees(secure)
 
 
 def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
@@ -192,7 +192,7 @@ def test_whoever_ends_a_task_early_is_charged_for_what_it_might_have_run():
 
 
 def _said(caveat):
-    """The ε that a caveat names."""
+    """Reads the ε in a caveat."""
     return float(caveat.split("ε would be ")[1].split(" ")[0].removesuffix("."))
 
 
@@ -203,14 +203,14 @@ def test_what_contradicts_the_declaration_stands_beside_epsilon():
     assert statement.epsilon == _guarantee(6, 2, 3).epsilon
     assert statement.declared == statement.accounted == _SCHEMA
     assert statement.observed == seen.participation()
-    told, unknown = statement.headline_caveats
-    assert "a stride of 1 rounds is below min_sep=2" in told
-    assert "5 reports in 1 round." in told
+    contradiction, unknown = statement.headline_caveats
+    assert "a stride of 1 rounds is below min_sep=2" in contradiction
+    assert "5 reports in 1 round." in contradiction
     assert "of 2 rounds add up to what no devices can report" in unknown
-    for caveat, schema in ((told, (6, 1, 3)), (unknown, (6, 1, 5))):
+    for caveat, schema in ((contradiction, (6, 1, 3)), (unknown, (6, 1, 5))):
         exact = _guarantee(*schema).epsilon
         assert statement.epsilon < exact <= _said(caveat) <= 1.001 * exact
-    assert f"**{told}**" in statement.to_markdown()
+    assert f"**{contradiction}**" in statement.to_markdown()
     counts = ("contradicting_reports", "contradicting_rounds", "unknown_rounds")
     assert [statement.parameters[name] for name in counts] == [5, 1, 2]
     assert statement_lib.PrivacyStatement.from_json(statement.to_json()) == statement
@@ -233,9 +233,9 @@ def test_what_is_said_of_a_task_that_goes_on_is_for_as_many_rounds_as_its_epsilo
 
 
 def test_contradictions_that_an_earlier_version_did_not_count_are_said():
-    (told,) = task_privacy.TaskPrivacy(_terms()).contradictions(_SEEN(6, 1, 4))
-    assert "max_participations=3" in told
-    assert "of a number that is not known" in told
+    (contradiction,) = task_privacy.TaskPrivacy(_terms()).contradictions(_SEEN(6, 1, 4))
+    assert "max_participations=3" in contradiction
+    assert "of a number that is not known" in contradiction
 
 
 def test_tasks_of_one_population_are_composed():

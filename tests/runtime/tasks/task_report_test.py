@@ -1,4 +1,4 @@
-"""Parts of reports of tasks; `making_test` has a whole one."""
+"""Tests of parts of a task's report; `making_test` writes a whole one."""
 
 import sys
 import types

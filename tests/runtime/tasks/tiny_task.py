@@ -1,4 +1,4 @@
-"""Options of a task of a tiny language model, and its devices."""
+"""Options of a task of a tiny language model, and its devices, for tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_corpora(folder: pathlib.Path) -> None:
 
 
 def config(corpora: pathlib.Path, **options: Any) -> task_config.TaskConfig:
-    """The options of the task."""
+    """Returns the options of the task."""
     return task_config.TaskConfig(
         **{
             "data": str(corpora / "users.jsonl"),
@@ -52,27 +52,27 @@ def config(corpora: pathlib.Path, **options: Any) -> task_config.TaskConfig:
 
 
 def run_round(rounds: small_folder.Rounds, model: bytes | None = None) -> None:
-    """A round with three devices."""
+    """Runs a round with three devices, whose reports the server sees."""
     device = small_folder.device_of(rounds.task)
     model = rounds.commit.model if model is None else model
-    rounds.run([small_folder.report(device, model, own) for own in examples()])
+    rounds.run([small_folder.report(device, model, stored) for stored in examples()])
 
 
 def run_secure_round(rounds: small_folder.Rounds, model: bytes | None = None) -> None:
-    """The same with devices that sum their reports themselves."""
+    """Runs a round with three devices that sum their reports securely."""
     device = small_folder.device_of(rounds.task)
     model = rounds.commit.model if model is None else model
-    reports = [small_folder.secure_report_of(device, model, own) for own in examples()]
+    reports = [small_folder.secure_report_of(device, model, stored) for stored in examples()]
     survivors, total = small_folder.run_group(rounds.task, reports)
     rounds.run_groups([(total, len(survivors))])
 
 
 def examples() -> list[list[bytes]]:
-    """What three devices have stored."""
+    """Returns the examples that three devices have stored."""
     texts = [TEXTS[i : i + 3] for i in range(3)]
-    return [[text_examples.encode({"tokens": [text]}) for text in own] for own in texts]
+    return [[text_examples.encode({"tokens": [text]}) for text in stored] for stored in texts]
 
 
 def begun(folder: Any, store: Any) -> small_folder.Rounds:
-    """A task with no round done."""
+    """Adds a task to a store, with no round done."""
     return small_folder.Rounds(planned_task.PlannedTask(folder), store)
