@@ -33,7 +33,7 @@ from verification import memory_store
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_measurement():
-    """Skips the measurement of plans in separate processes, which tests of predicates cover."""
+    """Replaces the measurement of plans in separate processes by a constant cost."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measured_run, "measure", lambda *_: measured_run.Cost(0.1, 0.2, 1000))
         yield
